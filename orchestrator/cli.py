@@ -1,0 +1,72 @@
+"""The command line: ``nightgrid COMMAND`` or ``python -m orchestrator COMMAND``.
+
+Each command is a module of ``orchestrator.commands`` with ``add_arguments(parser)`` and
+``run(args) -> exit code``. Only the chosen one is imported, so ``--help`` is instant.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+from orchestrator import __version__
+from orchestrator.errors import NightgridError
+from workloads.errors import WorkloadError
+
+COMMANDS: dict[str, str] = {
+    "plan": "print every job of a grid, and why some will not run; starts nothing",
+    "run": "run a grid on emulated cards or on the Ray cluster",
+    "submit": "send a grid to a cluster as a Ray job and return at once",
+    "status": "show a submitted job, or a run in a results directory",
+    "logs": "print or follow the log of a submitted job",
+    "report": "tables and an HTML page from a run's results",
+    "describe": "parameters, layers and memory of a model",
+    "convert": "turn a ChatGLM3 checkpoint into one that transformers loads natively",
+    "dataset": "lengths of a dataset, and a small sample of it",
+    "schema": "print the JSON Schema of grid files, or the columns of result tables",
+}
+
+
+def build_parser(chosen: str | None) -> argparse.ArgumentParser:
+    """The parser with every command named and the chosen one's options filled in."""
+    parser = argparse.ArgumentParser(
+        prog="nightgrid",
+        description="Benchmark a grid of model settings on every card of a Ray cluster.",
+        epilog="Start with:  nightgrid run grids/smoke.yaml --emulate 2x8",
+    )
+    parser.add_argument("--version", action="version", version=f"nightgrid {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, summary in COMMANDS.items():
+        command = commands.add_parser(name, help=summary, description=summary)
+        if name == chosen:
+            module = importlib.import_module(f"orchestrator.commands.{name}")
+            module.add_arguments(command)
+            command.set_defaults(run=module.run)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; errors meant for the user are printed without a traceback."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    chosen = next((word for word in arguments if not word.startswith("-")), None)
+    args = build_parser(chosen).parse_args(arguments)
+    try:
+        return int(args.run(args))
+    except NightgridError as error:
+        print(f"nightgrid {args.command}: {error}", file=sys.stderr)
+        return error.exit_code
+    except WorkloadError as error:
+        print(f"nightgrid {args.command}: {error}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:  # `nightgrid plan … | head` is fine
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

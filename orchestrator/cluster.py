@@ -1,0 +1,101 @@
+"""Nodes, cards, and which sets of cards a job may be given.
+
+A Gaudi2 server joins its eight cards in pairs and quads; a job of two or four cards is legal
+only on an aligned group ({0,1}, {2,3}, …, {0-3}, {4-7}). NVIDIA servers allow any group, but
+aligned groups are taken first, since they keep the rest of the node usable. A job of more cards
+than a node has takes several whole nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from orchestrator.job import Accelerator
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class Card:
+    """One accelerator: the module or device index on its node."""
+
+    node_id: str
+    index: int
+    accelerator: Accelerator
+
+    def __str__(self) -> str:
+        return f"{self.node_id}/{self.accelerator}{self.index}"
+
+
+CardSet = tuple[Card, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """A server and the cards of it that are ours. ``name`` is for people, ``node_id`` Ray's."""
+
+    node_id: str
+    name: str
+    accelerator: Accelerator
+    card_indices: tuple[int, ...]  # those we may use; fewer than the server has if shared
+    server_cards: int = 8  # how many the server has
+    device_name: str = ""  # e.g. "Gaudi2", "NVIDIA H200", "emulated HPU on CPU"
+    memory_bytes_per_card: int | None = None
+    emulated: bool = False
+
+    @property
+    def cards(self) -> CardSet:
+        """The node's cards in index order."""
+        return tuple(
+            Card(node_id=self.node_id, index=index, accelerator=self.accelerator)
+            for index in self.card_indices
+        )
+
+
+def legal_groups(
+    accelerator: Accelerator, count: int, server_cards: int
+) -> tuple[tuple[int, ...], ...]:
+    """Index groups of ``count`` cards that a job may hold on one server, best first.
+
+    Aligned power-of-two groups come first and are the only legal ones on Gaudi, besides single
+    cards and the whole server. Empty when the server cannot hold such a job.
+    """
+    if count < 1 or count > server_cards:
+        return ()
+    if count == server_cards:
+        return (tuple(range(server_cards)),)
+    power_of_two = count & (count - 1) == 0
+    if accelerator is Accelerator.HPU and not power_of_two:
+        return ()
+    step = count if power_of_two else 1
+    starts = range(0, server_cards - count + 1, step)
+    return tuple(tuple(range(start, start + count)) for start in starts)
+
+
+def legal_card_sets(nodes: Sequence[Node], accelerator: Accelerator, count: int) -> list[CardSet]:
+    """Every card set of ``count`` cards that the cluster could ever give, were all cards free."""
+    of_kind = [node for node in nodes if node.accelerator is accelerator]
+    sets: list[CardSet] = []
+    for node in of_kind:
+        by_index = {card.index: card for card in node.cards}
+        for group in legal_groups(accelerator, count, node.server_cards):
+            if all(index in by_index for index in group):
+                sets.append(tuple(by_index[index] for index in group))
+    if not sets:
+        sets.extend(_whole_node_sets(of_kind, count))
+    return sets
+
+
+def _whole_node_sets(nodes: Iterable[Node], count: int) -> list[CardSet]:
+    """Sets made of several equal whole nodes, taken in order."""
+    by_size: dict[int, list[Node]] = {}
+    for node in nodes:
+        if len(node.card_indices) == node.server_cards:
+            by_size.setdefault(node.server_cards, []).append(node)
+    sets: list[CardSet] = []
+    for size, group in sorted(by_size.items(), reverse=True):
+        if count <= size or count % size:
+            continue
+        span = count // size
+        for start in range(len(group) - span + 1):
+            sets.append(tuple(c for node in group[start : start + span] for c in node.cards))
+    return sets

@@ -1,0 +1,82 @@
+"""The exceptions that Nightgrid raises on purpose.
+
+    NightgridError
+    ├── GridError          the grid file is wrong; carries every Problem found
+    ├── ClusterError       the cluster cannot be started, joined or used as asked
+    ├── StoreError         results cannot be read or written
+    │   ├── StoreLocked    another driver holds the run
+    │   └── SchemaMismatch rows of a schema version this program cannot read
+    └── SubmitError        a Ray job could not be submitted or found
+
+What goes wrong *inside* a job is not an exception here but a row: see ``failure.py``.
+``exit_code`` is what the command line returns for the class.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+class NightgridError(Exception):
+    """Base of all errors whose message is meant for the user as it stands."""
+
+    exit_code = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """One thing wrong in an input file: where it is, what it is, what would be right."""
+
+    file: str
+    line: int | None  # from 1
+    column: int | None  # from 1
+    path: str  # e.g. "experiments[0].axes.precision"
+    message: str  # what is wrong, with the value
+    hint: str = ""  # what would be right
+
+    def __str__(self) -> str:
+        where = self.file
+        if self.line is not None:
+            where += f":{self.line}:{self.column}"
+        at = f" {self.path}:" if self.path else ""
+        hint = f"\n    {self.hint}" if self.hint else ""
+        return f"{where}:{at} {self.message}{hint}"
+
+
+class GridError(NightgridError):
+    """A grid file is refused. ``problems`` holds all that was found, in file order."""
+
+    exit_code = 2
+
+    def __init__(self, problems: list[Problem]) -> None:
+        self.problems = problems
+        noun = "problem" if len(problems) == 1 else "problems"
+        super().__init__(
+            "\n".join([*map(str, problems), f"{len(problems)} {noun}; nothing was started."])
+        )
+
+
+class ClusterError(NightgridError):
+    """The cluster cannot be started, joined or used as asked."""
+
+    exit_code = 3
+
+
+class StoreError(NightgridError):
+    """Results cannot be read or written."""
+
+    exit_code = 4
+
+
+class StoreLocked(StoreError):
+    """Another driver holds the run."""
+
+
+class SchemaMismatch(StoreError):
+    """Rows were written by a schema version that this program cannot read."""
+
+
+class SubmitError(NightgridError):
+    """A Ray job could not be submitted, found or followed."""
+
+    exit_code = 5

@@ -1,0 +1,40 @@
+"""The edge that owns processes on cards, as the driver sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from orchestrator.events import Event, RunAttempt, StartWorker, StopWorker
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """What a busy worker is doing now, for the live view and the watchdog."""
+
+    worker_id: str
+    attempt_id: str
+    phase: str
+    phase_started_at: float  # seconds since the epoch
+
+
+class Executor(Protocol):
+    """Performs commands and reports events; decides nothing.
+
+    ``perform`` returns at once. Whatever becomes of a command is an event: a worker that cannot
+    start is ``WorkerStopped`` with a failure, an attempt whose process dies is ``AttemptEnded``
+    with state LOST or FAILED. The nodes there at the start are ``NodeJoined`` events.
+    """
+
+    def perform(self, command: StartWorker | StopWorker | RunAttempt) -> None:
+        """Carry out one command without waiting for its end."""
+
+    def events(self, timeout_s: float) -> list[Event]:
+        """What happened since the last call; waits up to ``timeout_s`` for something."""
+
+    def progress(self) -> Mapping[str, Progress]:
+        """The busy workers, by worker id, as last heard."""
+
+    def close(self) -> None:
+        """Stop every worker and release every card."""

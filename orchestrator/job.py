@@ -1,0 +1,107 @@
+"""A job is one fully specified point of a grid; its identity is its content."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Literal
+
+from workloads.api import MeasureSettings
+
+Scalar = str | int | float | bool | None
+
+#: ``batch_size: max`` asks for the largest batch that fits.
+MAX = "max"
+
+
+class Accelerator(str, Enum):
+    """What a card is, as Ray's resource name. ``device`` is the software handle on it."""
+
+    HPU = "HPU"
+    GPU = "GPU"
+    CPU = "CPU"
+
+    __str__ = str.__str__
+
+    @property
+    def device(self) -> str:
+        """The torch device type of this kind of card: ``hpu``, ``cuda`` or ``cpu``."""
+        return {"HPU": "hpu", "GPU": "cuda", "CPU": "cpu"}[self.value]
+
+
+class State(str, Enum):
+    """Every job of a grid ends in exactly one terminal state, as a row, with a reason."""
+
+    PENDING = "PENDING"
+    RUNNING = "RUNNING"
+    SUCCEEDED = "SUCCEEDED"
+    OUT_OF_MEMORY = "OUT_OF_MEMORY"
+    UNSUPPORTED = "UNSUPPORTED"
+    PRUNED = "PRUNED"
+    FAILED = "FAILED"
+    TIMED_OUT = "TIMED_OUT"
+    LOST = "LOST"
+    NOT_STARTED = "NOT_STARTED"
+
+    __str__ = str.__str__
+
+    @property
+    def terminal(self) -> bool:
+        """Whether a job in this state is finished with."""
+        return self not in (State.PENDING, State.RUNNING)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One point of the grid. ``parameters`` are the workload's own, sorted by name."""
+
+    experiment: str
+    workload: str
+    model: str
+    dataset: str
+    accelerator: Accelerator
+    cards: int
+    precision: str
+    batch_size: int | Literal["max"]
+    engine: str = "transformers"
+    isolation: Literal["warm", "process"] = "warm"
+    parameters: tuple[tuple[str, Scalar], ...] = ()
+    measure: MeasureSettings = field(default_factory=MeasureSettings)
+
+    def identity(self) -> dict[str, object]:
+        """What the job means. The experiment's name and the stopping rule carry no meaning:
+        renaming an experiment or asking for more repeats does not make it another job."""
+        return {
+            "workload": self.workload,
+            "model": self.model,
+            "dataset": self.dataset,
+            "accelerator": self.accelerator.value,
+            "cards": self.cards,
+            "precision": self.precision,
+            "batch_size": self.batch_size,
+            "engine": self.engine,
+            "isolation": self.isolation,
+            "parameters": dict(self.parameters),
+        }
+
+    @property
+    def job_id(self) -> str:
+        """First 16 hex digits of the SHA-256 of the job's canonical JSON."""
+        text = json.dumps(self.identity(), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    @property
+    def residency_key(self) -> str:
+        """Jobs with equal keys can share a loaded model in a warm worker."""
+        loading = {"attention", "compile", "adapter", "tensor_parallel"}
+        shared = [self.workload, self.model, self.precision, self.engine]
+        shared += [f"{name}={value}" for name, value in self.parameters if name in loading]
+        return "|".join(shared)
+
+    @property
+    def label(self) -> str:
+        """A short name for people: progress lines, the Ray dashboard."""
+        cards = f" {self.cards}x{self.accelerator}" if self.cards > 1 else f" {self.accelerator}"
+        return f"{self.model} {self.workload} {self.precision} b={self.batch_size}{cards}"

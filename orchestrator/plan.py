@@ -1,0 +1,39 @@
+"""jobs + cluster + what is already measured -> Plan; printable before anything starts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from orchestrator.cluster import Node
+from orchestrator.job import Job
+
+
+class Action(str, Enum):
+    """What a run does with a job."""
+
+    RUN = "run"
+    REUSE = "reuse"  # has a successful row already
+    SKIP = "skip"  # failed earlier in this run; --retry-failed tries it again
+    UNSUPPORTED = "unsupported"  # becomes a row with the reason
+
+    __str__ = str.__str__
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedJob:
+    """A job, what will be done with it, and why."""
+
+    job: Job
+    action: Action
+    reason: str = ""  # for all but RUN
+    estimate_s: float = 0.0  # busy time of its cards, loading included
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What `nightgrid plan` prints and `nightgrid run` executes: the very same object."""
+
+    grid_name: str
+    jobs: tuple[PlannedJob, ...]
+    nodes: tuple[Node, ...]

@@ -1,0 +1,137 @@
+"""The seam between jobs and models: what a workload is given, and what it gives back.
+
+All records are plain values that survive pickling, so a worker may live in any process. Times
+are seconds, sizes bytes, lengths tokens. This module imports neither torch nor Ray.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+if TYPE_CHECKING:
+    from workloads.devices.base import Device
+
+#: The phases of an attempt, in order. A watchdog has a limit for each.
+Phase = Literal["start", "load", "compile", "warmup", "measure", "finish"]
+
+StopReason = Literal["confidence", "max_repeats", "time_limit"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasureSettings:
+    """How a job is timed: when to stop, and what must be paid before timing starts."""
+
+    warmup: int = 1  # untimed repeats
+    min_repeats: int = 3
+    max_repeats: int = 20
+    confidence: float = 0.95  # level of the interval
+    relative_half_width: float = 0.05  # stop when the interval is this tight
+    time_limit_s: float = 120.0  # of the timed part
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One job as a workload sees it."""
+
+    workload: str
+    model: str
+    dataset: str
+    precision: str
+    batch_size: int  # per card
+    engine: str
+    residency_key: str  # equal keys may share what ``JobContext.resident`` loaded
+    parameters: Mapping[str, Any]  # the workload's own, validated (``parameters.py``)
+    measure: MeasureSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """One raw timed iteration: one batch of one repeat.
+
+    A repeat is one pass over the same work; repeats are what the statistics compare. A pass cut
+    short by the time limit keeps its samples, with ``complete`` false on each of them.
+    """
+
+    repeat: int  # from 0; warm-up repeats are numbered too
+    batch: int  # from 0 within the repeat
+    warmup: bool
+    complete: bool  # whether the repeat it belongs to was finished
+    wall_s: float
+    cpu_s: float  # of this process, all threads
+    items: int  # prompts or training samples
+    input_tokens: int  # real ones, without padding
+    output_tokens: int  # generated, up to and including end-of-sequence; 0 in training
+    computed_tokens: int  # positions the device worked on, padding included
+    ttft_s: float | None = None  # time to first token of the batch
+    step_s: tuple[float, ...] = ()  # time of each decoding step after the first
+    loss: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Item:
+    """One prompt of the last complete repeat: its lengths, its latency, what came out."""
+
+    index: int  # position in the dataset
+    input_tokens: int
+    output_tokens: int
+    latency_s: float  # of the batch up to this prompt's last token
+    ttft_s: float | None = None
+    output_text: str | None = None  # kept for the first few prompts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What one rank measured. Raw samples only: statistics are derived from them elsewhere."""
+
+    samples: tuple[Sample, ...]
+    items: tuple[Item, ...] = ()
+    stop_reason: StopReason
+    load_s: float = 0.0  # 0 when the model was resident already
+    compile_s: float = 0.0
+    warmup_s: float = 0.0
+    weight_bytes: int | None = None
+    parameter_count: int | None = None
+    baseline_host_memory_bytes: int | None = None  # resident after imports, before the model
+    peak_host_memory_bytes: int | None = None
+    peak_device_memory_bytes: int | None = None
+    random_weights: bool = False
+    synthetic_data: bool = False
+    precision_detail: str = ""  # what the precision meant here, e.g. "torchao int8 weight-only"
+    details: Mapping[str, str] = field(default_factory=dict)  # anything else worth a column
+
+
+class Collective(Protocol):
+    """What the ranks of a gang do together. The one-card implementation returns its input."""
+
+    def barrier(self) -> None:
+        """Wait until every rank is here."""
+
+    def gather(self, value: Any) -> list[Any]:
+        """Every rank's value, in rank order, on every rank."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobContext:
+    """Everything of the outside world that a workload may use."""
+
+    device: Device
+    rank: int
+    world_size: int
+    collective: Collective
+    enter_phase: Callable[[Phase], None]
+    resident: Callable[[str, Callable[[], Any]], Any]  # (residency key, loader) -> loaded
+    clock: Callable[[], float]  # monotonic seconds
+    cpu_clock: Callable[[], float]  # CPU seconds of this process
+
+
+class Workload(Protocol):
+    """A module-level function with this shape is a workload (``registry.py`` names it)."""
+
+    def __call__(self, request: Request, context: JobContext) -> Result:
+        """Run one job on this rank's card.
+
+        Raises:
+            WorkloadError: a failure of a known class (``errors.py``).
+        """
