@@ -1,0 +1,50 @@
+# Two commands do everything on a fresh machine with Python >= 3.10:
+#   make demo    install, run a grid on two emulated 8-card Gaudi nodes, show the report
+#   make test    install, run every test
+PYTHON ?= python3
+VENV ?= .venv
+NIGHTGRID = $(VENV)/bin/nightgrid
+PINS = pyproject.toml constraints.txt constraints-hpu.txt tools/install.py
+
+.PHONY: help demo real test quick lint clean
+
+help:
+	@sed -n '1,3p' Makefile | sed 's/^# //'
+	@echo "  make real    the same with a pretrained model (SmolLM2-135M-Instruct) on the CPU"
+	@echo "  make quick   the tests that take no Ray and no more than seconds"
+	@echo "  make lint    ruff and mypy"
+	@echo "  make clean   remove the environment and caches (never results)"
+
+# One stamp per set of extras; each is made anew when a pin changes.
+$(VENV)/.installed-demo: $(PINS)
+	$(PYTHON) tools/install.py --venv $(VENV) --extras quant
+	@touch $@
+
+$(VENV)/.installed-real: $(PINS)
+	$(PYTHON) tools/install.py --venv $(VENV) --extras quant,real --with-real-model
+	@touch $@ $(VENV)/.installed-demo
+
+$(VENV)/.installed-test: $(PINS)
+	$(PYTHON) tools/install.py --venv $(VENV) --extras quant,real,report,dev --with-real-model
+	@touch $@ $(VENV)/.installed-demo $(VENV)/.installed-real
+
+demo: $(VENV)/.installed-demo
+	$(NIGHTGRID) run grids/smoke.yaml --emulate 2x8
+
+real: $(VENV)/.installed-real
+	$(NIGHTGRID) run grids/real.yaml --emulate 1x1:CPU
+
+test: $(VENV)/.installed-test
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/python -m pytest
+
+quick: $(VENV)/.installed-test
+	$(VENV)/bin/python -m pytest -m "not ray and not slow and not real"
+
+lint: $(VENV)/.installed-test
+	$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check . && $(VENV)/bin/mypy
+
+clean:
+	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache .hypothesis *.egg-info

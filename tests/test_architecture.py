@@ -1,0 +1,116 @@
+"""The walls of the house: who may import whom."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+#: Modules whose decisions are plain functions on values: they may not reach any edge.
+PURE = {
+    "attempt",
+    "batch_search",
+    "cluster",
+    "errors",
+    "estimate",
+    "events",
+    "failure",
+    "history",
+    "job",
+    "measurement",
+    "plan",
+    "retry",
+    "schedule",
+    "simulate",
+}
+EDGES = {
+    "cli",
+    "driver",
+    "environment",
+    "in_process_executor",
+    "live",
+    "ray_cluster",
+    "ray_executor",
+    "store",
+    "submission",
+    "worker",
+}
+HEAVY = ("torch", "transformers", "ray", "pyarrow", "pydantic")
+
+
+def imported(path: Path, *, top_level_only: bool = False) -> set[str]:
+    """Dotted names of all modules that a file imports, type-checking blocks left out."""
+    tree = ast.parse(path.read_text())
+    names: set[str] = set()
+
+    def visit(node: ast.AST) -> None:
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+            return
+        if top_level_only and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            return
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names.add(node.module)
+            names.update(f"{node.module}.{alias.name}" for alias in node.names)
+        for child in ast.iter_child_nodes(node):
+            visit(child)
+
+    visit(tree)
+    return names
+
+
+def modules(package: str) -> list[Path]:
+    return sorted((ROOT / package).rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", modules("workloads"), ids=lambda p: str(p.relative_to(ROOT)))
+def test_workloads_know_nothing_of_orchestrator_or_ray(path: Path) -> None:
+    """A workload can be used without jobs, grids, files of results or Ray."""
+    tops = {name.split(".")[0] for name in imported(path)}
+    assert not tops & {"orchestrator", "ray"}
+
+
+@pytest.mark.parametrize("path", modules("orchestrator"), ids=lambda p: str(p.relative_to(ROOT)))
+def test_only_the_ray_modules_import_ray(path: Path) -> None:
+    """Ray stays behind its own modules, so that everything else can be tested without it."""
+    if path.name.startswith("ray_") or path.name == "submission.py":
+        return
+    assert "ray" not in {name.split(".")[0] for name in imported(path)}
+
+
+@pytest.mark.parametrize("name", sorted(PURE))
+def test_pure_modules_reach_no_edge(name: str) -> None:
+    """Planning, scheduling, retrying and summarizing are functions on values."""
+    found = imported(ROOT / "orchestrator" / f"{name}.py")
+    reached = {n.split(".")[1] for n in found if n.startswith("orchestrator.")}
+    assert not reached & EDGES
+    assert not {n.split(".")[0] for n in found} & {"torch", "transformers", "ray"}
+
+
+@pytest.mark.parametrize("path", modules("workloads"), ids=lambda p: str(p.relative_to(ROOT)))
+def test_device_branches_live_in_the_device_classes(path: Path) -> None:
+    """No code but ``devices/`` asks torch for an accelerator: an unknown device must raise."""
+    if path.parent.name == "devices":
+        return
+    text = path.read_text()
+    assert "torch.cuda." not in text and "torch.hpu." not in text
+    assert "habana_frameworks" not in text
+
+
+def test_help_loads_nothing_heavy() -> None:
+    """``nightgrid --help`` is instant: none of the large packages is imported."""
+    code = (
+        "import sys\nfrom orchestrator.cli import main\n"
+        "try:\n    main(['--help'])\nexcept SystemExit:\n    pass\n"
+        f"heavy = [m for m in {HEAVY!r} if m in sys.modules]\n"
+        "sys.exit(','.join(heavy) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert "nightgrid run" in done.stdout

