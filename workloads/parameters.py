@@ -1,0 +1,56 @@
+"""The parameters of each workload, as pydantic models: checked before anything starts.
+
+Grid files, `nightgrid schema` and the documentation take names, defaults, limits and descriptions
+from here. Unknown names are refused. This module imports neither torch nor Ray.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class WorkloadParameters(BaseModel):
+    """Base of all: no unknown names, no guessing of types, immutable."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class TextGenerationParameters(WorkloadParameters):
+    """Greedy text generation over the prompts of a dataset."""
+
+    output_tokens: int = Field(
+        default=128,
+        ge=1,
+        description="Most tokens to generate for each prompt (max_new_tokens).",
+    )
+    input_tokens: int | None = Field(
+        default=None,
+        ge=1,
+        description="Length every prompt is brought to, in tokens: a longer one is cut at its "
+        "end, a shorter one repeated from its beginning. Left out, prompts stay as they are.",
+    )
+    ignore_eos: bool = Field(
+        default=False,
+        description="Fixed-length mode: every prompt generates exactly output_tokens, even past "
+        "an end-of-sequence token. Use it to compare precisions and devices, since then all of "
+        "them do the same amount of work.",
+    )
+    prompts: int = Field(
+        default=100,
+        ge=1,
+        description="How many prompts of the dataset one repeat covers, all cards together, in "
+        "the dataset's order and from its start again where it is shorter. At least one full "
+        "batch on every card is used.",
+    )
+    attention: Literal["eager", "sdpa", "flash_attention_2"] = Field(
+        default="sdpa",
+        description="Attention implementation: sdpa is PyTorch's scaled_dot_product_attention, "
+        "eager plain matrix products, flash_attention_2 the package flash-attn (CUDA only).",
+    )
+    keep_texts: int = Field(
+        default=3,
+        ge=0,
+        description="How many generated texts to keep in the row, from the first prompts on.",
+    )

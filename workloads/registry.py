@@ -1,0 +1,77 @@
+"""Names of workloads: what a grid may ask for, which function runs it, what it takes.
+
+The function is named, not imported: a plan reads parameters and never loads torch. A worker calls
+``load`` once per attempt. To add a workload, write a module-level function of the shape of
+``workloads.api.Workload``, a parameters model, and an entry here.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, cast
+
+from workloads.errors import BadConfiguration
+from workloads.parameters import TextGenerationParameters, WorkloadParameters
+
+if TYPE_CHECKING:
+    from workloads.api import Workload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkloadEntry:
+    """One workload: its name in a grid, its entry point and the model of its parameters."""
+
+    name: str
+    function: str  # "module:function", imported only where it runs
+    parameters: type[WorkloadParameters]
+    summary: str  # one line for `nightgrid schema` and the documentation
+    engines: tuple[str, ...] = ("transformers",)  # the first is the default
+
+    def validate(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
+        """All parameters with their defaults filled in, as plain values.
+
+        Raises:
+            pydantic.ValidationError: an unknown name, a wrong type or a value out of range.
+        """
+        return self.parameters.model_validate(dict(parameters)).model_dump()
+
+
+_ENTRIES = (
+    WorkloadEntry(
+        name="text-generation",
+        function="workloads.text_generation:run",
+        parameters=TextGenerationParameters,
+        summary="Greedy generation with a causal language model: tokens/s, TTFT, latency.",
+    ),
+)
+
+#: Every workload a grid may name.
+WORKLOADS: Mapping[str, WorkloadEntry] = MappingProxyType({entry.name: entry for entry in _ENTRIES})
+
+
+def find_workload(name: str) -> WorkloadEntry:
+    """The entry of this name.
+
+    Raises:
+        BadConfiguration: there is none; the message lists what there is.
+    """
+    if name not in WORKLOADS:
+        close = difflib.get_close_matches(name, WORKLOADS, n=1)
+        hint = f"; did you mean '{close[0]}'?" if close else ""
+        raise BadConfiguration(f"no workload '{name}'{hint} There is: {', '.join(WORKLOADS)}.")
+    return WORKLOADS[name]
+
+
+def load(name: str) -> Workload:
+    """Import the function behind a workload; this is where torch comes in.
+
+    Raises:
+        BadConfiguration: no workload has this name.
+        ImportError: a package that the workload needs is missing.
+    """
+    module_name, _, function = find_workload(name).function.partition(":")
+    return cast("Workload", getattr(importlib.import_module(module_name), function))
