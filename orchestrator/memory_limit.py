@@ -1,0 +1,65 @@
+"""A real limit on the memory of an emulated card.
+
+An emulated card computes on the CPU, whose memory is the whole host's: nothing would ever run out
+of memory, and the code that lives with that would never run. So the process gets a limit on its
+private writable memory (``RLIMIT_DATA``) as far above what it holds after its imports as the card
+is large. An allocation beyond it is refused by the kernel, torch reports it, and the job ends as
+OUT_OF_MEMORY in the way it would on a card. Only the soft limit is set: it is lifted while the
+worker cleans up, and for processes that have no such counter (not Linux) it is refused outright.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+STATUS = Path("/proc/self/status")
+
+
+class LimitUnavailable(Exception):
+    """This system cannot limit the private memory of a process."""
+
+
+def private_bytes() -> int:
+    """Bytes of private writable memory mapped by this process, which RLIMIT_DATA counts.
+
+    Raises:
+        LimitUnavailable: the system does not say.
+    """
+    try:
+        for line in STATUS.read_text().splitlines():
+            if line.startswith("VmData:"):
+                return int(line.split()[1]) * 1024
+    except OSError as error:
+        raise LimitUnavailable(f"cannot read {STATUS}: {error}") from error
+    raise LimitUnavailable(f"{STATUS} has no VmData line")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryLimit:
+    """The limit of one emulated card, counted from what the process holds already."""
+
+    baseline_bytes: int
+    memory_bytes: int
+
+    @classmethod
+    def above_baseline(cls, memory_bytes: int) -> MemoryLimit:
+        """A limit of ``memory_bytes`` above what this process holds now; not yet in force."""
+        return cls(baseline_bytes=private_bytes(), memory_bytes=memory_bytes)
+
+    @contextlib.contextmanager
+    def in_force(self) -> Iterator[None]:
+        """Enforce the limit within the block; afterwards the process may allocate freely again,
+        since reporting an exhausted memory needs memory."""
+        soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        limit = self.baseline_bytes + self.memory_bytes
+        if hard != resource.RLIM_INFINITY:
+            limit = min(limit, hard)
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))

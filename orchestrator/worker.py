@@ -1,0 +1,414 @@
+"""One process on one card: takes attempts, runs workloads, says how they ended.
+
+A worker lives through many jobs. It pays for its imports once (about ten seconds), keeps the last
+model loaded for the next job with an equal residency key, and puts the process back to its first
+state before each job. Whatever goes wrong in a job becomes a ``RankOutcome`` with a failure class:
+``run`` does not raise. There is no Ray here; an executor owns the process (``ray_executor.py``) or
+is in it (``in_process_executor.py``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import gc
+import os
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.attempt import Attempt, RankOutcome, WorkerInfo
+from orchestrator.cluster import Card
+from orchestrator.executor import Progress
+from orchestrator.failure import Failure, FailureClass, classify
+from orchestrator.job import Accelerator, State
+from orchestrator.memory_limit import MemoryLimit
+from orchestrator.redaction import redact
+from workloads.api import Collective, JobContext, MeasureSettings, Phase, Request, Result
+from workloads.collective import Listener, OneCard, Rendezvous, joined, listen
+from workloads.errors import BadConfiguration, OutOfMemory
+
+if TYPE_CHECKING:
+    from workloads.devices.base import Device
+
+    from workloads.isolation import ProcessState
+
+#: The variable by which a process sees only its own card.
+VISIBLE_CARDS = {
+    Accelerator.HPU: "HABANA_VISIBLE_MODULES",
+    Accelerator.GPU: "CUDA_VISIBLE_DEVICES",
+    Accelerator.CPU: "",
+}
+TAIL_LINES = 40
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerConfig:
+    """What a worker is told when it is made; plain values that travel between processes."""
+
+    worker_id: str
+    card: Card
+    node_name: str
+    emulated: bool
+    memory_bytes: int | None = None  # of an emulated card: enforced; None: no limit
+    threads: int = 1  # for torch's CPU work
+    rank: int = 0
+    local_rank: int = 0
+    world_size: int = 1
+    #: Variables that the process must have had before torch was imported. The executor sets
+    #: them; the worker refuses to start without, since setting them now would come too late.
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def device(self) -> str:
+        """The torch device type: an emulated card computes on the CPU."""
+        return "cpu" if self.emulated else self.card.accelerator.device
+
+
+class CardWorker:
+    """Runs attempts on one card, one at a time. Only ``progress`` may be called meanwhile."""
+
+    def __init__(self, config: WorkerConfig) -> None:
+        self.config = config
+        self._device: Device | None = None
+        self._info: WorkerInfo | None = None
+        self._clean_state: ProcessState | None = None
+        self._limit: MemoryLimit | None = None
+        self._resident = ResidentModel()
+        self._listener: Listener | None = None
+        self._progress: Progress | None = None
+        self._jobs_before = 0
+
+    def start(self) -> WorkerInfo:
+        """Import what jobs need, take the card, and say what this process is and has.
+
+        Raises:
+            BadConfiguration: the process lacks a variable that had to be set before its imports.
+            CardNotAcquired: the card is not there or held by another; there is no falling back.
+            ImportError: torch, transformers or the device's software is missing.
+        """
+        self._verify_environment()
+        import torch
+        import transformers  # noqa: F401 - paid for here, not in the first job
+
+        from orchestrator.environment import versions
+        from workloads.devices import open_device
+        from workloads.isolation import ProcessState
+
+        torch.set_num_threads(self.config.threads)
+        self._device = open_device(self.config.device)
+        _warm_thread_pools()
+        self._clean_state = ProcessState.now()
+        if self.config.emulated and self.config.memory_bytes is not None:
+            self._limit = MemoryLimit.above_baseline(self.config.memory_bytes)
+        self._info = WorkerInfo(
+            worker_id=self.config.worker_id,
+            node_name=self.config.node_name,
+            pid=os.getpid(),
+            device_name=self._device.name,
+            driver_version=self._device.driver_version,
+            emulated=self.config.emulated,
+            visible_cards=os.environ.get(VISIBLE_CARDS[self.config.card.accelerator], ""),
+            threads=torch.get_num_threads(),
+            niceness=os.getpriority(os.PRIO_PROCESS, 0),
+            versions=versions(),
+        )
+        return self._info
+
+    def listen(self, address: str, timeout_s: float = 300.0) -> Rendezvous:
+        """Open the rendezvous of the next attempt; asked of rank 0's worker before all run it.
+
+        ``address`` is one of this host that the other ranks can reach.
+        """
+        self._listener = listen(address, self.config.world_size, timeout_s)
+        return self._listener.rendezvous
+
+    def run(
+        self, attempt: Attempt, rank: int = 0, rendezvous: Rendezvous | None = None
+    ) -> RankOutcome:
+        """Run one rank of an attempt to its end, whatever that is. Never raises ``Exception``."""
+        started_at = time.time()
+        self._resident.was_used = False
+        result, failure = None, None
+        try:
+            if self._device is None:
+                raise BadConfiguration(f"worker {self.config.worker_id} was not started")
+            result = self._run(attempt, rank, rendezvous)
+        except (Exception, SystemExit) as error:
+            failure = self._failure(error)
+        if failure is not None:
+            # The exception is gone, and with its frames the last hold on the job's tensors.
+            self._forget_everything()
+        self._progress = None
+        self._listener = None
+        outcome = RankOutcome(
+            rank=rank,
+            state=_state(failure),
+            started_at=started_at,
+            ended_at=time.time(),
+            result=result,
+            failure=failure,
+            worker=self._info,
+            jobs_before=self._jobs_before,
+            model_was_resident=self._resident.was_used,
+        )
+        self._jobs_before += 1
+        return outcome
+
+    def progress(self) -> Progress | None:
+        """What ``run`` is doing now, from any thread; None when idle."""
+        return self._progress
+
+    def failure(self, error: BaseException) -> Failure:
+        """The record of an exception from ``start``; ``run`` makes its own."""
+        return self._failure(error)
+
+    # ------------------------------------------------------------ parts of a run
+
+    def _run(self, attempt: Attempt, rank: int, rendezvous: Rendezvous | None) -> Result:
+        assert self._device is not None and self._clean_state is not None
+        self._enter(attempt.attempt_id, "start")
+        self._clean_state.restore()
+        self._resident.clean()
+        from workloads import registry
+
+        workload = registry.load(attempt.job.workload)
+        request = request_of(attempt)
+        with self._collective(attempt, rank, rendezvous) as collective:
+            context = JobContext(
+                device=self._device,
+                rank=rank,
+                world_size=len(attempt.cards),
+                collective=collective,
+                enter_phase=lambda phase: self._enter(attempt.attempt_id, phase),
+                resident=self._load_resident,
+                clock=time.perf_counter,
+                cpu_clock=time.process_time,
+            )
+            with self._limit.in_force() if self._limit else contextlib.nullcontext():
+                result = workload(request, context)
+        if not isinstance(result, Result):
+            raise TypeError(
+                f"workload {attempt.job.workload} gave back {type(result).__name__}, not a Result"
+            )
+        self._enter(attempt.attempt_id, "finish")
+        return dataclasses.replace(
+            result,
+            details={name: redact(text, os.environ) for name, text in result.details.items()},
+        )
+
+    @contextlib.contextmanager
+    def _collective(
+        self, attempt: Attempt, rank: int, rendezvous: Rendezvous | None
+    ) -> Iterator[Collective]:
+        world_size = len(attempt.cards)
+        if world_size == 1:
+            yield OneCard()
+            return
+        if rendezvous is None or world_size != self.config.world_size:
+            raise BadConfiguration(
+                f"attempt {attempt.attempt_id} has {world_size} cards; worker "
+                f"{self.config.worker_id} was made for {self.config.world_size}"
+                f"{'' if rendezvous else ' and got no rendezvous'}"
+            )
+        with joined(
+            rendezvous=rendezvous,
+            rank=rank,
+            world_size=world_size,
+            device=self.config.device,
+            listener=self._listener if rank == 0 else None,
+        ) as collective:
+            yield collective
+
+    def _enter(self, attempt_id: str, phase: Phase) -> None:
+        # One assignment of a frozen value: safe to read from another thread.
+        self._progress = Progress(
+            worker_id=self.config.worker_id,
+            attempt_id=attempt_id,
+            phase=phase,
+            phase_started_at=time.time(),
+        )
+
+    def _load_resident(self, key: str, loader: Callable[[], Any]) -> Any:
+        if self._resident.holds(key):
+            return self._resident.use()
+        if self._resident.key is not None:
+            self._resident.drop()
+            self._release_memory()
+        return self._resident.load(key, loader)
+
+    # ------------------------------------------------------------ when it goes wrong
+
+    def _failure(self, error: BaseException) -> Failure:
+        """Classify and describe an exception, then let go of its frames."""
+        known = self._known(error)
+        failure_class = FailureClass.CRASH if isinstance(error, SystemExit) else classify(known)
+        message = str(known).strip() or repr(error)
+        tail = "".join(traceback.format_exception(error)).rstrip().splitlines()[-TAIL_LINES:]
+        _let_go(error)
+        return Failure(
+            failure_class=failure_class,
+            message=redact(_one_line(message), os.environ),
+            tail=redact("\n".join(tail), os.environ),
+            log=_log_of_this_process(self.config.node_name),
+        )
+
+    def _known(self, error: BaseException) -> BaseException:
+        """The exception of a known class that stands for ``error``; itself when there is none."""
+        if self._limit is not None and _memory_was_refused(error):
+            return OutOfMemory(
+                f"the emulated card's {self._limit.memory_bytes:,} bytes are exhausted: "
+                f"{_one_line(str(error)) or type(error).__name__}"
+            )
+        if self._device is None or not isinstance(error, Exception):
+            return error
+        return self._device.classify(error) or error
+
+    def _forget_everything(self) -> None:
+        self._resident.drop()
+        # What releasing raises on a broken card says nothing that the failure does not.
+        with contextlib.suppress(Exception):
+            self._release_memory()
+
+    def _release_memory(self) -> None:
+        gc.collect()
+        if self._device is not None:
+            self._device.release_memory()
+
+    def _verify_environment(self) -> None:
+        wrong = [
+            f"{name} is {os.environ.get(name)!r} and should be {wanted!r}"
+            for name, wanted in sorted(self.config.environment.items())
+            if os.environ.get(name) != wanted
+        ]
+        if wrong:
+            raise BadConfiguration(
+                f"worker {self.config.worker_id} was started in a wrong environment: "
+                + "; ".join(wrong)
+            )
+
+
+class ResidentModel:
+    """The one loaded model that a worker keeps between jobs, and its first generation config."""
+
+    def __init__(self) -> None:
+        self.key: str | None = None
+        self.was_used = False  # by the current job, without loading
+        self._loaded: Any = None
+        self._configs: list[tuple[Any, Any]] = []
+
+    def holds(self, key: str) -> bool:
+        """Whether the model under this key is loaded."""
+        return self.key == key
+
+    def use(self) -> Any:
+        """The loaded model."""
+        self.was_used = True
+        return self._loaded
+
+    def load(self, key: str, loader: Callable[[], Any]) -> Any:
+        """Load a model and keep it; the place has to be empty."""
+        from workloads.isolation import generation_configs
+
+        self._loaded = loader()
+        self._configs = generation_configs(self._loaded)
+        self.key = key
+        return self._loaded
+
+    def clean(self) -> None:
+        """Undo what an earlier job did to the model's generation config."""
+        from workloads.isolation import restore_generation_configs
+
+        restore_generation_configs(self._configs)
+
+    def drop(self) -> None:
+        """Let go of the model."""
+        self.key, self._loaded, self._configs = None, None, []
+
+
+def request_of(attempt: Attempt) -> Request:
+    """The attempt as its workload sees it.
+
+    A probe asks only whether the batch fits, so it makes one pass without warm-up: a whole pass,
+    because the longest prompts decide.
+    """
+    from workloads.registry import find_workload
+
+    job = attempt.job
+    if not isinstance(job.batch_size, int):
+        raise BadConfiguration(f"attempt {attempt.attempt_id} has no batch size yet: {job.label}")
+    measure = job.measure
+    if attempt.purpose == "probe":
+        measure = MeasureSettings(
+            warmup=0, min_repeats=1, max_repeats=1, time_limit_s=measure.time_limit_s
+        )
+    return Request(
+        workload=job.workload,
+        model=job.model,
+        dataset=job.dataset,
+        precision=job.precision,
+        batch_size=job.batch_size,
+        engine=job.engine,
+        residency_key=job.residency_key,
+        parameters=find_workload(job.workload).validate(dict(job.parameters)),
+        measure=measure,
+    )
+
+
+def _state(failure: Failure | None) -> State:
+    if failure is None:
+        return State.SUCCEEDED
+    return {
+        FailureClass.OUT_OF_MEMORY: State.OUT_OF_MEMORY,
+        FailureClass.UNSUPPORTED: State.UNSUPPORTED,
+    }.get(failure.failure_class, State.FAILED)
+
+
+def _memory_was_refused(error: BaseException) -> bool:
+    """Whether the kernel refused this process memory, by any of the ways that surfaces."""
+    if isinstance(error, MemoryError):
+        return True
+    if isinstance(error, OSError) and error.errno == 12:  # ENOMEM
+        return True
+    text = str(error)
+    signs = ("can't allocate memory", "Cannot allocate memory", "bad_alloc", "bad allocation")
+    return any(sign in text for sign in signs)
+
+
+def _let_go(error: BaseException) -> None:
+    """Clear the frames of an exception and of those it came from: their locals hold tensors."""
+    seen: set[int] = set()
+    todo: list[BaseException | None] = [error]
+    while todo:
+        current = todo.pop()
+        if current is None or id(current) in seen:
+            continue
+        seen.add(id(current))
+        todo += [current.__cause__, current.__context__]
+        traceback.clear_frames(current.__traceback__)
+        current.__traceback__ = None
+
+
+def _one_line(text: str, limit: int = 500) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= limit else line[: limit - 1] + "…"
+
+
+def _log_of_this_process(node_name: str) -> str:
+    """``host:path`` of the file that stderr goes to; empty when it is a terminal or a pipe."""
+    with contextlib.suppress(OSError):
+        path = os.readlink("/proc/self/fd/2")
+        if os.path.isfile(path):
+            return f"{node_name}:{path}"
+    return ""
+
+
+def _warm_thread_pools() -> None:
+    """Start torch's threads now: under a memory limit a thread that cannot start is an abort."""
+    import torch
+
+    matrix = torch.ones(256, 256)
+    for _ in range(2):
+        matrix = torch.softmax(matrix @ matrix, dim=-1)

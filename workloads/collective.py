@@ -1,0 +1,205 @@
+"""What the ranks of a gang do together: meet, wait for one another, exchange values.
+
+A job on several cards runs as several processes, one a card, which find each other at a
+rendezvous: rank 0 listens on a port of its own, the others connect to it. The transport is the
+device's: ``hccl`` between Gaudi cards, ``nccl`` between NVIDIA ones, ``gloo`` on CPUs. Every
+operation has a time limit, because when one rank dies the others would wait for it for ever.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+from workloads.errors import CollectiveFailed
+
+#: The torch.distributed backend for each device type.
+BACKENDS = {"cpu": "gloo", "cuda": "nccl", "hpu": "hccl"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rendezvous:
+    """Where the ranks of one attempt meet: rank 0's address, reachable by all, and its port."""
+
+    address: str
+    port: int
+    timeout_s: float = 300.0  # for meeting, and for every collective operation
+
+
+class OneCard:
+    """The collective of a job on one card: there is nobody to wait for."""
+
+    def barrier(self) -> None:
+        """Return at once."""
+
+    def gather(self, value: Any) -> list[Any]:
+        """The value itself, as the only rank's."""
+        return [value]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TorchCollective:
+    """The collective of a gang, over the default process group of torch.distributed."""
+
+    rank: int
+    world_size: int
+
+    def barrier(self) -> None:
+        """Wait until every rank is here.
+
+        Raises:
+            CollectiveFailed: a rank died or did not come within the time limit.
+        """
+        # A gather rather than ``dist.barrier``: that one would use the card, and so distort its
+        # memory figures and acquire it early.
+        self.gather(None)
+
+    def gather(self, value: Any) -> list[Any]:
+        """Every rank's value, in rank order, on every rank. Values are pickled.
+
+        Raises:
+            CollectiveFailed: a rank died or did not come within the time limit.
+        """
+        import torch.distributed as dist
+
+        values: list[Any] = [None] * self.world_size
+        with _naming_the_rank(self.rank, "gather"):
+            dist.all_gather_object(values, value, group=_host_group())
+        return values
+
+
+@dataclass(slots=True)
+class Listener:
+    """Rank 0's open port, held from the moment it is announced until the gang has met."""
+
+    rendezvous: Rendezvous
+    store: Any = field(repr=False)  # torch.distributed.TCPStore
+
+
+def listen(address: str, world_size: int, timeout_s: float = 300.0) -> Listener:
+    """Open a port on ``address`` of this host for a gang; the system chooses a free one.
+
+    Raises:
+        CollectiveFailed: nothing can listen on that address.
+    """
+    import torch.distributed as dist
+
+    try:
+        store = dist.TCPStore(
+            address,
+            0,
+            world_size,
+            is_master=True,
+            timeout=timedelta(seconds=timeout_s),
+            wait_for_workers=False,
+        )
+    except RuntimeError as error:
+        raise CollectiveFailed(f"rank 0 cannot listen on {address}: {error}") from error
+    return Listener(
+        rendezvous=Rendezvous(address=address, port=store.port, timeout_s=timeout_s), store=store
+    )
+
+
+@contextlib.contextmanager
+def joined(
+    *,
+    rendezvous: Rendezvous,
+    rank: int,
+    world_size: int,
+    device: str,
+    listener: Listener | None = None,
+) -> Iterator[TorchCollective]:
+    """Join the gang's process group, and leave it at the end whatever happens.
+
+    ``device`` is the torch device type (``cpu``, ``cuda``, ``hpu``); ``listener`` is rank 0's, when
+    it has one: without, rank 0 opens the rendezvous port itself.
+
+    Raises:
+        CollectiveFailed: the ranks did not meet within the time limit.
+    """
+    import torch.distributed as dist
+
+    if dist.is_initialized():
+        raise CollectiveFailed(f"rank {rank} is still a member of an earlier gang")
+    timeout = timedelta(seconds=rendezvous.timeout_s)
+    with _naming_the_rank(rank, f"meeting at {rendezvous.address}:{rendezvous.port}"):
+        if device == "hpu":
+            import habana_frameworks.torch.distributed.hccl  # noqa: F401 - registers the backend
+        store = listener.store if listener is not None else None
+        if store is None:
+            store = dist.TCPStore(
+                rendezvous.address,
+                rendezvous.port,
+                world_size,
+                is_master=rank == 0,
+                timeout=timeout,
+                wait_for_workers=False,
+            )
+        with _environment(rendezvous, rank, world_size):
+            dist.init_process_group(
+                BACKENDS[device], store=store, rank=rank, world_size=world_size, timeout=timeout
+            )
+    try:
+        with _environment(rendezvous, rank, world_size):
+            yield TorchCollective(rank=rank, world_size=world_size)
+    finally:
+        _leave()
+
+
+_groups: dict[str, Any] = {}
+
+
+def _host_group() -> Any:
+    """A gloo group for Python objects; pickles do not travel over the cards' own links."""
+    import torch.distributed as dist
+
+    if dist.get_backend() == "gloo":
+        return None
+    if "host" not in _groups:
+        _groups["host"] = dist.new_group(backend="gloo")
+    return _groups["host"]
+
+
+def _leave() -> None:
+    """Destroy the process group. A peer that is gone already must not mask the job's error."""
+    import torch.distributed as dist
+
+    _groups.clear()
+    if dist.is_initialized():
+        with contextlib.suppress(RuntimeError):
+            dist.destroy_process_group()
+
+
+@contextlib.contextmanager
+def _environment(rendezvous: Rendezvous, rank: int, world_size: int) -> Iterator[None]:
+    """The variables by which DeepSpeed, accelerate and others recognise a running gang."""
+    mine = {
+        "MASTER_ADDR": rendezvous.address,
+        "MASTER_PORT": str(rendezvous.port),
+        "RANK": str(rank),
+        "WORLD_SIZE": str(world_size),
+    }
+    before = {name: os.environ.get(name) for name in mine}
+    os.environ.update(mine)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+@contextlib.contextmanager
+def _naming_the_rank(rank: int, doing: str) -> Iterator[None]:
+    """torch.distributed says what broke in C++ terms; add which rank and what it was doing."""
+    try:
+        yield
+    except (RuntimeError, ValueError, ConnectionError, TimeoutError) as error:
+        first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise CollectiveFailed(f"rank {rank}, {doing}: {first_line}") from error
