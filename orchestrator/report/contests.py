@@ -1,0 +1,91 @@
+"""Which setting is best, and how sure that is.
+
+A contest is held among rows that did the same work on the same device: same workload, model,
+dataset, cards and work parameters. They differ in what one is free to choose: precision, batch
+size, engine, attention. A winner whose confidence interval overlaps another's has not beaten it;
+such rows are tied, and the report says so instead of ranking noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from orchestrator.job import State
+from orchestrator.measurement import Measurement
+from orchestrator.report.grouping import Setting
+
+#: Parameters that change how the work is done, not what work it is. Any other parameter is taken
+#: for part of the work, so that unequal work is never ranked.
+FREE_PARAMETERS = frozenset({"attention", "compile", "keep_texts"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contest:
+    """The best rows for one piece of work on one device."""
+
+    setting: Setting  # engine and isolation are blank: they are free to choose
+    unit: str
+    contenders: int  # succeeded rows
+    fastest: Measurement
+    tied: tuple[Measurement, ...]  # whose interval overlaps the fastest's, best first
+    certain: bool  # whether the fastest has a confidence interval at all
+    quickest: Measurement | None  # lowest median latency of a prompt
+    leanest: Measurement | None  # smallest peak memory
+
+
+def hold_contests(
+    rows: Sequence[Measurement], settings: Mapping[str, Setting]
+) -> tuple[Contest, ...]:
+    """One contest for each piece of work that has a succeeded row with a throughput."""
+    entered: dict[tuple[Setting, str], list[Measurement]] = {}
+    for row in rows:
+        if row.state is State.SUCCEEDED and row.metrics.throughput is not None:
+            key = (_work(settings[row.job_id]), row.metrics.throughput_unit)
+            entered.setdefault(key, []).append(row)
+    return tuple(_judge(setting, unit, group) for (setting, unit), group in entered.items())
+
+
+def interval(row: Measurement) -> tuple[float, float]:
+    """The confidence interval of the throughput; a point where there is none."""
+    value = row.metrics.throughput or 0.0
+    low, high = row.metrics.throughput_low, row.metrics.throughput_high
+    return (value if low is None else low, value if high is None else high)
+
+
+def peak_memory_bytes(row: Measurement) -> int | None:
+    """Peak memory of the device; on a device without its own, what the host's grew by."""
+    if row.peak_device_memory_bytes:
+        return row.peak_device_memory_bytes
+    if row.peak_host_memory_bytes is None:
+        return None
+    return max(0, row.peak_host_memory_bytes - (row.baseline_host_memory_bytes or 0))
+
+
+def memory_kind(row: Measurement) -> str:
+    """Whose memory ``peak_memory_bytes`` speaks of: ``device`` or ``host``."""
+    return "device" if row.peak_device_memory_bytes else "host"
+
+
+def _work(setting: Setting) -> Setting:
+    """The setting without what is free to choose."""
+    parameters = tuple(p for p in setting.parameters if p[0] not in FREE_PARAMETERS)
+    return replace(setting, engine="", isolation="", parameters=parameters)
+
+
+def _judge(setting: Setting, unit: str, rows: list[Measurement]) -> Contest:
+    ranked = sorted(rows, key=lambda row: row.metrics.throughput or 0.0, reverse=True)
+    fastest = ranked[0]
+    floor = interval(fastest)[0]
+    timed = [row for row in rows if row.metrics.latency_p50_s is not None]
+    weighed = [row for row in rows if peak_memory_bytes(row) is not None]
+    return Contest(
+        setting=setting,
+        unit=unit,
+        contenders=len(rows),
+        fastest=fastest,
+        tied=tuple(row for row in ranked[1:] if interval(row)[1] >= floor),
+        certain=fastest.metrics.throughput_low is not None,
+        quickest=min(timed, key=lambda row: row.metrics.latency_p50_s or 0.0, default=None),
+        leanest=min(weighed, key=lambda row: peak_memory_bytes(row) or 0, default=None),
+    )

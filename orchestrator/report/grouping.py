@@ -1,0 +1,152 @@
+"""Which rows count, and which of them belong in one table.
+
+A job may have many rows: attempts that failed, probes for the largest batch, later invocations
+that measured it again. What counts is the newest row marked ``final``. Rows belong in one table
+when they differ in precision and batch size only: anything else (dataset, cards, engine, output
+length, the device itself) makes another experiment and may not be compared cell by cell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from orchestrator.job import Accelerator, Scalar
+from orchestrator.measurement import Measurement
+
+#: Report order; a precision that is not listed comes after these, by name.
+PRECISION_ORDER = ("fp32", "tf32", "fp16", "bf16", "fp8", "int8", "int4")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class Setting:
+    """Everything of a job but precision and batch size, and the device it ran on."""
+
+    workload: str
+    model: str
+    dataset: str
+    accelerator: str
+    emulated: bool
+    device: str  # device name; "" when nothing of it ran
+    cards: int
+    engine: str
+    isolation: str
+    parameters: tuple[tuple[str, str], ...]  # name, value as text
+
+    @property
+    def where(self) -> str:
+        """The hardware, for headings: ``8 × HPU, emulated on AMD EPYC 9B14``."""
+        cards = f"{self.cards} × {self.accelerator}"
+        if self.emulated:
+            return f"{cards}, emulated on {self.device}" if self.device else f"{cards}, emulated"
+        return f"{cards}, {self.device}" if self.device else cards
+
+
+def newest_final(measurements: Sequence[Measurement]) -> tuple[Measurement, ...]:
+    """The newest final row of each job, in the order of the jobs' first appearance.
+
+    Newest is by time; a row without times (it never ran) is as new as the rows before it.
+    """
+    newest: dict[str, tuple[float, Measurement]] = {}
+    reached = float("-inf")
+    for row in measurements:
+        time = row.ended_at if row.ended_at is not None else row.started_at
+        time = reached if time is None else time
+        reached = max(reached, time)
+        if not row.final:
+            continue
+        known = newest.get(row.job_id)
+        if known is None or time >= known[0]:
+            newest[row.job_id] = (time, row)
+    return tuple(row for _, row in newest.values())
+
+
+def settings_of(rows: Sequence[Measurement]) -> dict[str, Setting]:
+    """The setting of each row, by job id.
+
+    A row that never reached a device takes the device of its like: of the rows on the same kind
+    of card, if all of them (or all that are emulated as it is) ran on one. Otherwise it stays
+    without a device, in a table of its own.
+    """
+    homes: dict[Accelerator, set[tuple[bool, str]]] = {}
+    for row in rows:
+        if row.device_name:
+            homes.setdefault(row.accelerator, set()).add((row.emulated, row.device_name))
+    settings = {}
+    for row in rows:
+        emulated, device = row.emulated, row.device_name or ""
+        known = homes.get(row.accelerator, set())
+        if not device:
+            alike = {home for home in known if home[0] == emulated}
+            for candidates in (known, alike):
+                if len(candidates) == 1:
+                    emulated, device = next(iter(candidates))
+        settings[row.job_id] = Setting(
+            workload=row.workload,
+            model=row.model,
+            dataset=row.dataset,
+            accelerator=str(row.accelerator),
+            emulated=emulated,
+            device=device,
+            cards=row.cards,
+            engine=row.engine,
+            isolation=row.isolation,
+            parameters=tuple(sorted((k, scalar(v)) for k, v in row.parameters.items())),
+        )
+    return settings
+
+
+def varying_parameters(settings: Iterable[Setting]) -> frozenset[str]:
+    """Names of the workload parameters whose value is not the same in all settings."""
+    tables = [dict(setting.parameters) for setting in settings]
+    names = {name for table in tables for name in table}
+    return frozenset(n for n in names if len({table.get(n) for table in tables}) > 1)
+
+
+def shared_facts(settings: Sequence[Setting]) -> dict[str, str]:
+    """What is the same in every setting, as name and value, for one line above all tables."""
+    if not settings:
+        return {}
+    facts: dict[str, str] = {}
+    for name in ("workload", "model", "dataset", "engine", "isolation"):
+        values = {getattr(setting, name) for setting in settings}
+        if len(values) == 1:
+            facts[name] = values.pop()
+    varying = varying_parameters(settings)
+    for name, value in settings[0].parameters:
+        if name not in varying:
+            facts[name.replace("_", " ")] = value
+    return {name: value for name, value in facts.items() if value}
+
+
+def distinguishing(setting: Setting, settings: Sequence[Setting]) -> dict[str, str]:
+    """What tells ``setting`` from the others besides model and device: dataset, engine, …"""
+    facts: dict[str, str] = {}
+    for name in ("workload", "dataset", "engine", "isolation"):
+        if len({getattr(other, name) for other in settings}) > 1:
+            facts[name] = getattr(setting, name)
+    varying = varying_parameters(settings)
+    for name, value in setting.parameters:
+        if name in varying:
+            facts[name.replace("_", " ")] = value
+    return {name: value for name, value in facts.items() if value}
+
+
+def precision_rank(name: str) -> tuple[int, str]:
+    """Sort key of precisions: from wide to narrow."""
+    known = name in PRECISION_ORDER
+    return (PRECISION_ORDER.index(name) if known else len(PRECISION_ORDER), name)
+
+
+def scalar(value: Scalar) -> str:
+    """A parameter's value as the grid file would write it."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(value)
+
+
+def described(facts: Mapping[str, str]) -> str:
+    """Facts on one line: ``engine transformers · output tokens 128``."""
+    return " · ".join(f"{name} {value}" for name, value in facts.items())

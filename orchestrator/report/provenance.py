@@ -1,0 +1,161 @@
+"""With what the rows were made, and what about them is not the real thing.
+
+Figures can be compared only when they were made with the same software; a run that was resumed
+after an upgrade has rows of two kinds, and the report must say so. Emulated cards, random weights
+and synthetic data are counted for the banners that no reader can miss.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from orchestrator.job import State
+from orchestrator.measurement import Measurement
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flag:
+    """One thing that the reader must know before believing a number."""
+
+    name: str  # "emulated cards", "random weights", "synthetic data"
+    count: int
+    of: int  # rows it could apply to
+    meaning: str
+    details: tuple[str, ...] = ()  # names of what is affected
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fact:
+    """One fact of provenance with every value it had and how many rows had it, commonest first."""
+
+    name: str
+    values: tuple[tuple[str, int], ...]
+
+    @property
+    def mixed(self) -> bool:
+        """Whether the rows do not agree."""
+        return len(self.values) > 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Invocation:
+    """One ``nightgrid run`` that left rows; times in seconds since the epoch."""
+
+    invocation_id: str
+    started_at: float | None
+    ended_at: float | None
+    rows: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Provenance:
+    """Everything known of how the rows came to be."""
+
+    facts: tuple[Fact, ...] = ()  # code, host
+    versions: tuple[Fact, ...] = ()  # of software
+    invocations: tuple[Invocation, ...] = ()
+
+    @property
+    def mixed(self) -> tuple[Fact, ...]:
+        """Facts of software and commit on which rows disagree: they limit comparison."""
+        comparable = {"git commit", "working tree", "driver"}
+        return tuple(
+            fact
+            for fact in (*self.versions, *(f for f in self.facts if f.name in comparable))
+            if fact.mixed
+        )
+
+
+def flags_of(rows: Sequence[Measurement]) -> tuple[Flag, ...]:
+    """The flags that apply to at least one row, most serious first."""
+    emulated = [row for row in rows if row.emulated]
+    ran = [row for row in rows if row.state is State.SUCCEEDED]
+    random_weights = [row for row in rows if row.random_weights]
+    synthetic = [row for row in rows if row.synthetic_data]
+    flags = [
+        Flag(
+            name="Emulated cards",
+            count=len(emulated),
+            of=len(rows),
+            meaning="These rows ran on a CPU that stands in for the accelerator. They show that "
+            "the grid works, not how fast the accelerator is.",
+            details=_names(f"{r.accelerator} on {r.device_name or 'CPU'}" for r in emulated),
+        ),
+        Flag(
+            name="Random weights",
+            count=len(random_weights),
+            of=len(ran),
+            meaning="The model was never trained. Its speed and memory are those of its shape; "
+            "its outputs mean nothing.",
+            details=_names(row.model for row in random_weights),
+        ),
+        Flag(
+            name="Synthetic data",
+            count=len(synthetic),
+            of=len(ran),
+            meaning="The inputs were generated. Their lengths follow the real dataset's; their "
+            "content does not.",
+            details=_names(row.dataset for row in synthetic),
+        ),
+    ]
+    return tuple(flag for flag in flags if flag.count)
+
+
+def provenance_of(rows: Sequence[Measurement], measurements: Sequence[Measurement]) -> Provenance:
+    """``rows`` are the newest final ones; ``measurements`` all, for the list of invocations."""
+    names = sorted({name for row in rows for name in row.versions}, key=_version_rank)
+    versions = [
+        _fact(name, (r.versions[name] for r in rows if name in r.versions)) for name in names
+    ]
+    facts = [
+        _fact("git commit", (r.git_commit for r in rows)),
+        _fact("working tree", (_dirty(r.git_dirty) for r in rows)),
+        _fact("node", (node for r in rows for node in dict.fromkeys(r.nodes))),
+        _fact("device", (r.device_name for r in rows)),
+        _fact("driver", (r.driver_version for r in rows)),
+        _fact("threads per worker", (r.threads for r in rows)),
+        _fact("niceness", (r.niceness for r in rows)),
+        _fact("schema version", (r.schema_version for r in rows)),
+    ]
+    return Provenance(
+        facts=tuple(fact for fact in facts if fact.values),
+        versions=tuple(fact for fact in versions if fact.values),
+        invocations=_invocations(measurements),
+    )
+
+
+def _invocations(measurements: Sequence[Measurement]) -> tuple[Invocation, ...]:
+    groups: dict[str, list[Measurement]] = {}
+    for row in measurements:
+        groups.setdefault(row.invocation_id, []).append(row)
+    return tuple(
+        Invocation(
+            invocation_id=name,
+            started_at=min((r.started_at for r in group if r.started_at is not None), default=None),
+            ended_at=max((r.ended_at for r in group if r.ended_at is not None), default=None),
+            rows=len(group),
+        )
+        for name, group in groups.items()
+    )
+
+
+def _fact(name: str, values: Iterable[object]) -> Fact:
+    counted = Counter(str(value) for value in values if value is not None and value != "")
+    return Fact(name=name, values=tuple(counted.most_common()))
+
+
+def _names(names: Iterable[str]) -> tuple[str, ...]:
+    return tuple(name for name, _ in Counter(names).most_common())
+
+
+def _dirty(dirty: bool | None) -> str | None:
+    if dirty is None:
+        return None
+    return "with uncommitted changes" if dirty else "clean"
+
+
+def _version_rank(name: str) -> tuple[int, str]:
+    first = ("nightgrid", "python", "torch", "transformers", "peft", "ray", "habana", "cuda")
+    return (first.index(name) if name in first else len(first), name)

@@ -1,0 +1,180 @@
+"""From rows to what a person wants to know in the morning. Pure: rows in, one ``Summary`` out.
+
+In order: did the night finish; which setting wins on each device; the precision x batch-size
+tables with the cells that have no number told apart (out of memory, pruned, unsupported, failed);
+what did not run and why; what the cards did meanwhile; and how far the figures can be trusted.
+Terminal, page, Markdown and exports all print this one object.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from orchestrator.job import State
+from orchestrator.measurement import Measurement
+from orchestrator.report.causes import (
+    SETTLED,
+    STATE_ORDER,
+    Cause,
+    Retried,
+    causes_of,
+    retried,
+)
+from orchestrator.report.contests import Contest, hold_contests
+from orchestrator.report.grouping import (
+    Setting,
+    distinguishing,
+    newest_final,
+    precision_rank,
+    settings_of,
+    shared_facts,
+)
+from orchestrator.report.provenance import Flag, Provenance, flags_of, provenance_of
+from orchestrator.report.timeline import Timeline, timeline_of
+from orchestrator.report.units import plural
+
+#: What a cell without a number says, short enough for a column of figures.
+SHORT_STATE: Mapping[State, str] = {
+    State.SUCCEEDED: "ok",
+    State.OUT_OF_MEMORY: "OOM",
+    State.UNSUPPORTED: "unsup.",
+    State.PRUNED: "pruned",
+    State.FAILED: "FAILED",
+    State.TIMED_OUT: "timeout",
+    State.LOST: "lost",
+    State.NOT_STARTED: "not run",
+    State.PENDING: "pending",
+    State.RUNNING: "running",
+}
+
+#: What a state means, for legends.
+STATE_MEANING: Mapping[State, str] = {
+    State.SUCCEEDED: "measured",
+    State.OUT_OF_MEMORY: "did not fit into the card's memory",
+    State.UNSUPPORTED: "cannot run on this device; nothing was tried",
+    State.PRUNED: "not tried, since a smaller batch size did not fit",
+    State.FAILED: "failed; see the reason",
+    State.TIMED_OUT: "exceeded its time limit",
+    State.LOST: "its card or node disappeared",
+    State.NOT_STARTED: "the run ended before its turn",
+    State.PENDING: "waiting",
+    State.RUNNING: "under way",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """Precision x batch size of one setting. Cells that the grid did not ask for are absent."""
+
+    setting: Setting
+    experiments: tuple[str, ...]
+    about: Mapping[str, str]  # what tells it from the other tables, besides model and device
+    unit: str  # of the throughput; "" when nothing succeeded
+    precisions: tuple[str, ...]  # rows, wide to narrow
+    batch_sizes: tuple[str, ...]  # columns: "1", "2", …, "max"
+    cells: Mapping[tuple[str, str], Measurement]  # by (precision, batch size)
+    best: str | None  # job id of the highest throughput
+    tied: frozenset[str]  # job ids whose interval overlaps the best's
+
+    @property
+    def title(self) -> str:
+        """Model and hardware."""
+        return f"{self.setting.model} on {self.setting.where}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """Everything the report says. ``rows`` holds the newest final row of each job."""
+
+    run: str = ""
+    rows: tuple[Measurement, ...] = ()
+    attempts: int = 0  # of all jobs, over all invocations, probes included
+    counts: Mapping[State, int] = field(default_factory=dict)  # in order of STATE_ORDER, reversed
+    flags: tuple[Flag, ...] = ()
+    shared: Mapping[str, str] = field(default_factory=dict)
+    contests: tuple[Contest, ...] = ()
+    tables: tuple[Table, ...] = ()
+    causes: tuple[Cause, ...] = ()
+    retried: tuple[Retried, ...] = ()
+    timeline: Timeline = field(default_factory=Timeline)
+    provenance: Provenance = field(default_factory=Provenance)
+    settings: Mapping[str, Setting] = field(default_factory=dict)  # by job id
+
+    @property
+    def unsettled(self) -> int:
+        """Jobs that ended without an answer: failed, timed out, lost or not started."""
+        return sum(count for state, count in self.counts.items() if state not in SETTLED)
+
+    @property
+    def verdict(self) -> str:
+        """One sentence: did the night finish?"""
+        if not self.rows:
+            return "No row has been written yet."
+        jobs = len(self.rows)
+        measured = self.counts.get(State.SUCCEEDED, 0)
+        if not self.unsettled:
+            every = "The only job has" if jobs == 1 else f"All {jobs:,} jobs have"
+            return f"{every} an answer; {measured:,} measured."
+        return (
+            f"{plural(self.unsettled, 'job')} of {jobs:,} ended without an answer; "
+            f"{measured:,} measured."
+        )
+
+
+def summarize(measurements: Sequence[Measurement]) -> Summary:
+    """The summary of one run's rows, in the order in which they were written."""
+    rows = newest_final(measurements)
+    settings = settings_of(rows)
+    contests = hold_contests(rows, settings)
+    counted = Counter(row.state for row in rows)
+    return Summary(
+        run=measurements[0].run if measurements else "",
+        rows=rows,
+        attempts=sum(1 for row in measurements if row.started_at is not None),
+        counts={s: counted[s] for s in reversed(STATE_ORDER) if counted[s]},
+        flags=flags_of(rows),
+        shared=shared_facts(sorted(set(settings.values()))),
+        contests=contests,
+        tables=_tables(rows, settings),
+        causes=causes_of(rows),
+        retried=retried(measurements, {row.job_id: row for row in rows}),
+        timeline=timeline_of(measurements),
+        provenance=provenance_of(rows, measurements),
+        settings=settings,
+    )
+
+
+def batch_column(row: Measurement) -> str:
+    """The column of a row: the batch size the grid asked for, which may be ``max``."""
+    return row.batch_size_requested
+
+
+def _tables(rows: Sequence[Measurement], settings: Mapping[str, Setting]) -> tuple[Table, ...]:
+    groups: dict[Setting, list[Measurement]] = {}
+    for row in rows:
+        groups.setdefault(settings[row.job_id], []).append(row)
+    every = list(groups)
+    return tuple(_table(setting, group, every) for setting, group in groups.items())
+
+
+def _table(setting: Setting, rows: list[Measurement], every: list[Setting]) -> Table:
+    contests = hold_contests(rows, {row.job_id: setting for row in rows})
+    # A table has one unit; were there two, the one with more rows is ranked.
+    contest = max(contests, key=lambda c: c.contenders, default=None)
+    return Table(
+        setting=setting,
+        experiments=tuple(dict.fromkeys(row.experiment for row in rows)),
+        about=distinguishing(setting, every),
+        unit=contest.unit if contest else "",
+        precisions=tuple(sorted({row.precision for row in rows}, key=precision_rank)),
+        batch_sizes=tuple(sorted({batch_column(row) for row in rows}, key=_batch_rank)),
+        cells={(row.precision, batch_column(row)): row for row in rows},
+        best=contest.fastest.job_id if contest else None,
+        tied=frozenset(row.job_id for row in contest.tied) if contest else frozenset(),
+    )
+
+
+def _batch_rank(column: str) -> tuple[int, int]:
+    return (0, int(column)) if column.isdecimal() else (1, 0)

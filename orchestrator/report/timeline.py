@@ -1,0 +1,147 @@
+"""When each card was busy, with what, and how long it stood idle.
+
+Every attempt that held cards is a span on each of them: failed attempts and probes cost card time
+too. Idle time is counted inside each invocation only, from its first start to its last end; the
+day between two nights is nobody's idleness. A card that never had a job leaves no row and cannot
+be seen here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from orchestrator.measurement import Measurement
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class Span:
+    """One attempt on one card; times in seconds since the epoch."""
+
+    start: float
+    end: float
+    attempt_id: str
+    row: Measurement
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lane:
+    """One card. ``busy_s + idle_s`` is the length of all windows."""
+
+    node: str
+    card: int
+    accelerator: str
+    spans: tuple[Span, ...]
+    busy_s: float
+    idle_s: float
+
+    @property
+    def name(self) -> str:
+        """``node/HPU3``."""
+        return f"{self.node}/{self.accelerator}{self.card}"
+
+    @property
+    def utilization(self) -> float:
+        """Busy share of the windows, 0 to 1."""
+        whole = self.busy_s + self.idle_s
+        return self.busy_s / whole if whole else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeline:
+    """All cards, and the windows of time in which the run was under way, in order."""
+
+    windows: tuple[tuple[float, float], ...] = ()
+    lanes: tuple[Lane, ...] = ()
+
+    @property
+    def wall_s(self) -> float:
+        """Length of all windows together."""
+        return sum(end - start for start, end in self.windows)
+
+    @property
+    def utilization(self) -> float:
+        """Busy share of all cards, 0 to 1."""
+        busy = sum(lane.busy_s for lane in self.lanes)
+        whole = self.wall_s * len(self.lanes)
+        return busy / whole if whole else 0.0
+
+
+def timeline_of(measurements: Sequence[Measurement]) -> Timeline:
+    """The timeline of every attempt that held a card and has both times."""
+    windows: dict[str, tuple[float, float]] = {}
+    spans: dict[tuple[str, int, str], list[Span]] = {}
+    for row in measurements:
+        if row.started_at is None or row.ended_at is None or row.ended_at < row.started_at:
+            continue
+        held = list(held_cards(row))
+        if not held:
+            continue
+        low, high = windows.get(row.invocation_id, (row.started_at, row.ended_at))
+        windows[row.invocation_id] = (min(low, row.started_at), max(high, row.ended_at))
+        span = Span(start=row.started_at, end=row.ended_at, attempt_id=row.attempt_id, row=row)
+        for node, card in held:
+            spans.setdefault((node, card, str(row.accelerator)), []).append(span)
+    merged = tuple(union(windows.values()))
+    wall = sum(end - start for start, end in merged)
+    lanes = []
+    for (node, card, accelerator), group in sorted(spans.items(), key=lambda kv: natural(kv[0])):
+        busy = sum(end - start for start, end in union((s.start, s.end) for s in group))
+        lanes.append(
+            Lane(
+                node=node,
+                card=card,
+                accelerator=accelerator,
+                spans=tuple(sorted(group, key=lambda s: (s.start, s.end, s.attempt_id))),
+                busy_s=busy,
+                idle_s=max(0.0, wall - busy),
+            )
+        )
+    return Timeline(windows=merged, lanes=tuple(lanes))
+
+
+def held_cards(row: Measurement) -> Iterable[tuple[str, int]]:
+    """Node and index of each card of a row. A gang over several nodes holds equal shares."""
+    if not row.nodes or not row.card_indices:
+        return []
+    if len(row.nodes) == len(row.card_indices):
+        return list(dict.fromkeys(zip(row.nodes, row.card_indices, strict=True)))
+    share = max(1, len(row.card_indices) // len(row.nodes))
+    return list(
+        dict.fromkeys(
+            (row.nodes[min(i // share, len(row.nodes) - 1)], card)
+            for i, card in enumerate(row.card_indices)
+        )
+    )
+
+
+def union(intervals: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The intervals merged where they overlap or touch, in order."""
+    merged: list[tuple[float, float]] = []
+    for start, end in sorted(intervals):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
+        else:
+            merged.append((start, end))
+    return merged
+
+
+def natural(key: tuple[str, int, str]) -> tuple[list[tuple[int, int, str]], int, str]:
+    """Sort key that puts ``node-10`` after ``node-9``."""
+    parts: list[tuple[int, int, str]] = []
+    word = ""
+    for piece in _pieces(key[0]):
+        word = piece
+        parts.append((0, int(word), "") if word.isdecimal() else (1, 0, word))
+    return parts, key[1], key[2]
+
+
+def _pieces(text: str) -> Iterable[str]:
+    piece = ""
+    for character in text:
+        if piece and character.isdecimal() != piece[-1].isdecimal():
+            yield piece
+            piece = ""
+        piece += character
+    if piece:
+        yield piece
