@@ -1,0 +1,266 @@
+"""The loop: events go to the schedule, its commands to the executor and the store.
+
+Nothing is decided here. What the loop adds is order and endurance: a row is durable before any
+later command of the same list is carried out, so that a card is never given away before what it
+measured is safe; timers come due as ``Tick``; a signal becomes ``StopRequested``; and an executor
+or a disk that fails for a moment does not end a night's run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Protocol
+
+from orchestrator.attempt import Outcome
+from orchestrator.errors import ClusterError, StoreError, StoreLocked
+from orchestrator.events import (
+    AttemptEnded,
+    Command,
+    Event,
+    RecordRow,
+    RunAttempt,
+    RunFinished,
+    StartWorker,
+    StopRequested,
+    StopWorker,
+    Tick,
+    Wake,
+    WorkerStopped,
+)
+from orchestrator.executor import Executor
+from orchestrator.failure import Failure, FailureClass
+from orchestrator.job import State
+from orchestrator.live import View, event_line, row_line
+from orchestrator.measurement import Measurement
+from orchestrator.run_status import Board
+
+STATUS_INTERVAL_S = 1.0
+
+
+class Decider(Protocol):
+    """``Schedule`` as the loop sees it."""
+
+    def handle(self, event: Event) -> list[Command]:
+        """What is to be done, now that this happened."""
+
+
+class RowStore(Protocol):
+    """``Store`` as the loop sees it."""
+
+    def append(self, measurement: Measurement) -> object:
+        """Write a row; it is durable on return."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DriveResult:
+    """How the loop ended. ``finished`` is false when it was cut short by a second signal."""
+
+    finished: bool
+    reason: str
+
+
+class StopSignal:
+    """Requests to end: the first asks for an orderly end, the second ends at once."""
+
+    def __init__(self) -> None:
+        self._reasons: list[str] = []
+
+    def request(self, reason: str) -> None:
+        """Ask for an end; safe in a signal handler and from another thread."""
+        self._reasons.append(reason)
+
+    @property
+    def requests(self) -> int:
+        """How often an end was asked for."""
+        return len(self._reasons)
+
+    @property
+    def reason(self) -> str:
+        """Why, in the words of the last request."""
+        return self._reasons[-1] if self._reasons else ""
+
+    @contextlib.contextmanager
+    def on_signals(self) -> Iterator[StopSignal]:
+        """Let SIGINT and SIGTERM request an end while the block runs (main thread only)."""
+        if threading.current_thread() is not threading.main_thread():
+            yield self
+            return
+
+        def handler(number: int, _frame: FrameType | None) -> None:
+            self.request(f"{signal.Signals(number).name} received")
+
+        before = {
+            number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)
+        }
+        try:
+            yield self
+        finally:
+            for number, old in before.items():
+                signal.signal(number, old)
+
+
+@dataclass(slots=True, kw_only=True)
+class Driver:
+    """One run of the loop; see ``drive``."""
+
+    schedule: Decider
+    executor: Executor
+    store: RowStore
+    to_measurement: Callable[[RecordRow], Measurement]
+    board: Board
+    view: View
+    status_path: Path | None = None
+    stop: StopSignal = field(default_factory=StopSignal)
+    clock: Callable[[], float] = time.time  # of events: seconds since the epoch
+    sleep: Callable[[float], None] = time.sleep
+    poll_s: float = 0.5  # longest wait for an event, so that signals and timers are seen
+    patience_s: float = 120.0  # with an executor or a disk that keeps failing
+    _wakes: list[float] = field(default_factory=list)
+    _stops_seen: int = 0
+    _next_status_at: float = 0.0
+    _finished: RunFinished | None = None
+
+    def drive(self) -> DriveResult:
+        """Run the plan to its end. The executor is left open; closing it is the caller's.
+
+        Raises:
+            ClusterError: the executor failed for longer than ``patience_s``.
+            StoreError: a row could not be written for longer than ``patience_s``.
+        """
+        # The first tick gets the rows of jobs that will not run, cluster or no cluster.
+        events: Sequence[Event] = [Tick(at=self.clock())]
+        while True:
+            for event in events:
+                self._feed(event)
+                if self._finished is not None:
+                    self._show(force=True)
+                    return DriveResult(finished=True, reason=self._finished.reason)
+            self._show()
+            if self.stop.requests >= 2:
+                return DriveResult(finished=False, reason=self.stop.reason)
+            events = self._next_events()
+
+    # ------------------------------------------------------------ events in
+
+    def _next_events(self) -> list[Event]:
+        events = list(self._patiently("the executor", self._poll, ClusterError))
+        now = self.clock()
+        if self._wakes and self._wakes[0] <= now:
+            while self._wakes and self._wakes[0] <= now:
+                heapq.heappop(self._wakes)
+            events.append(Tick(at=now))
+        if self.stop.requests > self._stops_seen:
+            if not self._stops_seen:
+                events.append(StopRequested(at=now, reason=self.stop.reason))
+            self._stops_seen = self.stop.requests
+        return events
+
+    def _poll(self) -> list[Event]:
+        wait = self.poll_s
+        if self._wakes:
+            wait = min(wait, max(0.0, self._wakes[0] - self.clock()))
+        return self.executor.events(wait)
+
+    def _feed(self, event: Event) -> None:
+        """Give the schedule one event and carry out what it answers, in order.
+
+        A command that cannot even be handed over is an event too, which comes next.
+        """
+        queue = [event]
+        while queue:
+            current = queue.pop(0)
+            self.board.saw(current)
+            if text := event_line(current, self.board):
+                self.view.line(text)
+            for command in self.schedule.handle(current):
+                queue += self._carry_out(command)
+
+    # ------------------------------------------------------------ commands out
+
+    def _carry_out(self, command: Command) -> list[Event]:
+        now = self.clock()
+        if isinstance(command, RecordRow):
+            self._record(command)
+        elif isinstance(command, Wake):
+            heapq.heappush(self._wakes, command.at)
+        elif isinstance(command, RunFinished):
+            self.board.did(command, now)
+            self._finished = command
+        else:
+            self.board.did(command, now)
+            try:
+                self.executor.perform(command)
+            except Exception as error:
+                self.view.line(f"the executor refused {type(command).__name__}: {error!r}")
+                return [_refusal(command, error, self.clock())]
+        return []
+
+    def _record(self, command: RecordRow) -> None:
+        measurement = self.to_measurement(command)
+        self._patiently("the store", lambda: self.store.append(measurement), StoreError)
+        now = self.clock()
+        self.board.did(command, now)
+        status = self.board.status(now, {})
+        self.view.line(row_line(command, measurement, self.board, status.done, status.total))
+
+    def _patiently(self, what: str, act: Callable[[], list[Event] | object], last: type) -> list:
+        """Do something that may fail for a moment; raise ``last`` when it keeps failing."""
+        began, pause = self.clock(), 0.5
+        while True:
+            try:
+                result = act()
+                return result if isinstance(result, list) else []
+            except StoreLocked:
+                raise  # another driver took the run: waiting would only make two writers
+            except Exception as error:
+                if self.clock() - began >= self.patience_s or self.stop.requests >= 2:
+                    raise last(f"{what} keeps failing: {error}") from error
+                self.view.line(f"{what} failed, trying again in {pause:g} s: {error!r}")
+            self.sleep(pause)
+            pause = min(2 * pause, 15.0)
+
+    # ------------------------------------------------------------ showing
+
+    def _show(self, *, force: bool = False) -> None:
+        now = self.clock()
+        if now < self._next_status_at and not force:
+            return
+        self._next_status_at = now + STATUS_INTERVAL_S
+        progress = {}
+        with contextlib.suppress(Exception):  # for the eyes only; events tell what matters
+            progress = dict(self.executor.progress())
+        status = self.board.status(now, progress)
+        self.view.show(status)
+        if self.status_path is not None:
+            with contextlib.suppress(OSError):  # rows matter, this does not
+                replace_atomically(self.status_path, status.to_json())
+
+
+def replace_atomically(path: Path, text: str) -> None:
+    """Replace a file so that a reader sees the old content or the new, never a part."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    aside.write_text(text, encoding="utf-8")
+    os.replace(aside, path)
+
+
+def _refusal(command: StartWorker | StopWorker | RunAttempt, error: Exception, at: float) -> Event:
+    """The event that stands for a command which the executor did not take."""
+    failure = Failure(
+        failure_class=FailureClass.CRASH,
+        message=f"the executor refused {type(command).__name__}: {error!r}",
+    )
+    if isinstance(command, RunAttempt):
+        outcome = Outcome(
+            attempt_id=command.attempt.attempt_id, state=State.LOST, ranks=(), failure=failure
+        )
+        return AttemptEnded(at=at, outcome=outcome)
+    return WorkerStopped(at=at, worker_id=command.worker_id, failure=failure)

@@ -1,0 +1,237 @@
+"""What a run is doing now, as one value: counts, what each card runs, and when it may end.
+
+``Board`` watches the same events and commands that pass between schedule and executor, and says
+on request how things stand. The driver shows that value in the terminal and writes it to
+``status.json``, from where `nightgrid status` reads it on any machine that sees the results.
+Nothing here does I/O.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from orchestrator.cluster import Card, Node
+from orchestrator.events import (
+    AttemptEnded,
+    Command,
+    Event,
+    NodeJoined,
+    NodeLeft,
+    RecordRow,
+    RunAttempt,
+    RunFinished,
+    StartWorker,
+    StopRequested,
+    WorkerReady,
+    WorkerStopped,
+)
+from orchestrator.executor import Progress
+from orchestrator.plan import Action, Plan
+
+STATUS_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CardStatus:
+    """One card: its node, and what its worker does. ``job`` is empty when it is idle."""
+
+    card: str  # e.g. "hpu-1/HPU3"
+    worker_id: str = ""
+    phase: str = "free"  # free, starting, idle, or a phase of the attempt
+    phase_age_s: float = 0.0
+    job: str = ""
+    attempt_id: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunStatus:
+    """A run at one moment."""
+
+    run: str
+    at: float  # seconds since the epoch
+    started_at: float
+    total: int  # jobs of the grid
+    done: int  # of those, terminal: reused ones included
+    counts: Mapping[str, int]  # terminal jobs of this invocation by state, and "reused"
+    attempts: int  # ended, probes and retries included
+    emulated: bool  # whether any card is
+    cards: tuple[CardStatus, ...]
+    eta_s: float | None  # None when unknown
+    stopping: str = ""  # the reason, once an end was asked for
+    finished: bool = False
+
+    @property
+    def running(self) -> int:
+        """Attempts on cards now; a gang counts once."""
+        return len({card.attempt_id for card in self.cards if card.attempt_id})
+
+    def to_json(self) -> str:
+        """The content of ``status.json``."""
+        return json.dumps({"version": STATUS_VERSION} | dataclasses.asdict(self), indent=1)
+
+    @classmethod
+    def from_json(cls, text: str) -> RunStatus:
+        """Read ``status.json`` back.
+
+        Raises:
+            ValueError: it is not JSON, of another version, or lacks a field.
+        """
+        try:
+            values = dict(json.loads(text))
+            version = values.pop("version")
+            if version != STATUS_VERSION:
+                raise ValueError(f"status version {version}; this program reads {STATUS_VERSION}")
+            values["cards"] = tuple(CardStatus(**card) for card in values["cards"])
+            return cls(**values)
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"not a run's status: {error}") from error
+
+
+@dataclass(slots=True)
+class _Seat:
+    """A card and what sits on it."""
+
+    card: Card
+    worker_id: str = ""
+    phase: str = "free"
+    since: float = 0.0
+    job: str = ""
+    attempt_id: str = ""
+
+
+@dataclass(slots=True)
+class Board:
+    """Keeps count of a run from its events and commands."""
+
+    run: str
+    plan: Plan
+    started_at: float
+    _nodes: dict[str, Node] = field(default_factory=dict)
+    _seats: dict[Card, _Seat] = field(default_factory=dict)
+    _workers: dict[str, Card] = field(default_factory=dict)
+    _counts: Counter[str] = field(default_factory=Counter)
+    _estimates: dict[str, float] = field(default_factory=dict)  # of jobs still to be done
+    _card_s_to_do: float = 0.0
+    _card_s_done: float = 0.0
+    _attempts: int = 0
+    _stopping: str = ""
+    _finished: bool = False
+
+    def __post_init__(self) -> None:
+        for planned in self.plan.jobs:
+            if planned.action is Action.RUN:
+                self._estimates[planned.job.job_id] = planned.estimate_s * planned.job.cards
+            elif planned.action is not Action.UNSUPPORTED:
+                self._counts["reused" if planned.action is Action.REUSE else "skipped"] += 1
+        self._card_s_to_do = sum(self._estimates.values())
+
+    def node_name(self, node_id: str) -> str:
+        """The name people know the node by."""
+        node = self._nodes.get(node_id)
+        return node.name if node else node_id
+
+    def card_name(self, card: Card) -> str:
+        """E.g. ``hpu-1/HPU3``."""
+        return f"{self.node_name(card.node_id)}/{card.accelerator}{card.index}"
+
+    def saw(self, event: Event) -> None:
+        """Take note of something that happened."""
+        if isinstance(event, NodeJoined):
+            self._nodes[event.node.node_id] = event.node
+            for card in event.node.cards:
+                self._seats.setdefault(card, _Seat(card=card))
+        elif isinstance(event, NodeLeft):
+            for card in [card for card in self._seats if card.node_id == event.node_id]:
+                self._workers.pop(self._seats.pop(card).worker_id, None)
+        elif isinstance(event, WorkerReady):
+            self._seat(event.worker_id, "idle", event.at)
+        elif isinstance(event, WorkerStopped):
+            self._seat(event.worker_id, "free", event.at)
+            held = self._workers.pop(event.worker_id, None)
+            if held in self._seats:
+                self._seats[held].worker_id = ""
+        elif isinstance(event, AttemptEnded):
+            self._attempts += 1
+            for seat in self._seats.values():
+                if seat.attempt_id == event.outcome.attempt_id:
+                    self._seat(seat.worker_id, "idle", event.at)
+        elif isinstance(event, StopRequested):
+            self._stopping = event.reason
+
+    def did(self, command: Command, at: float) -> None:
+        """Take note of a command that was carried out."""
+        if isinstance(command, StartWorker):
+            seat = self._seats.setdefault(command.card, _Seat(card=command.card))
+            seat.worker_id = command.worker_id
+            self._workers[command.worker_id] = command.card
+            self._seat(command.worker_id, "starting", at)
+        elif isinstance(command, RunAttempt):
+            for worker_id in command.worker_ids:
+                attempt = command.attempt
+                self._seat(worker_id, "start", at, attempt.job.label, attempt.attempt_id)
+        elif isinstance(command, RecordRow) and command.final:
+            self._counts[command.state.value] += 1
+            self._card_s_done += self._estimates.pop(command.job.job_id, 0.0)
+        elif isinstance(command, RunFinished):
+            self._finished = True
+
+    def status(self, now: float, progress: Mapping[str, Progress]) -> RunStatus:
+        """How things stand at ``now``."""
+        return RunStatus(
+            run=self.run,
+            at=now,
+            started_at=self.started_at,
+            total=len(self.plan.jobs),
+            done=sum(self._counts.values()),
+            counts=dict(self._counts),
+            attempts=self._attempts,
+            emulated=any(node.emulated for node in self._nodes.values()),
+            cards=tuple(
+                self._card_status(seat, now, progress)
+                for seat in sorted(
+                    self._seats.values(),
+                    key=lambda seat: (self.node_name(seat.card.node_id), seat.card),
+                )
+            ),
+            eta_s=self._eta_s(now),
+            stopping=self._stopping,
+            finished=self._finished,
+        )
+
+    def _seat(
+        self, worker_id: str, phase: str, at: float, job: str = "", attempt_id: str = ""
+    ) -> None:
+        card = self._workers.get(worker_id)
+        if card in self._seats:
+            seat = self._seats[card]
+            seat.phase, seat.since, seat.job, seat.attempt_id = phase, at, job, attempt_id
+
+    def _card_status(self, seat: _Seat, now: float, progress: Mapping[str, Progress]) -> CardStatus:
+        phase, since = seat.phase, seat.since
+        heard = progress.get(seat.worker_id)
+        if heard is not None and heard.attempt_id == seat.attempt_id:
+            phase, since = heard.phase, heard.phase_started_at
+        return CardStatus(
+            card=self.card_name(seat.card),
+            worker_id=seat.worker_id,
+            phase=phase,
+            phase_age_s=round(max(0.0, now - since), 1) if seat.worker_id else 0.0,
+            job=seat.job,
+            attempt_id=seat.attempt_id,
+        )
+
+    def _eta_s(self, now: float) -> float | None:
+        """Estimates say how the work done compares with the work to do; the time that the
+        former really took gives the scale, once a twentieth of it is done."""
+        if not self._estimates:
+            return 0.0
+        if not self._card_s_to_do:
+            return None
+        left = sum(self._estimates.values())
+        if self._card_s_done >= 0.05 * self._card_s_to_do:
+            return (now - self.started_at) * left / self._card_s_done
+        return left / len(self._seats) if self._seats else None
