@@ -90,8 +90,9 @@ TABLE: Mapping[tuple[str, str], Support] = {
         "bitsandbytes",
     ),
     ("int8", "hpu"): _no(
-        "no int8 path for language models on Gaudi: the Intel Neural Compressor quantises to fp8 "
-        "and uint4 there, and bitsandbytes registers no int8 product for hpu"
+        "no int8 kernels for language models on Gaudi: the Intel Neural Compressor quantises to "
+        "fp8 and uint4 there, and of bitsandbytes only NF4 works (its generic int8 path multiplies "
+        "in float32)"
     ),
     ("int4", "cpu"): _yes(_NF4, "bitsandbytes"),
     ("int4", "cuda"): _yes(_NF4, "bitsandbytes"),

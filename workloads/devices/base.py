@@ -1,0 +1,141 @@
+"""What a workload may ask of a device, whichever it is.
+
+Accelerators run behind the host: a call returns when work is queued, not when it is done. So a
+timer around it is right only with ``synchronize`` on both sides. They also fail each in their own
+words; ``classify`` turns those words into the classes of ``workloads.errors``.
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+import subprocess
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+from workloads.errors import CollectiveFailed, CompileFailed, WorkloadError
+
+#: An error class and the fragments of messages (lower case) that mean it.
+Texts = tuple[type[WorkloadError], tuple[str, ...]]
+
+#: What torch itself says on every device, by type of exception and by message.
+_COMMON_TYPES: Mapping[str, type[WorkloadError]] = {
+    "DistBackendError": CollectiveFailed,
+    "DistNetworkError": CollectiveFailed,
+    "DistStoreError": CollectiveFailed,
+    "BackendCompilerFailed": CompileFailed,
+    "InductorError": CompileFailed,
+    "TorchDynamoException": CompileFailed,
+}
+_COMMON_TEXTS: tuple[Texts, ...] = (
+    (
+        CollectiveFailed,
+        (
+            "gloo/transport",
+            "connection closed by peer",
+            "watchdog caught collective operation timeout",
+            "communicator was aborted",
+            "wait timeout after",
+        ),
+    ),
+)
+
+#: torch's host allocator, with and without the path of its source file before it.
+HOST_ALLOCATOR_TEXTS = ("defaultcpuallocator", "can't allocate memory: you tried to allocate")
+
+
+class Device(ABC):
+    """A handle on the one card that this process uses."""
+
+    name: ClassVar[str]  # "cpu", "cuda" or "hpu"
+
+    @staticmethod
+    @abstractmethod
+    def environment(card_index: int, *, threads: int | None = None) -> dict[str, str]:
+        """Variables for the process of this card, to be set before torch is imported. Pure."""
+
+    @property
+    def torch_device(self) -> str:
+        """What tensors are moved to; a process sees one card, so its index is always 0."""
+        return self.name
+
+    @abstractmethod
+    def device_name(self) -> str:
+        """The product, e.g. "NVIDIA H200"; for CPUs the model of the processor."""
+
+    @abstractmethod
+    def driver_version(self) -> str:
+        """Version of the driver, "" where it cannot be found out; for CPUs the kernel's."""
+
+    def lacks(self, precision: str) -> str | None:
+        """Why this very card cannot do a precision that its kind can; None where it can."""
+        return None
+
+    def synchronize(self) -> None:  # noqa: B027 - doing nothing is right where there is no queue
+        """Wait until everything queued on the card is done."""
+
+    def mark_step(self) -> None:  # noqa: B027 - doing nothing is right where there is no queue
+        """Cut the graph here, on devices that collect operations before running them."""
+
+    def memory_limit_bytes(self) -> int | None:
+        """Memory of the card, None where it is the host's."""
+        return None
+
+    def peak_memory_bytes(self) -> int | None:
+        """Most device memory in use since ``reset_peak_memory``, None where it is the host's."""
+        return None
+
+    def reset_peak_memory(self) -> None:  # noqa: B027 - the host's peak is not the device's to reset
+        """Start the peak over from what is in use now."""
+
+    def release_memory(self) -> None:
+        """Give back what is no longer referenced, as far as the device allows."""
+        gc.collect()
+
+    def seed(self, seed: int) -> None:
+        """Make Python, NumPy and torch on this device start from the same random state."""
+        import numpy
+        import torch
+
+        random.seed(seed)
+        numpy.random.seed(seed % 2**32)
+        torch.manual_seed(seed)
+
+    def classify(self, error: BaseException) -> BaseException:
+        """This error as a ``WorkloadError`` if it is a known one, else unchanged.
+
+        The new error carries the old one's first lines; raise it ``from`` the old one.
+        """
+        if isinstance(error, WorkloadError):
+            return error
+        for kind in type(error).__mro__:
+            if kind.__name__ in _COMMON_TYPES:
+                return _COMMON_TYPES[kind.__name__](headline(error))
+        return by_text(error, _COMMON_TEXTS) or error
+
+
+def by_text(error: BaseException, table: Sequence[Texts]) -> WorkloadError | None:
+    """The first class in the table whose fragments occur in the message of a ``RuntimeError``."""
+    if not isinstance(error, RuntimeError):
+        return None
+    message = str(error).lower()
+    for kind, fragments in table:
+        if any(fragment in message for fragment in fragments):
+            return kind(headline(error))
+    return None
+
+
+def headline(error: BaseException) -> str:
+    """The first non-empty lines of a message, up to 300 characters, with the exception's type."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}"[:300]
+
+
+def command_output(*command: str) -> str:
+    """What a vendor's tool prints, "" if it is missing, fails or does not answer in 10 s."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.strip()

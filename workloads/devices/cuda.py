@@ -1,0 +1,130 @@
+"""NVIDIA GPUs through torch.cuda. Memory figures are those of torch's caching allocator."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+
+from workloads.devices.base import (
+    HOST_ALLOCATOR_TEXTS,
+    Device,
+    Texts,
+    by_text,
+    command_output,
+    headline,
+)
+from workloads.errors import CardNotAcquired, CollectiveFailed, OutOfMemory
+
+_TEXTS: tuple[Texts, ...] = (
+    (
+        OutOfMemory,
+        (
+            "cuda out of memory",
+            "cuda error: out of memory",
+            "cuda_error_out_of_memory",
+            "cublas_status_alloc_failed",
+            "cudnn_status_alloc_failed",
+        ),
+    ),
+    (
+        CardNotAcquired,
+        (
+            "no cuda-capable device is detected",
+            "all cuda-capable devices are busy or unavailable",
+            "invalid device ordinal",
+            "found no nvidia driver",
+            "no cuda gpus are available",
+            "torch not compiled with cuda enabled",
+        ),
+    ),
+    (CollectiveFailed, ("nccl error", "ncclsystemerror", "ncclremoteerror", "ncclinternalerror")),
+)
+
+#: Compute capability from which a precision has hardware of its own.
+_NEEDS_CAPABILITY = {"bf16": (8, 0), "fp8": (8, 9), "int8": (7, 5)}
+
+
+class CudaDevice(Device):
+    """One NVIDIA GPU."""
+
+    name = "cuda"
+
+    @staticmethod
+    def environment(card_index: int, *, threads: int | None = None) -> dict[str, str]:
+        """Show one GPU, counted as nvidia-smi counts (by bus, not by speed)."""
+        variables = {
+            "CUDA_VISIBLE_DEVICES": str(card_index),
+            "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+            "TOKENIZERS_PARALLELISM": "false",
+        }
+        if threads is not None:
+            variables["OMP_NUM_THREADS"] = str(threads)
+        return variables
+
+    @property
+    def torch_device(self) -> str:
+        return "cuda:0"
+
+    def device_name(self) -> str:
+        import torch
+
+        return str(torch.cuda.get_device_name(0))
+
+    def driver_version(self) -> str:
+        version = Path("/proc/driver/nvidia/version")
+        if version.exists():  # "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  …"
+            words = version.read_text(encoding="utf-8", errors="replace").split()
+            found = [word for word in words if word.replace(".", "").isdigit() and "." in word]
+            if found:
+                return found[0]
+        query = ("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0")
+        return command_output(*query)
+
+    def lacks(self, precision: str) -> str | None:
+        needed = _NEEDS_CAPABILITY.get(precision)
+        if needed is None:
+            return None
+        import torch
+
+        has = torch.cuda.get_device_capability(0)
+        if has >= needed:
+            return None
+        return (
+            f"{self.device_name()} has compute capability {has[0]}.{has[1]}, "
+            f"{precision} needs {needed[0]}.{needed[1]}"
+        )
+
+    def synchronize(self) -> None:
+        import torch
+
+        torch.cuda.synchronize()
+
+    def memory_limit_bytes(self) -> int | None:
+        import torch
+
+        return int(torch.cuda.get_device_properties(0).total_memory)
+
+    def peak_memory_bytes(self) -> int | None:
+        import torch
+
+        return int(torch.cuda.max_memory_allocated())
+
+    def reset_peak_memory(self) -> None:
+        import torch
+
+        torch.cuda.reset_peak_memory_stats()
+
+    def release_memory(self) -> None:
+        import torch
+
+        gc.collect()
+        torch.cuda.empty_cache()
+
+    def classify(self, error: BaseException) -> BaseException:
+        if type(error).__name__ == "OutOfMemoryError":  # torch.OutOfMemoryError, torch.cuda.…
+            return OutOfMemory(headline(error))
+        if isinstance(error, RuntimeError) and any(
+            text in str(error).lower() for text in HOST_ALLOCATOR_TEXTS
+        ):
+            return MemoryError(headline(error))  # the host's memory, not the card's
+        return by_text(error, _TEXTS) or super().classify(error)
