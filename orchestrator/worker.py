@@ -14,7 +14,6 @@ import dataclasses
 import gc
 import os
 import time
-import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -22,17 +21,18 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.attempt import Attempt, RankOutcome, WorkerInfo
 from orchestrator.cluster import Card
 from orchestrator.executor import Progress
-from orchestrator.failure import Failure, FailureClass, classify
+from orchestrator.failure import Failure, FailureClass
+from orchestrator.failure_record import describe, one_line
 from orchestrator.job import Accelerator, State
 from orchestrator.memory_limit import MemoryLimit
 from orchestrator.redaction import redact
 from workloads.api import Collective, JobContext, MeasureSettings, Phase, Request, Result
 from workloads.collective import Listener, OneCard, Rendezvous, joined, listen
-from workloads.errors import BadConfiguration, OutOfMemory
+from workloads.errors import BadConfiguration, CardNotAcquired
+from workloads.resident import ResidentModel
 
 if TYPE_CHECKING:
     from workloads.devices.base import Device
-
     from workloads.isolation import ProcessState
 
 #: The variable by which a process sees only its own card.
@@ -41,7 +41,6 @@ VISIBLE_CARDS = {
     Accelerator.GPU: "CUDA_VISIBLE_DEVICES",
     Accelerator.CPU: "",
 }
-TAIL_LINES = 40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,11 +93,12 @@ class CardWorker:
         import transformers  # noqa: F401 - paid for here, not in the first job
 
         from orchestrator.environment import versions
-        from workloads.devices import open_device
+        from workloads.devices import device_for
         from workloads.isolation import ProcessState
 
         torch.set_num_threads(self.config.threads)
-        self._device = open_device(self.config.device)
+        self._device = device_for(self.config.device)
+        device_name = self._acquire(self._device)
         _warm_thread_pools()
         self._clean_state = ProcessState.now()
         if self.config.emulated and self.config.memory_bytes is not None:
@@ -107,8 +107,8 @@ class CardWorker:
             worker_id=self.config.worker_id,
             node_name=self.config.node_name,
             pid=os.getpid(),
-            device_name=self._device.name,
-            driver_version=self._device.driver_version,
+            device_name=device_name,
+            driver_version=self._device.driver_version(),
             emulated=self.config.emulated,
             visible_cards=os.environ.get(VISIBLE_CARDS[self.config.card.accelerator], ""),
             threads=torch.get_num_threads(),
@@ -164,6 +164,37 @@ class CardWorker:
     def failure(self, error: BaseException) -> Failure:
         """The record of an exception from ``start``; ``run`` makes its own."""
         return self._failure(error)
+
+    # ------------------------------------------------------------ parts of a start
+
+    def _acquire(self, device: Device) -> str:
+        """Put something on the card, so that one which is not there, or not ours, shows now and
+        not in the first job; the card's product name."""
+        import torch
+
+        try:
+            device.synchronize()  # first: on Gaudi this is what makes torch know "hpu"
+            torch.zeros(1, device=device.torch_device)
+            return device.device_name()
+        except Exception as error:
+            known = device.classify(error)
+            if isinstance(known, CardNotAcquired):
+                raise known from error
+            raise CardNotAcquired(
+                f"{self.config.card} cannot be used: {one_line(str(error)) or repr(error)}"
+            ) from error
+
+    def _verify_environment(self) -> None:
+        wrong = [
+            f"{name} is {os.environ.get(name)!r} and should be {wanted!r}"
+            for name, wanted in sorted(self.config.environment.items())
+            if os.environ.get(name) != wanted
+        ]
+        if wrong:
+            raise BadConfiguration(
+                f"worker {self.config.worker_id} was started in a wrong environment: "
+                + "; ".join(wrong)
+            )
 
     # ------------------------------------------------------------ parts of a run
 
@@ -242,29 +273,12 @@ class CardWorker:
     # ------------------------------------------------------------ when it goes wrong
 
     def _failure(self, error: BaseException) -> Failure:
-        """Classify and describe an exception, then let go of its frames."""
-        known = self._known(error)
-        failure_class = FailureClass.CRASH if isinstance(error, SystemExit) else classify(known)
-        message = str(known).strip() or repr(error)
-        tail = "".join(traceback.format_exception(error)).rstrip().splitlines()[-TAIL_LINES:]
-        _let_go(error)
-        return Failure(
-            failure_class=failure_class,
-            message=redact(_one_line(message), os.environ),
-            tail=redact("\n".join(tail), os.environ),
-            log=_log_of_this_process(self.config.node_name),
+        return describe(
+            error,
+            device=self._device,
+            memory_bytes=self._limit.memory_bytes if self._limit else None,
+            node_name=self.config.node_name,
         )
-
-    def _known(self, error: BaseException) -> BaseException:
-        """The exception of a known class that stands for ``error``; itself when there is none."""
-        if self._limit is not None and _memory_was_refused(error):
-            return OutOfMemory(
-                f"the emulated card's {self._limit.memory_bytes:,} bytes are exhausted: "
-                f"{_one_line(str(error)) or type(error).__name__}"
-            )
-        if self._device is None or not isinstance(error, Exception):
-            return error
-        return self._device.classify(error) or error
 
     def _forget_everything(self) -> None:
         self._resident.drop()
@@ -276,56 +290,6 @@ class CardWorker:
         gc.collect()
         if self._device is not None:
             self._device.release_memory()
-
-    def _verify_environment(self) -> None:
-        wrong = [
-            f"{name} is {os.environ.get(name)!r} and should be {wanted!r}"
-            for name, wanted in sorted(self.config.environment.items())
-            if os.environ.get(name) != wanted
-        ]
-        if wrong:
-            raise BadConfiguration(
-                f"worker {self.config.worker_id} was started in a wrong environment: "
-                + "; ".join(wrong)
-            )
-
-
-class ResidentModel:
-    """The one loaded model that a worker keeps between jobs, and its first generation config."""
-
-    def __init__(self) -> None:
-        self.key: str | None = None
-        self.was_used = False  # by the current job, without loading
-        self._loaded: Any = None
-        self._configs: list[tuple[Any, Any]] = []
-
-    def holds(self, key: str) -> bool:
-        """Whether the model under this key is loaded."""
-        return self.key == key
-
-    def use(self) -> Any:
-        """The loaded model."""
-        self.was_used = True
-        return self._loaded
-
-    def load(self, key: str, loader: Callable[[], Any]) -> Any:
-        """Load a model and keep it; the place has to be empty."""
-        from workloads.isolation import generation_configs
-
-        self._loaded = loader()
-        self._configs = generation_configs(self._loaded)
-        self.key = key
-        return self._loaded
-
-    def clean(self) -> None:
-        """Undo what an earlier job did to the model's generation config."""
-        from workloads.isolation import restore_generation_configs
-
-        restore_generation_configs(self._configs)
-
-    def drop(self) -> None:
-        """Let go of the model."""
-        self.key, self._loaded, self._configs = None, None, []
 
 
 def request_of(attempt: Attempt) -> Request:
@@ -364,45 +328,6 @@ def _state(failure: Failure | None) -> State:
         FailureClass.OUT_OF_MEMORY: State.OUT_OF_MEMORY,
         FailureClass.UNSUPPORTED: State.UNSUPPORTED,
     }.get(failure.failure_class, State.FAILED)
-
-
-def _memory_was_refused(error: BaseException) -> bool:
-    """Whether the kernel refused this process memory, by any of the ways that surfaces."""
-    if isinstance(error, MemoryError):
-        return True
-    if isinstance(error, OSError) and error.errno == 12:  # ENOMEM
-        return True
-    text = str(error)
-    signs = ("can't allocate memory", "Cannot allocate memory", "bad_alloc", "bad allocation")
-    return any(sign in text for sign in signs)
-
-
-def _let_go(error: BaseException) -> None:
-    """Clear the frames of an exception and of those it came from: their locals hold tensors."""
-    seen: set[int] = set()
-    todo: list[BaseException | None] = [error]
-    while todo:
-        current = todo.pop()
-        if current is None or id(current) in seen:
-            continue
-        seen.add(id(current))
-        todo += [current.__cause__, current.__context__]
-        traceback.clear_frames(current.__traceback__)
-        current.__traceback__ = None
-
-
-def _one_line(text: str, limit: int = 500) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= limit else line[: limit - 1] + "…"
-
-
-def _log_of_this_process(node_name: str) -> str:
-    """``host:path`` of the file that stderr goes to; empty when it is a terminal or a pipe."""
-    with contextlib.suppress(OSError):
-        path = os.readlink("/proc/self/fd/2")
-        if os.path.isfile(path):
-            return f"{node_name}:{path}"
-    return ""
 
 
 def _warm_thread_pools() -> None:

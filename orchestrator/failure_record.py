@@ -1,0 +1,92 @@
+"""From an exception that a worker caught to the record that a row keeps.
+
+The device says what its backend's words mean, secrets are taken out, and the frames are cleared:
+their locals hold the job's tensors, and a card that is full stays full as long as they live.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import traceback
+from typing import TYPE_CHECKING
+
+from orchestrator.failure import Failure, FailureClass, classify
+from orchestrator.redaction import redact
+from workloads.errors import OutOfMemory
+
+if TYPE_CHECKING:
+    from workloads.devices.base import Device
+
+TAIL_LINES = 40
+#: How the refusal of memory by the kernel surfaces, besides MemoryError.
+_REFUSED = ("can't allocate memory", "Cannot allocate memory", "bad_alloc", "bad allocation")
+
+
+def describe(
+    error: BaseException, *, device: Device | None, memory_bytes: int | None, node_name: str
+) -> Failure:
+    """Classify and describe an exception, then let go of its frames.
+
+    ``memory_bytes`` is the enforced limit of an emulated card, None where there is no such limit;
+    ``device`` is None when it was not opened yet.
+    """
+    known = _known(error, device, memory_bytes)
+    failure_class = FailureClass.CRASH if isinstance(error, SystemExit) else classify(known)
+    message = one_line(str(known)) or repr(error)
+    tail = "".join(traceback.format_exception(error)).rstrip().splitlines()[-TAIL_LINES:]
+    _let_go(error)
+    return Failure(
+        failure_class=failure_class,
+        message=redact(message, os.environ),
+        tail=redact("\n".join(tail), os.environ),
+        log=_log_of_this_process(node_name),
+    )
+
+
+def one_line(text: str, limit: int = 500) -> str:
+    """The text with its white space collapsed, cut to ``limit`` characters."""
+    line = " ".join(text.split())
+    return line if len(line) <= limit else line[: limit - 1] + "…"
+
+
+def _known(error: BaseException, device: Device | None, memory_bytes: int | None) -> BaseException:
+    """The exception of a known class that stands for ``error``; itself when there is none."""
+    if memory_bytes is not None and _memory_was_refused(error):
+        return OutOfMemory(
+            f"the emulated card's {memory_bytes:,} bytes are exhausted: "
+            f"{one_line(str(error)) or type(error).__name__}"
+        )
+    return device.classify(error) if device is not None else error
+
+
+def _memory_was_refused(error: BaseException) -> bool:
+    if isinstance(error, MemoryError):
+        return True
+    if isinstance(error, OSError) and error.errno == errno.ENOMEM:
+        return True
+    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in _REFUSED)
+
+
+def _let_go(error: BaseException) -> None:
+    """Clear the frames of an exception and of those it came from."""
+    seen: set[int] = set()
+    todo: list[BaseException | None] = [error]
+    while todo:
+        current = todo.pop()
+        if current is None or id(current) in seen:
+            continue
+        seen.add(id(current))
+        todo += [current.__cause__, current.__context__]
+        traceback.clear_frames(current.__traceback__)
+        current.__traceback__ = None
+
+
+def _log_of_this_process(node_name: str) -> str:
+    """``host:path`` of the file that stderr goes to; empty when it is a terminal or a pipe."""
+    with contextlib.suppress(OSError):
+        path = os.readlink("/proc/self/fd/2")
+        if os.path.isfile(path):
+            return f"{node_name}:{path}"
+    return ""
