@@ -81,7 +81,8 @@ def flags_of(rows: Sequence[Measurement]) -> tuple[Flag, ...]:
             of=len(rows),
             meaning="These rows ran on a CPU that stands in for the accelerator. They show that "
             "the grid works, not how fast the accelerator is.",
-            details=_names(f"{r.accelerator} on {r.device_name or 'CPU'}" for r in emulated),
+            details=_names(f"{r.accelerator} on {r.device_name}" for r in emulated if r.device_name)
+            or ("no row reached a device",),
         ),
         Flag(
             name="Random weights",

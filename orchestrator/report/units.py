@@ -66,7 +66,7 @@ def percent(value: float | None, digits: int = 2) -> str:
     """A ratio as per cent."""
     if value is None or not math.isfinite(value):
         return MISSING
-    return f"{number(value * 100, digits)} %"
+    return f"{number(value * 100, digits)}%"
 
 
 def moment(value: float | None) -> str:

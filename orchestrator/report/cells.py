@@ -1,0 +1,100 @@
+"""What a cell of a table says: the same words in the terminal, the page and the Markdown."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from orchestrator.job import State
+from orchestrator.measurement import Measurement
+from orchestrator.report import units
+from orchestrator.report.contests import memory_kind, peak_memory_bytes
+from orchestrator.report.summary import SHORT_STATE, Table
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellText:
+    """One cell. ``mark`` is ``*`` for the best, ``~`` for one that ties with it."""
+
+    value: str  # "1,234", "OOM", or "" where the grid asked for nothing
+    note: str = ""  # "±2.1%", with the batch size that was found where `max` was asked
+    mark: str = ""
+    state: State | None = None
+
+
+def cell_text(table: Table, precision: str, batch_size: str) -> CellText:
+    """The text of one cell of ``table``."""
+    row = table.cells.get((precision, batch_size))
+    if row is None:
+        return CellText(value="")
+    if row.state is not State.SUCCEEDED:
+        return CellText(value=SHORT_STATE[row.state], state=row.state)
+    mark = "*" if row.job_id == table.best else "~" if row.job_id in table.tied else ""
+    note = plus_minus(row)
+    if batch_size != str(row.batch_size) and row.batch_size is not None:
+        note = f"b={row.batch_size}" + (f" {note}" if note else "")
+    value = units.number(row.metrics.throughput)
+    return CellText(value=value, note=note, mark=mark, state=row.state)
+
+
+def plus_minus(row: Measurement) -> str:
+    """Half the confidence interval, relative to the throughput: ``±2.1%``."""
+    metrics = row.metrics
+    if not metrics.throughput or metrics.throughput_low is None or metrics.throughput_high is None:
+        return ""
+    half = (metrics.throughput_high - metrics.throughput_low) / 2
+    return f"±{units.percent(half / metrics.throughput)}"
+
+
+def choice(row: Measurement) -> str:
+    """The free choices of a row, short: ``bf16 b=32``, with the engine where it is not usual."""
+    words = [row.precision, f"b={row.batch_size if row.batch_size is not None else '?'}"]
+    if row.engine != "transformers":
+        words.append(row.engine)
+    if row.parameters.get("compile"):
+        words.append("compiled")
+    return " ".join(words)
+
+
+def throughput(row: Measurement) -> str:
+    """``1,234 tokens/s ±2.1%``."""
+    text = f"{units.number(row.metrics.throughput)} {row.metrics.throughput_unit}".strip()
+    half = plus_minus(row)
+    return f"{text} {half}" if half else text
+
+
+def token_times(row: Measurement) -> str:
+    """``first token 76 ms, then 8.4 ms a token (p99 12 ms)``."""
+    metrics = row.metrics
+    words = []
+    if metrics.ttft_s is not None:
+        words.append(f"first token {units.seconds(metrics.ttft_s)}")
+    if metrics.tpot_p50_s is not None:
+        slowest = f" (p99 {units.seconds(metrics.tpot_p99_s)})" if metrics.tpot_p99_s else ""
+        words.append(f"then {units.seconds(metrics.tpot_p50_s)} a token{slowest}")
+    return ", ".join(words)
+
+
+def memory(row: Measurement) -> str:
+    """Peak memory with whose it is: ``12.3 GiB (device)``."""
+    amount = peak_memory_bytes(row)
+    return f"{units.size(amount)} ({memory_kind(row)})" if amount is not None else units.MISSING
+
+
+def where(row: Measurement) -> str:
+    """Node and cards of a row: ``hpu-1 [0-3]``."""
+    if not row.nodes:
+        return ""
+    cards = sorted(row.card_indices)
+    if not cards:
+        return ", ".join(dict.fromkeys(row.nodes))
+    contiguous = len(cards) > 1 and cards == list(range(cards[0], cards[-1] + 1))
+    text = f"{cards[0]}-{cards[-1]}" if contiguous else ",".join(map(str, cards))
+    return f"{', '.join(dict.fromkeys(row.nodes))} [{text}]"
+
+
+def label(row: Measurement) -> str:
+    """A job on one line, for lists: ``chatglm3-6b fp32 b=128 on 1 × HPU``."""
+    return (
+        f"{row.model} {row.precision} b={row.batch_size_requested} "
+        f"on {row.cards} × {row.accelerator}"
+    )

@@ -1,0 +1,162 @@
+"""The summary as Markdown, for an issue, a wiki page or a commit message."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from orchestrator.measurement import Measurement
+from orchestrator.report import cells, units
+from orchestrator.report.grouping import described, distinguishing
+from orchestrator.report.safe import markdown, tail
+from orchestrator.report.summary import SHORT_STATE, STATE_MEANING, Summary, Table
+
+
+def to_markdown(summary: Summary) -> str:
+    """The whole summary as GitHub-flavoured Markdown."""
+    parts = [
+        _headline(summary),
+        _contests(summary),
+        *(_table(table) for table in summary.tables),
+        _legend(summary),
+        _causes(summary),
+        _cards(summary),
+        _provenance(summary),
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _headline(summary: Summary) -> str:
+    lines = [f"# Run {markdown(summary.run)}", "", summary.verdict]
+    if summary.counts:
+        lines += ["", ", ".join(f"{n:,} {markdown(str(s))}" for s, n in summary.counts.items())]
+    if summary.shared:
+        lines += ["", markdown(described(summary.shared))]
+    for flag in summary.flags:
+        names = markdown(units.listed(list(flag.details)))
+        lines += [
+            "",
+            f"> **{flag.name}** in {flag.count:,} of {units.plural(flag.of, 'row')} "
+            f"({names}). {flag.meaning}",
+        ]
+    for fact in summary.provenance.mixed:
+        values = markdown(units.listed([value for value, _ in fact.values]))
+        lines += ["", f"> **Mixed {markdown(fact.name)}**: {values}."]
+    return "\n".join(lines)
+
+
+def _contests(summary: Summary) -> str:
+    if not summary.contests:
+        return ""
+    settings = [contest.setting for contest in summary.contests]
+    lines = []
+    for contest in summary.contests:
+        about = described(distinguishing(contest.setting, settings))
+        lines.append(
+            [
+                markdown(contest.setting.model),
+                markdown(contest.setting.where + (f" · {about}" if about else "")),
+                markdown(cells.choice(contest.fastest)),
+                markdown(cells.throughput(contest.fastest)),
+                markdown(units.listed([cells.choice(row) for row in contest.tied]))
+                or units.MISSING,
+                markdown(_latency(contest.quickest)),
+                markdown(_memory(contest.leanest)),
+            ]
+        )
+    head = (
+        "model",
+        "device",
+        "best setting",
+        "throughput",
+        "not told apart from",
+        "lowest latency of a prompt (p50)",
+        "smallest peak memory",
+    )
+    return "## Best setting for each model and device\n\n" + _grid(head, lines, right=(3,))
+
+
+def _latency(row: Measurement | None) -> str:
+    if row is None:
+        return units.MISSING
+    return f"{units.seconds(row.metrics.latency_p50_s)} ({cells.choice(row)})"
+
+
+def _memory(row: Measurement | None) -> str:
+    return units.MISSING if row is None else f"{cells.memory(row)} ({cells.choice(row)})"
+
+
+def _table(table: Table) -> str:
+    lines = []
+    for precision in table.precisions:
+        line = [f"**{markdown(precision)}**"]
+        for column in table.batch_sizes:
+            cell = cells.cell_text(table, precision, column)
+            value = f"**{cell.value}**" if cell.mark == "*" else cell.value
+            tied = " \\~" if cell.mark == "~" else ""
+            line.append(f"{value}{tied} {cell.note}".strip())
+        lines.append(line)
+    head = (f"{table.unit or 'state'}", *(f"b={column}" for column in table.batch_sizes))
+    about = f"\n\n{markdown(described(table.about))}" if table.about else ""
+    right = range(1, len(table.batch_sizes) + 1)
+    return f"## {markdown(table.title)}{about}\n\n{_grid(head, lines, right)}"
+
+
+def _legend(summary: Summary) -> str:
+    told = [
+        f"{SHORT_STATE[state]}: {STATE_MEANING[state]}"
+        for state in summary.counts
+        if str(state) != "SUCCEEDED"
+    ]
+    words = ["**bold**: best", "\\~: not told apart from the best", *told]
+    return "; ".join(words) + "." if summary.tables else ""
+
+
+def _causes(summary: Summary) -> str:
+    if not summary.causes:
+        return ""
+    parts = ["## What did not run, and why"]
+    for cause in summary.causes:
+        names = markdown(units.listed([cells.label(row) for row in cause.rows]))
+        reason = markdown(cause.reason) or "no reason was recorded"
+        parts.append(
+            f"- **{len(cause.rows):,} × {markdown(str(cause.state))}** {reason}  \n  {names}"
+        )
+        if cause.example.failure_tail:
+            block = tail(cause.example.failure_tail, 1500)
+            # Indented code has no closing mark that hostile text could write.
+            parts.append("\n".join(f"      {line}" for line in block.splitlines()))
+    return "\n\n".join(parts)
+
+
+def _cards(summary: Summary) -> str:
+    lanes = summary.timeline.lanes
+    if not lanes:
+        return ""
+    lines = [
+        [
+            markdown(lane.name),
+            str(len(lane.spans)),
+            units.seconds(lane.busy_s),
+            units.seconds(lane.idle_s),
+            units.percent(lane.utilization, 3),
+        ]
+        for lane in lanes
+    ]
+    return "## Cards\n\n" + _grid(("card", "attempts", "busy", "idle", "used"), lines, range(1, 5))
+
+
+def _provenance(summary: Summary) -> str:
+    facts = (*summary.provenance.versions, *summary.provenance.facts)
+    if not facts:
+        return ""
+    lines = [
+        [markdown(fact.name), markdown(units.listed([v for v, _ in fact.values], 8))]
+        for fact in facts
+    ]
+    return "## Made with\n\n" + _grid(("what", "value"), lines)
+
+
+def _grid(head: Sequence[str], lines: Iterable[Sequence[str]], right: Iterable[int] = ()) -> str:
+    align = ["--:" if i in set(right) else "---" for i in range(len(head))]
+    rows = [head, align, *lines]
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
