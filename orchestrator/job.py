@@ -53,8 +53,18 @@ class State(str, Enum):
         return self not in (State.PENDING, State.RUNNING)
 
 
+_canonical_json = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
+
+
+class _Identified:
+    """A slot for the cached id: not a field, so it is neither compared nor pickled."""
+
+    __slots__ = ("_job_id",)
+    _job_id: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class Job(_Identified):
     """One point of the grid. ``parameters`` are the workload's own, sorted by name."""
 
     experiment: str
@@ -89,8 +99,13 @@ class Job:
     @property
     def job_id(self) -> str:
         """First 16 hex digits of the SHA-256 of the job's canonical JSON."""
-        text = json.dumps(self.identity(), sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        try:
+            known: str = self._job_id
+        except AttributeError:
+            text = _canonical_json(self.identity())
+            known = hashlib.sha256(text.encode()).hexdigest()[:16]
+            object.__setattr__(self, "_job_id", known)
+        return known
 
     @property
     def residency_key(self) -> str:

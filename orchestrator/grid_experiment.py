@@ -1,0 +1,302 @@
+"""One experiment of a grid file: its settings, axes, include and exclude, checked name by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.grid import ExperimentBlock
+from orchestrator.grid_axes import (
+    RANGE_HINT,
+    Axis,
+    Pattern,
+    looks_like_range,
+    parse_range,
+    product_size,
+)
+from orchestrator.grid_fields import FIELD_NAMES, Fault, JobFields, shown
+from orchestrator.grid_yaml import Path_
+from orchestrator.job import Scalar
+from workloads.api import MeasureSettings
+
+if TYPE_CHECKING:
+    from orchestrator.grid_reader import GridReader
+
+STRUCTURE = tuple(ExperimentBlock.model_fields)
+
+#: Values of one setting, each with its place in the file.
+Values = list[tuple[Scalar, Path_]]
+
+
+@dataclass(slots=True, kw_only=True)
+class Experiment:
+    """What an experiment asks for, ready to be expanded."""
+
+    name: str
+    path: Path_
+    workload: str
+    measure: MeasureSettings
+    fixed: dict[str, Scalar] = field(default_factory=dict)  # built-in defaults included
+    axes: list[Axis] = field(default_factory=list)
+    include: list[list[Axis]] = field(default_factory=list)
+    exclude: list[tuple[Path_, Pattern]] = field(default_factory=list)
+    origins: dict[tuple[str, Scalar], Path_] = field(default_factory=dict)
+
+    @property
+    def size(self) -> int:
+        """How many jobs it asks for, before ``exclude``."""
+        return product_size(self.axes) + sum(product_size(axes) for axes in self.include)
+
+
+class ExperimentReader:
+    """Reads one experiment; problems go to the grid's reader."""
+
+    def __init__(
+        self,
+        grid: GridReader,
+        path: Path_,
+        block: dict[str, Any],
+        defaults: Mapping[str, Any],
+        whole: bool,
+    ) -> None:
+        self.grid = grid
+        self.path = path
+        self.block = block
+        self.defaults = defaults
+        self.whole = whole
+        workload = block.get("workload", defaults.get("workload"))
+        self.workload = workload if isinstance(workload, str) else None
+        known = self.workload if self.workload in grid.vocabulary.workloads else None
+        self.names = (*FIELD_NAMES, *grid.vocabulary.parameter_names(known))
+        self.origins: dict[tuple[str, Scalar], Path_] = {}
+
+    def read(self, measure: MeasureSettings) -> Experiment:
+        """The experiment; whole only if no problem was noted."""
+        if self.workload is None and self.whole:
+            hint = f"write `workload: {next(iter(self.grid.vocabulary.workloads), '')}`"
+            self.grid.complain(self.path, "no `workload:` here nor in defaults", hint)
+        experiment = Experiment(
+            name=str(self.block.get("name", "")),
+            path=self.path,
+            workload=self.workload or "",
+            measure=measure,
+            origins=self.origins,
+        )
+        self.origins["name", experiment.name] = (*self.path, "name")
+        own = self._settings(experiment)
+        self._axes(experiment, own)
+        experiment.include = self._include(experiment)
+        experiment.exclude = self._exclude()
+        return experiment
+
+    # Settings
+
+    def _settings(self, experiment: Experiment) -> set[str]:
+        """Fill in what is fixed, from the built-in defaults up; returns the experiment's own."""
+        vocabulary = self.grid.vocabulary
+        fixed: dict[str, Scalar] = {
+            name: info.default
+            for name, info in JobFields.model_fields.items()
+            if not info.is_required()
+        }
+        if self.workload is not None and self.workload in vocabulary.workloads:
+            entry = vocabulary.workloads[self.workload]
+            fixed["engine"] = entry.engines[0]
+            fixed.update(vocabulary.parameter_defaults(self.workload))
+        experiment.fixed = fixed
+        own = [key for key in self.block if key not in STRUCTURE]
+        levels: list[tuple[Path_, Mapping[str, Any]]] = [
+            (("defaults",), {k: v for k, v in self.defaults.items() if k in self.names}),
+            (self.path, {key: self.block[key] for key in own}),
+        ]
+        for path, settings in levels:
+            for name, raw in settings.items():
+                if name not in self.names:
+                    self.grid.unknown_key((*path, name), [*STRUCTURE, *self.names])
+                else:
+                    self._fix(experiment, (*path, name), name, raw)
+        return set(own)
+
+    def _fix(self, experiment: Experiment, path: Path_, name: str, raw: Any) -> None:
+        experiment.axes = [axis for axis in experiment.axes if axis.names != (name,)]
+        if name == "accelerator" and isinstance(raw, list):
+            values = self._values(path, name, raw)
+            experiment.fixed.pop(name, None)
+            experiment.axes.append(Axis((name,), tuple((value,) for value, _ in values)))
+            return
+        if isinstance(raw, (list, Mapping)) or (name != "model" and looks_like_range(raw)):
+            what = "a range" if isinstance(raw, str) else shown(raw)
+            hint = f"several values go under `axes:`, as `{name}: …`"
+            self.grid.complain(path, f"{what} where one value belongs", hint)
+            return
+        checked = self._checked(path, name, raw)
+        if checked:
+            experiment.fixed[name] = checked[0][0]
+
+    # Values
+
+    def _checked(self, path: Path_, name: str, value: Scalar) -> Values:
+        made, fault = self.grid.vocabulary.check(self.workload, name, value)
+        if fault is not None:
+            hint = fault.hint
+            if name == "batch_size" and not hint:
+                hint = f"a whole number from 1, or max; {RANGE_HINT}"
+            self.grid.complain(path, fault.message, hint)
+            return []
+        self.origins.setdefault((name, made), path)
+        return [(made, path)]
+
+    def _values(self, path: Path_, name: str, raw: Any, *, distinct: bool = True) -> Values:
+        """The values that ``raw`` (a value, a range, or a list of both) stands for, checked."""
+        if raw == [] or (raw is None and name in FIELD_NAMES):
+            hint = f"name at least one value, or remove `{name}:`"
+            self.grid.complain(path, f"`{name}:` has no values", hint)
+            return []
+        entries = list(enumerate(raw)) if isinstance(raw, list) else [(None, raw)]
+        values: Values = []
+        seen: set[tuple[type, Scalar]] = set()
+        for index, entry in entries:
+            place = path if index is None else (*path, index)
+            for value, _ in self._entry(place, name, entry):
+                if (type(value), value) in seen and distinct:
+                    hint = "an axis has each value once"
+                    self.grid.complain(place, f"{shown(value)} is listed twice", hint)
+                seen.add((type(value), value))
+                values.append((value, place))
+        return values
+
+    def _entry(self, path: Path_, name: str, entry: Any) -> Values:
+        if isinstance(entry, (list, Mapping)):
+            hint = "values are written [fp32, bf16] or 1..64 *2"
+            self.grid.complain(path, f"{shown(entry)} where one value belongs", hint)
+            return []
+        if not looks_like_range(entry):
+            return self._checked(path, name, entry)
+        numbers = parse_range(entry)
+        if isinstance(numbers, Fault):
+            self.grid.complain(path, numbers.message, numbers.hint)
+            return []
+        values: Values = []
+        for number in numbers:
+            checked = self._checked(path, name, number)
+            if not checked:  # one complaint for the whole range is enough
+                return []
+            values += checked
+        return values
+
+    def _known(self, path: Path_, name: str) -> bool:
+        """Whether ``name`` can vary within an experiment; notes a problem when not."""
+        if name == "workload":
+            hint = "an experiment has one workload; make another experiment"
+            self.grid.complain(path, "the workload cannot vary here", hint, key=True)
+            return False
+        if name not in self.names:
+            self.grid.unknown_key(path, self.names)
+            return False
+        return True
+
+    # Axes
+
+    def _axes(self, experiment: Experiment, own: set[str]) -> None:
+        taken = {name: (*self.path, name) for name in own}
+        for name, raw in self.block.get("axes", {}).items():
+            path = (*self.path, "axes", name)
+            if self._free(path, name, taken):
+                rows = tuple((value,) for value, _ in self._values(path, name, raw))
+                self._add(experiment, Axis((name,), rows))
+        groups = self.block.get("zip")
+        path = (*self.path, "zip")
+        if groups is None:
+            return
+        if isinstance(groups, Mapping):
+            self._zip(experiment, path, groups, taken)
+            return
+        if not isinstance(groups, list) or not all(isinstance(group, Mapping) for group in groups):
+            hint = "a group is written {input_tokens: [128, 512], output_tokens: [32, 64]}"
+            self.grid.complain(path, f"{shown(groups)} is no group of linked axes", hint)
+            return
+        for index, group in enumerate(groups):
+            self._zip(experiment, (*path, index), group, taken)
+
+    def _add(self, experiment: Experiment, axis: Axis) -> None:
+        """Append an axis; it replaces what defaults said of its settings."""
+        for name in axis.names:
+            experiment.fixed.pop(name, None)
+        experiment.axes = [a for a in experiment.axes if not set(a.names) & set(axis.names)]
+        experiment.axes.append(axis)
+
+    def _free(self, path: Path_, name: str, taken: dict[str, Path_]) -> bool:
+        if not self._known(path, name):
+            return False
+        if name in taken:
+            line, _ = self.grid.document.position(taken[name], key=True)
+            hint = f"it is on line {line} already; keep one of them"
+            self.grid.complain(path, f"`{name}:` is set twice", hint, key=True)
+            return False
+        taken[name] = path
+        return True
+
+    def _zip(
+        self,
+        experiment: Experiment,
+        path: Path_,
+        group: Mapping[str, Any],
+        taken: dict[str, Path_],
+    ) -> None:
+        if not group:
+            self.grid.complain(path, "a group without axes", "name the linked axes, or remove it")
+            return
+        columns: dict[str, Values] = {}
+        for name, raw in group.items():
+            if self._free((*path, name), name, taken):
+                columns[name] = self._values((*path, name), name, raw, distinct=False)
+        lengths = {name: len(values) for name, values in columns.items()}
+        if 0 in lengths.values() or not lengths:
+            return  # noted already
+        if len(set(lengths.values())) > 1:
+            counts = ", ".join(f"{name} has {length}" for name, length in lengths.items())
+            hint = "linked axes are read row by row and have equal lengths"
+            self.grid.complain(path, f"linked axes of different lengths: {counts}", hint)
+            return
+        rows = zip(*([value for value, _ in values] for values in columns.values()), strict=True)
+        self._add(experiment, Axis(tuple(columns), tuple(rows)))
+
+    # Points
+
+    def _point(self, path: Path_, entry: Mapping[str, Any]) -> dict[str, Values]:
+        return {
+            name: self._values((*path, name), name, raw)
+            for name, raw in entry.items()
+            if self._known((*path, name), name)
+        }
+
+    def _include(self, experiment: Experiment) -> list[list[Axis]]:
+        listed = [axis for axis in experiment.axes if axis.names == ("accelerator",)]
+        if "accelerator" in self.block.get("axes", {}):  # an axis, not `accelerator: [HPU, GPU]`
+            listed = []
+        open_names = [n for axis in experiment.axes if axis not in listed for n in axis.names]
+        points = []
+        for index, entry in enumerate(self.block.get("include", [])):
+            path = (*self.path, "include", index)
+            point = self._point(path, entry)
+            missing = [name for name in open_names if name not in entry]
+            if missing:
+                hint = "a point of `include` gives a value to every axis"
+                self.grid.complain(path, f"no {', '.join(missing)} in this point", hint)
+            axes = [Axis((name,), tuple((v,) for v, _ in values)) for name, values in point.items()]
+            points.append(axes if "accelerator" in point else [*listed, *axes])
+        return points
+
+    def _exclude(self) -> list[tuple[Path_, Pattern]]:
+        patterns = []
+        for index, entry in enumerate(self.block.get("exclude", [])):
+            path = (*self.path, "exclude", index)
+            if not entry:
+                hint = "name what to leave out, e.g. {precision: int4, batch_size: 64}"
+                self.grid.complain(path, "an empty pattern would exclude everything", hint)
+                continue
+            point = self._point(path, entry)
+            allowed = {name: frozenset(v for v, _ in values) for name, values in point.items()}
+            patterns.append((path, Pattern(allowed)))
+        return patterns

@@ -1,0 +1,263 @@
+"""What may be set in a grid: the fields of a job and the parameters of its workload.
+
+A *field* is a setting that every job has (model, precision, batch_size, …); a *parameter* belongs
+to the workload (output_tokens, …). In a grid file both are written alike. ``Vocabulary`` knows the
+names and can check one value of one setting, which is what lets every problem of a file be
+reported at once, each where its value stands.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from orchestrator.job import Scalar
+
+
+class JobFields(BaseModel):
+    """The settings that every job has. An absent one takes its default; two have none."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    workload: str = Field(description="What is run. One experiment has one workload.")
+    model: str = Field(
+        min_length=1,
+        description="An embedded model (tiny-chatglm3, smollm2-135m-instruct), a directory that "
+        "transformers loads, or a Hugging Face Hub id.",
+    )
+    dataset: str = Field(
+        default="advertisegen-synthetic",
+        min_length=1,
+        description="An embedded dataset (advertisegen-synthetic, english-prompts), a file of JSON "
+        "lines with `content` and `summary`, or an AdvertiseGen directory.",
+    )
+    accelerator: Literal["HPU", "GPU", "CPU"] = Field(
+        default="HPU",
+        description="The kind of card: HPU (Intel Gaudi), GPU (NVIDIA) or CPU. Several may be "
+        "listed; each job is then run on each.",
+    )
+    cards: int = Field(
+        default=1,
+        ge=1,
+        le=4096,
+        description="Cards that one job holds, all of one node or several whole nodes. On Gaudi "
+        "1, 2, 4 or 8 of a server.",
+    )
+    precision: str = Field(
+        default="bf16",
+        description="Format of the weights. What it means on each device is in docs/grids.md.",
+    )
+    batch_size: Annotated[int, Field(ge=1, le=1_000_000)] | Literal["max"] = Field(
+        default=1,
+        description="Prompts (or training samples) per batch and card; `max` finds the largest "
+        "that fits.",
+    )
+    engine: str = Field(default="transformers", description="The library that runs the model.")
+    isolation: Literal["warm", "process"] = Field(
+        default="warm",
+        description="`warm`: a worker keeps its model loaded for the next job that can use it; "
+        "`process`: every job gets a process of its own.",
+    )
+
+
+FIELD_NAMES = tuple(JobFields.model_fields)
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What is wrong with a value, and what would be right."""
+
+    message: str
+    hint: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vocabulary:
+    """The names that a grid may use, and the check of single values.
+
+    ``workloads`` maps a name to an entry with ``.parameters`` (a pydantic model) and ``.engines``.
+    ``find_model`` and ``find_dataset`` raise when there is no such thing; None leaves names
+    unchecked, for a machine that is not the one where the grid will run.
+    """
+
+    workloads: Mapping[str, Any]
+    precisions: tuple[str, ...]
+    find_model: Callable[[str], object] | None = None
+    find_dataset: Callable[[str], object] | None = None
+    checked: dict[tuple[object, ...], tuple[Scalar, Fault | None]] = field(
+        default_factory=dict, repr=False, compare=False
+    )
+
+    @classmethod
+    def installed(cls, *, check_data: bool = True) -> Vocabulary:
+        """What this installation has; ``check_data`` also looks for models and datasets."""
+        from workloads.precision import PRECISIONS
+        from workloads.registry import WORKLOADS
+
+        if not check_data:
+            return cls(workloads=WORKLOADS, precisions=PRECISIONS)
+        from workloads.data.catalog import find_dataset
+        from workloads.models.catalog import find_model
+
+        return cls(
+            workloads=WORKLOADS,
+            precisions=PRECISIONS,
+            find_model=find_model,
+            find_dataset=find_dataset,
+        )
+
+    def parameter_names(self, workload: str | None = None) -> tuple[str, ...]:
+        """The parameters of one workload; of all workloads when it is None or unknown."""
+        if workload is not None and workload in self.workloads:
+            return tuple(self.workloads[workload].parameters.model_fields)
+        names = (
+            name for entry in self.workloads.values() for name in entry.parameters.model_fields
+        )
+        return tuple(dict.fromkeys(names))
+
+    def parameter_defaults(self, workload: str) -> dict[str, Scalar]:
+        """The defaults of a workload's optional parameters."""
+        fields = self.workloads[workload].parameters.model_fields
+        return {
+            name: info.get_default(call_default_factory=True)
+            for name, info in fields.items()
+            if not info.is_required()
+        }
+
+    def check(self, workload: str | None, name: str, value: Scalar) -> tuple[Scalar, Fault | None]:
+        """The value of a setting as its type wants it, or what is wrong with it.
+
+        A name that is neither a field nor a parameter of ``workload`` is not looked at.
+        """
+        known = (workload, name, type(value), value)
+        if known not in self.checked:
+            self.checked[known] = self._check(workload, name, value)
+        return self.checked[known]
+
+    def _check(self, workload: str | None, name: str, value: Scalar) -> tuple[Scalar, Fault | None]:
+        if name not in FIELD_NAMES:
+            entry = self.workloads.get(workload or "")
+            if entry is None or name not in entry.parameters.model_fields:
+                return value, None
+            return _validated(entry.parameters, name, value)
+        _, fault = _validated(JobFields, name, value)
+        return value, fault or self._unknown_name(workload, name, value)
+
+    def _unknown_name(self, workload: str | None, name: str, value: Scalar) -> Fault | None:
+        """Fields whose values are names that somebody else keeps."""
+        if name == "workload":
+            return _not_among(value, self.workloads, "workload")
+        if name == "precision":
+            return _not_among(value, self.precisions, "precision")
+        if name == "engine":
+            if workload is None or workload not in self.workloads:
+                return None
+            return _not_among(value, self.workloads[workload].engines, f"engine of {workload}")
+        find = {"model": self.find_model, "dataset": self.find_dataset}.get(name)
+        if find is None:
+            return None
+        from workloads.errors import WorkloadError
+
+        try:
+            find(str(value))
+        except WorkloadError as error:
+            return Fault(str(error))
+        return None
+
+    def check_together(
+        self, workload: str, parameters: Mapping[str, Scalar]
+    ) -> tuple[dict[str, Scalar], list[Fault]]:
+        """All parameters of a job with defaults filled in; faults that only their union has."""
+        model = self.workloads[workload].parameters
+        try:
+            return model.model_validate_json(json.dumps(parameters)).model_dump(mode="json"), []
+        except ValidationError as error:
+            faults = []
+            for detail in error.errors(include_url=False):
+                where = ".".join(map(str, detail["loc"]))
+                faults.append(Fault(f"{where}: {detail['msg']}" if where else detail["msg"]))
+            return {}, faults
+
+
+def _validated(model: type[BaseModel], name: str, value: Scalar) -> tuple[Scalar, Fault | None]:
+    """One field of a pydantic model checked alone: other fields' errors are not ours."""
+    try:
+        # JSON mode, since strict Python mode refuses the text of an enumeration's member.
+        made = model.model_validate_json(json.dumps({name: value}), strict=True)
+    except ValidationError as error:
+        details: list[Any] = [d for d in error.errors(include_url=False) if d["loc"][:1] == (name,)]
+        return value, explain(details, value) if details else None
+    return made.model_dump(mode="json")[name], None
+
+
+_WANTED = {
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "string_type": "text",
+    "dict_type": "a mapping of keys to values",
+    "model_type": "a mapping of keys to values",
+    "list_type": "a list",
+    "none_required": "null",
+}
+
+
+def explain(details: list[Any], value: object) -> Fault:
+    """A pydantic complaint in the words of this project."""
+    wanted: list[str] = []
+    limits: list[str] = []
+    choices: list[str] = []
+    for detail in details:
+        kind = detail["type"]
+        if kind == "literal_error" or kind == "enum":
+            choices += str(detail["ctx"]["expected"]).replace(" or ", ", ").split(", ")
+        elif kind in _WANTED:
+            wanted.append(_WANTED[kind])
+        else:
+            limits.append(detail["msg"].removeprefix("Input ").removeprefix("Value error, "))
+    if limits:
+        return Fault(f"{shown(value)}: {limits[0]}")
+    choices = [choice.strip("'") for choice in choices]
+    wanted = list(dict.fromkeys(wanted))
+    if choices and not wanted:
+        return _not_among(value, choices, "possible value") or Fault(f"{shown(value)} is refused")
+    hint = ""
+    if isinstance(value, str) and wanted[:1] == ["a whole number"]:
+        digits = value.strip().lstrip("0") or "0"
+        hint = f"write {digits}" if digits.isdigit() else ""
+    return Fault(f"{shown(value)} is not {' or '.join([*wanted, *choices])}", hint)
+
+
+def _not_among(value: object, names: Iterable[str], noun: str) -> Fault | None:
+    names = list(names)
+    if value in names:
+        return None
+    return Fault(f"{shown(value)} is no {noun}", suggestion(str(value), names))
+
+
+def suggestion(word: str, names: Iterable[str]) -> str:
+    """``did you mean …?`` when a name is close, else the names there are."""
+    names = list(names)
+    folded = {name.casefold(): name for name in names}
+    close = difflib.get_close_matches(word.casefold()[:80], folded, n=1, cutoff=0.6)
+    listed = ", ".join(names)
+    if close:
+        return f"did you mean {folded[close[0]]}? There is: {listed}"
+    return f"there is: {listed}" if names else "there is none"
+
+
+def shown(value: object) -> str:
+    """A value as a message quotes it: short, and text told from numbers."""
+    if isinstance(value, str):
+        return json.dumps(value if len(value) <= 80 else value[:77] + "…", ensure_ascii=False)
+    if isinstance(value, Mapping):
+        return "a mapping"
+    if isinstance(value, (list, tuple)):
+        return "a list"
+    return json.dumps(value)

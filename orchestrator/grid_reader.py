@@ -1,0 +1,190 @@
+"""The meaning of a grid file: structure and names checked, experiments expanded into jobs.
+
+Nothing raises on the way. Each step notes its problems and hands on what is sound, so that one
+reading finds the unknown key in line 3 and the impossible exclude in line 30. An experiment with
+problems is not expanded: that would only complain about their consequences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from orchestrator.errors import GridError, Problem
+from orchestrator.grid import ExperimentBlock, Grid, GridFile, MeasureBlock
+from orchestrator.grid_axes import MAX_JOBS
+from orchestrator.grid_expand import Expander
+from orchestrator.grid_experiment import Experiment, ExperimentReader
+from orchestrator.grid_fields import FIELD_NAMES, Vocabulary, explain, shown, suggestion
+from orchestrator.grid_yaml import Document, Path_
+from workloads.api import MeasureSettings
+
+MAX_PROBLEMS = 100  # beyond these, reading on helps nobody
+
+_HABITS = {  # what people write, and where it belongs
+    "parameters": "write the workload's parameters as settings, beside `name:`",
+    "matrix": "the axes of an experiment go under `axes:`",
+    "grid": "the axes of an experiment go under `axes:`",
+    "sweep": "the axes of an experiment go under `axes:`",
+    "jobs": "a grid has `experiments:`",
+    "device": "write `accelerator: HPU`, GPU or CPU",
+    "dtype": "write `precision:`",
+    "max_new_tokens": "write `output_tokens:`",
+}
+
+
+class GridReader:
+    """One reading of one document."""
+
+    def __init__(self, document: Document, vocabulary: Vocabulary) -> None:
+        self.document = document
+        self.vocabulary = vocabulary
+        self.problems: list[Problem] = []
+
+    def read(self) -> Grid:
+        """The grid.
+
+        Raises:
+            GridError: all that is wrong with it.
+        """
+        top = self.structure(GridFile, self.document.data, ())
+        measure = self._measure(top.get("measure", {}), ("measure",), MeasureSettings())
+        experiments = self._experiments(top, measure)
+        self._check_size(experiments)
+        if self.problems:
+            raise GridError(self._in_file_order())
+        expander = Expander(self.document, self.vocabulary)
+        planned = expander.expand(experiments)
+        if expander.problems:
+            self.problems = expander.problems
+            raise GridError(self._in_file_order())
+        return Grid(
+            name=top["name"],
+            description=top.get("description", ""),
+            planned=planned,
+            notes=expander.notes(),
+            document=self.document,
+            origins={
+                (experiment.name, *origin): path
+                for experiment in experiments
+                for origin, path in experiment.origins.items()
+            },
+        )
+
+    def complain(self, path: Path_, message: str, hint: str = "", *, key: bool = False) -> None:
+        """Note a problem at ``path``."""
+        self.problems.append(self.document.problem(path, message, hint, key=key))
+
+    def structure(
+        self, model: type[BaseModel], raw: Mapping[str, Any], path: Path_
+    ) -> dict[str, Any]:
+        """The keys of ``raw`` that the model accepts; the others are noted as problems."""
+        try:
+            model.model_validate(dict(raw))
+        except ValidationError as error:
+            by_key: dict[Path_, list[Any]] = {}
+            for detail in error.errors(include_url=False):
+                by_key.setdefault(tuple(detail["loc"]), []).append(detail)
+            for where, details in by_key.items():
+                self._complain_of(model, path + where, details)
+            bad = {where[0] for where in by_key if where}
+            return {key: value for key, value in raw.items() if key not in bad}
+        return dict(raw)
+
+    def _complain_of(self, model: type[BaseModel], path: Path_, details: list[Any]) -> None:
+        first = details[0]
+        name = str(path[-1])
+        if first["type"] == "missing":
+            hint = {"name": "give it a name", "experiments": "a list of experiments"}.get(name, "")
+            self.complain(path[:-1], f"no `{name}:` here", hint)
+        elif first["type"] == "extra_forbidden":
+            self.unknown_key(path, model.model_fields)
+        elif first["type"] == "too_short":
+            self.complain(path, "is empty", "give it at least one entry")
+        elif first["type"] == "string_pattern_mismatch":
+            hint = "letters, digits, '.', '_' and '-', beginning with a letter or digit, at most 64"
+            self.complain(path, f"{shown(first['input'])} is no name for a run", hint)
+        else:
+            fault = explain(details, first["input"])
+            self.complain(path, fault.message, fault.hint)
+
+    def unknown_key(self, path: Path_, names: Any) -> None:
+        """Note that the last key of ``path`` is none of ``names``."""
+        name = str(path[-1])
+        hint = _HABITS.get(name) or suggestion(name, names)
+        self.complain((*path[:-1], name), f"unknown key {shown(name)}", hint, key=True)
+
+    def _measure(self, raw: Any, path: Path_, inherited: MeasureSettings) -> MeasureSettings:
+        good = self.structure(MeasureBlock, raw, path)
+        settings = replace(inherited, **good)
+        if settings.min_repeats > settings.max_repeats:
+            blamed = "min_repeats" if "min_repeats" in good else "max_repeats"
+            self.complain(
+                (*path, blamed),
+                f"min_repeats ({settings.min_repeats}) is more than max_repeats "
+                f"({settings.max_repeats})",
+                "max_repeats is 20 unless it is set",
+            )
+        return settings
+
+    def _experiments(self, top: dict[str, Any], measure: MeasureSettings) -> list[Experiment]:
+        blocks = []
+        for index, raw in enumerate(top.get("experiments", [])):
+            path: Path_ = ("experiments", index)
+            blocks.append((path, raw, self.structure(ExperimentBlock, raw, path)))
+        defaults = top.get("defaults", {})
+        self._check_defaults(defaults, [block for _, _, block in blocks])
+        names: dict[str, int] = {}
+        experiments = []
+        for path, raw, block in blocks:
+            own = self._measure(block.get("measure", {}), (*path, "measure"), measure)
+            name = block.get("name")
+            if name is not None and names.setdefault(name, int(path[1])) != path[1]:
+                line, _ = self.document.position(("experiments", names[name], "name"))
+                hint = f"names are unique; the first is on line {line}"
+                self.complain((*path, "name"), f"a second experiment named {shown(name)}", hint)
+            whole = len(block) == len(raw)  # nothing of its structure was refused
+            reader = ExperimentReader(self, path, block, defaults, whole)
+            experiments.append(reader.read(own))
+        return experiments
+
+    def _check_defaults(self, defaults: Mapping[str, Any], blocks: list[dict[str, Any]]) -> None:
+        """Names in ``defaults``: parameters of any workload of the file are welcome there."""
+        workloads = [defaults.get("workload"), *(block.get("workload") for block in blocks)]
+        used = [name for name in workloads if isinstance(name, str)]
+        known = {name for workload in used for name in self.vocabulary.parameter_names(workload)}
+        known = known or set(self.vocabulary.parameter_names())
+        for name in defaults:
+            if name not in FIELD_NAMES and name not in known:
+                self.unknown_key(("defaults", name), [*FIELD_NAMES, *sorted(known)])
+
+    def _check_size(self, experiments: list[Experiment]) -> None:
+        total = 0
+        for experiment in experiments:
+            size = experiment.size
+            total += size
+            if total > MAX_JOBS:
+                together = "" if total == size else f", {total:,} with the experiments before it"
+                message = f"experiment {shown(experiment.name)} has {size:,} jobs{together}"
+                path = (*experiment.path, "axes")
+                self.complain(path, message, f"the limit is {MAX_JOBS:,}; shorten an axis")
+                return
+
+    def _in_file_order(self) -> list[Problem]:
+        ordered = sorted(set(self.problems), key=lambda p: (p.line or 0, p.column or 0))
+        if len(ordered) > MAX_PROBLEMS:
+            more = len(ordered) - MAX_PROBLEMS
+            ordered = ordered[:MAX_PROBLEMS]
+            ordered.append(
+                Problem(
+                    file=self.document.file,
+                    line=None,
+                    column=None,
+                    path="",
+                    message=f"and {more} more problems",
+                )
+            )
+        return ordered
