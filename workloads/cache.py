@@ -1,0 +1,122 @@
+"""What is made once and kept on this node: converted models, the embedded model, samples.
+
+The root is ``NIGHTGRID_CACHE`` (default ``~/.cache/nightgrid``). Eight workers of a node may ask
+for the same thing in the same second, and any of them may be killed half-way, so a directory is
+built aside under a file lock, its files are flushed, and only then it is renamed to its final
+name: a name that exists is complete. A key says what is inside *and* the version of the recipe
+that made it; a changed recipe gets a new key, so nothing stale is ever read.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from workloads.errors import DataMissing
+
+try:
+    import fcntl
+except ImportError:  # pragma: no cover - Windows has no fcntl; the rename is still atomic there
+    fcntl = None  # type: ignore[assignment]
+
+_KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
+
+
+def cache_root() -> Path:
+    """The cache directory, made if need be.
+
+    Raises:
+        DataMissing: it cannot be made or written to.
+    """
+    root = Path(os.environ.get("NIGHTGRID_CACHE") or "~/.cache/nightgrid").expanduser()
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DataMissing(
+            f"the cache directory {root} cannot be made ({error.strerror}); "
+            "set NIGHTGRID_CACHE to a directory that can be written to"
+        ) from error
+    if not os.access(root, os.W_OK):
+        raise DataMissing(
+            f"the cache directory {root} is not writable; "
+            "set NIGHTGRID_CACHE to a directory that can be written to"
+        )
+    return root
+
+
+def cached_directory(key: str, build: Callable[[Path], None]) -> Path:
+    """The directory kept under ``key``; ``build(empty_directory)`` fills it if it is not there.
+
+    Safe when several processes ask at once: one builds, the others wait and use its result. If
+    ``build`` raises, nothing is kept.
+
+    Args:
+        key: file-name safe, with the version of the recipe in it.
+        build: fills the empty directory it is given.
+
+    Raises:
+        ValueError: the key is not file-name safe.
+    """
+    if not _KEY.fullmatch(key):
+        raise ValueError(f"cache key {key!r}: letters, digits, '.', '_' and '-' only")
+    final = cache_root() / key
+    if final.is_dir():
+        return final
+    with file_lock(final.with_name(f".{key}.lock")):
+        if not final.is_dir():  # another process may have built it while we waited
+            _remove_abandoned(final)
+            build_aside(final, build)
+    return final
+
+
+def build_aside(final: Path, build: Callable[[Path], None]) -> None:
+    """Fill a directory beside ``final``, flush it, and rename it to ``final`` in one step."""
+    aside = Path(tempfile.mkdtemp(prefix=f".{final.name}.building-", dir=final.parent))
+    try:
+        build(aside)
+        flush_tree(aside)
+        aside.chmod(0o755)  # mkdtemp made it private
+        aside.rename(final)
+    except BaseException:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise
+    _flush(final.parent)
+
+
+def flush_tree(directory: Path) -> None:
+    """Make every file below ``directory`` durable, so that a rename publishes whole files."""
+    for folder, _, names in os.walk(directory):
+        for name in names:
+            _flush(Path(folder) / name)
+        _flush(Path(folder))
+
+
+def _flush(path: Path) -> None:
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except PermissionError:  # pragma: no cover - directories cannot be opened on Windows
+        return
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def file_lock(path: Path) -> Iterator[None]:
+    """Hold an exclusive lock on ``path``; the system drops it when the process dies."""
+    with open(path, "a") as handle:
+        if fcntl is not None:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+def _remove_abandoned(final: Path) -> None:
+    """Remove what a killed builder left. Under the lock, so no live builder owns it."""
+    for leftover in final.parent.glob(f".{final.name}.building-*"):
+        shutil.rmtree(leftover, ignore_errors=True)

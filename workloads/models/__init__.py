@@ -1,0 +1,1 @@
+"""Models: which there are, how a loadable directory of one is made, and what is inside it."""

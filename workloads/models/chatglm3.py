@@ -1,0 +1,278 @@
+"""ChatGLM3 on transformers' own GLM class: names, sizes and prompt layout. No torch here.
+
+ChatGLM3-6B was published with Python code of its own (``ChatGLMModel``), which transformers of
+today no longer loads. Its arithmetic is that of ``GlmForCausalLM``: multi-query attention with two
+key/value heads, rotary embedding on the first half of each head in interleaved pairs, a bias on
+queries, keys and values only, RMSNorm, SwiGLU, and an output layer of its own. So a checkpoint
+only needs other names: query, key and value rows are cut out of one fused matrix, everything else
+is taken over as it stands.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from workloads.errors import BadConfiguration
+
+#: Added after the SentencePiece pieces, in this order (spelled as ChatGLM3's id table has them,
+#: but for ``<sop>`` and ``<eop>``: plain ``sop`` would fire inside ordinary words).
+SPECIAL_TOKENS = (
+    "[MASK]",
+    "[gMASK]",
+    "[sMASK]",
+    "<sop>",
+    "<eop>",
+    "<|system|>",
+    "<|user|>",
+    "<|assistant|>",
+    "<|observation|>",
+)
+UNKNOWN, BEGIN, END = "<unk>", "<s>", "</s>"
+UNKNOWN_ID, BEGIN_ID, END_ID = 0, 1, 2
+
+#: ChatGLM3-6B's own: rows of the embedding, and SentencePiece pieces.
+PUBLISHED_VOCABULARY, PUBLISHED_PIECES = 65024, 64789
+
+#: Names of the architecture in a config.json of the original layout.
+ORIGINAL_ARCHITECTURES = ("ChatGLMModel", "ChatGLMForConditionalGeneration")
+
+#: Renders the ids of ``prompt.encode_messages`` for content that spells no special token. (The
+#: template published with the model puts a second space before the content, hence other ids.)
+CHAT_TEMPLATE = (
+    "{{ '[gMASK]<sop>' }}{% for message in messages %}"
+    "{{ '<|' + message['role'] + '|>' + (message['metadata'] or '') + '\\n ' "
+    "+ message['content'] }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+
+
+def is_original(config: Mapping[str, Any]) -> bool:
+    """Whether a config.json describes ChatGLM in its original layout."""
+    architectures = config.get("architectures") or []
+    return config.get("model_type") == "chatglm" or any(
+        name in ORIGINAL_ARCHITECTURES for name in architectures
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """The sizes that fix every tensor's shape."""
+
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    vocabulary: int
+
+    @property
+    def query_rows(self) -> int:
+        """Rows of the query projection."""
+        return self.heads * self.head_dim
+
+    @property
+    def kv_rows(self) -> int:
+        """Rows of the key projection, and of the value projection."""
+        return self.kv_heads * self.head_dim
+
+
+def sizes_of(config: Mapping[str, Any]) -> Sizes:
+    """The sizes in a config.json of the original layout.
+
+    Raises:
+        BadConfiguration: a field is missing, or the checkpoint is of a kind that is not ChatGLM3
+            (ChatGLM-1, quantised, P-tuning).
+    """
+    if "padded_vocab_size" not in config or "ffn_hidden_size" not in config:
+        raise BadConfiguration(
+            "config.json has no 'padded_vocab_size' or 'ffn_hidden_size': this is not the layout "
+            "of ChatGLM2 or ChatGLM3 (the first ChatGLM-6B is another architecture)"
+        )
+    if config.get("quantization_bit"):
+        raise BadConfiguration(
+            f"the checkpoint is quantised (quantization_bit = {config['quantization_bit']}); "
+            "convert the original half-precision one and choose int8 or int4 when running"
+        )
+    if config.get("pre_seq_len"):
+        raise BadConfiguration(
+            f"the checkpoint is a P-tuning one (pre_seq_len = {config['pre_seq_len']}); "
+            "its prefix encoder has no counterpart in the native class"
+        )
+    required = {
+        "rmsnorm": True,
+        "multi_query_attention": True,
+        "post_layer_norm": True,
+        "add_qkv_bias": True,
+        "add_bias_linear": False,
+        "apply_residual_connection_post_layernorm": False,
+        "tie_word_embeddings": False,
+    }
+    wrong = {k: config[k] for k, v in required.items() if k in config and bool(config[k]) != v}
+    if wrong:
+        raise BadConfiguration(
+            f"config.json asks for {wrong}, which the native class does not do; ChatGLM3 has "
+            f"{ {k: required[k] for k in wrong} }"
+        )
+    try:
+        heads = int(config["num_attention_heads"])
+        hidden = int(config["hidden_size"])
+        return Sizes(
+            hidden=hidden,
+            layers=int(config["num_layers"]),
+            heads=heads,
+            kv_heads=int(config["multi_query_group_num"]),
+            head_dim=int(config.get("kv_channels") or hidden // heads),
+            intermediate=int(config["ffn_hidden_size"]),
+            vocabulary=int(config["padded_vocab_size"]),
+        )
+    except KeyError as error:
+        raise BadConfiguration(f"config.json has no {error.args[0]!r}") from None
+
+
+def native_config(
+    sizes: Sizes,
+    *,
+    eos_token_ids: list[int],
+    max_positions: int,
+    rope_theta: float = 10000.0,
+    rms_norm_eps: float = 1e-5,
+    dtype: str = "bfloat16",
+) -> dict[str, Any]:
+    """The config.json of ``GlmForCausalLM``, in the keys that transformers 4.55 and 5 both read."""
+    return {
+        "architectures": ["GlmForCausalLM"],
+        "model_type": "glm",
+        "vocab_size": sizes.vocabulary,
+        "hidden_size": sizes.hidden,
+        "intermediate_size": sizes.intermediate,
+        "num_hidden_layers": sizes.layers,
+        "num_attention_heads": sizes.heads,
+        "num_key_value_heads": sizes.kv_heads,
+        "head_dim": sizes.head_dim,
+        "hidden_act": "silu",
+        "attention_bias": True,
+        "attention_dropout": 0.0,
+        "partial_rotary_factor": 0.5,
+        "rope_theta": rope_theta,
+        "rms_norm_eps": rms_norm_eps,
+        "max_position_embeddings": max_positions,
+        "initializer_range": 0.02,
+        "use_cache": True,
+        "tie_word_embeddings": False,
+        "pad_token_id": UNKNOWN_ID,
+        "bos_token_id": BEGIN_ID,
+        "eos_token_id": eos_token_ids,
+        "torch_dtype": dtype,
+    }
+
+
+def from_original_config(
+    config: Mapping[str, Any], sentencepiece_pieces: int | None = None
+) -> dict[str, Any]:
+    """The native config.json for one of the original layout.
+
+    Args:
+        sentencepiece_pieces: how many pieces its tokenizer.model has, if that is known; role
+            tokens, which end a text too, are numbered after them.
+
+    Raises:
+        BadConfiguration: see :func:`sizes_of`.
+    """
+    sizes = sizes_of(config)
+    return native_config(
+        sizes,
+        eos_token_ids=eos_token_ids(config, sizes, sentencepiece_pieces),
+        max_positions=int(config.get("seq_length") or 8192),
+        rope_theta=10000.0 * float(config.get("rope_ratio") or 1.0),
+        rms_norm_eps=float(config.get("layernorm_epsilon") or 1e-5),
+        dtype=str(config.get("torch_dtype") or "float16"),
+    )
+
+
+def eos_token_ids(config: Mapping[str, Any], sizes: Sizes, pieces: int | None) -> list[int]:
+    """Where a ChatGLM3 text ends: ``</s>``, and the next turn's ``<|user|>`` or
+    ``<|observation|>``. ChatGLM3-6B: [2, 64795, 64797]."""
+    end = config.get("eos_token_id")
+    ends = [int(e) for e in end] if isinstance(end, list) else [END_ID if end is None else int(end)]
+    if pieces is None and sizes.vocabulary == PUBLISHED_VOCABULARY:
+        pieces = PUBLISHED_PIECES
+    if pieces is not None:
+        ends += [pieces + SPECIAL_TOKENS.index(t) for t in ("<|user|>", "<|observation|>")]
+    return list(dict.fromkeys(ends))
+
+
+_WHOLE = {
+    "transformer.embedding.word_embeddings.weight": "model.embed_tokens.weight",
+    "transformer.encoder.final_layernorm.weight": "model.norm.weight",
+    "transformer.output_layer.weight": "lm_head.weight",
+}
+_IN_LAYER = {
+    "input_layernorm.weight": "input_layernorm.weight",
+    "post_attention_layernorm.weight": "post_attention_layernorm.weight",
+    "self_attention.dense.weight": "self_attn.o_proj.weight",
+    "mlp.dense_h_to_4h.weight": "mlp.gate_up_proj.weight",
+    "mlp.dense_4h_to_h.weight": "mlp.down_proj.weight",
+}
+_LAYER = re.compile(r"transformer\.encoder\.layers\.(\d+)\.(.+)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One native tensor, as rows [start, stop) of an original one."""
+
+    name: str
+    start: int
+    stop: int
+
+
+def original_shapes(sizes: Sizes) -> dict[str, tuple[int, ...]]:
+    """Every tensor that a checkpoint of the original layout must hold, with its shape."""
+    s = sizes
+    shapes: dict[str, tuple[int, ...]] = {
+        "transformer.embedding.word_embeddings.weight": (s.vocabulary, s.hidden),
+        "transformer.encoder.final_layernorm.weight": (s.hidden,),
+        "transformer.output_layer.weight": (s.vocabulary, s.hidden),
+    }
+    fused = s.query_rows + 2 * s.kv_rows
+    in_layer: dict[str, tuple[int, ...]] = {
+        "input_layernorm.weight": (s.hidden,),
+        "self_attention.query_key_value.weight": (fused, s.hidden),
+        "self_attention.query_key_value.bias": (fused,),
+        "self_attention.dense.weight": (s.hidden, s.query_rows),
+        "post_attention_layernorm.weight": (s.hidden,),
+        "mlp.dense_h_to_4h.weight": (2 * s.intermediate, s.hidden),
+        "mlp.dense_4h_to_h.weight": (s.hidden, s.intermediate),
+    }
+    for layer in range(s.layers):
+        for name, shape in in_layer.items():
+            shapes[f"transformer.encoder.layers.{layer}.{name}"] = shape
+    return shapes
+
+
+def is_dropped(name: str) -> bool:
+    """Whether a tensor of the original layout carries nothing (it is computed from the config)."""
+    return name.endswith("rotary_pos_emb.inv_freq")
+
+
+def native_parts(name: str, sizes: Sizes) -> list[Part]:
+    """Which native tensors an original tensor becomes, as contiguous ranges of its rows."""
+    rows = original_shapes(sizes)[name][0]
+    if name in _WHOLE:
+        return [Part(name=_WHOLE[name], start=0, stop=rows)]
+    match = _LAYER.fullmatch(name)
+    assert match is not None  # original_shapes has no other names
+    layer, rest = match.groups()
+    prefix = f"model.layers.{layer}."
+    if rest in _IN_LAYER:
+        return [Part(name=prefix + _IN_LAYER[rest], start=0, stop=rows)]
+    kind = rest.rsplit(".", 1)[1]
+    parts, start = [], 0
+    for projection, size in (("q", sizes.query_rows), ("k", sizes.kv_rows), ("v", sizes.kv_rows)):
+        name = f"{prefix}self_attn.{projection}_proj.{kind}"
+        parts.append(Part(name=name, start=start, stop=start + size))
+        start += size
+    return parts

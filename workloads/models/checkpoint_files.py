@@ -1,0 +1,78 @@
+"""The files of a checkpoint's directory, looked at without loading any: is it all there?"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from workloads.errors import DataMissing
+
+#: Index of shards, and the single file it stands for.
+WEIGHT_FILES = (
+    ("model.safetensors.index.json", "model.safetensors"),
+    ("pytorch_model.bin.index.json", "pytorch_model.bin"),
+)
+
+
+def weight_files(directory: Path) -> list[Path]:
+    """The files that hold a checkpoint's weights, looked for in transformers' order.
+
+    Raises:
+        DataMissing: there are none, or a shard that the index names is not there.
+    """
+    for index, single in WEIGHT_FILES:
+        if (directory / single).is_file():
+            return [directory / single]
+        if (directory / index).is_file():
+            shards = index_shards(directory / index)
+            missing = [name for name in shards if not (directory / name).is_file()]
+            if missing:
+                more = " …" if len(missing) > 3 else ""
+                raise DataMissing(
+                    f"{directory} lacks {len(missing)} of its {len(shards)} weight files: "
+                    f"{', '.join(missing[:3])}{more} (named in {index})"
+                )
+            return [directory / name for name in shards]
+    raise DataMissing(
+        f"{directory} has no weights: no model.safetensors, no pytorch_model.bin and no index "
+        "of shards"
+    )
+
+
+def read_config(directory: Path) -> dict[str, Any]:
+    """config.json of a directory.
+
+    Raises:
+        DataMissing: it is not there, not a directory, or not JSON.
+    """
+    file = directory / "config.json"
+    if not directory.is_dir():
+        raise DataMissing(f"{directory} is a file; a model is a directory with a config.json")
+    if not file.is_file():
+        raise DataMissing(f"{directory} has no config.json, so it is not a model's directory")
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise DataMissing(f"{file} cannot be read as JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise DataMissing(f"{file} holds a {type(config).__name__}, not an object")
+    return config
+
+
+def architecture_of(config: dict[str, Any]) -> str:
+    """The model class that config.json names, or its model type."""
+    return str((config.get("architectures") or [config.get("model_type") or "unknown"])[0])
+
+
+def index_shards(index_file: Path) -> list[str]:
+    """The file names in an index of shards, sorted.
+
+    Raises:
+        DataMissing: the index is not one.
+    """
+    try:
+        weight_map = json.loads(index_file.read_text(encoding="utf-8"))["weight_map"]
+        return sorted(set(weight_map.values()))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DataMissing(f"{index_file} is not an index of weight files: {error}") from error

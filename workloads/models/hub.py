@@ -1,0 +1,128 @@
+"""What the Hugging Face hub has, asked in a way that cannot hang a plan.
+
+The local cache is looked at first, by its layout on disk, so neither torch nor the hub's client is
+imported. Only for a model that is not there is the network asked, once per process, with a
+deadline that covers name resolution too (which has no time-out of its own).
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import threading
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from workloads.errors import DataMissing
+from workloads.models.checkpoint_files import weight_files
+
+DEADLINE_S = 4.0
+_TRUE = {"1", "true", "yes", "on"}
+
+
+def offline() -> bool:
+    """Whether the user told the Hugging Face libraries to stay off the network."""
+    return any(
+        os.environ.get(name, "").lower() in _TRUE
+        for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+    )
+
+
+def cache_directory() -> Path:
+    """The hub's cache, as its client finds it."""
+    if cache := os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE"):
+        return Path(cache).expanduser()
+    home = os.environ.get("HF_HOME")
+    if not home:
+        home = os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")
+    return Path(home).expanduser() / "hub"
+
+
+def cached_snapshot(model_id: str) -> Path | None:
+    """The complete snapshot of a model in the local cache, or None."""
+    folder = cache_directory() / f"models--{model_id.replace('/', '--')}"
+    main = folder / "refs" / "main"
+    names = [main.read_text().strip()] if main.is_file() else []
+    names += sorted(p.name for p in (folder / "snapshots").glob("*") if p.name not in names)
+    for name in names:
+        snapshot = folder / "snapshots" / name
+        try:
+            if (snapshot / "config.json").is_file():
+                weight_files(snapshot)
+                return snapshot
+        except DataMissing:
+            continue  # an interrupted download
+    return None
+
+
+def fetch_config(model_id: str) -> dict[str, Any]:
+    """config.json of a model on the hub.
+
+    Raises:
+        DataMissing: the hub is not to be asked, not reachable in time, or does not have it.
+    """
+    if offline():
+        raise DataMissing(
+            f"{model_id} is not in the local cache ({cache_directory()}) and HF_HUB_OFFLINE is set"
+        )
+    endpoint = (os.environ.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")
+    outcome = _ask(f"{endpoint}/{model_id}/resolve/main/config.json", os.environ.get("HF_TOKEN"))
+    if isinstance(outcome, str):
+        raise DataMissing(f"{model_id} is not in the local cache, and {endpoint} {outcome}")
+    return outcome
+
+
+@functools.lru_cache(maxsize=256)
+def _ask(url: str, token: str | None) -> dict[str, Any] | str:
+    """The JSON object at ``url``, or why there is none."""
+    answer: list[dict[str, Any] | str] = []
+
+    def ask() -> None:
+        request = urllib.request.Request(url, headers={"User-Agent": "nightgrid"})
+        if token:
+            # Unredirected: the hub forwards to a file store that must not see the token.
+            request.add_unredirected_header("Authorization", f"Bearer {token}")
+        try:
+            with urllib.request.urlopen(request, timeout=DEADLINE_S) as response:
+                found = json.loads(response.read(1 << 20))
+                answer.append(found if isinstance(found, dict) else "has no usable config.json")
+        except urllib.error.HTTPError as error:
+            answer.append(_meaning(error.code))
+        except (OSError, ValueError) as error:
+            answer.append(f"cannot be reached ({getattr(error, 'reason', None) or error})")
+
+    thread = threading.Thread(target=ask, daemon=True, name="hub")
+    thread.start()
+    thread.join(DEADLINE_S)
+    return answer[0] if answer else f"did not answer within {DEADLINE_S:.0f} s"
+
+
+def _meaning(code: int) -> str:
+    if code in (401, 403):
+        return f"answers {code}: no such model, or it needs access (set HF_TOKEN)"
+    if code == 404:
+        return "has no such model (or it has no config.json)"
+    return f"answers with HTTP {code}"
+
+
+def download(model_id: str) -> Path:
+    """Fetch a model's snapshot into the hub's cache.
+
+    Raises:
+        DataMissing: it cannot be fetched; carries the client's words.
+    """
+    from huggingface_hub import snapshot_download
+
+    try:
+        path = snapshot_download(
+            model_id,
+            allow_patterns=["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"],
+        )
+        if not any(Path(path).glob("*.safetensors")):
+            path = snapshot_download(model_id, allow_patterns=["*.bin"])
+    except Exception as error:  # the client has no one base class over all of 0.36 to 1.x
+        raise DataMissing(f"{model_id} cannot be fetched from the hub: {error}") from error
+    return Path(path)

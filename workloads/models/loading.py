@@ -1,0 +1,75 @@
+"""From a model's name to a directory that ``transformers`` loads, and its tokenizer.
+
+Embedded models are made once per node into the cache (``workloads/cache.py``); directories and
+hub snapshots are used where they lie. Nobody downstream needs to know which it was.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from workloads.cache import cached_directory
+from workloads.errors import DataMissing
+from workloads.models import hub
+from workloads.models.catalog import TINY, ModelEntry, find_model
+from workloads.models.prompt import encode_prompt
+
+__all__ = ["ModelSource", "encode_prompt", "load_tokenizer", "open_model"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSource:
+    """A model ready to load: ``AutoModelForCausalLM.from_pretrained(source.path, …)``."""
+
+    path: str
+    random_weights: bool
+    entry: ModelEntry
+
+
+def open_model(name: str) -> ModelSource:
+    """Make sure the model's directory exists, building or fetching it if need be.
+
+    Safe when several processes of a node ask at once.
+
+    Raises:
+        DataMissing: there is no such model, or it cannot be made or fetched.
+        BadConfiguration: its layout is one that transformers does not load.
+    """
+    entry = find_model(name)
+    if entry.kind == "directory":
+        path = Path(entry.location)
+    elif entry.kind == "hub":
+        path = Path(entry.location) if entry.location != entry.name else hub.download(entry.name)
+    elif entry.name == TINY:
+        from workloads.models import tiny_chatglm3
+
+        path = cached_directory(tiny_chatglm3.cache_key(), tiny_chatglm3.build)
+    else:
+        from workloads.models import smollm2
+
+        file = Path(entry.location)
+        path = cached_directory(smollm2.cache_key(file), lambda to: smollm2.build(file, to))
+    return ModelSource(path=str(path), random_weights=entry.random_weights, entry=entry)
+
+
+def load_tokenizer(source: ModelSource) -> Any:
+    """The model's tokenizer, padding on the left with a pad token that exists.
+
+    Raises:
+        DataMissing: the directory has no tokenizer.
+    """
+    from transformers import AutoTokenizer
+
+    files = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model", "vocab.txt")
+    if not any((Path(source.path) / file).is_file() for file in files):
+        raise DataMissing(
+            f"{source.path} has no tokenizer.json; a converted ChatGLM3 gets one when "
+            "tokenizer.model lies beside its weights: put it there and convert again"
+        )
+    tokenizer = AutoTokenizer.from_pretrained(source.path)
+    tokenizer.padding_side = "left"  # a decoder continues at the right end
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer

