@@ -5,6 +5,7 @@
     ├── ClusterError       the cluster cannot be started, joined or used as asked
     ├── StoreError         results cannot be read or written
     │   ├── StoreLocked    another driver holds the run
+    │   ├── StoreFull      no space is left for results; nothing was lost
     │   └── SchemaMismatch rows of a schema version this program cannot read
     └── SubmitError        a Ray job could not be submitted or found
 
@@ -70,6 +71,10 @@ class StoreError(NightgridError):
 
 class StoreLocked(StoreError):
     """Another driver holds the run."""
+
+
+class StoreFull(StoreError):
+    """No space is left for results. What was written stays; writing again later may succeed."""
 
 
 class SchemaMismatch(StoreError):

@@ -1,7 +1,7 @@
 """The record that every attempt leaves, successful or not: one row of the result tables.
 
-Raw samples are kept; statistics are derived from them, so that a better statistic can be computed
-next year from this year's rows. Times are seconds, sizes bytes.
+Raw samples are kept; statistics are derived from them (``derive.py``), so that a better statistic
+can be computed next year from this year's rows. Times are seconds, sizes bytes.
 """
 
 from __future__ import annotations
@@ -54,6 +54,7 @@ class Measurement:
     attempt_number: int
     final: bool  # the job's one terminal row of this invocation
     purpose: Purpose
+    recorded_at: float | None = None  # seconds since the epoch; when the driver made the row
 
     # what was asked
     experiment: str

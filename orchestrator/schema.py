@@ -1,0 +1,296 @@
+"""The columns of the result tables: an Arrow schema held against the ``Measurement`` record.
+
+The schema is built from the record's fields, and every column carries a description and a unit in
+its Arrow metadata (``docs/schema.md`` is generated from it). ``metrics`` is flattened into columns
+of its own, so that plain SQL is pleasant; raw samples and items stay nested; open-ended names are
+maps. Values of ``parameters`` are JSON, since they have several types.
+
+Format history (``schema_version``):
+    1  first version
+A reader refuses a newer version (``SchemaMismatch``). It reads an older one: columns that were
+added since are filled with their default. A change of meaning needs an entry in ``UPGRADES``.
+"""
+
+from __future__ import annotations
+
+import json
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, Field, fields
+from datetime import datetime, timedelta, timezone
+from enum import Enum
+from functools import lru_cache
+from typing import Any
+
+from orchestrator.errors import SchemaMismatch, StoreError
+from orchestrator.measurement import Measurement, Metrics
+from orchestrator.schema_docs import COLUMN_DOCS, NESTED_DOCS
+from workloads.api import Item, MeasureSettings, Sample
+
+if typing.TYPE_CHECKING:
+    import pyarrow as pa
+
+SCHEMA_VERSION = 1
+
+#: From a version to the next: table -> table, for changes that a default cannot bridge.
+UPGRADES: dict[int, Callable[[pa.Table], pa.Table]] = {}
+
+#: The two columns of raw values, which most readers do not need.
+RAW_COLUMNS = ("samples", "items")
+
+_VERSION_KEY = b"nightgrid.schema_version"
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_TIMES = ("recorded_at", "started_at", "ended_at")
+_METRICS = {field.name for field in fields(Metrics)}
+_RAW_TYPES: dict[str, type] = {"samples": Sample, "items": Item}
+
+
+@lru_cache(maxsize=1)
+def schema() -> pa.Schema:
+    """The Arrow schema of a table of measurements, with documented columns."""
+    import pyarrow as pa
+
+    columns = []
+    for name, hint in _hints(Measurement).items():
+        if name == "metrics":
+            columns += [_column(metric, _arrow(kind)) for metric, kind in _hints(Metrics).items()]
+        elif name in _RAW_TYPES:
+            columns.append(_column(name, pa.list_(_struct(_RAW_TYPES[name], rank=True))))
+        elif name in _TIMES:
+            columns.append(_column(name, pa.timestamp("us", tz="UTC")))
+        else:
+            columns.append(_column(name, _arrow(hint)))
+    return pa.schema(columns, metadata={_VERSION_KEY: str(SCHEMA_VERSION).encode()})
+
+
+def column_names(*, raw: bool = True) -> list[str]:
+    """The columns in order, with or without the raw samples and items."""
+    return [name for name in schema().names if raw or name not in RAW_COLUMNS]
+
+
+def to_table(measurements: Sequence[Measurement]) -> pa.Table:
+    """Rows as an Arrow table. Text that UTF-8 cannot hold is escaped; all else is exact.
+
+    Raises:
+        StoreError: a value does not fit its column; the message names both.
+    """
+    import pyarrow as pa
+
+    rows = [_flat(measurement) for measurement in measurements]
+    arrays = []
+    for column in schema():
+        values = [row[column.name] for row in rows]
+        try:
+            arrays.append(_array(values, column.type))
+        except (pa.ArrowException, TypeError, OverflowError) as error:
+            raise StoreError(f"column {column.name!r} cannot hold its value: {error}") from error
+    return pa.Table.from_arrays(arrays, schema=schema())
+
+
+def from_table(table: pa.Table, *, source: str = "table") -> list[Measurement]:
+    """The measurements of a table, exactly as they went in.
+
+    Columns may be missing where the record has a default, as in older tables and in tables read
+    without ``RAW_COLUMNS``; columns that the record does not know are ignored.
+
+    Raises:
+        SchemaMismatch: the table is of a newer version.
+        StoreError: the table is not one of measurements, or a value cannot be one.
+    """
+    table = current(table, source)
+    wanted = [name for name in table.column_names if name in COLUMN_DOCS]
+    try:
+        rows = table.select(wanted).to_pylist(maps_as_pydicts="lossy")
+        return [_record(row) for row in rows]
+    except (KeyError, TypeError, ValueError, ArithmeticError) as error:
+        raise StoreError(f"{source} does not hold measurements: {error!r}") from error
+
+
+def table_version(table: pa.Table) -> int:
+    """The schema version that a table says it has; 0 when it says none."""
+    value = (table.schema.metadata or {}).get(_VERSION_KEY, b"0")
+    return int(value) if value.isdigit() else 0
+
+
+def current(table: pa.Table, source: str) -> pa.Table:
+    """The table brought to this program's version; see ``from_table`` for the errors."""
+    version = table_version(table)
+    if version == 0:
+        raise StoreError(f"{source} is not a Nightgrid table: it has no schema version")
+    if version > SCHEMA_VERSION:
+        raise SchemaMismatch(
+            f"{source} has schema version {version}; this program reads up to {SCHEMA_VERSION}. "
+            "Use the version of Nightgrid that wrote it, or a newer one."
+        )
+    for number in range(version, SCHEMA_VERSION):
+        if number in UPGRADES:
+            table = UPGRADES[number](table)
+    return table
+
+
+# ---------------------------------------------------------------- record -> row
+
+
+def _flat(measurement: Measurement) -> dict[str, Any]:
+    row: dict[str, Any] = {}
+    for field in fields(Measurement):
+        value = getattr(measurement, field.name)
+        if field.name == "metrics":
+            row.update({name: getattr(value, name) for name in _METRICS})
+        elif field.name in _RAW_TYPES:
+            row[field.name] = [{"rank": rank} | _plain(raw) for rank, raw in value]
+        elif field.name == "measure":
+            row[field.name] = _plain(value)
+        elif field.name == "parameters":
+            row[field.name] = [(name, json.dumps(item)) for name, item in value.items()]
+        elif field.name in _TIMES:
+            row[field.name] = None if value is None else round(value * 1_000_000)
+        elif isinstance(value, Mapping):
+            row[field.name] = [(_text(name), _text(item)) for name, item in value.items()]
+        else:
+            row[field.name] = _scalar(value)
+    return row
+
+
+def _plain(record: Any) -> dict[str, Any]:
+    return {field.name: _scalar(getattr(record, field.name)) for field in fields(record)}
+
+
+def _scalar(value: Any) -> Any:
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, str):
+        return _text(value)
+    return [_scalar(item) for item in value] if isinstance(value, tuple) else value
+
+
+def _text(value: str) -> str:
+    """Valid Unicode: an undecodable byte of a log becomes an escape instead of an error."""
+    return value.encode("utf-8", "backslashreplace").decode()
+
+
+def _array(values: list[Any], kind: pa.DataType) -> pa.Array:
+    import pyarrow as pa
+
+    if pa.types.is_timestamp(kind):
+        return pa.array(values, pa.int64()).cast(kind)
+    return pa.array(values, kind)
+
+
+# ---------------------------------------------------------------- row -> record
+
+
+def _record(row: dict[str, Any]) -> Measurement:
+    values = {name: _value(name, item) for name, item in row.items() if name not in _METRICS}
+    metrics = {name: item for name, item in row.items() if name in _METRICS}
+    values["metrics"] = Metrics(**_without_missing(Metrics, metrics))
+    return Measurement(**_without_missing(Measurement, values))
+
+
+def _value(name: str, value: Any) -> Any:
+    """One column's Python value as the record wants it; None stays None."""
+    if value is None:
+        return None
+    if name in _RAW_TYPES:
+        kind = _RAW_TYPES[name]
+        return tuple((raw.pop("rank"), kind(**_without_missing(kind, raw))) for raw in value)
+    if name == "measure":
+        return MeasureSettings(**_without_missing(MeasureSettings, value))
+    if name == "parameters":
+        return {key: json.loads(item) for key, item in value.items()}
+    if name in _TIMES:
+        return ((value - _EPOCH) // timedelta(microseconds=1)) / 1_000_000
+    hint = _hints(Measurement)[name]
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return hint(value)
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _without_missing(kind: type, values: dict[str, Any]) -> dict[str, Any]:
+    """The fields that the record knows; nulls give way to defaults, lists become tuples.
+
+    Raises:
+        ValueError: a field without a default is null or absent.
+    """
+    result = {}
+    for name, (field, optional) in _rules(kind).items():
+        value = values.get(name)
+        if value is not None:
+            result[name] = tuple(value) if isinstance(value, list) else value
+        elif optional:
+            result[name] = None
+        elif field.default is MISSING and field.default_factory is MISSING:
+            raise ValueError(f"{kind.__name__}.{name} is missing")
+    return result
+
+
+@lru_cache(maxsize=16)
+def _rules(kind: type) -> dict[str, tuple[Field[Any], bool]]:
+    """By name: the field, and whether it may be None."""
+    hints = _hints(kind)
+    return {field.name: (field, _optional(hints[field.name]) is not None) for field in fields(kind)}
+
+
+# ---------------------------------------------------------------- types
+
+
+@lru_cache(maxsize=16)
+def _hints(kind: type) -> dict[str, Any]:
+    """Field types by name, in field order."""
+    hints = typing.get_type_hints(kind)
+    return {field.name: hints[field.name] for field in fields(kind)}
+
+
+def _optional(hint: Any) -> Any:
+    """The T of ``T | None``, or None when ``hint`` does not admit None."""
+    if typing.get_origin(hint) in (types.UnionType, typing.Union):
+        rest = [arg for arg in typing.get_args(hint) if arg is not type(None)]
+        if len(rest) == 1 and len(typing.get_args(hint)) == 2:
+            return rest[0]
+    return None
+
+
+def _arrow(hint: Any) -> pa.DataType:
+    """The Arrow type of a field's Python type.
+
+    Raises:
+        TypeError: there is none; a new kind of field needs a decision here.
+    """
+    import pyarrow as pa
+
+    hint = _optional(hint) or hint
+    simple = {bool: pa.bool_(), int: pa.int64(), float: pa.float64(), str: pa.string()}
+    if hint in simple:
+        return simple[hint]
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Literal or (isinstance(hint, type) and issubclass(hint, Enum)):
+        return pa.string()
+    if origin is tuple and len(arguments) == 2 and arguments[1] is Ellipsis:
+        return pa.list_(_arrow(arguments[0]))
+    if origin is not None and issubclass(origin, Mapping):
+        return pa.map_(pa.string(), pa.string())
+    if hint is MeasureSettings:
+        return _struct(MeasureSettings)
+    raise TypeError(f"no Arrow type for {hint!r}")
+
+
+def _struct(kind: type, *, rank: bool = False) -> pa.StructType:
+    import pyarrow as pa
+
+    docs = NESTED_DOCS[kind.__name__]
+    children = [_documented("rank", pa.int64(), ("", "rank that measured it"))] if rank else []
+    children += [_documented(name, _arrow(hint), docs[name]) for name, hint in _hints(kind).items()]
+    return pa.struct(children)
+
+
+def _column(name: str, kind: pa.DataType) -> pa.Field:
+    return _documented(name, kind, COLUMN_DOCS[name])
+
+
+def _documented(name: str, kind: pa.DataType, doc: tuple[str, str]) -> pa.Field:
+    import pyarrow as pa
+
+    unit, description = doc
+    metadata = {"description": description} | ({"unit": unit} if unit else {})
+    return pa.field(name, kind, metadata=metadata)

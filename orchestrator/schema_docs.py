@@ -1,0 +1,132 @@
+"""What every column of the result tables means: ``(unit, description)`` by name.
+
+``schema.py`` fails on a field of a record that is not described here, and a test on a description
+without its field, so that the two cannot drift apart. Units are those of the field's own standard
+terms: s, bytes, tokens/s. Percentiles are interpolated linearly between samples.
+"""
+
+from __future__ import annotations
+
+Docs = dict[str, tuple[str, str]]
+
+COLUMN_DOCS: Docs = {
+    # which run, which job, which try
+    "schema_version": ("", "version of this format"),
+    "run": ("", "name of the run"),
+    "invocation_id": ("", "one `nightgrid run`; a run that was resumed has several"),
+    "job_id": ("", "hash of what the job means; equal jobs have equal ids in every run"),
+    "attempt_id": ("", "job id and attempt number; number 0 for a job that never ran"),
+    "attempt_number": ("", "which try at the job, from 1; 0 if it never ran"),
+    "final": ("", "whether this is the job's one terminal row of its invocation"),
+    "purpose": ("", "measure, or probe: asked only whether a batch size fits"),
+    "recorded_at": ("", "when the driver made the row"),
+    # what was asked
+    "experiment": ("", "name of the experiment in the grid file"),
+    "workload": ("", "what was done, e.g. text-generation"),
+    "model": ("", "model by name or path"),
+    "dataset": ("", "dataset by name or path"),
+    "accelerator": ("", "kind of card asked for: HPU, GPU or CPU"),
+    "cards": ("", "how many cards the job has"),
+    "precision": ("", "numbers that the weights are computed in, e.g. bf16, int8"),
+    "batch_size": ("", "prompts or training samples per card that ran together; null if none ran"),
+    "batch_size_requested": ("", "batch size in the grid: a number, or max"),
+    "engine": ("", "library that runs the model"),
+    "isolation": ("", "warm: workers keep models between jobs; process: each job its own"),
+    "parameters": ("", "the workload's own settings; values are JSON"),
+    "measure": ("", "how the job was to be timed"),
+    # what came of it
+    "state": ("", "how it ended: SUCCEEDED, OUT_OF_MEMORY, UNSUPPORTED, PRUNED, FAILED, …"),
+    "reason": ("", "why it ended so, in a sentence"),
+    "failure_class": ("", "kind of failure, which decides about retries"),
+    "failure_tail": ("", "end of the traceback or of the error output"),
+    "log": ("", "where the whole log lies, as host:path"),
+    "started_at": ("", "start of the attempt on its first rank"),
+    "ended_at": ("", "end of the attempt on its last rank"),
+    # where it ran
+    "nodes": ("", "names of the servers, each once, in card order"),
+    "card_indices": ("", "index of each card on its server"),
+    "device_name": ("", "e.g. Gaudi2, NVIDIA H200"),
+    "driver_version": ("", "version of the device's kernel driver"),
+    "emulated": ("", "true: the card was a share of a CPU, and no number is one of a card"),
+    # with what
+    "versions": ("", "of the software in the worker; in the driver if nothing ran"),
+    "git_commit": ("", "commit of Nightgrid's own working tree"),
+    "git_dirty": ("", "whether that tree had uncommitted changes"),
+    "worker_pid": ("", "process id of rank 0's worker"),
+    "threads": ("", "OpenMP threads of rank 0's worker"),
+    "niceness": ("", "scheduling niceness of rank 0's worker"),
+    "jobs_before": ("", "attempts that the most used of the workers had run before this one"),
+    "model_was_resident": ("", "whether every worker had the model loaded already"),
+    # metrics
+    "generated_tokens_per_s": ("tokens/s", "generated, up to and including end of sequence"),
+    "total_tokens_per_s": ("tokens/s", "real input and generated tokens, without padding"),
+    "items_per_s": ("1/s", "prompts, or training samples"),
+    "throughput": ("", "generated_tokens_per_s where text is generated, else items_per_s"),
+    "throughput_unit": ("", "unit of throughput: tokens/s or samples/s"),
+    "throughput_low": ("", "lower end of the Student-t interval of the mean over repeats"),
+    "throughput_high": ("", "upper end of it; the level is measure.confidence"),
+    "relative_half_width": ("", "half of that interval over the mean"),
+    "repeats": ("", "complete timed repeats; 0: rates come from an incomplete one"),
+    "ttft_s": ("s", "time to first token, median over batches"),
+    "ttft_p95_s": ("s", "time to first token, 95th percentile over batches"),
+    "tpot_p50_s": ("s", "time per output token after the first, median over decoding steps"),
+    "tpot_p95_s": ("s", "the same, 95th percentile"),
+    "tpot_p99_s": ("s", "the same, 99th percentile"),
+    "latency_p50_s": ("s", "latency of a prompt in its batch, median over prompts"),
+    "latency_p95_s": ("s", "the same, 95th percentile"),
+    "measure_s": ("s", "wall time of all timed batches on the slowest rank"),
+    "cpu_s": ("s", "CPU time of all timed batches, all ranks"),
+    "loss_first": ("", "loss of the first step, warm-up included, mean over ranks"),
+    "loss_last": ("", "loss of the last step, mean over ranks"),
+    # numbers that a rank reports once; of a gang the largest
+    "stop_reason": ("", "why timing stopped: confidence, max_repeats or time_limit"),
+    "load_s": ("s", "time to load the model; 0 if it was resident"),
+    "compile_s": ("s", "time to compile graphs"),
+    "warmup_s": ("s", "time of the untimed repeats"),
+    "weight_bytes": ("bytes", "weights on one card"),
+    "parameter_count": ("", "parameters of the model"),
+    "baseline_host_memory_bytes": ("bytes", "resident in the worker after imports, before a model"),
+    "peak_host_memory_bytes": ("bytes", "largest resident memory of a worker"),
+    "peak_device_memory_bytes": ("bytes", "largest memory allocated on a card"),
+    "random_weights": ("", "true: the model was never trained; only its speed means something"),
+    "synthetic_data": ("", "true: the dataset was made up by a program"),
+    "precision_detail": ("", "what the precision meant on this device and in this library"),
+    "details": ("", "anything else that the workload found worth keeping"),
+    # raw
+    "samples": ("", "every timed batch and warm-up batch, in order"),
+    "items": ("", "every prompt of the last complete repeat"),
+}
+
+NESTED_DOCS: dict[str, Docs] = {
+    "MeasureSettings": {
+        "warmup": ("", "untimed repeats"),
+        "min_repeats": ("", "fewest timed repeats"),
+        "max_repeats": ("", "most timed repeats"),
+        "confidence": ("", "level of the interval"),
+        "relative_half_width": ("", "timing stops when the interval is this tight"),
+        "time_limit_s": ("s", "limit of the timed part"),
+    },
+    "Sample": {
+        "repeat": ("", "number of the repeat, from 0; warm-up is numbered too"),
+        "batch": ("", "number of the batch in the repeat, from 0"),
+        "warmup": ("", "whether it was not timed for the result"),
+        "complete": ("", "whether its repeat was finished"),
+        "wall_s": ("s", "wall time of the batch"),
+        "cpu_s": ("s", "CPU time of the process, all threads"),
+        "items": ("", "prompts or training samples"),
+        "input_tokens": ("tokens", "real ones, without padding"),
+        "output_tokens": ("tokens", "generated, up to and including end of sequence"),
+        "computed_tokens": ("tokens", "positions that the device worked on, padding included"),
+        "ttft_s": ("s", "time to first token of the batch"),
+        "step_s": ("s", "time of each decoding step after the first"),
+        "loss": ("", "training loss"),
+    },
+    "Item": {
+        "index": ("", "position in the dataset"),
+        "input_tokens": ("tokens", "length of the prompt"),
+        "output_tokens": ("tokens", "length of the answer"),
+        "latency_s": ("s", "from the start of the batch to this prompt's last token"),
+        "ttft_s": ("s", "time to first token"),
+        "output_text": ("", "the answer itself, kept for the first few prompts"),
+    },
+}

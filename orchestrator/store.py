@@ -1,0 +1,361 @@
+"""Results on disk: one immutable Parquet fragment per row, which any reader can open.
+
+    <results>/<run>/rows/*.parquet    the rows; open them with pyarrow, pandas, DuckDB or Polars
+    <results>/<run>/quarantine/       fragments that were found torn or corrupt, kept for a look
+    <results>/<run>/driver.lock       who writes; there is one writer (``lock.py``)
+
+A row is durable when ``append`` returns. Readers need no lock and may read while a run writes.
+Our own reader verifies every file, reports damage (``Contents.damaged``) and sees each row once,
+even while ``compact`` replaces many fragments by one file. A *plain* reader may see rows twice
+for the moment between the two, hence compaction is for runs that are over; the pair
+(invocation_id, attempt_id) tells copies of a row.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from orchestrator import fragments
+from orchestrator.errors import StoreError
+from orchestrator.fragments import Damage
+from orchestrator.history import PastRow
+from orchestrator.job import Accelerator, State
+from orchestrator.lock import Holder, RunLock
+from orchestrator.measurement import Measurement
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_LOG = logging.getLogger("nightgrid.store")
+_COVERS_KEY = b"nightgrid.covers"
+_HISTORY_COLUMNS = (
+    "job_id",
+    "state",
+    "final",
+    "emulated",
+    "workload",
+    "model",
+    "precision",
+    "batch_size",
+    "accelerator",
+    "cards",
+    "load_s",
+    "reason",
+    "started_at",
+    "ended_at",
+    "recorded_at",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contents:
+    """All that a run's directory holds: the rows in the order of recording, and what is damaged."""
+
+    measurements: tuple[Measurement, ...]
+    damaged: tuple[Damage, ...]
+
+
+def runs(results_dir: Path) -> list[str]:
+    """Names of the runs in a results directory, the one written last first."""
+    if not results_dir.is_dir():
+        return []
+    found = [path for path in results_dir.iterdir() if (path / "rows").is_dir()]
+    return [p.name for p in sorted(found, key=lambda p: (p / "rows").stat().st_mtime, reverse=True)]
+
+
+class Store:
+    """The rows of one run.
+
+    Reading needs nothing; ``with store:`` makes this process the run's one writer, sets aside
+    what a crashed predecessor left torn, and gives the lock back at the end.
+    """
+
+    def __init__(self, results_dir: Path, run: str) -> None:
+        self.run = fragments.valid_name(run, "run name")
+        self.path = Path(results_dir) / self.run
+        if self.path.exists() and not self.path.resolve().is_relative_to(
+            Path(results_dir).resolve()
+        ):
+            raise StoreError(f"{self.path} leads out of {results_dir}; link the latter instead")
+        self.tables_path = self.path / "rows"
+        self.quarantine_path = self.path / "quarantine"
+        self.taken_over_from: Holder | None = None
+        self._lock = RunLock(self.path)
+
+    @classmethod
+    def open(cls, results_dir: Path, run: str) -> Store:
+        """The store of a run that may not exist yet; touches nothing.
+
+        Raises:
+            StoreError: the name cannot be that of a run.
+        """
+        return cls(results_dir, run)
+
+    @classmethod
+    def existing(cls, results_dir: Path, run: str) -> Store:
+        """The store of a run that has been started.
+
+        Raises:
+            StoreError: there is none of this name; the message lists close matches.
+        """
+        store = cls(results_dir, run)
+        if store.exists:
+            return store
+        known = runs(Path(results_dir))
+        close = get_close_matches(run, known, n=3, cutoff=0.5) or known[:5]
+        hint = f"There is: {', '.join(close)}." if close else "There are no runs there."
+        raise StoreError(f"no run {run!r} in {results_dir}. {hint}")
+
+    @property
+    def exists(self) -> bool:
+        """Whether the run was ever started."""
+        return self.tables_path.is_dir()
+
+    # ------------------------------------------------------------ the one writer
+
+    def __enter__(self) -> Store:
+        """Become the writer.
+
+        Raises:
+            StoreLocked: another driver holds the run; the message names it.
+        """
+        try:
+            self.tables_path.mkdir(parents=True, exist_ok=True)
+            fragments.sync_directory(self.path)
+        except OSError as error:
+            raise StoreError(f"cannot create {self.tables_path}: {error.strerror}") from error
+        self.taken_over_from = self._lock.acquire()
+        try:
+            for damage in fragments.recover(self.tables_path, self.quarantine_path):
+                _LOG.warning("set aside as %s: %s", damage.path, damage.reason)
+        except BaseException:
+            self._lock.release()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._lock.release()
+
+    def append(self, measurement: Measurement) -> Path:
+        """Write one row; when this returns, it survives a power failure. Safe to repeat.
+
+        Raises:
+            StoreFull: no space is left; try again later.
+            StoreLocked: the lock was taken away.
+            StoreError: it cannot be written.
+        """
+        from orchestrator.schema import to_table
+
+        self._lock.still_mine()
+        data = _parquet(to_table([measurement]))
+        name = fragments.fragment_name(measurement.job_id, measurement.attempt_number, data)
+        return fragments.write_durably(self.tables_path, name, data)
+
+    def write_file(self, name: str, content: str | bytes) -> Path:
+        """Replace a side file of the run (report, status, grid) in one step.
+
+        Raises:
+            StoreError: the name could lead out of the run's directory, or writing fails.
+        """
+        fragments.valid_name(name, "file name")
+        data = content.encode() if isinstance(content, str) else content
+        self.path.mkdir(parents=True, exist_ok=True)
+        return fragments.replace_file(self.path, name, data)
+
+    def compact(self) -> Path | None:
+        """Put all sound fragments into one file; None when there is nothing to gain.
+
+        The new file lists the fragments that it covers, so from the instant it appears our reader
+        ignores them; only then are they deleted. A crash in between leaves leftovers that the next
+        compaction deletes.
+
+        Raises:
+            StoreError: not the writer, or the new file does not read back.
+        """
+        from orchestrator.schema import column_names, to_table
+
+        self._lock.still_mine()
+        scan = _scan(self.tables_path, column_names())
+        self._delete(scan.covered)
+        if len(scan.tables) < 2:
+            return None
+        rows = _measurements(scan)
+        table = to_table(rows)
+        metadata = dict(table.schema.metadata) | {
+            _COVERS_KEY: json.dumps(sorted(scan.tables)).encode()
+        }
+        data = _parquet(table.replace_schema_metadata(metadata))
+        name = fragments.compacted_name(len(rows), data)
+        path = fragments.write_durably(self.tables_path, name, data)
+        if path.read_bytes() != data:
+            path.unlink()
+            raise StoreError(f"{path} does not read back as written; the fragments were kept")
+        self._delete(scan.tables)
+        return path
+
+    def _delete(self, names: Iterable[str]) -> None:
+        for name in names:
+            (self.tables_path / name).unlink(missing_ok=True)
+        fragments.sync_directory(self.tables_path)
+
+    # ------------------------------------------------------------ readers
+
+    def read(self, *, samples: bool = True) -> Contents:
+        """Every sound row, and every damaged file, those set aside earlier included.
+
+        Raises:
+            SchemaMismatch: a row was written by a newer version.
+        """
+        from orchestrator.schema import column_names
+
+        scan = _scan(self.tables_path, column_names(raw=samples))
+        earlier = fragments.set_aside_earlier(self.quarantine_path)
+        return Contents(measurements=tuple(_measurements(scan)), damaged=(*scan.damaged, *earlier))
+
+    def measurements(self, samples: bool = True) -> list[Measurement]:
+        """The rows in the order of recording; without ``samples`` it is faster."""
+        return list(self.read(samples=samples).measurements)
+
+    def history(self) -> list[PastRow]:
+        """What planning and estimating need of each row, oldest first."""
+        scan = _scan(self.tables_path, _HISTORY_COLUMNS)
+        rows = [row for table in scan.tables.values() for row in table.to_pylist()]
+        rows.sort(key=lambda row: (row["recorded_at"] is not None, row["recorded_at"] or 0))
+        return [_past_row(row) for row in rows]
+
+
+# ---------------------------------------------------------------- reading files
+
+
+@dataclass(slots=True)
+class _Scan:
+    """One consistent look at a directory of rows."""
+
+    tables: dict[str, pa.Table]  # by file name, each row once
+    damaged: list[Damage]
+    covered: list[str]  # leftovers of a compaction
+
+
+def _scan(directory: Path, columns: Iterable[str]) -> _Scan:
+    """Read every file of rows, verified, of one moment.
+
+    A compaction may replace files under our hands, so the names are listed again afterwards: if
+    one that we listed has gone, or a compacted file has come, what we have may miss rows or hold
+    them twice, and we start over. Rows appended meanwhile may or may not be seen.
+    """
+    columns = list(columns)
+    for _ in range(100):
+        names = _row_files(directory)
+        try:
+            scan = _read_files(directory, names, columns)
+        except FileNotFoundError:
+            continue
+        now = _row_files(directory)
+        come = now - names
+        if names <= now and not any(fragments.is_compacted(name) for name in come):
+            for damage in scan.damaged:
+                _LOG.warning("not read: %s: %s", damage.path, damage.reason)
+            return scan
+    raise StoreError(f"{directory} does not come to rest: files keep vanishing while it is read")
+
+
+def _row_files(directory: Path) -> set[str]:
+    try:
+        names = os.listdir(directory)
+    except FileNotFoundError:
+        return set()
+    return {name for name in names if name.endswith(".parquet") and not name.startswith(".")}
+
+
+def _read_files(directory: Path, names: set[str], columns: list[str]) -> _Scan:
+    scan = _Scan({}, [], [])
+    covered: set[str] = set()
+    # Compacted files first: they say which fragments need not be read.
+    for name in sorted(names, key=lambda name: (not fragments.is_compacted(name), name)):
+        if name in covered:
+            scan.covered.append(name)
+            continue
+        table = _read_file(directory / name, columns, scan.damaged)
+        if table is not None:
+            scan.tables[name] = table
+            covered.update(json.loads((table.schema.metadata or {}).get(_COVERS_KEY, b"[]")))
+    for name in covered & scan.tables.keys():  # an older compacted file that sorted first
+        del scan.tables[name]
+        scan.covered.append(name)
+    return scan
+
+
+def _read_file(path: Path, columns: list[str], damaged: list[Damage]) -> pa.Table | None:
+    """The table of one file; None, and an entry in ``damaged``, if it cannot be trusted."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from orchestrator.schema import current
+
+    try:
+        data = path.read_bytes()
+        reason = fragments.damage_of(path.name, data)
+    except OSError as error:
+        if not os.path.lexists(path):
+            raise  # vanished: the caller looks again
+        data, reason = b"", f"cannot be read: {error.strerror or error}"
+    if reason is None:
+        try:
+            file = pq.ParquetFile(pa.BufferReader(data))
+            present = set(file.schema_arrow.names)
+            table = file.read([name for name in columns if name in present], use_threads=False)
+        except (pa.ArrowException, OSError, ValueError) as error:
+            reason = f"not Parquet: {error}"
+        else:
+            return current(table, str(path))
+    damaged.append(Damage(path=path, reason=reason))
+    return None
+
+
+def _measurements(scan: _Scan) -> list[Measurement]:
+    from orchestrator.schema import from_table
+
+    rows = [row for name, table in scan.tables.items() for row in from_table(table, source=name)]
+    rows.sort(key=lambda row: (row.recorded_at or 0.0, row.attempt_id, row.invocation_id))
+    return rows
+
+
+def _past_row(row: dict) -> PastRow:
+    started, ended = row["started_at"], row["ended_at"]
+    return PastRow(
+        job_id=row["job_id"],
+        state=State(row["state"]),
+        final=row["final"],
+        emulated=row["emulated"],
+        workload=row["workload"],
+        model=row["model"],
+        precision=row["precision"],
+        batch_size=row["batch_size"],
+        accelerator=Accelerator(row["accelerator"]),
+        cards=row["cards"],
+        busy_s=(ended - started).total_seconds() if started and ended else None,
+        load_s=row["load_s"],
+        reason=row["reason"] or "",
+    )
+
+
+def _parquet(table: pa.Table) -> bytes:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, compression="zstd", write_statistics=False)
+    return sink.getvalue().to_pybytes()
