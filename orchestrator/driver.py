@@ -248,8 +248,12 @@ class Driver:
 def replace_atomically(path: Path, text: str) -> None:
     """Replace a file so that a reader sees the old content or the new, never a part."""
     aside = path.with_name(f".{path.name}.{os.getpid()}")
-    aside.write_text(text, encoding="utf-8")
-    os.replace(aside, path)
+    try:
+        aside.write_text(text, encoding="utf-8")
+        os.replace(aside, path)
+    except BaseException:
+        aside.unlink(missing_ok=True)
+        raise
 
 
 def _refusal(command: StartWorker | StopWorker | RunAttempt, error: Exception, at: float) -> Event:

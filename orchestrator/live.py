@@ -131,7 +131,9 @@ def render(status: RunStatus) -> RenderableType:
     for card in status.cards:
         if card.worker_id:
             style = "" if card.job else "dim"
-            cards.add_row(card.card, card.phase, duration(card.phase_age_s), card.job, style=style)
+            words = (card.card, card.phase, duration(card.phase_age_s), card.job)
+            # Text, since a plain string would have its [brackets] taken for markup.
+            cards.add_row(*(Text(word) for word in words), style=style)
     parts: list[RenderableType] = [bar, counts, cards]
     if status.stopping:
         parts.append(Text(f"stopping: {status.stopping}", style="yellow"))

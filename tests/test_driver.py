@@ -1,0 +1,333 @@
+"""The loop keeps its promises: order, durability, timers, signals, endurance."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from driver_cases import MOMENT, FakeClock, FakeExecutor, attempt, job, node, plan
+
+from orchestrator.attempt import Attempt
+from orchestrator.derive import measurement_of
+from orchestrator.driver import Driver, StopSignal, replace_atomically
+from orchestrator.errors import ClusterError, StoreError, StoreLocked
+from orchestrator.events import (
+    AttemptEnded,
+    Command,
+    Event,
+    NodeJoined,
+    RecordRow,
+    RunAttempt,
+    RunFinished,
+    StartWorker,
+    StopRequested,
+    StopWorker,
+    Tick,
+    Wake,
+    WorkerReady,
+    WorkerStopped,
+)
+from orchestrator.job import State
+from orchestrator.measurement import Measurement
+from orchestrator.run_status import Board, RunStatus
+
+
+class Script:
+    """A decider that answers events by rules, and keeps what it was told."""
+
+    def __init__(self, answer: Callable[[Event], list[Command]]) -> None:
+        self._answer = answer
+        self.events: list[Event] = []
+
+    def handle(self, event: Event) -> list[Command]:
+        """Answer by the rule."""
+        self.events.append(event)
+        return self._answer(event)
+
+
+class Rows:
+    """A row store that can fail a number of times first."""
+
+    def __init__(self, failures: int = 0, error: type[Exception] = OSError) -> None:
+        self.kept: list[Measurement] = []
+        self._failures = failures
+        self._error = error
+
+    def append(self, measurement: Measurement) -> None:
+        """Keep a row, or fail."""
+        if self._failures:
+            self._failures -= 1
+            raise self._error("no space left on device")
+        self.kept.append(measurement)
+
+
+class Lines:
+    """A view that keeps what it was told."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.shown: list[RunStatus] = []
+
+    def line(self, text: str) -> None:
+        """Keep a line."""
+        self.lines.append(text)
+
+    def show(self, status: RunStatus) -> None:
+        """Keep a status."""
+        self.shown.append(status)
+
+    def close(self) -> None:
+        """Nothing."""
+
+
+ONE, TWO = job(1), job(2)
+CARD = node().cards[0]
+
+
+def one_job_after_another(event: Event) -> list[Command]:
+    """Two jobs on one card, each row before the next assignment, then the end."""
+    if isinstance(event, NodeJoined):
+        return [StartWorker(worker_id="w1", card=CARD)]
+    if isinstance(event, WorkerReady):
+        return [RunAttempt(attempt=attempt(ONE, CARD), worker_ids=("w1",))]
+    if isinstance(event, AttemptEnded):
+        this = ONE if event.outcome.attempt_id.startswith(ONE.job_id) else TWO
+        row = RecordRow(
+            job=this,
+            state=event.outcome.state,
+            reason="",
+            final=True,
+            attempt=attempt(this, CARD),
+            outcome=event.outcome,
+        )
+        if this is ONE:
+            return [row, RunAttempt(attempt=attempt(TWO, CARD), worker_ids=("w1",))]
+        return [row, StopWorker(worker_id="w1", reason="done")]
+    if isinstance(event, WorkerStopped):
+        return [RunFinished(reason="every job is terminal")]
+    return []
+
+
+class Case:
+    """A driver with everything around it in memory and in virtual time."""
+
+    def __init__(
+        self,
+        answer: Callable[[Event], list[Command]] = one_job_after_another,
+        *,
+        rows: Rows | None = None,
+        faults: Callable[[str], None] = lambda _: None,
+        verdict: Callable[[Attempt], State] = lambda _: State.SUCCEEDED,
+        status_path: Path | None = None,
+    ) -> None:
+        self.clock = FakeClock()
+        self.script = Script(answer)
+        self.executor = FakeExecutor(self.clock, node(), verdict=verdict, faults=faults)
+        self.rows = rows or Rows()
+        self.view = Lines()
+        self.stop = StopSignal()
+        self.driver = Driver(
+            schedule=self.script,
+            executor=self.executor,
+            store=self.rows,
+            to_measurement=lambda row: measurement_of(
+                row, run="case", invocation_id="i", recorded_at=self.clock()
+            ),
+            board=Board(run="case", plan=plan(ONE, TWO), started_at=MOMENT),
+            view=self.view,
+            status_path=status_path,
+            stop=self.stop,
+            clock=self.clock,
+            sleep=self.clock.sleep,
+        )
+
+
+def test_a_run_goes_from_the_first_event_to_run_finished() -> None:
+    """Both jobs leave a row with their numbers, and the result says why it ended."""
+    case = Case()
+    result = case.driver.drive()
+    assert (result.finished, result.reason) == (True, "every job is terminal")
+    assert [row.job_id for row in case.rows.kept] == [ONE.job_id, TWO.job_id]
+    assert all(row.metrics.generated_tokens_per_s == pytest.approx(10) for row in case.rows.kept)
+    assert isinstance(case.script.events[0], Tick)
+    assert case.view.shown[-1].finished and case.view.shown[-1].done == 2
+
+
+def test_a_row_is_durable_before_its_card_is_given_away() -> None:
+    """While the first row cannot be written, the second job does not start; then both happen."""
+    case = Case(rows=Rows(failures=3))
+    seen: list[tuple[int, int]] = []
+    keep = case.rows.append
+
+    def append(measurement: Measurement) -> None:
+        runs = sum(isinstance(command, RunAttempt) for command in case.executor.log)
+        seen.append((len(case.rows.kept), runs))
+        keep(measurement)
+
+    case.rows.append = append  # type: ignore[method-assign]
+    assert case.driver.drive().finished
+    assert seen[:4] == [(0, 1)] * 4  # never a second attempt before the first row
+    assert len(case.rows.kept) == 2
+    assert sum("the store failed" in line for line in case.view.lines) == 3
+
+
+def test_a_disk_that_stays_full_ends_the_run_with_its_reason() -> None:
+    """After the patience is over the error is a StoreError that quotes the disk."""
+    case = Case(rows=Rows(failures=10_000))
+    with pytest.raises(StoreError, match="the store keeps failing: no space left"):
+        case.driver.drive()
+    assert 120 <= case.clock() - MOMENT < 180
+
+
+def test_a_stolen_lock_is_not_waited_for() -> None:
+    """When another driver took the run, this one stops at once."""
+    case = Case(rows=Rows(failures=1, error=StoreLocked))
+    with pytest.raises(StoreLocked):
+        case.driver.drive()
+
+
+def test_an_executor_that_stumbles_does_not_end_the_run() -> None:
+    """Errors of ``events`` for a while are waited out."""
+    stumbles = iter([True, True, True] + [False] * 10_000)
+
+    def faults(method: str) -> None:
+        if method == "events" and next(stumbles):
+            raise ConnectionError("the control store does not answer")
+
+    case = Case(faults=faults)
+    assert case.driver.drive().finished
+    assert len(case.rows.kept) == 2
+    assert sum("does not answer" in line for line in case.view.lines) == 3
+
+
+def test_an_executor_that_stays_broken_ends_the_run_with_its_reason() -> None:
+    """After the patience is over the error is a ClusterError."""
+
+    def faults(method: str) -> None:
+        if method == "events":
+            raise ConnectionError("the control store does not answer")
+
+    with pytest.raises(ClusterError, match="keeps failing: the control store"):
+        Case(faults=faults).driver.drive()
+
+
+def test_a_command_that_is_refused_comes_back_as_its_event() -> None:
+    """The schedule hears of a worker that could not be started, of an attempt that was not."""
+
+    def answer(event: Event) -> list[Command]:
+        if isinstance(event, NodeJoined):
+            # One worker too many on the card, and an attempt on a worker that is not ready.
+            return [
+                StartWorker(worker_id="w1", card=CARD),
+                StartWorker(worker_id="w2", card=CARD),
+                RunAttempt(attempt=attempt(ONE, CARD), worker_ids=("w1",)),
+            ]
+        if isinstance(event, AttemptEnded):
+            assert event.outcome.state is State.LOST
+            return [RunFinished(reason="seen")]
+        return []
+
+    case = Case(answer)
+    assert case.driver.drive().reason == "seen"
+    (refused,) = [e for e in case.script.events if isinstance(e, WorkerStopped)]
+    assert refused.worker_id == "w2" and refused.failure is not None
+    assert "refused StartWorker" in refused.failure.message
+
+
+def test_ticks_come_when_they_were_asked_for() -> None:
+    """Timers fire in order of time, not of asking, and not before they are due."""
+    ticks: list[float] = []
+
+    def answer(event: Event) -> list[Command]:
+        if isinstance(event, NodeJoined):
+            return [Wake(at=MOMENT + 30), Wake(at=MOMENT + 3.2), Wake(at=MOMENT + 3.3)]
+        if isinstance(event, Tick) and event.at > MOMENT:
+            ticks.append(event.at - MOMENT)
+            if event.at >= MOMENT + 30:
+                return [RunFinished(reason="late enough")]
+        return []
+
+    Case(answer).driver.drive()
+    assert ticks == pytest.approx([3.2, 3.3, 30.0])
+
+
+def test_the_first_signal_asks_for_an_orderly_end() -> None:
+    """The schedule gets one StopRequested and decides what to finish."""
+
+    def answer(event: Event) -> list[Command]:
+        if isinstance(event, StopRequested):
+            return [RunFinished(reason=f"stopped: {event.reason}")]
+        if isinstance(event, WorkerReady):
+            os.kill(os.getpid(), signal.SIGTERM)
+        return one_job_after_another(event)
+
+    case = Case(answer)
+    before = signal.getsignal(signal.SIGTERM)
+    with case.stop.on_signals():
+        result = case.driver.drive()
+    assert result.finished and result.reason == "stopped: SIGTERM received"
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert "stopping: SIGTERM received" in case.view.lines
+
+
+def test_the_second_signal_ends_at_once() -> None:
+    """A schedule that waits for its attempts is not waited for any more."""
+
+    def answer(event: Event) -> list[Command]:
+        if isinstance(event, WorkerReady):
+            case.stop.request("SIGINT received")
+        if isinstance(event, StopRequested):
+            case.stop.request("SIGINT received")
+        return one_job_after_another(event) if not isinstance(event, AttemptEnded) else []
+
+    case = Case(answer)
+    result = case.driver.drive()
+    assert not result.finished
+    assert sum(isinstance(event, StopRequested) for event in case.script.events) == 1
+
+
+def test_the_status_file_follows_the_run(tmp_path: Path) -> None:
+    """It is there while the run goes on, is replaced whole, and ends as finished."""
+    path = tmp_path / "status.json"
+    case = Case(status_path=path)
+    phases: set[str] = set()
+    show = case.view.show
+
+    def look(status: RunStatus) -> None:
+        if path.exists():
+            phases.update(card.phase for card in RunStatus.from_json(path.read_text()).cards)
+        show(status)
+
+    case.view.show = look  # type: ignore[method-assign]
+    case.driver.drive()
+    assert {"free", "starting", "measure"} <= phases
+    assert RunStatus.from_json(path.read_text()).finished
+    assert [entry.name for entry in tmp_path.iterdir()] == ["status.json"]
+
+
+def test_the_status_file_is_written_at_most_once_a_second(tmp_path: Path) -> None:
+    """Polling more often than that does not mean writing more often."""
+    case = Case(status_path=tmp_path / "status.json")
+    case.driver.drive()
+    times = [status.at for status in case.view.shown[:-1]]  # the last is the forced one
+    assert all(later - sooner >= 1.0 for sooner, later in itertools.pairwise(times))
+
+
+def test_a_status_file_that_cannot_be_written_harms_nothing(tmp_path: Path) -> None:
+    """Rows matter, the picture does not."""
+    case = Case(status_path=tmp_path / "missing" / "status.json")
+    assert case.driver.drive().finished
+
+
+def test_replacing_a_file_leaves_the_old_one_when_writing_fails(tmp_path: Path) -> None:
+    """A text that cannot be encoded never reaches the file."""
+    path = tmp_path / "status.json"
+    replace_atomically(path, "old")
+    with pytest.raises(UnicodeEncodeError):
+        replace_atomically(path, "\ud800")
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]

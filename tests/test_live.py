@@ -1,0 +1,198 @@
+"""Progress: one plain line an event in logs, bars and cards in a terminal."""
+
+import dataclasses
+import io
+import re
+
+import pytest
+from driver_cases import MOMENT, attempt, job, node, plan, result
+from rich.console import Console
+
+from orchestrator.attempt import Outcome, RankOutcome
+from orchestrator.derive import measurement_of
+from orchestrator.events import NodeJoined, NodeLeft, RecordRow, WorkerStopped
+from orchestrator.failure import Failure, FailureClass
+from orchestrator.job import State
+from orchestrator.live import (
+    PlainView,
+    QuietView,
+    TerminalView,
+    duration,
+    event_line,
+    open_view,
+    render,
+    row_line,
+    summary_line,
+)
+from orchestrator.run_status import Board, CardStatus, RunStatus
+
+STATUS = RunStatus(
+    run="night",
+    at=MOMENT + 65,
+    started_at=MOMENT,
+    total=48,
+    done=17,
+    counts={"SUCCEEDED": 15, "FAILED": 2},
+    attempts=19,
+    emulated=True,
+    cards=(
+        CardStatus(
+            card="hpu-1/HPU0",
+            worker_id="w1",
+            phase="measure",
+            phase_age_s=12.0,
+            job="tiny-chatglm3 fp32 b=4",
+            attempt_id="a-1",
+        ),
+        CardStatus(card="hpu-1/HPU1", worker_id="w2", phase="starting"),
+        CardStatus(card="hpu-1/HPU2"),
+    ),
+    eta_s=130.0,
+)
+
+
+@pytest.fixture
+def board() -> Board:
+    """A board that knows one node."""
+    board = Board(run="night", plan=plan(job(1)), started_at=MOMENT)
+    board.saw(NodeJoined(at=MOMENT, node=node()))
+    return board
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.2, "0s"), (59.4, "59s"), (61, "1m01s"), (3600, "1h00m"), (-3, "0s")]
+)
+def test_durations_read_well(seconds: float, text: str) -> None:
+    """Seconds, minutes or hours, whichever fits."""
+    assert duration(seconds) == text
+
+
+def test_the_summary_line_has_counts_cards_and_time() -> None:
+    """One line answers: how far, how it went, what is busy, how long."""
+    assert summary_line(STATUS) == (
+        "17/48 jobs | 2 FAILED | 15 SUCCEEDED | 1/3 emulated cards busy | 1 starting | "
+        "1m05s so far | about 2m10s left"
+    )
+
+
+def test_a_finished_run_promises_no_time() -> None:
+    """No estimate once it is over; a requested end says why."""
+    ended = dataclasses.replace(STATUS, finished=True, stopping="SIGTERM received")
+    assert "left" not in summary_line(ended)
+    assert summary_line(ended).endswith("stopping: SIGTERM received")
+
+
+def test_a_row_says_how_far_what_where_and_how_fast(board: Board) -> None:
+    """The line of a measured job carries its throughput and its card."""
+    command = _row(State.SUCCEEDED)
+    measurement = measurement_of(command, run="night", invocation_id="i", recorded_at=MOMENT)
+    line = row_line(command, measurement, board, done=3, total=9)
+    assert re.fullmatch(
+        r"\[3/9\] SUCCEEDED +tiny-chatglm3 text-generation fp32 b=1 HPU on hpu-1/HPU0: "
+        r"10\.0 tokens/s ±0\.0%",
+        line,
+    )
+
+
+def test_a_failed_row_says_why(board: Board) -> None:
+    """The reason is in the line; a row that will be retried is marked as an attempt."""
+    command = dataclasses.replace(_row(State.FAILED), reason="error: no such layer", final=False)
+    measurement = measurement_of(command, run="night", invocation_id="i", recorded_at=MOMENT)
+    line = row_line(command, measurement, board, done=3, total=9)
+    assert line.startswith("[attempt] FAILED")
+    assert line.endswith("on hpu-1/HPU0: error: no such layer")
+
+
+def test_a_job_that_never_ran_has_a_line_without_a_card(board: Board) -> None:
+    """UNSUPPORTED and its like name no card."""
+    command = RecordRow(job=job(1), state=State.UNSUPPORTED, reason="no int4 on HPU", final=True)
+    measurement = measurement_of(command, run="night", invocation_id="i", recorded_at=MOMENT)
+    line = row_line(command, measurement, board, done=1, total=9)
+    assert " on " not in line.replace("on HPU", "")
+    assert line.endswith("b=1 HPU: no int4 on HPU")
+
+
+def test_people_hear_of_nodes_and_deaths_but_not_of_orderly_stops(board: Board) -> None:
+    """Lines only for events that somebody wants to know of."""
+    assert event_line(NodeJoined(at=MOMENT, node=node()), board) == (
+        "node hpu-1: 2 HPU cards, emulated HPU on CPU"
+    )
+    gone = NodeLeft(at=MOMENT, node_id=node().node_id, reason="missed heartbeats")
+    assert event_line(gone, board) == "LOST node hpu-1: missed heartbeats"
+    death = Failure(failure_class=FailureClass.CRASH, message="died of SIGSEGV")
+    stopped = WorkerStopped(at=MOMENT, worker_id="w1", failure=death)
+    assert event_line(stopped, board) == "worker w1 died: died of SIGSEGV"
+    assert event_line(dataclasses.replace(stopped, failure=None), board) is None
+
+
+def test_logs_hold_no_control_characters_and_one_line_an_event() -> None:
+    """Whatever a job's error contains, the log stays lines of text."""
+    out = io.StringIO()
+    PlainView(out).line("FAILED: \x1b[31mred\nsecond\rthird\x07")
+    assert out.getvalue().count("\n") == 1
+    assert out.getvalue().rstrip("\n").isprintable()
+
+
+def test_summaries_come_at_intervals_and_at_the_end() -> None:
+    """A log is not flooded: one summary per interval, and one when the run is over."""
+    out = io.StringIO()
+    view = PlainView(out, interval_s=30)
+    for second in range(62):
+        view.show(dataclasses.replace(STATUS, at=MOMENT + second))
+    assert out.getvalue().count("17/48 jobs") == 2
+    view.show(dataclasses.replace(STATUS, at=MOMENT + 63, finished=True))
+    assert out.getvalue().count("17/48 jobs") == 3
+
+
+def test_the_display_shows_bar_counts_and_busy_cards() -> None:
+    """Cards without a worker take no line; emulation is said."""
+    console = Console(file=io.StringIO(), width=120, color_system=None)
+    console.print(render(STATUS))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "17/48" in text and "about 2m10s left" in text and "EMULATED" in text
+    assert "hpu-1/HPU0" in text and "measure" in text and "12s" in text
+    assert "hpu-1/HPU1" in text and "hpu-1/HPU2" not in text
+
+
+def test_markup_in_names_is_shown_and_not_obeyed() -> None:
+    """A model called ``[bold]x[/]`` is printed as it is."""
+    card = dataclasses.replace(STATUS.cards[0], job="[bold]x[/bold]")
+    console = Console(file=io.StringIO(), width=120, color_system=None)
+    console.print(render(dataclasses.replace(STATUS, cards=(card,))))
+    assert "[bold]x[/bold]" in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_the_terminal_view_prints_lines_above_the_display_and_removes_it() -> None:
+    """Lines stay after the display is gone."""
+    out = io.StringIO()
+    console = Console(file=out, width=100, force_terminal=True)
+    view = TerminalView(console)
+    view.show(STATUS)
+    view.line("node hpu-1: [2 cards]")
+    view.close()
+    assert "node hpu-1: [2 cards]" in out.getvalue()
+
+
+def test_the_view_suits_the_stream() -> None:
+    """No terminal: plain lines; --quiet: nothing."""
+    out = io.StringIO()
+    assert isinstance(open_view(stream=out), PlainView)
+    quiet = open_view(quiet=True, stream=out)
+    assert isinstance(quiet, QuietView)
+    quiet.line("x")
+    quiet.show(STATUS)
+    assert out.getvalue() == ""
+
+
+def _row(state: State) -> RecordRow:
+    tried = attempt(job(1), node().cards[0])
+    good = state is State.SUCCEEDED
+    rank = RankOutcome(
+        rank=0,
+        state=state,
+        started_at=MOMENT,
+        ended_at=MOMENT + 4,
+        result=result() if good else None,
+    )
+    outcome = Outcome(attempt_id=tried.attempt_id, state=state, ranks=(rank,))
+    return RecordRow(job=job(1), state=state, reason="", final=True, attempt=tried, outcome=outcome)
