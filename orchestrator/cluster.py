@@ -8,9 +8,13 @@ than a node has takes several whole nodes.
 
 from __future__ import annotations
 
+import itertools
+import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from orchestrator.errors import ClusterError
 from orchestrator.job import Accelerator
 
 
@@ -99,3 +103,75 @@ def _whole_node_sets(nodes: Iterable[Node], count: int) -> list[CardSet]:
         for start in range(len(group) - span + 1):
             sets.append(tuple(c for node in group[start : start + span] for c in node.cards))
     return sets
+
+
+_EMULATION = re.compile(r"([0-9]{1,4})x([0-9]{1,4})(?::([A-Za-z]+))?")
+_EMULATION_HINT = "write 2x8 for two nodes of eight cards, 2x8:GPU, or 1x8:HPU,1x8:GPU"
+MAX_EMULATED_CARDS = 4096
+
+
+def parse_emulation(spec: str, accelerators: Sequence[Accelerator]) -> list[Node]:
+    """The nodes that ``--emulate SPEC`` stands for.
+
+    SPEC is ``NODESxCARDS[:HPU|GPU|CPU]``, several of them joined by commas. Nodes without a kind
+    are dealt in turn among ``accelerators``, those the grid names (HPU if it names none).
+
+    An emulated card runs on this machine's CPU and so is ``emulated``, whatever it stands for,
+    CPU cards among several included: they share one machine's cores. A single CPU card that has
+    the machine to itself is what it says.
+
+    Raises:
+        ClusterError: the specification cannot be understood or asks for too much.
+    """
+    wanted: list[tuple[int, Accelerator | None]] = []
+    for part in spec.split(","):
+        match = _EMULATION.fullmatch(part.strip())
+        if match is None:
+            raise ClusterError(
+                f"--emulate {spec}: {part.strip()!r} is not understood; {_EMULATION_HINT}"
+            )
+        nodes, cards, kind = int(match[1]), int(match[2]), (match[3] or "").upper()
+        if kind and kind not in Accelerator.__members__:
+            known = ", ".join(Accelerator.__members__)
+            raise ClusterError(f"--emulate {spec}: no accelerator {match[3]!r}; there is: {known}")
+        if nodes < 1 or cards < 1:
+            raise ClusterError(
+                f"--emulate {spec}: {part.strip()!r} has no cards; {_EMULATION_HINT}"
+            )
+        wanted += [(cards, Accelerator(kind) if kind else None)] * nodes
+        if sum(count for count, _ in wanted) > MAX_EMULATED_CARDS:
+            raise ClusterError(f"--emulate {spec}: more than {MAX_EMULATED_CARDS} cards")
+    dealt = itertools.cycle(accelerators or (Accelerator.HPU,))
+    alone = [count for count, _ in wanted] == [1]
+    counts: Counter[Accelerator] = Counter()
+    emulated: list[Node] = []
+    for cards, asked in wanted:
+        kind_of_node = asked or next(dealt)
+        counts[kind_of_node] += 1
+        real = alone and kind_of_node is Accelerator.CPU
+        emulated.append(
+            Node(
+                node_id=f"{kind_of_node.lower()}-{counts[kind_of_node]}",
+                name=f"{kind_of_node.lower()}-{counts[kind_of_node]}",
+                accelerator=kind_of_node,
+                card_indices=tuple(range(cards)),
+                server_cards=cards,
+                device_name="CPU" if real else f"emulated {kind_of_node} on CPU",
+                emulated=not real,
+            )
+        )
+    return emulated
+
+
+def assumed_servers(accelerators: Sequence[Accelerator]) -> list[Node]:
+    """What a plan is made for when there is no cluster: one 8-card server of each kind."""
+    return [
+        Node(
+            node_id=f"{kind.lower()}-1",
+            name=f"{kind.lower()}-1",
+            accelerator=kind,
+            card_indices=tuple(range(8)),
+            device_name=f"assumed {kind}",
+        )
+        for kind in accelerators
+    ]

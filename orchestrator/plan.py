@@ -37,3 +37,4 @@ class Plan:
     grid_name: str
     jobs: tuple[PlannedJob, ...]
     nodes: tuple[Node, ...]
+    notes: tuple[str, ...] = ()  # what a reader should know, such as jobs asked for twice

@@ -1,0 +1,108 @@
+"""``nightgrid plan FILE``: what a run would do, and why; starts nothing, writes nothing."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from orchestrator.cluster import Node
+    from orchestrator.grid import Grid
+    from orchestrator.history import PastRow
+    from orchestrator.plan import Plan
+
+
+def add_grid_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options that decide what a plan is: `nightgrid run` takes the same."""
+    parser.add_argument("grid", metavar="FILE", help="the grid file (docs/grids.md)")
+    parser.add_argument(
+        "--emulate",
+        metavar="SPEC",
+        help="emulated nodes: 2x8 is two nodes of eight cards; also 2x8:GPU or 1x8:HPU,1x2:CPU",
+    )
+    parser.add_argument(
+        "--results",
+        metavar="DIR",
+        type=Path,
+        default=Path("results"),
+        help="where runs keep their rows (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--run",
+        metavar="NAME",
+        dest="run_name",  # `args.run` is the command itself
+        help="the run to resume (default: the grid's name)",
+    )
+    parser.add_argument(
+        "--retry-failed", action="store_true", help="run jobs again that failed earlier"
+    )
+    parser.add_argument(
+        "--force", action="store_true", help="run all jobs anew, measured already or not"
+    )
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of `nightgrid plan`."""
+    add_grid_arguments(parser)
+    parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
+
+
+def planned_nodes(grid: Grid, emulate: str | None) -> list[Node]:
+    """The nodes to plan for when no cluster is at hand.
+
+    Raises:
+        ClusterError: the specification is not understood.
+    """
+    from orchestrator.cluster import assumed_servers, parse_emulation
+
+    if emulate is not None:
+        return parse_emulation(emulate, grid.accelerators())
+    return assumed_servers(grid.accelerators())
+
+
+def earlier_rows(results: Path, run: str) -> list[PastRow]:
+    """The rows of a run, oldest first; none if there is no such run yet. Reads only.
+
+    Raises:
+        StoreError: the rows cannot be read.
+    """
+    if not (results / run).is_dir():
+        return []
+    from orchestrator.store import Store
+
+    return Store.open(results, run).history()
+
+
+def plan_of(args: argparse.Namespace) -> Plan:
+    """The plan for the command line's grid, nodes and results.
+
+    Raises:
+        GridError: the grid is refused.
+        ClusterError: the nodes make no sense.
+        StoreError: earlier rows cannot be read.
+    """
+    from orchestrator.grid import load_grid
+    from orchestrator.planning import make_plan
+
+    grid = load_grid(args.grid)
+    nodes = planned_nodes(grid, args.emulate)
+    history = earlier_rows(args.results, args.run_name or grid.name)
+    return make_plan(grid, nodes, history, retry_failed=args.retry_failed, force=args.force)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the plan."""
+    plan = plan_of(args)
+    if args.json:
+        from orchestrator.plan_text import plan_json
+
+        print(plan_json(plan))
+        return 0
+    from rich.console import Console
+
+    from orchestrator.plan_text import print_plan
+
+    print_plan(plan, Console(file=sys.stdout))
+    return 0

@@ -1,0 +1,217 @@
+"""A plan for people and for machines.
+
+People get what all jobs share said once, then one line a job with what differs, then sums. Reasons
+are never cut: outside a terminal each job is one line of any length, in one they are folded.
+Machines get one JSON object, a job a line.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from orchestrator.cluster import Node, legal_card_sets
+from orchestrator.job import Accelerator, Job
+from orchestrator.plan import Action, Plan, PlannedJob
+from orchestrator.planning import card_seconds, duration_s
+from workloads.api import MeasureSettings
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+FOLDED_ROWS = 2000  # laying out a table for a terminal takes about a millisecond a row
+
+_STYLES = {
+    Action.RUN: "bold",
+    Action.REUSE: "green",
+    Action.SKIP: "yellow",
+    Action.UNSUPPORTED: "dim",
+}
+_RIGHT = ("cards", "batch_size", "estimate")
+
+
+def duration_text(seconds: float) -> str:
+    """Seconds as a person says them: ``0.4 s``, ``35 s``, ``4 min 10 s``, ``2 h 05 min``."""
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def nodes_text(nodes: Sequence[Node]) -> str:
+    """``2 nodes of 8 HPU (emulated), 1 node of 8 GPU``."""
+    kinds = Counter(
+        (len(node.card_indices), str(node.accelerator), node.emulated, node.device_name)
+        for node in nodes
+    )
+    parts = []
+    for (cards, kind, emulated, device), count in kinds.items():
+        note = "emulated" if emulated else device
+        noun = "node" if count == 1 else "nodes"
+        parts.append(f"{count} {noun} of {cards} {kind}" + (f" ({note})" if note else ""))
+    return ", ".join(parts) or "no nodes"
+
+
+def _settings(job: Job) -> dict[str, str]:
+    fields = {
+        "experiment": job.experiment,
+        "workload": job.workload,
+        "model": job.model,
+        "dataset": job.dataset,
+        "accelerator": job.accelerator.value,
+        "cards": str(job.cards),
+        "precision": job.precision,
+        "batch_size": str(job.batch_size),
+        "engine": job.engine,
+        "isolation": job.isolation,
+    }
+    fields.update((name, json.dumps(value, ensure_ascii=False)) for name, value in job.parameters)
+    return fields
+
+
+def _table(plan: Plan) -> tuple[dict[str, str], list[str], list[list[str]]]:
+    """What all jobs share, the headings of what differs, and a row for each job."""
+    settings = [_settings(item.job) for item in plan.jobs]
+    names = list(dict.fromkeys(name for each in settings for name in each))
+    values = {name: {each.get(name) for each in settings} for name in names}
+    differing = [name for name in names if len(values[name]) > 1]
+    shared = {name: settings[0][name] for name in names if len(values[name]) == 1}
+    rows = []
+    for item, each in zip(plan.jobs, settings, strict=True):
+        estimate = duration_text(item.estimate_s) if item.action is Action.RUN else ""
+        cells = [each.get(name, "") for name in differing]
+        rows.append([item.job.job_id, *cells, estimate, str(item.action), item.reason])
+    return shared, ["job_id", *differing, "estimate", "action", "reason"], rows
+
+
+def summary_lines(plan: Plan) -> Iterator[str]:
+    """Counts, card time, and the time the whole will take."""
+    counts = Counter(item.action for item in plan.jobs)
+    yield ", ".join(f"{counts[action]} {action}" for action in Action)
+    busy = card_seconds(plan)
+    yield (
+        f"about {duration_text(duration_s(plan))} from start to end; "
+        f"{busy / 3600:.2f} card-hours ({duration_text(busy)} of one card)"
+    )
+    for note in plan.notes:
+        yield f"note: {note}"
+
+
+def print_plan(plan: Plan, console: Console) -> None:
+    """The plan as a person reads it, on a terminal or in a file."""
+    shared, headings, rows = _table(plan)
+    write = console.file.write
+    jobs = "1 job" if len(rows) == 1 else f"{len(rows)} jobs"
+    write(f"Grid {plan.grid_name}: {jobs} on {nodes_text(plan.nodes)}\n")
+    if shared:
+        said = ", ".join(f"{name} {value}" for name, value in shared.items())
+        if console.is_terminal:
+            console.print(f"Every job: {said}", markup=False, highlight=False, soft_wrap=True)
+        else:
+            write(f"Every job: {said}\n")
+    write("\n")
+    if console.is_terminal and len(rows) <= FOLDED_ROWS:
+        _print_folded(headings, rows, plan.jobs, console)
+    else:
+        write(_aligned(headings, rows))
+    write("\n" + "\n".join(summary_lines(plan)) + "\n")
+
+
+def _print_folded(
+    headings: list[str], rows: list[list[str]], jobs: Sequence[PlannedJob], console: Console
+) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="bold underline")
+    for heading in headings:
+        right = heading in _RIGHT
+        fold = heading in ("reason", "model", "dataset")
+        table.add_column(
+            heading,
+            justify="right" if right else "left",
+            overflow="fold",
+            no_wrap=not fold,
+            min_width=min(24, console.width // 4) if heading == "reason" else None,
+        )
+    for row, item in zip(rows, jobs, strict=True):
+        table.add_row(*map(Text, row), style=_STYLES[item.action])
+    console.print(table)
+
+
+def _aligned(headings: list[str], rows: list[list[str]]) -> str:
+    from rich.cells import cell_len  # Chinese characters are two columns wide
+
+    lines = [headings, *rows]
+    widths = [max(map(cell_len, column)) for column in zip(*lines, strict=True)]
+    right = [heading in _RIGHT for heading in headings]
+    text = []
+    for line in lines:
+        cells = []
+        for cell, width, to_right in zip(line, widths, right, strict=True):
+            gap = " " * (width - cell_len(cell))
+            cells.append(gap + cell if to_right else cell + gap)
+        text.append("  ".join(cells).rstrip())
+    return "\n".join(text) + "\n"
+
+
+def plan_json(plan: Plan) -> str:
+    """The plan as one JSON object; each job is one line of it."""
+    encode = json.JSONEncoder(ensure_ascii=False).encode
+    sets: dict[tuple[Accelerator, int], int] = {}
+    measures: dict[int, dict[str, object]] = {}
+    counts = Counter(item.action for item in plan.jobs)
+    head = {
+        "grid": plan.grid_name,
+        "nodes": [
+            {
+                "name": node.name,
+                "accelerator": node.accelerator.value,
+                "cards": len(node.card_indices),
+                "device_name": node.device_name,
+                "emulated": node.emulated,
+            }
+            for node in plan.nodes
+        ],
+        "summary": {
+            "jobs": len(plan.jobs),
+            **{action.value: counts[action] for action in Action},
+            "card_hours": card_seconds(plan) / 3600,
+            "duration_s": duration_s(plan),
+        },
+        "notes": list(plan.notes),
+    }
+    lines = []
+    for item in plan.jobs:
+        job = item.job
+        key = (job.accelerator, job.cards)
+        if key not in sets:
+            sets[key] = len(legal_card_sets(plan.nodes, *key))
+        lines.append(encode(_job_json(item, sets[key], measures)))
+    return encode(head)[:-1] + ', "jobs": [\n' + ",\n".join(lines) + "\n]}"
+
+
+def _job_json(
+    item: PlannedJob, card_sets: int, measures: dict[int, dict[str, object]]
+) -> dict[str, object]:
+    job = item.job
+    measure: MeasureSettings = job.measure
+    if id(measure) not in measures:
+        measures[id(measure)] = asdict(measure)
+    return {
+        "job_id": job.job_id,
+        "experiment": job.experiment,
+        **job.identity(),
+        "measure": measures[id(measure)],
+        "action": item.action.value,
+        "reason": item.reason,
+        "estimate_s": item.estimate_s,
+        "card_sets": card_sets,
+    }

@@ -1,0 +1,191 @@
+"""jobs + cards + what is measured already -> the plan, decided before anything starts.
+
+A job is *unsupported* when its precision does not exist on the device it would run on, or when no
+node has its kind of card; that is decided anew each time, since tables and clusters change. Else
+its newest terminal row decides: a success is *reused*, a failure that would only repeat itself is
+*skipped*, and all others *run*. A row counts only on the same footing: what emulated cards measured
+never stands in for real ones. A card count that the cluster can never give is an error in the grid.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from orchestrator.cluster import Node, legal_card_sets
+from orchestrator.errors import ClusterError, GridError, Problem
+from orchestrator.history import PastRow
+from orchestrator.job import Accelerator, Job, State
+from orchestrator.plan import Action, Plan, PlannedJob
+from workloads.precision import support
+
+if TYPE_CHECKING:
+    from orchestrator.estimate import Estimator
+    from orchestrator.grid import Grid
+
+#: Ended without having been measured, through no fault of the job.
+_AGAIN = (State.LOST, State.NOT_STARTED, State.UNSUPPORTED)
+
+
+def make_plan(
+    grid: Grid,
+    nodes: Sequence[Node],
+    history: Sequence[PastRow],
+    *,
+    retry_failed: bool = False,
+    force: bool = False,
+    estimator: Estimator | None = None,
+) -> Plan:
+    """Decide what becomes of every job of the grid.
+
+    Args:
+        grid: the jobs.
+        nodes: the cards there are, or would be.
+        history: earlier rows of this run, oldest first.
+        retry_failed: also run what failed earlier.
+        force: run everything that can run, measured or not.
+        estimator: how long a job takes; made from ``history`` by default.
+
+    Raises:
+        GridError: a job asks for a number of cards that these nodes can never give it.
+        ClusterError: no job at all has a node with its kind of card.
+    """
+    planner = _Planner(grid, nodes, _newest_terminal(history), retry_failed, force)
+    if estimator is None:
+        from orchestrator.estimate import Estimator
+
+        kinds = {node.emulated for node in nodes}
+        footing = kinds.pop() if len(kinds) == 1 else None  # None: rows of both kinds inform
+        estimator = Estimator.from_history(history, emulated=footing)
+    planned = []
+    for job in grid.jobs():
+        action, reason = planner.decide(job)
+        estimate_s = estimator.estimate(job).total_s if action is Action.RUN else 0.0
+        planned.append(PlannedJob(job=job, action=action, reason=reason, estimate_s=estimate_s))
+    if grid.jobs() and planner.nowhere == len(grid.jobs()):
+        wanted = ", ".join(map(str, grid.accelerators()))
+        have = ", ".join(dict.fromkeys(str(node.accelerator) for node in nodes)) or "none"
+        raise ClusterError(f"the grid asks for {wanted} cards and the nodes have {have}")
+    if planner.problems:
+        raise GridError(sorted(planner.problems, key=lambda p: (p.line or 0, p.column or 0)))
+    return Plan(grid_name=grid.name, jobs=tuple(planned), nodes=tuple(nodes), notes=grid.notes)
+
+
+def _newest_terminal(history: Iterable[PastRow]) -> dict[tuple[str, bool], PastRow]:
+    """The newest final row of each job, apart for emulated and real cards."""
+    return {(row.job_id, row.emulated): row for row in history if row.final and row.state.terminal}
+
+
+@dataclass(frozen=True, slots=True)
+class _Cards:
+    """What the cluster has for jobs of one kind and count."""
+
+    emulated: bool
+    missing: str = ""  # why there are none, when no node has the kind
+
+
+class _Planner:
+    """Decides job by job; what is the same for many jobs is worked out once."""
+
+    def __init__(
+        self,
+        grid: Grid,
+        nodes: Sequence[Node],
+        past: dict[tuple[str, bool], PastRow],
+        retry_failed: bool,
+        force: bool,
+    ) -> None:
+        self.grid = grid
+        self.nodes = nodes
+        self.past = past
+        self.retry_failed = retry_failed
+        self.force = force
+        self.problems: list[Problem] = []
+        self.nowhere = 0  # jobs whose kind of card no node has
+        self._cards: dict[tuple[Accelerator, int], _Cards] = {}
+        self._unsupported: dict[tuple[str, Accelerator], str] = {}
+
+    def decide(self, job: Job) -> tuple[Action, str]:
+        """What becomes of a job, and why unless it simply runs."""
+        cards = self.cards(job)
+        self.nowhere += bool(cards.missing)
+        reason = cards.missing or self.unsupported(job.precision, job.accelerator, cards.emulated)
+        if reason:
+            return Action.UNSUPPORTED, reason
+        row = self.past.get((job.job_id, cards.emulated))
+        if self.force or row is None or row.state in _AGAIN:
+            return Action.RUN, ""
+        if row.state is State.SUCCEEDED:
+            return Action.REUSE, "measured already"
+        if self.retry_failed:
+            return Action.RUN, ""
+        why = f": {row.reason}" if row.reason else ""
+        return Action.SKIP, f"{row.state} earlier{why}; --retry-failed tries it again"
+
+    def cards(self, job: Job) -> _Cards:
+        """What there is for a job; an impossible count is noted as a problem of the grid."""
+        key = (job.accelerator, job.cards)
+        if key in self._cards:
+            return self._cards[key]
+        of_kind = [node for node in self.nodes if node.accelerator is job.accelerator]
+        possible = bool(legal_card_sets(of_kind, job.accelerator, job.cards))
+        missing = ""
+        if not of_kind:
+            have = ", ".join(dict.fromkeys(node.accelerator.value for node in self.nodes))
+            missing = f"no node has {job.accelerator} cards; there is: {have or 'none'}"
+        elif not possible:
+            self.problems.append(self._impossible(job, of_kind))
+        emulated = any(node.emulated for node in of_kind)
+        self._cards[key] = _Cards(emulated=emulated, missing=missing)
+        return self._cards[key]
+
+    def unsupported(self, precision: str, accelerator: Accelerator, emulated: bool) -> str:
+        """Why a precision cannot run, on the device itself or on the CPU that emulates it."""
+        key = (precision, accelerator)
+        if key not in self._unsupported:
+            reason = ""
+            for device in dict.fromkeys([accelerator.device, *(["cpu"] if emulated else [])]):
+                entry = support(precision, device)
+                if not entry.supported and not reason:
+                    where = device if device == accelerator.device else "cpu, which emulates here"
+                    reason = f"{precision} on {where}: {entry.reason}"
+            self._unsupported[key] = reason
+        return self._unsupported[key]
+
+    def _impossible(self, job: Job, of_kind: Sequence[Node]) -> Problem:
+        legal = legal_counts(of_kind, job.accelerator)
+        cards = sum(len(node.card_indices) for node in of_kind)
+        nodes = "1 node" if len(of_kind) == 1 else f"{len(of_kind)} nodes"
+        return self.grid.problem(
+            job,
+            "cards",
+            job.cards,
+            f"no set of {job.cards} {job.accelerator} cards: there are {cards} on {nodes}",
+            f"a job can have {', '.join(map(str, legal))} of them",
+        )
+
+
+def legal_counts(nodes: Sequence[Node], accelerator: Accelerator) -> list[int]:
+    """How many cards one job can have on these nodes."""
+    total = sum(len(node.card_indices) for node in nodes if node.accelerator is accelerator)
+    return [n for n in range(1, total + 1) if legal_card_sets(nodes, accelerator, n)]
+
+
+def card_seconds(plan: Plan) -> float:
+    """Busy time of all cards together, as estimated."""
+    return sum(item.estimate_s * item.job.cards for item in plan.jobs)
+
+
+def duration_s(plan: Plan) -> float:
+    """Estimated time from start to end: each kind of card works off its own jobs, side by side.
+
+    No schedule can be faster than this, and ours comes close unless multi-card jobs leave gaps.
+    """
+    longest = 0.0
+    for kind in {node.accelerator for node in plan.nodes}:
+        cards = sum(len(node.card_indices) for node in plan.nodes if node.accelerator is kind)
+        items = [item for item in plan.jobs if item.job.accelerator is kind]
+        work = sum(item.estimate_s * item.job.cards for item in items)
+        longest = max([longest, work / max(cards, 1), *(item.estimate_s for item in items)])
+    return longest
