@@ -64,6 +64,25 @@ def schema() -> pa.Schema:
     return pa.schema(columns, metadata={_VERSION_KEY: str(SCHEMA_VERSION).encode()})
 
 
+@lru_cache(maxsize=1)
+def undocumented_schema() -> pa.Schema:
+    """The same columns without their descriptions, for files of a single row."""
+    import pyarrow as pa
+
+    return pa.schema([_bare(column) for column in schema()], metadata=schema().metadata)
+
+
+def _bare(field: pa.Field) -> pa.Field:
+    import pyarrow as pa
+
+    kind = field.type
+    if pa.types.is_list(kind):
+        kind = pa.list_(_bare(kind.value_field))
+    elif pa.types.is_struct(kind):
+        kind = pa.struct([_bare(child) for child in kind])
+    return pa.field(field.name, kind)
+
+
 def column_names(*, raw: bool = True) -> list[str]:
     """The columns in order, with or without the raw samples and items."""
     return [name for name in schema().names if raw or name not in RAW_COLUMNS]

@@ -15,27 +15,26 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from orchestrator import fragments
-from orchestrator.errors import StoreError
+from orchestrator.errors import SchemaMismatch, StoreError
 from orchestrator.fragments import Damage
 from orchestrator.history import PastRow
 from orchestrator.job import Accelerator, State
 from orchestrator.lock import Holder, RunLock
 from orchestrator.measurement import Measurement
+from orchestrator.scan import COVERS_KEY, Scan, scan_rows
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 _LOG = logging.getLogger("nightgrid.store")
-_COVERS_KEY = b"nightgrid.covers"
 _HISTORY_COLUMNS = (
     "job_id",
     "state",
@@ -157,10 +156,12 @@ class Store:
             StoreLocked: the lock was taken away.
             StoreError: it cannot be written.
         """
-        from orchestrator.schema import to_table
+        from orchestrator.schema import to_table, undocumented_schema
 
         self._lock.still_mine()
-        data = _parquet(to_table([measurement]))
+        # Descriptions of columns would be half of a file of one row; compacted files have them.
+        table = to_table([measurement]).cast(undocumented_schema())
+        data = _parquet(table, use_dictionary=False)
         name = fragments.fragment_name(measurement.job_id, measurement.attempt_number, data)
         return fragments.write_durably(self.tables_path, name, data)
 
@@ -188,16 +189,16 @@ class Store:
         from orchestrator.schema import column_names, to_table
 
         self._lock.still_mine()
-        scan = _scan(self.tables_path, column_names())
+        scan = scan_rows(self.tables_path, column_names())
         self._delete(scan.covered)
         if len(scan.tables) < 2:
             return None
         rows = _measurements(scan)
         table = to_table(rows)
         metadata = dict(table.schema.metadata) | {
-            _COVERS_KEY: json.dumps(sorted(scan.tables)).encode()
+            COVERS_KEY: json.dumps(sorted(scan.tables)).encode()
         }
-        data = _parquet(table.replace_schema_metadata(metadata))
+        data = _parquet(table.replace_schema_metadata(metadata), use_dictionary=True)
         name = fragments.compacted_name(len(rows), data)
         path = fragments.write_durably(self.tables_path, name, data)
         if path.read_bytes() != data:
@@ -221,9 +222,10 @@ class Store:
         """
         from orchestrator.schema import column_names
 
-        scan = _scan(self.tables_path, column_names(raw=samples))
+        scan = scan_rows(self.tables_path, column_names(raw=samples))
+        rows = tuple(_measurements(scan))
         earlier = fragments.set_aside_earlier(self.quarantine_path)
-        return Contents(measurements=tuple(_measurements(scan)), damaged=(*scan.damaged, *earlier))
+        return Contents(measurements=rows, damaged=(*scan.damaged, *earlier))
 
     def measurements(self, samples: bool = True) -> list[Measurement]:
         """The rows in the order of recording; without ``samples`` it is faster."""
@@ -231,109 +233,30 @@ class Store:
 
     def history(self) -> list[PastRow]:
         """What planning and estimating need of each row, oldest first."""
-        scan = _scan(self.tables_path, _HISTORY_COLUMNS)
+        scan = scan_rows(self.tables_path, _HISTORY_COLUMNS)
         rows = [row for table in scan.tables.values() for row in table.to_pylist()]
         rows.sort(key=lambda row: (row["recorded_at"] is not None, row["recorded_at"] or 0))
         return [_past_row(row) for row in rows]
 
 
-# ---------------------------------------------------------------- reading files
-
-
-@dataclass(slots=True)
-class _Scan:
-    """One consistent look at a directory of rows."""
-
-    tables: dict[str, pa.Table]  # by file name, each row once
-    damaged: list[Damage]
-    covered: list[str]  # leftovers of a compaction
-
-
-def _scan(directory: Path, columns: Iterable[str]) -> _Scan:
-    """Read every file of rows, verified, of one moment.
-
-    A compaction may replace files under our hands, so the names are listed again afterwards: if
-    one that we listed has gone, or a compacted file has come, what we have may miss rows or hold
-    them twice, and we start over. Rows appended meanwhile may or may not be seen.
-    """
-    columns = list(columns)
-    for _ in range(100):
-        names = _row_files(directory)
-        try:
-            scan = _read_files(directory, names, columns)
-        except FileNotFoundError:
-            continue
-        now = _row_files(directory)
-        come = now - names
-        if names <= now and not any(fragments.is_compacted(name) for name in come):
-            for damage in scan.damaged:
-                _LOG.warning("not read: %s: %s", damage.path, damage.reason)
-            return scan
-    raise StoreError(f"{directory} does not come to rest: files keep vanishing while it is read")
-
-
-def _row_files(directory: Path) -> set[str]:
-    try:
-        names = os.listdir(directory)
-    except FileNotFoundError:
-        return set()
-    return {name for name in names if name.endswith(".parquet") and not name.startswith(".")}
-
-
-def _read_files(directory: Path, names: set[str], columns: list[str]) -> _Scan:
-    scan = _Scan({}, [], [])
-    covered: set[str] = set()
-    # Compacted files first: they say which fragments need not be read.
-    for name in sorted(names, key=lambda name: (not fragments.is_compacted(name), name)):
-        if name in covered:
-            scan.covered.append(name)
-            continue
-        table = _read_file(directory / name, columns, scan.damaged)
-        if table is not None:
-            scan.tables[name] = table
-            covered.update(json.loads((table.schema.metadata or {}).get(_COVERS_KEY, b"[]")))
-    for name in covered & scan.tables.keys():  # an older compacted file that sorted first
-        del scan.tables[name]
-        scan.covered.append(name)
-    return scan
-
-
-def _read_file(path: Path, columns: list[str], damaged: list[Damage]) -> pa.Table | None:
-    """The table of one file; None, and an entry in ``damaged``, if it cannot be trusted."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    from orchestrator.schema import current
-
-    try:
-        data = path.read_bytes()
-        reason = fragments.damage_of(path.name, data)
-    except OSError as error:
-        if not os.path.lexists(path):
-            raise  # vanished: the caller looks again
-        data, reason = b"", f"cannot be read: {error.strerror or error}"
-    if reason is None:
-        try:
-            file = pq.ParquetFile(pa.BufferReader(data))
-            present = set(file.schema_arrow.names)
-            table = file.read([name for name in columns if name in present], use_threads=False)
-        except (pa.ArrowException, OSError, ValueError) as error:
-            reason = f"not Parquet: {error}"
-        else:
-            return current(table, str(path))
-    damaged.append(Damage(path=path, reason=reason))
-    return None
-
-
-def _measurements(scan: _Scan) -> list[Measurement]:
+def _measurements(scan: Scan) -> list[Measurement]:
+    """The rows of a scan in the order of recording; what cannot be one counts as damage."""
     from orchestrator.schema import from_table
 
-    rows = [row for name, table in scan.tables.items() for row in from_table(table, source=name)]
+    rows: list[Measurement] = []
+    for name, table in list(scan.tables.items()):
+        try:
+            rows += from_table(table, source=str(scan.directory / name))
+        except SchemaMismatch:
+            raise
+        except StoreError as error:
+            del scan.tables[name]
+            scan.damaged.append(Damage(path=scan.directory / name, reason=str(error)))
     rows.sort(key=lambda row: (row.recorded_at or 0.0, row.attempt_id, row.invocation_id))
     return rows
 
 
-def _past_row(row: dict) -> PastRow:
+def _past_row(row: dict[str, Any]) -> PastRow:
     started, ended = row["started_at"], row["ended_at"]
     return PastRow(
         job_id=row["job_id"],
@@ -352,10 +275,12 @@ def _past_row(row: dict) -> PastRow:
     )
 
 
-def _parquet(table: pa.Table) -> bytes:
+def _parquet(table: pa.Table, *, use_dictionary: bool) -> bytes:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     sink = pa.BufferOutputStream()
-    pq.write_table(table, sink, compression="zstd", write_statistics=False)
+    pq.write_table(
+        table, sink, compression="zstd", write_statistics=False, use_dictionary=use_dictionary
+    )
     return sink.getvalue().to_pybytes()

@@ -1,0 +1,115 @@
+"""One consistent look at a directory of rows, while others write to it or compact it.
+
+Every file is verified against the checksum in its name before it is parsed. A compacted file says
+which fragments it stands for; where both are there (a compaction is going on, or was cut short)
+only the compacted file counts.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from orchestrator import fragments
+from orchestrator.errors import SchemaMismatch, StoreError
+from orchestrator.fragments import Damage
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+#: Key of the Parquet metadata under which a compacted file lists the files it replaces, as JSON.
+COVERS_KEY = b"nightgrid.covers"
+
+_LOG = logging.getLogger("nightgrid.store")
+
+
+@dataclass(slots=True)
+class Scan:
+    """One consistent look at a directory of rows."""
+
+    directory: Path
+    tables: dict[str, pa.Table]  # by file name, each row once
+    damaged: list[Damage]
+    covered: list[str]  # leftovers of a compaction
+
+
+def scan_rows(directory: Path, columns: Iterable[str]) -> Scan:
+    """Read every file of rows, verified, of one moment.
+
+    A compaction may replace files under our hands, so the names are listed again afterwards: if
+    one that we listed has gone, or a compacted file has come, what we have may miss rows or hold
+    them twice, and we start over. Rows appended meanwhile may or may not be seen.
+    """
+    columns = list(columns)
+    for _ in range(100):
+        names = _row_files(directory)
+        try:
+            found = _read_files(directory, names, columns)
+        except FileNotFoundError:
+            continue
+        now = _row_files(directory)
+        come = now - names
+        if names <= now and not any(fragments.is_compacted(name) for name in come):
+            for damage in found.damaged:
+                _LOG.warning("not read: %s: %s", damage.path, damage.reason)
+            return found
+    raise StoreError(f"{directory} does not come to rest: files keep vanishing while it is read")
+
+
+def _row_files(directory: Path) -> set[str]:
+    try:
+        names = os.listdir(directory)
+    except FileNotFoundError:
+        return set()
+    return {name for name in names if name.endswith(".parquet") and not name.startswith(".")}
+
+
+def _read_files(directory: Path, names: set[str], columns: list[str]) -> Scan:
+    scan = Scan(directory, {}, [], [])
+    covered: set[str] = set()
+    # Compacted files first: they say which fragments need not be read.
+    for name in sorted(names, key=lambda name: (not fragments.is_compacted(name), name)):
+        if name in covered:
+            scan.covered.append(name)
+            continue
+        table = _read_file(directory / name, columns, scan.damaged)
+        if table is not None:
+            scan.tables[name] = table
+            covered.update(json.loads((table.schema.metadata or {}).get(COVERS_KEY, b"[]")))
+    for name in covered & scan.tables.keys():  # an older compacted file that sorted first
+        del scan.tables[name]
+        scan.covered.append(name)
+    return scan
+
+
+def _read_file(path: Path, columns: list[str], damaged: list[Damage]) -> pa.Table | None:
+    """The table of one file; None, and an entry in ``damaged``, if it cannot be trusted."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from orchestrator.schema import current
+
+    try:
+        data = path.read_bytes()
+        reason = fragments.damage_of(path.name, data)
+    except OSError as error:
+        if not os.path.lexists(path):
+            raise  # vanished: the caller looks again
+        data, reason = b"", f"cannot be read: {error.strerror or error}"
+    if reason is None:
+        try:
+            file = pq.ParquetFile(pa.BufferReader(data))
+            present = set(file.schema_arrow.names)
+            table = file.read([name for name in columns if name in present], use_threads=False)
+            return current(table, str(path))
+        except SchemaMismatch:
+            raise  # not damage: this program is too old
+        except (pa.ArrowException, OSError, ValueError, StoreError) as error:
+            reason = f"not a table of results: {error}"
+    damaged.append(Damage(path=path, reason=reason))
+    return None
