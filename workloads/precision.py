@@ -164,18 +164,23 @@ def quantized(precision: str) -> bool:
 def loading_arguments(precision: str, device: str) -> dict[str, Any]:
     """Keyword arguments for transformers' ``from_pretrained``: dtype and quantisation.
 
-    ``torch_dtype`` is the spelling that transformers 4.55 and 5 both take.
-
     Raises:
         Unsupported: not on this device, or a package is missing.
     """
     entry = require(precision, device)
-    arguments: dict[str, Any] = {"torch_dtype": compute_dtype(precision)}
+    arguments: dict[str, Any] = {_dtype_keyword(): compute_dtype(precision)}
     if "torchao" in entry.packages:
         arguments["quantization_config"] = _torchao(precision, device)
     elif "bitsandbytes" in entry.packages:
         arguments["quantization_config"] = _bitsandbytes(precision)
     return arguments
+
+
+def _dtype_keyword() -> str:
+    """4.55 knows only ``torch_dtype``; 5 takes it too, with a warning at every load."""
+    import transformers
+
+    return "torch_dtype" if transformers.__version__.startswith("4.") else "dtype"
 
 
 def _torchao(precision: str, device: str) -> Any:
@@ -199,6 +204,8 @@ def _bitsandbytes(precision: str) -> Any:
 
     # One warning for every product otherwise: activations are bf16, LLM.int8 casts them itself.
     logging.getLogger("bitsandbytes.autograd._functions").setLevel(logging.ERROR)
+    # It recommends a package that would fetch another kernel from a hub while jobs run.
+    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
     if precision == "int8":
         return BitsAndBytesConfig(load_in_8bit=True)
     return BitsAndBytesConfig(

@@ -1,0 +1,218 @@
+"""transformers' own ``generate``: static batches, left padding, one step for all prompts at once.
+
+A batch is padded on the left, so that every prompt ends where generation starts. It runs until
+each prompt has ended or the limit is reached; a prompt that ends early keeps its row busy with
+padding, which is not counted. The generation config that comes with a checkpoint (temperature,
+penalties, …) is put aside after loading, because ``generate`` merges it into whatever it is given:
+two models would otherwise not do the same work, and one job's settings would leak into the next.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    GenerationConfig,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
+from transformers.utils import logging as transformers_logging
+
+from workloads import precision as precisions
+from workloads import weights
+from workloads.api import Request
+from workloads.devices.base import Device
+from workloads.engines.base import Generated
+from workloads.errors import BadConfiguration, DataMissing, Unsupported
+from workloads.models.loading import ModelSource, encode_prompt, load_tokenizer, open_model
+from workloads.weights import ModelWeights
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """Padded prompts on the card; both tensors [batch, longest prompt]."""
+
+    input_ids: torch.Tensor
+    attention_mask: torch.Tensor
+
+
+class _Steps(StoppingCriteria):
+    """Called by ``generate`` after every step; stops nothing."""
+
+    def __init__(self, on_step: Callable[[], None]) -> None:
+        self._on_step = on_step
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+        self._on_step()
+        return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransformersEngine:
+    """A causal language model in transformers, in evaluation mode, on its card."""
+
+    model: Any
+    tokenizer: Any
+    source: ModelSource
+    device: Device
+    weights: ModelWeights
+    random_weights: bool
+    end_token_ids: frozenset[int]
+    pad_token_id: int
+    context_length: int | None
+    details: Mapping[str, str]
+
+    def encode(self, text: str) -> list[int]:
+        return encode_prompt(self.tokenizer, self.source, text)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
+
+    def prepare(self, prompts: Sequence[Sequence[int]]) -> _Batch:
+        longest = max(len(prompt) for prompt in prompts)
+        ids = torch.full((len(prompts), longest), self.pad_token_id, dtype=torch.long)
+        mask = torch.zeros_like(ids)
+        for row, prompt in enumerate(prompts):
+            ids[row, longest - len(prompt) :] = torch.tensor(prompt, dtype=torch.long)
+            mask[row, longest - len(prompt) :] = 1
+        card = self.device.torch_device
+        return _Batch(ids.to(card), mask.to(card))
+
+    def generate(
+        self,
+        prepared: _Batch,
+        *,
+        output_tokens: int,
+        ignore_eos: bool,
+        on_step: Callable[[], None],
+    ) -> Callable[[], Generated]:
+        def step() -> None:
+            self.device.mark_step()
+            on_step()
+
+        output = self.model.generate(
+            input_ids=prepared.input_ids,
+            attention_mask=prepared.attention_mask,
+            generation_config=self.generation_config(output_tokens, ignore_eos),
+            stopping_criteria=StoppingCriteriaList([_Steps(step)]),
+        )
+        batch, longest = prepared.input_ids.shape
+
+        def fetch() -> Generated:
+            new = output[:, longest:]
+            # The last token of each row is produced but never fed back.
+            computed = batch * (longest + max(int(new.shape[1]) - 1, 0))
+            return Generated(tokens=new.tolist(), computed_tokens=computed)
+
+        return fetch
+
+    def generation_config(self, output_tokens: int, ignore_eos: bool) -> GenerationConfig:
+        """A new one for every call. Without end-of-sequence ids nothing ends a prompt early."""
+        return GenerationConfig(
+            max_new_tokens=output_tokens,
+            do_sample=False,
+            num_beams=1,
+            use_cache=True,
+            eos_token_id=None if ignore_eos else sorted(self.end_token_ids) or None,
+            pad_token_id=self.pad_token_id,
+        )
+
+
+def load(request: Request, device: Device) -> TransformersEngine:
+    """Load ``request.model`` in ``request.precision``; see ``EngineLoader``."""
+    transformers_logging.disable_progress_bar()  # a worker's log is no terminal
+    arguments = precisions.loading_arguments(request.precision, device.name)
+    lacking = device.lacks(request.precision)
+    if lacking:
+        raise Unsupported(f"{request.precision}: {lacking}")
+    attention = str(request.parameters.get("attention", "sdpa"))
+    _check_attention(attention, device)
+    source = open_model(request.model)
+    tokenizer = load_tokenizer(source)
+    config = _config(source)
+    weights.check_shapes(config, request.precision, device.name)
+    if "quantization_config" in arguments:
+        arguments["device_map"] = {"": device.torch_device}
+    model = _from_pretrained(source, attention, arguments)
+    if "device_map" not in arguments:
+        model = model.to(device.torch_device)
+    model.eval()
+    found = getattr(model.config, "_attn_implementation", None)
+    if found != attention:
+        raise BadConfiguration(f"asked for attention '{attention}', the model runs '{found}'")
+    end_token_ids = _end_token_ids(model, tokenizer)
+    pad_token_id = _pad_token_id(model, tokenizer)
+    model.generation_config = GenerationConfig(pad_token_id=pad_token_id)
+    return TransformersEngine(
+        model=model,
+        tokenizer=tokenizer,
+        source=source,
+        device=device,
+        weights=weights.inspect(model, request.precision, device.name),
+        random_weights=source.random_weights,
+        end_token_ids=end_token_ids,
+        pad_token_id=pad_token_id,
+        context_length=getattr(model.config, "max_position_embeddings", None),
+        details={"attention": attention, "architecture": type(model).__name__},
+    )
+
+
+def _check_attention(attention: str, device: Device) -> None:
+    if attention != "flash_attention_2":
+        return
+    if device.name != "cuda":
+        raise Unsupported(f"flash_attention_2 has no {device.name} kernels; use sdpa")
+    if importlib.util.find_spec("flash_attn") is None:
+        raise Unsupported("flash_attention_2 needs the package flash-attn: pip install flash-attn")
+
+
+def _config(source: ModelSource) -> Any:
+    try:
+        return AutoConfig.from_pretrained(source.path)
+    except (OSError, ValueError) as error:
+        raise DataMissing(
+            f"transformers cannot read the model in {source.path}: {error}"
+        ) from error
+
+
+def _from_pretrained(source: ModelSource, attention: str, arguments: Mapping[str, Any]) -> Any:
+    try:
+        return AutoModelForCausalLM.from_pretrained(
+            source.path, attn_implementation=attention, **arguments
+        )
+    except OSError as error:  # a file is missing or cut short
+        raise DataMissing(f"cannot load the model in {source.path}: {error}") from error
+    except ValueError as error:
+        text = str(error)
+        if "scaled_dot_product_attention" in text or "attn_implementation" in text:
+            raise Unsupported(f"this model has no attention '{attention}': {text}") from error
+        if "Unrecognized configuration class" in text:
+            raise BadConfiguration(
+                f"the model in {source.path} is not a causal language model, so it cannot "
+                f"generate text: {text.splitlines()[0]}"
+            ) from error
+        raise
+
+
+def _end_token_ids(model: Any, tokenizer: Any) -> frozenset[int]:
+    """What ends a text: of the generation config, else of the model's, else of the tokenizer."""
+    for holder in (model.generation_config, model.config, tokenizer):
+        found = getattr(holder, "eos_token_id", None)
+        if found is not None:
+            return frozenset(found if isinstance(found, (list, tuple)) else [found])
+    return frozenset()
+
+
+def _pad_token_id(model: Any, tokenizer: Any) -> int:
+    """Any id will do, since padding is masked."""
+    for holder in (tokenizer, model.generation_config, model.config):
+        found = getattr(holder, "pad_token_id", None)
+        if isinstance(found, int):
+            return found
+    return 0

@@ -1,0 +1,237 @@
+"""Text generation: how fast a model on a device writes, and how long each prompt waits.
+
+Generating has two phases. *Prefill* reads the whole prompt in one step and is bound by arithmetic;
+its end is the time to first token (TTFT). *Decoding* then makes one token a step, reads every
+weight for it and is bound by memory bandwidth; its steps are the time per output token. A larger
+batch shares one reading of the weights among more prompts, so tokens/s grow while every prompt
+waits longer: that is why precision and batch size are the axes of a grid.
+
+Decoding is greedy, so that every run does the same work. Tokens count up to and including the
+first end-of-sequence token; padding and what follows the end does not count. On several cards the
+prompts are dealt out in turn (data-parallel): prompt i goes to rank i mod world size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from workloads.api import Item, JobContext, Request, Result
+from workloads.devices.host_memory import HostMemoryPeak, resident_bytes
+from workloads.engines import engine_loader
+from workloads.engines.base import Generated, GenerationEngine
+from workloads.errors import BadConfiguration
+from workloads.measure import Instruments, Measured, Observation, measure
+from workloads.parameters import TextGenerationParameters
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """One prompt of this rank: its position in the dataset and its ids."""
+
+    index: int
+    ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Resident:
+    """What stays loaded between jobs, and what memory there was before it."""
+
+    engine: GenerationEngine
+    baseline_host_memory_bytes: int
+
+
+def run(request: Request, context: JobContext) -> Result:
+    """Measure text generation; see ``workloads.api.Workload``."""
+    parameters = TextGenerationParameters.model_validate(dict(request.parameters))
+    if request.batch_size < 1:
+        raise BadConfiguration(f"batch size {request.batch_size}; at least 1 is needed")
+    context.device.seed(0)
+    context.enter_phase("load")
+    resident, load_s = _resident(request, context)
+    engine = resident.engine
+    prompts, synthetic = _prompts(request, parameters, engine, context)
+    # Asked of all ranks, so that all refuse a prompt that only one of them has.
+    longest = max(context.collective.gather(max(len(prompt.ids) for prompt in prompts)))
+    _check_length(longest, parameters, engine)
+    batches = [
+        prompts[start : start + request.batch_size]
+        for start in range(0, len(prompts), request.batch_size)
+    ]
+    # Loading passes through more memory than running; the peaks are those of running.
+    context.device.release_memory()
+    context.device.reset_peak_memory()
+    generation = _Generation(engine, batches, parameters, context.clock, context.device.synchronize)
+    with HostMemoryPeak() as host_memory:
+        measured = measure(
+            generation.run_batch,
+            len(batches),
+            request.measure,
+            Instruments(
+                clock=context.clock,
+                cpu_clock=context.cpu_clock,
+                synchronize=context.device.synchronize,
+                collective=context.collective,
+                enter_phase=context.enter_phase,
+            ),
+        )
+    return Result(
+        samples=measured.samples,
+        items=generation.items(measured),
+        stop_reason=measured.stop_reason,
+        load_s=load_s,
+        warmup_s=measured.warmup_s,
+        weight_bytes=engine.weights.weight_bytes,
+        parameter_count=engine.weights.parameter_count,
+        baseline_host_memory_bytes=resident.baseline_host_memory_bytes,
+        peak_host_memory_bytes=host_memory.bytes,
+        peak_device_memory_bytes=context.device.peak_memory_bytes(),
+        random_weights=engine.random_weights,
+        synthetic_data=synthetic,
+        precision_detail=engine.weights.detail,
+        details={**engine.details, "host_memory_peak": host_memory.method},
+    )
+
+
+def count_output_tokens(ids: Sequence[int], end_token_ids: frozenset[int]) -> int:
+    """Generated tokens up to and including the first end-of-sequence token."""
+    for position, token in enumerate(ids):
+        if token in end_token_ids:
+            return position + 1
+    return len(ids)
+
+
+def bring_to_length(ids: Sequence[int], length: int) -> list[int]:
+    """The ids cut at their end, or repeated from their beginning, to exactly ``length``."""
+    repeated = list(ids) * -(-length // len(ids))
+    return repeated[:length]
+
+
+def share_of_rank(total: int, rank: int, world_size: int) -> range:
+    """The positions of the prompts that a rank takes of each repeat."""
+    return range(rank, total, world_size)
+
+
+def _resident(request: Request, context: JobContext) -> tuple[_Resident, float]:
+    """The loaded engine, and how long loading took: 0 when it was there already."""
+    load = engine_loader(request.engine)
+    took: list[float] = []
+
+    def loader() -> _Resident:
+        context.device.release_memory()
+        baseline = resident_bytes()
+        began = context.clock()
+        engine = load(request, context.device)
+        context.device.synchronize()
+        took.append(context.clock() - began)
+        return _Resident(engine=engine, baseline_host_memory_bytes=baseline)
+
+    loaded = context.resident(request.residency_key, loader)
+    return loaded, took[0] if took else 0.0
+
+
+def _prompts(
+    request: Request,
+    parameters: TextGenerationParameters,
+    engine: GenerationEngine,
+    context: JobContext,
+) -> tuple[list[Prompt], bool]:
+    """This rank's prompts of a repeat, in order, and whether the dataset is synthetic."""
+    from workloads.data.catalog import find_dataset, load_examples
+
+    examples = load_examples(request.dataset)
+    total = max(parameters.prompts, request.batch_size * context.world_size)
+    encoded: dict[int, tuple[int, ...]] = {}
+    prompts = []
+    for position in share_of_rank(total, context.rank, context.world_size):
+        index = position % len(examples)
+        if index not in encoded:
+            ids = engine.encode(examples[index].content)
+            if parameters.input_tokens is not None:
+                ids = bring_to_length(ids, parameters.input_tokens)
+            encoded[index] = tuple(ids)
+        prompts.append(Prompt(index=index, ids=encoded[index]))
+    return prompts, find_dataset(request.dataset).synthetic
+
+
+def _check_length(
+    longest: int, parameters: TextGenerationParameters, engine: GenerationEngine
+) -> None:
+    room = engine.context_length
+    if room is not None and longest + parameters.output_tokens > room:
+        raise BadConfiguration(
+            f"the longest prompt has {longest} tokens and {parameters.output_tokens} are to be "
+            f"generated, which is more than the model's {room} positions; lower output_tokens "
+            "or set input_tokens"
+        )
+
+
+class _Generation:
+    """Runs batches and keeps what came out of each, by repeat."""
+
+    def __init__(
+        self,
+        engine: GenerationEngine,
+        batches: Sequence[Sequence[Prompt]],
+        parameters: TextGenerationParameters,
+        clock: Callable[[], float],
+        synchronize: Callable[[], None],
+    ) -> None:
+        self._engine = engine
+        self._batches = batches
+        self._parameters = parameters
+        self._clock = clock
+        self._synchronize = synchronize
+        self._prepared = [engine.prepare([prompt.ids for prompt in batch]) for batch in batches]
+        self._items: dict[int, list[Item]] = {}
+
+    def run_batch(self, repeat: int, batch: int) -> Callable[[], Observation]:
+        """Generate for one batch; the returned function counts, when the clock has stopped."""
+        times: list[float] = []
+
+        def on_step() -> None:
+            self._synchronize()
+            times.append(self._clock())
+
+        began = self._clock()
+        fetch = self._engine.generate(
+            self._prepared[batch],
+            output_tokens=self._parameters.output_tokens,
+            ignore_eos=self._parameters.ignore_eos,
+            on_step=on_step,
+        )
+        return lambda: self._observe(repeat, batch, fetch(), began, times)
+
+    def _observe(
+        self, repeat: int, batch: int, generated: Generated, began: float, times: list[float]
+    ) -> Observation:
+        prompts = self._batches[batch]
+        # In fixed-length mode a token that would end the text is a token like any other.
+        ends = frozenset[int]() if self._parameters.ignore_eos else self._engine.end_token_ids
+        counts = [count_output_tokens(ids, ends) for ids in generated.tokens]
+        items = self._items.setdefault(repeat, [])
+        for prompt, ids, count in zip(prompts, generated.tokens, counts, strict=True):
+            keep = len(items) < self._parameters.keep_texts
+            items.append(
+                Item(
+                    index=prompt.index,
+                    input_tokens=len(prompt.ids),
+                    output_tokens=count,
+                    latency_s=times[count - 1] - began,
+                    ttft_s=times[0] - began,
+                    output_text=self._engine.decode(ids[:count]) if keep else None,
+                )
+            )
+        return Observation(
+            items=len(prompts),
+            input_tokens=sum(len(prompt.ids) for prompt in prompts),
+            output_tokens=sum(counts),
+            computed_tokens=generated.computed_tokens,
+            ttft_s=times[0] - began,
+            step_s=tuple(after - before for before, after in pairwise(times)),
+        )
+
+    def items(self, measured: Measured) -> tuple[Item, ...]:
+        """The prompts of the last complete repeat, or of the one that the time limit cut."""
+        return tuple(self._items.get(measured.representative_repeat, ()))

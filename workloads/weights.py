@@ -1,0 +1,180 @@
+"""What a loaded model's weights really are: their bytes, their count, their format.
+
+A library may leave layers out or fall back without an error, and a table would then call a bf16
+model "int4". So the storage itself is read: tensor subclasses of torchao are opened down to their
+plain tensors, bitsandbytes' packed weights are counted with their scales, and a model that is not
+in the precision asked for is refused.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from workloads import precision as precisions
+from workloads.errors import BadConfiguration, Unsupported
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+#: dtype of the stored values of each quantised format; int4 packs two values in a byte.
+_STORAGE = {"fp8": "float8_e4m3fn", "int8": "int8", "int4": "uint8"}
+
+#: NF4 kernels of bitsandbytes on CPU take rows of whole blocks of this many values.
+NF4_BLOCK = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelWeights:
+    """What a loaded model's weights are."""
+
+    weight_bytes: int  # as stored, with scales; tied weights once
+    parameter_count: int  # logical, tied weights once
+    quantized_share: float  # of all parameters, those in the quantised format
+    detail: str  # for the row: what the precision meant here
+
+
+def stored_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """The plain tensors that a tensor keeps its data in, itself if it is plain.
+
+    Covers torchao's tensor subclasses (``__tensor_flatten__``) and the scales that bitsandbytes
+    hangs on its parameters (``quant_state``, ``SCB``).
+    """
+    import torch
+
+    flatten = getattr(type(tensor), "__tensor_flatten__", None)
+    if flatten is None and hasattr(tensor, "data"):  # a Parameter around a subclass
+        flatten = getattr(type(tensor.data), "__tensor_flatten__", None)
+        tensor = tensor.data if flatten is not None else tensor
+    if flatten is not None:
+        for name in tensor.__tensor_flatten__()[0]:  # type: ignore[attr-defined]
+            yield from stored_tensors(getattr(tensor, name))
+        return
+    yield tensor
+    state = getattr(tensor, "quant_state", None)
+    if state is not None:
+        yield state.absmax
+        if getattr(state, "nested", False):
+            yield state.state2.absmax
+    scales = getattr(tensor, "SCB", None)
+    if isinstance(scales, torch.Tensor):
+        yield scales
+
+
+def stored_bytes(tensor: torch.Tensor) -> int:
+    """Bytes of a tensor's data with its scales."""
+    return sum(part.numel() * part.element_size() for part in stored_tensors(tensor))
+
+
+def logical_count(tensor: torch.Tensor) -> int:
+    """How many weights a tensor stands for, however they are packed."""
+    state = getattr(tensor, "quant_state", None)
+    if state is not None:
+        count = 1
+        for size in state.shape:
+            count *= int(size)
+        return count
+    return int(tensor.numel())
+
+
+def stored_format(tensor: torch.Tensor) -> str:
+    """dtype of the largest plain tensor inside, e.g. ``int8`` for a torchao int8 weight."""
+    largest = max(stored_tensors(tensor), key=lambda part: part.numel() * part.element_size())
+    return str(largest.dtype).removeprefix("torch.")
+
+
+def inspect(model: nn.Module, precision: str, device: str) -> ModelWeights:
+    """Read the storage of all weights and make sure that they are in ``precision``.
+
+    Raises:
+        BadConfiguration: the model is not in the precision asked for.
+    """
+    parameters = _unique_parameters(model)
+    matrices = {name: tensor for name, tensor in parameters.items() if _is_matrix(tensor)}
+    quantized = sum(
+        logical_count(tensor)
+        for tensor in matrices.values()
+        if stored_format(tensor) == _STORAGE.get(precision)
+    )
+    count = sum(logical_count(tensor) for tensor in parameters.values())
+    share = quantized / count if count else 0.0
+    if precisions.quantized(precision):
+        _require_quantized(model, matrices, precision)
+    else:
+        _require_plain(matrices, precision)
+    detail = precisions.support(precision, device).means
+    if precisions.quantized(precision):
+        detail += f"; {share:.0%} of the parameters, the rest in bf16"
+    return ModelWeights(
+        weight_bytes=sum(stored_bytes(tensor) for tensor in parameters.values()),
+        parameter_count=count,
+        quantized_share=share,
+        detail=detail,
+    )
+
+
+def check_shapes(model_config: Any, precision: str, device: str) -> None:
+    """Refuse NF4 on CPU for a model whose rows are not whole blocks, before it is loaded.
+
+    Raises:
+        Unsupported: the kernels would fail in the middle of the first product.
+    """
+    if (precision, device) != ("int4", "cpu"):
+        return
+    for name in ("hidden_size", "intermediate_size"):
+        size = getattr(model_config, name, None)
+        if isinstance(size, int) and size % NF4_BLOCK:
+            raise Unsupported(
+                f"int4 on cpu needs every size to be a multiple of {NF4_BLOCK}; this model's "
+                f"{name} is {size}"
+            )
+
+
+def _unique_parameters(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Parameters by name, tied ones once."""
+    return dict(model.named_parameters(remove_duplicate=True))
+
+
+def _is_matrix(tensor: torch.Tensor) -> bool:
+    return tensor.dim() >= 2 or getattr(tensor, "quant_state", None) is not None
+
+
+def _require_plain(matrices: dict[str, torch.Tensor], precision: str) -> None:
+    wanted = str(precisions.compute_dtype(precision)).removeprefix("torch.")
+    others = {
+        name: stored_format(tensor)
+        for name, tensor in matrices.items()
+        if stored_format(tensor) != wanted
+    }
+    if others:
+        found = ", ".join(f"{dtype} in {n}" for dtype, n in Counter(others.values()).items())
+        raise BadConfiguration(
+            f"the model was asked for in {precision} ({wanted}), but {len(others)} of its "
+            f"{len(matrices)} weight matrices are not: {found} (e.g. {next(iter(others))}). "
+            "A checkpoint that is quantised already has one precision only."
+        )
+
+
+def _require_quantized(model: nn.Module, matrices: dict[str, torch.Tensor], precision: str) -> None:
+    """Every matrix of a linear layer, except the output layer's, must be in the format."""
+    output = getattr(model, "get_output_embeddings", lambda: None)()
+    linear = [
+        name
+        for name, module in model.named_modules()
+        if "Linear" in type(module).__name__ and module is not output
+    ]
+    weights = {f"{name}.weight" for name in linear} & set(matrices)
+    left_out = sorted(
+        name for name in weights if stored_format(matrices[name]) != _STORAGE[precision]
+    )
+    if left_out or not weights:
+        what = (
+            f"{len(left_out)} of its {len(weights)} linear layers are not (e.g. {left_out[0]} is "
+            f"{stored_format(matrices[left_out[0]])})"
+            if left_out
+            else "it has no linear layer that the library quantises"
+        )
+        raise BadConfiguration(f"the model was asked for in {precision}, but {what}")
