@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import heapq
-import os
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import FrameType
 from typing import Protocol
 
@@ -118,7 +116,7 @@ class Driver:
     to_measurement: Callable[[RecordRow], Measurement]
     board: Board
     view: View
-    status_path: Path | None = None
+    write_status: Callable[[str], object] = lambda _: None  # replaces status.json
     stop: StopSignal = field(default_factory=StopSignal)
     clock: Callable[[], float] = time.time  # of events: seconds since the epoch
     sleep: Callable[[float], None] = time.sleep
@@ -240,20 +238,8 @@ class Driver:
             progress = dict(self.executor.progress())
         status = self.board.status(now, progress)
         self.view.show(status)
-        if self.status_path is not None:
-            with contextlib.suppress(OSError):  # rows matter, this does not
-                replace_atomically(self.status_path, status.to_json())
-
-
-def replace_atomically(path: Path, text: str) -> None:
-    """Replace a file so that a reader sees the old content or the new, never a part."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        aside.write_text(text, encoding="utf-8")
-        os.replace(aside, path)
-    except BaseException:
-        aside.unlink(missing_ok=True)
-        raise
+        with contextlib.suppress(OSError, StoreError):  # rows matter, this does not
+            self.write_status(status.to_json())
 
 
 def _refusal(command: StartWorker | StopWorker | RunAttempt, error: Exception, at: float) -> Event:

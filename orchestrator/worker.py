@@ -42,6 +42,8 @@ VISIBLE_CARDS = {
     Accelerator.CPU: "",
 }
 
+SEED = 0  # every job starts from it
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerConfig:
@@ -202,6 +204,7 @@ class CardWorker:
         assert self._device is not None and self._clean_state is not None
         self._enter(attempt.attempt_id, "start")
         self._clean_state.restore()
+        self._device.seed(SEED)
         self._resident.clean()
         from workloads import registry
 
@@ -263,12 +266,16 @@ class CardWorker:
         )
 
     def _load_resident(self, key: str, loader: Callable[[], Any]) -> Any:
+        assert self._device is not None
         if self._resident.holds(key):
-            return self._resident.use()
-        if self._resident.key is not None:
-            self._resident.drop()
-            self._release_memory()
-        return self._resident.load(key, loader)
+            loaded = self._resident.use()
+        else:
+            if self._resident.key is not None:
+                self._resident.drop()
+                self._release_memory()
+            loaded = self._resident.load(key, loader)
+        self._device.seed(SEED)  # so that having loaded makes no difference to the job
+        return loaded
 
     # ------------------------------------------------------------ when it goes wrong
 

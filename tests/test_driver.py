@@ -13,7 +13,7 @@ from driver_cases import MOMENT, FakeClock, FakeExecutor, attempt, job, node, pl
 
 from orchestrator.attempt import Attempt
 from orchestrator.derive import measurement_of
-from orchestrator.driver import Driver, StopSignal, replace_atomically
+from orchestrator.driver import Driver, StopSignal
 from orchestrator.errors import ClusterError, StoreError, StoreLocked
 from orchestrator.events import (
     AttemptEnded,
@@ -34,6 +34,7 @@ from orchestrator.events import (
 from orchestrator.job import State
 from orchestrator.measurement import Measurement
 from orchestrator.run_status import Board, RunStatus
+from orchestrator.store import Store
 
 
 class Script:
@@ -122,7 +123,7 @@ class Case:
         rows: Rows | None = None,
         faults: Callable[[str], None] = lambda _: None,
         verdict: Callable[[Attempt], State] = lambda _: State.SUCCEEDED,
-        status_path: Path | None = None,
+        write_status: Callable[[str], object] = lambda _: None,
     ) -> None:
         self.clock = FakeClock()
         self.script = Script(answer)
@@ -139,7 +140,7 @@ class Case:
             ),
             board=Board(run="case", plan=plan(ONE, TWO), started_at=MOMENT),
             view=self.view,
-            status_path=status_path,
+            write_status=write_status,
             stop=self.stop,
             clock=self.clock,
             sleep=self.clock.sleep,
@@ -291,43 +292,33 @@ def test_the_second_signal_ends_at_once() -> None:
 
 
 def test_the_status_file_follows_the_run(tmp_path: Path) -> None:
-    """It is there while the run goes on, is replaced whole, and ends as finished."""
-    path = tmp_path / "status.json"
-    case = Case(status_path=path)
+    """Readers see cards start and measure, and at the end that the run is finished."""
+    store = Store.open(tmp_path, "case")
     phases: set[str] = set()
-    show = case.view.show
 
-    def look(status: RunStatus) -> None:
-        if path.exists():
-            phases.update(card.phase for card in RunStatus.from_json(path.read_text()).cards)
-        show(status)
+    def write(text: str) -> None:
+        path = store.write_file("status.json", text)
+        phases.update(card.phase for card in RunStatus.from_json(path.read_text()).cards)
 
-    case.view.show = look  # type: ignore[method-assign]
-    case.driver.drive()
+    Case(write_status=write).driver.drive()
     assert {"free", "starting", "measure"} <= phases
-    assert RunStatus.from_json(path.read_text()).finished
-    assert [entry.name for entry in tmp_path.iterdir()] == ["status.json"]
+    assert RunStatus.from_json((store.path / "status.json").read_text()).finished
 
 
-def test_the_status_file_is_written_at_most_once_a_second(tmp_path: Path) -> None:
+def test_the_status_is_written_at_most_once_a_second() -> None:
     """Polling more often than that does not mean writing more often."""
-    case = Case(status_path=tmp_path / "status.json")
-    case.driver.drive()
-    times = [status.at for status in case.view.shown[:-1]]  # the last is the forced one
+    texts: list[str] = []
+    Case(write_status=texts.append).driver.drive()
+    times = [RunStatus.from_json(text).at for text in texts[:-1]]  # the last is the forced one
+    assert len(times) > 3
     assert all(later - sooner >= 1.0 for sooner, later in itertools.pairwise(times))
 
 
-def test_a_status_file_that_cannot_be_written_harms_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("error", [OSError("read-only"), StoreError("disk full")])
+def test_a_status_that_cannot_be_written_harms_nothing(error: Exception) -> None:
     """Rows matter, the picture does not."""
-    case = Case(status_path=tmp_path / "missing" / "status.json")
-    assert case.driver.drive().finished
 
+    def write(_: str) -> None:
+        raise error
 
-def test_replacing_a_file_leaves_the_old_one_when_writing_fails(tmp_path: Path) -> None:
-    """A text that cannot be encoded never reaches the file."""
-    path = tmp_path / "status.json"
-    replace_atomically(path, "old")
-    with pytest.raises(UnicodeEncodeError):
-        replace_atomically(path, "\ud800")
-    assert path.read_text() == "old"
-    assert list(tmp_path.iterdir()) == [path]
+    assert Case(write_status=write).driver.drive().finished

@@ -1,6 +1,6 @@
 """Jobs that share a warm process must not leave traces in one another.
 
-A library call in one job can change what the next one measures: a seed, the default dtype, a
+A library call in one job can change what the next one measures: the default dtype, a
 gradient mode, a matmul precision, an environment variable, or a model's generation config, into
 which ``generate`` of some libraries writes its arguments back. Before each job the process is put
 back to how it was after its imports, and a resident model's generation config to how it was after
@@ -11,12 +11,9 @@ from __future__ import annotations
 
 import copy
 import os
-import random
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
-
-SEED = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,8 +42,7 @@ class ProcessState:
         )
 
     def restore(self) -> None:
-        """Put the process back to these settings and every random generator to one seed."""
-        import numpy
+        """Put the process back to these settings. Seeding is the device's (``Device.seed``)."""
         import torch
 
         for name in os.environ.keys() - self.environment.keys():
@@ -59,9 +55,6 @@ class ProcessState:
         torch.set_grad_enabled(self.grad_enabled)
         torch.set_float32_matmul_precision(self.matmul_precision)
         torch.use_deterministic_algorithms(self.deterministic)
-        random.seed(SEED)
-        numpy.random.seed(SEED)
-        torch.manual_seed(SEED)
 
 
 def generation_configs(loaded: Any) -> list[tuple[Any, Any]]:
