@@ -1,0 +1,145 @@
+"""The JSON Schema of grid files, for editors: completion, enumerations, descriptions, checks.
+
+It is composed from the same pydantic models that read a grid, the workloads' parameters included,
+so it cannot say anything else than the program does. What a schema cannot express (whether a model
+exists, whether linked axes have equal lengths) is left to `nightgrid plan`.
+`nightgrid schema > grids/grid.schema.json` renews the committed copy.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from pydantic import BaseModel
+
+from orchestrator.grid import ExperimentBlock, GridFile, MeasureBlock
+from orchestrator.grid_fields import JobFields, Vocabulary
+
+#: What a range looks like; ``grid_axes.parse_range`` says what it means.
+_RANGE = r"^\s*[0-9]{1,15}\s*\.\.\s*[0-9]{1,15}\s*([*+]\s*[0-9]{1,15})?\s*$"
+
+_HEADER = "# yaml-language-server: $schema=grid.schema.json"
+
+Schema = dict[str, Any]
+
+
+def grid_schema(vocabulary: Vocabulary | None = None) -> Schema:
+    """The JSON Schema (draft 2020-12) of a grid file."""
+    vocabulary = vocabulary or Vocabulary.installed(check_data=False)
+    settings = _settings(vocabulary)
+    top = _properties(GridFile)
+    top["defaults"] |= _mapping({name: _ref("setting", name) for name in settings})
+    top["defaults"]["properties"]["accelerator"] = _one_or_list(_ref("setting", "accelerator"))
+    top["measure"] = {"$ref": "#/$defs/measure"}
+    top["experiments"]["items"] = {"$ref": "#/$defs/experiment"}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "Nightgrid grid file",
+        "description": f"What to measure. First line for editors: {_HEADER}",
+        "type": "object",
+        "additionalProperties": False,
+        "required": ["name", "experiments"],
+        "properties": top,
+        "$defs": {
+            "experiment": _experiment(settings),
+            "measure": _measure(),
+            "setting": settings,
+            "values": {name: _values(name, schema) for name, schema in settings.items()},
+        },
+    }
+
+
+def grid_schema_text() -> str:
+    """The schema as it is committed and printed."""
+    return json.dumps(grid_schema(), indent=2, ensure_ascii=False) + "\n"
+
+
+def _ref(kind: str, name: str) -> Schema:
+    return {"$ref": f"#/$defs/{kind}/{name}"}
+
+
+def _mapping(properties: Schema) -> Schema:
+    return {"type": "object", "additionalProperties": False, "properties": properties}
+
+
+def _one_or_list(schema: Schema) -> Schema:
+    return {"anyOf": [schema, {"type": "array", "minItems": 1, "items": schema}]}
+
+
+def _properties(model: type[BaseModel]) -> dict[str, Schema]:
+    """The properties of a model, self-contained, without pydantic's titles."""
+    schema = model.model_json_schema()
+    definitions = schema.get("$defs", {})
+    return {name: _tidy(_inlined(each, definitions)) for name, each in schema["properties"].items()}
+
+
+def _inlined(schema: Any, definitions: Schema) -> Any:
+    """A schema without references, such as pydantic makes for enumerations."""
+    if isinstance(schema, list):
+        return [_inlined(each, definitions) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if "$ref" in schema:
+        target = definitions[schema["$ref"].rpartition("/")[2]]
+        rest = {key: value for key, value in schema.items() if key != "$ref"}
+        return _inlined({**target, **rest}, definitions)
+    return {key: _inlined(value, definitions) for key, value in schema.items()}
+
+
+def _tidy(schema: Schema) -> Schema:
+    description = {"description": schema["description"]} if "description" in schema else {}
+    return description | {k: v for k, v in schema.items() if k not in ("title", "description")}
+
+
+def _settings(vocabulary: Vocabulary) -> dict[str, Schema]:
+    """Every setting with the schema of one value of it."""
+    settings = _properties(JobFields)
+    settings["workload"]["enum"] = list(vocabulary.workloads)
+    settings["precision"]["enum"] = list(vocabulary.precisions)
+    engines = [name for entry in vocabulary.workloads.values() for name in entry.engines]
+    settings["engine"]["enum"] = list(dict.fromkeys(engines))
+    for workload, entry in vocabulary.workloads.items():
+        for name, schema in _properties(entry.parameters).items():
+            said = f"{schema.get('description', '')} (Parameter of {workload}.)".strip()
+            if name in settings:  # two workloads share the name: either meaning is fine here
+                both = [_undescribed(settings[name]), _undescribed(schema)]
+                said = f"{settings[name]['description']} {said}"
+                settings[name] = {"description": said, "anyOf": both}
+            else:
+                settings[name] = {**schema, "description": said}
+    return settings
+
+
+def _undescribed(schema: Schema) -> Schema:
+    return {key: value for key, value in schema.items() if key != "description"}
+
+
+def _values(name: str, schema: Schema) -> Schema:
+    """A value, a range where numbers are meant, or a list of both."""
+    one = [_ref("setting", name)]
+    if "integer" in json.dumps(schema):
+        one.append({"type": "string", "pattern": _RANGE, "description": "A range: 1..64 *2"})
+    many = {"type": "array", "minItems": 1, "items": {"anyOf": one} if len(one) > 1 else one[0]}
+    return {"description": schema.get("description", ""), "anyOf": [*one, many]}
+
+
+def _experiment(settings: dict[str, Schema]) -> Schema:
+    own = _properties(ExperimentBlock)
+    varying = [name for name in settings if name != "workload"]
+    point = _mapping({name: _ref("values", name) for name in varying})
+    group = {**point, "minProperties": 1}
+    own["axes"] |= _mapping({name: _ref("values", name) for name in varying})
+    own["zip"] |= {"anyOf": [group, {"type": "array", "items": group}]}
+    own["zip"].pop("default", None)
+    own["include"]["items"] = point
+    own["exclude"]["items"] = group
+    own["measure"] = {"$ref": "#/$defs/measure"}
+    own |= {name: _ref("setting", name) for name in settings}
+    own["accelerator"] = _one_or_list(_ref("setting", "accelerator"))
+    return {**_mapping(own), "required": ["name"]}
+
+
+def _measure() -> Schema:
+    said = {"description": "How jobs are timed; what is left out keeps its default."}
+    return said | _mapping(_properties(MeasureBlock))
