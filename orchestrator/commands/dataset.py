@@ -1,0 +1,152 @@
+"""``nightgrid dataset``: lengths of AdvertiseGen and a small sample of it; a synthetic twin."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from orchestrator.errors import NightgridError
+
+if TYPE_CHECKING:
+    from workloads.data.advertisegen import Description
+    from workloads.data.lengths import Distribution
+
+T = TypeVar("T")
+_BAR_WIDTH = 40
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of ``nightgrid dataset``."""
+    kinds = parser.add_subparsers(dest="kind", metavar="WHAT", required=True)
+    real = kinds.add_parser(
+        "advertisegen",
+        help="print the lengths of AdvertiseGen's train.json and dev.json; sample them by length",
+    )
+    real.add_argument("directory", type=Path, metavar="DIR", help="has train.json and dev.json")
+    real.add_argument("--tiny", type=Path, metavar="OUT", help="write the sample to this file")
+    real.add_argument(
+        "--count", type=_positive, default=100, help="examples in the sample (default: 100)"
+    )
+    real.add_argument(
+        "--tokenizer",
+        metavar="MODEL",
+        default="tiny-chatglm3",
+        help="whose tokens are counted (default: tiny-chatglm3, the embedded model's)",
+    )
+    real.add_argument("--json", action="store_true", help="print JSON instead of text")
+    real.add_argument("--force", action="store_true", help="overwrite OUT")
+    twin = kinds.add_parser(
+        "synthetic", help="write a made-up train.json and dev.json of AdvertiseGen's shape"
+    )
+    twin.add_argument("directory", type=Path, metavar="DIR", help="where to write them")
+    twin.add_argument(
+        "--count", type=_positive, default=10_000, help="examples in all (default: 10000)"
+    )
+    twin.add_argument("--force", action="store_true", help="overwrite files that are there")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Carry the command out; see ``add_arguments``."""
+    return _synthetic(args) if args.kind == "synthetic" else _advertisegen(args)
+
+
+def _positive(text: str) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return value
+
+
+def _advertisegen(args: argparse.Namespace) -> int:
+    from workloads.data import advertisegen
+
+    out = args.tiny / "tiny.json" if args.tiny and args.tiny.is_dir() else args.tiny
+    if out is not None:
+        _refuse_overwriting([out], args.force)
+    files = advertisegen.read_directory(args.directory)
+
+    from workloads.models.loading import load_tokenizer, open_model
+
+    tokenizer = load_tokenizer(open_model(args.tokenizer))
+    lengths = advertisegen.measure_lengths(files, tokenizer)
+    description = advertisegen.describe(files, lengths)
+    written = None
+    if out is not None:
+        written = _writing(out, lambda: advertisegen.write_tiny(out, files, lengths, args.count))
+    if args.json:
+        report = asdict(description) | {"directory": str(args.directory)}
+        report |= {"tokenizer": args.tokenizer, "tiny": str(out) if out else None}
+        print(json.dumps(report | {"tiny_count": written}, indent=2, ensure_ascii=False))
+        return 0
+    print(_text(args.directory, args.tokenizer, description))
+    if out is not None:
+        print(f"\n{written} examples at equal distance in total length -> {out}")
+    return 0
+
+
+def _synthetic(args: argparse.Namespace) -> int:
+    from workloads.data import advertisegen
+
+    if args.count < 2:
+        raise NightgridError("--count must be at least 2: one example for each file")
+    names = advertisegen.ADVERTISEGEN_FILES
+    _refuse_overwriting([args.directory / name for name in names], args.force)
+    counts = _writing(
+        args.directory, lambda: advertisegen.write_synthetic(args.directory, args.count)
+    )
+    listed = ", ".join(f"{name}: {count:,}" for name, count in counts.items())
+    print(f"synthetic examples, of AdvertiseGen's shape and lengths -> {args.directory} ({listed})")
+    return 0
+
+
+def _refuse_overwriting(paths: list[Path], force: bool) -> None:
+    there = [str(path) for path in paths if path.exists()]
+    if there and not force:
+        raise NightgridError(f"{', '.join(there)}: exists already; --force overwrites")
+
+
+def _writing(path: Path, act: Callable[[], T]) -> T:
+    """The result of ``act``; what the file system refuses becomes an error for the user."""
+    try:
+        return act()
+    except OSError as error:
+        raise NightgridError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def _text(directory: Path, tokenizer: str, description: Description) -> str:
+    total = sum(description.counts.values())
+    counts = ", ".join(f"{name} {count:,}" for name, count in description.counts.items())
+    lines = [f"{directory}: {total:,} examples ({counts})"]
+    if description.synthetic:
+        lines.append("SYNTHETIC: these texts were made up by a program")
+    lines.append(f"length in tokens of {tokenizer}, without the prompt layout")
+    parts = {
+        "input": description.input,
+        "output": description.output,
+        "total": description.total,
+    }
+    names = list(description.total.percentiles)
+    lines += ["", f"{'':8}" + "".join(f"{name:>9}" for name in [*names, "mean"])]
+    for part, found in parts.items():
+        values = [*found.percentiles.values(), found.mean]
+        lines.append(f"{part:8}" + "".join(f"{value:9.1f}" for value in values))
+    for part, found in parts.items():
+        lines += ["", f"{part} length", *_histogram(found)]
+    return "\n".join(lines)
+
+
+def _histogram(found: Distribution) -> list[str]:
+    most = max(b.count for b in found.bins)
+    digits = len(str(found.bins[-1].high))
+    return [
+        f"  {b.low:{digits}d}–{b.high - 1:<{digits}d} {b.count:>9,} "
+        f"{'█' * -(-b.count * _BAR_WIDTH // most)}"
+        for b in found.bins
+    ]
