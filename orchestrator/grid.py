@@ -13,17 +13,20 @@ documents every key.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from orchestrator.cluster import Node
 from orchestrator.errors import Problem
 from orchestrator.grid_fields import Vocabulary
 from orchestrator.grid_yaml import Document, Path_, parse, read
 from orchestrator.job import Accelerator, Job, Scalar
+
+NodesFor = Callable[[Sequence[Accelerator]], Sequence[Node]]
 
 
 class MeasureBlock(BaseModel):
@@ -134,7 +137,11 @@ class Grid:
 
 
 def load_grid(
-    path: Path | str, *, vocabulary: Vocabulary | None = None, check_data: bool = True
+    path: Path | str,
+    *,
+    vocabulary: Vocabulary | None = None,
+    check_data: bool = True,
+    nodes_for: NodesFor | None = None,
 ) -> Grid:
     """Read a grid file into jobs.
 
@@ -142,19 +149,23 @@ def load_grid(
         path: the YAML file.
         vocabulary: the names a grid may use; what is installed, by default.
         check_data: also refuse models and datasets that are not on this machine.
+        nodes_for: from the kinds of card the grid names to the nodes it would run on. With it,
+            card counts they cannot give are reported along with everything else; without it
+            ``make_plan`` reports them.
 
     Raises:
         GridError: all that is wrong with the file, in file order.
     """
-    return _grid(read(path), vocabulary or Vocabulary.installed(check_data=check_data))
+    vocabulary = vocabulary or Vocabulary.installed(check_data=check_data)
+    return _grid(read(path), vocabulary, nodes_for)
 
 
 def parse_grid(content: bytes, file: str, *, vocabulary: Vocabulary | None = None) -> Grid:
     """Like ``load_grid`` for a grid that is in memory; ``file`` is its name in messages."""
-    return _grid(parse(content, file), vocabulary or Vocabulary.installed())
+    return _grid(parse(content, file), vocabulary or Vocabulary.installed(), None)
 
 
-def _grid(document: Document, vocabulary: Vocabulary) -> Grid:
+def _grid(document: Document, vocabulary: Vocabulary, nodes_for: NodesFor | None) -> Grid:
     from orchestrator.grid_reader import GridReader
 
-    return GridReader(document, vocabulary).read()
+    return GridReader(document, vocabulary, nodes_for).read()

@@ -31,10 +31,6 @@ class Expander:
             count = 0
             for settings in self._points(experiment):
                 count += 1
-                if "model" not in settings:
-                    hint = "write `model: tiny-chatglm3`, here or in defaults"
-                    self._complain(experiment, (), "no `model:` here nor in defaults", hint)
-                    break
                 job = self._job(experiment, settings)
                 first = by_id.setdefault(job.job_id, job)
                 if first is not job:
@@ -63,7 +59,8 @@ class Expander:
     def _points(self, experiment: Experiment) -> Iterator[dict[str, Scalar]]:
         patterns = [pattern for _, pattern in experiment.exclude]
         used = [False] * len(patterns)
-        yield from without(product(experiment.fixed, experiment.axes), patterns, used)
+        if not experiment.only_included:
+            yield from without(product(experiment.fixed, experiment.axes), patterns, used)
         for (path, pattern), matched in zip(experiment.exclude, used, strict=True):
             if not matched:
                 hint = self._why_unmatched(experiment, pattern.allowed)

@@ -41,12 +41,14 @@ class Experiment:
     axes: list[Axis] = field(default_factory=list)
     include: list[list[Axis]] = field(default_factory=list)
     exclude: list[tuple[Path_, Pattern]] = field(default_factory=list)
+    only_included: bool = False  # no axes: the points of `include` are all there is
     origins: dict[tuple[str, Scalar], Path_] = field(default_factory=dict)
 
     @property
     def size(self) -> int:
         """How many jobs it asks for, before ``exclude``."""
-        return product_size(self.axes) + sum(product_size(axes) for axes in self.include)
+        alone = 0 if self.only_included else product_size(self.axes)
+        return alone + sum(product_size(axes) for axes in self.include)
 
 
 class ExperimentReader:
@@ -88,7 +90,27 @@ class ExperimentReader:
         self._axes(experiment, own)
         experiment.include = self._include(experiment)
         experiment.exclude = self._exclude()
+        experiment.only_included = bool(experiment.include) and not self._varied()
+        self._require_model(experiment)
         return experiment
+
+    def _varied(self) -> set[str]:
+        """Settings that stand under ``axes`` or ``zip``."""
+        groups = self.block.get("zip") or []
+        groups = groups if isinstance(groups, list) else [groups]
+        names = {name for group in groups if isinstance(group, Mapping) for name in group}
+        return names | set(self.block.get("axes", {}))
+
+    def _require_model(self, experiment: Experiment) -> None:
+        if "model" in {*self.defaults, *self.block, *self._varied()} or not self.whole:
+            return
+        message, hint = "no `model:` here nor in defaults", "write `model: tiny-chatglm3`"
+        if not experiment.only_included:
+            self.grid.complain(self.path, message, hint)
+            return
+        for index, entry in enumerate(self.block["include"]):
+            if "model" not in entry:
+                self.grid.complain((*self.path, "include", index), message, hint)
 
     # Settings
 
@@ -278,6 +300,8 @@ class ExperimentReader:
         open_names = [n for axis in experiment.axes if axis not in listed for n in axis.names]
         points = []
         for index, entry in enumerate(self.block.get("include", [])):
+            if entry is None:  # refused already
+                continue
             path = (*self.path, "include", index)
             point = self._point(path, entry)
             missing = [name for name in open_names if name not in entry]
@@ -291,6 +315,8 @@ class ExperimentReader:
     def _exclude(self) -> list[tuple[Path_, Pattern]]:
         patterns = []
         for index, entry in enumerate(self.block.get("exclude", [])):
+            if entry is None:
+                continue
             path = (*self.path, "exclude", index)
             if not entry:
                 hint = "name what to leave out, e.g. {precision: int4, batch_size: 64}"

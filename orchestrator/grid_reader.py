@@ -2,24 +2,25 @@
 
 Nothing raises on the way. Each step notes its problems and hands on what is sound, so that one
 reading finds the unknown key in line 3 and the impossible exclude in line 30. An experiment with
-problems is not expanded: that would only complain about their consequences.
+problems of its own is not expanded: that would only complain about their consequences.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
 from orchestrator.errors import GridError, Problem
-from orchestrator.grid import ExperimentBlock, Grid, GridFile, MeasureBlock
+from orchestrator.grid import ExperimentBlock, Grid, GridFile, MeasureBlock, NodesFor
 from orchestrator.grid_axes import MAX_JOBS
 from orchestrator.grid_expand import Expander
 from orchestrator.grid_experiment import Experiment, ExperimentReader
 from orchestrator.grid_fields import FIELD_NAMES, Vocabulary, explain, shown, suggestion
 from orchestrator.grid_yaml import Document, Path_
+from orchestrator.planning import card_problems
 from workloads.api import MeasureSettings
 
 MAX_PROBLEMS = 100  # beyond these, reading on helps nobody
@@ -36,12 +37,27 @@ _HABITS = {  # what people write, and where it belongs
 }
 
 
+def _pruned(raw: Mapping[str, Any], refused: Iterable[Path_]) -> dict[str, Any]:
+    """``raw`` without the keys and list entries at the paths that were refused."""
+    good = dict(raw)
+    for where in refused:
+        key = str(where[0])
+        if len(where) == 1:
+            good.pop(key, None)
+        elif isinstance(good.get(key), list):
+            good[key] = [None if i == where[1] else entry for i, entry in enumerate(good[key])]
+    return good
+
+
 class GridReader:
     """One reading of one document."""
 
-    def __init__(self, document: Document, vocabulary: Vocabulary) -> None:
+    def __init__(
+        self, document: Document, vocabulary: Vocabulary, nodes_for: NodesFor | None = None
+    ) -> None:
         self.document = document
         self.vocabulary = vocabulary
+        self.nodes_for = nodes_for
         self.problems: list[Problem] = []
 
     def read(self) -> Grid:
@@ -53,16 +69,13 @@ class GridReader:
         top = self.structure(GridFile, self.document.data, ())
         measure = self._measure(top.get("measure", {}), ("measure",), MeasureSettings())
         experiments = self._experiments(top, measure)
-        self._check_size(experiments)
-        if self.problems:
-            raise GridError(self._in_file_order())
+        if not self._check_size(experiments):
+            experiments = []
         expander = Expander(self.document, self.vocabulary)
         planned = expander.expand(experiments)
-        if expander.problems:
-            self.problems = expander.problems
-            raise GridError(self._in_file_order())
-        return Grid(
-            name=top["name"],
+        self.problems += expander.problems
+        grid = Grid(
+            name=top.get("name", ""),
             description=top.get("description", ""),
             planned=planned,
             notes=expander.notes(),
@@ -73,6 +86,11 @@ class GridReader:
                 for origin, path in experiment.origins.items()
             },
         )
+        if self.nodes_for is not None:
+            self.problems += card_problems(grid, self.nodes_for(grid.accelerators()))
+        if self.problems:
+            raise GridError(self._in_file_order())
+        return grid
 
     def complain(self, path: Path_, message: str, hint: str = "", *, key: bool = False) -> None:
         """Note a problem at ``path``."""
@@ -81,7 +99,10 @@ class GridReader:
     def structure(
         self, model: type[BaseModel], raw: Mapping[str, Any], path: Path_
     ) -> dict[str, Any]:
-        """The keys of ``raw`` that the model accepts; the others are noted as problems."""
+        """The keys of ``raw`` that the model accepts; the others are noted as problems.
+
+        An entry of a list that is refused becomes None, so that the others keep their places.
+        """
         try:
             model.model_validate(dict(raw))
         except ValidationError as error:
@@ -90,8 +111,7 @@ class GridReader:
                 by_key.setdefault(tuple(detail["loc"]), []).append(detail)
             for where, details in by_key.items():
                 self._complain_of(model, path + where, details)
-            bad = {where[0] for where in by_key if where}
-            return {key: value for key, value in raw.items() if key not in bad}
+            return _pruned(raw, by_key)
         return dict(raw)
 
     def _complain_of(self, model: type[BaseModel], path: Path_, details: list[Any]) -> None:
@@ -128,27 +148,33 @@ class GridReader:
                 f"({settings.max_repeats})",
                 "max_repeats is 20 unless it is set",
             )
+            return inherited  # said once; experiments need not repeat it
         return settings
 
     def _experiments(self, top: dict[str, Any], measure: MeasureSettings) -> list[Experiment]:
         blocks = []
         for index, raw in enumerate(top.get("experiments", [])):
             path: Path_ = ("experiments", index)
-            blocks.append((path, raw, self.structure(ExperimentBlock, raw, path)))
+            if raw is None:
+                continue
+            before = len(self.problems)
+            block = self.structure(ExperimentBlock, raw, path)
+            blocks.append((path, block, len(self.problems) == before))
         defaults = top.get("defaults", {})
-        self._check_defaults(defaults, [block for _, _, block in blocks])
+        self._check_defaults(defaults, [block for _, block, _ in blocks])
         names: dict[str, int] = {}
         experiments = []
-        for path, raw, block in blocks:
+        for path, block, whole in blocks:
+            before = len(self.problems)
             own = self._measure(block.get("measure", {}), (*path, "measure"), measure)
             name = block.get("name")
             if name is not None and names.setdefault(name, int(path[1])) != path[1]:
                 line, _ = self.document.position(("experiments", names[name], "name"))
                 hint = f"names are unique; the first is on line {line}"
                 self.complain((*path, "name"), f"a second experiment named {shown(name)}", hint)
-            whole = len(block) == len(raw)  # nothing of its structure was refused
-            reader = ExperimentReader(self, path, block, defaults, whole)
-            experiments.append(reader.read(own))
+            experiment = ExperimentReader(self, path, block, defaults, whole).read(own)
+            if whole and len(self.problems) == before:
+                experiments.append(experiment)
         return experiments
 
     def _check_defaults(self, defaults: Mapping[str, Any], blocks: list[dict[str, Any]]) -> None:
@@ -161,7 +187,7 @@ class GridReader:
             if name not in FIELD_NAMES and name not in known:
                 self.unknown_key(("defaults", name), [*FIELD_NAMES, *sorted(known)])
 
-    def _check_size(self, experiments: list[Experiment]) -> None:
+    def _check_size(self, experiments: list[Experiment]) -> bool:
         total = 0
         for experiment in experiments:
             size = experiment.size
@@ -171,10 +197,11 @@ class GridReader:
                 message = f"experiment {shown(experiment.name)} has {size:,} jobs{together}"
                 path = (*experiment.path, "axes")
                 self.complain(path, message, f"the limit is {MAX_JOBS:,}; shorten an axis")
-                return
+                return False
+        return True
 
     def _in_file_order(self) -> list[Problem]:
-        ordered = sorted(set(self.problems), key=lambda p: (p.line or 0, p.column or 0))
+        ordered = sorted(dict.fromkeys(self.problems), key=lambda p: (p.line or 0, p.column or 0))
         if len(ordered) > MAX_PROBLEMS:
             more = len(ordered) - MAX_PROBLEMS
             ordered = ordered[:MAX_PROBLEMS]

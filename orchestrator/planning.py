@@ -67,8 +67,9 @@ def make_plan(
         wanted = ", ".join(map(str, grid.accelerators()))
         have = ", ".join(dict.fromkeys(str(node.accelerator) for node in nodes)) or "none"
         raise ClusterError(f"the grid asks for {wanted} cards and the nodes have {have}")
-    if planner.problems:
-        raise GridError(sorted(planner.problems, key=lambda p: (p.line or 0, p.column or 0)))
+    problems = card_problems(grid, nodes)
+    if problems:
+        raise GridError(problems)
     return Plan(grid_name=grid.name, jobs=tuple(planned), nodes=tuple(nodes), notes=grid.notes)
 
 
@@ -101,7 +102,6 @@ class _Planner:
         self.past = past
         self.retry_failed = retry_failed
         self.force = force
-        self.problems: list[Problem] = []
         self.nowhere = 0  # jobs whose kind of card no node has
         self._cards: dict[tuple[Accelerator, int], _Cards] = {}
         self._unsupported: dict[tuple[str, Accelerator], str] = {}
@@ -124,18 +124,15 @@ class _Planner:
         return Action.SKIP, f"{row.state} earlier{why}; --retry-failed tries it again"
 
     def cards(self, job: Job) -> _Cards:
-        """What there is for a job; an impossible count is noted as a problem of the grid."""
+        """What there is for jobs of this kind and count."""
         key = (job.accelerator, job.cards)
         if key in self._cards:
             return self._cards[key]
         of_kind = [node for node in self.nodes if node.accelerator is job.accelerator]
-        possible = bool(legal_card_sets(of_kind, job.accelerator, job.cards))
         missing = ""
         if not of_kind:
             have = ", ".join(dict.fromkeys(node.accelerator.value for node in self.nodes))
             missing = f"no node has {job.accelerator} cards; there is: {have or 'none'}"
-        elif not possible:
-            self.problems.append(self._impossible(job, of_kind))
         emulated = any(node.emulated for node in of_kind)
         self._cards[key] = _Cards(emulated=emulated, missing=missing)
         return self._cards[key]
@@ -153,17 +150,29 @@ class _Planner:
             self._unsupported[key] = reason
         return self._unsupported[key]
 
-    def _impossible(self, job: Job, of_kind: Sequence[Node]) -> Problem:
-        legal = legal_counts(of_kind, job.accelerator)
-        cards = sum(len(node.card_indices) for node in of_kind)
-        nodes = "1 node" if len(of_kind) == 1 else f"{len(of_kind)} nodes"
-        return self.grid.problem(
-            job,
-            "cards",
-            job.cards,
-            f"no set of {job.cards} {job.accelerator} cards: there are {cards} on {nodes}",
-            f"a job can have {', '.join(map(str, legal))} of them",
-        )
+
+def card_problems(grid: Grid, nodes: Sequence[Node]) -> list[Problem]:
+    """A problem for each card count in the grid that no set of these nodes' cards can have.
+
+    Kinds of card that no node has are left out: such jobs become rows that say so.
+    """
+    by_kind: dict[Accelerator, list[Node]] = {}
+    for node in nodes:
+        by_kind.setdefault(node.accelerator, []).append(node)
+    asked = {(job.experiment, job.accelerator, job.cards): job for job in reversed(grid.jobs())}
+    problems = []
+    for (_, kind, count), job in asked.items():
+        of_kind = by_kind.get(kind, [])
+        if of_kind and not legal_card_sets(of_kind, kind, count):
+            cards = sum(len(node.card_indices) for node in of_kind)
+            there = (
+                f"{cards} on 1 node" if len(of_kind) == 1 else f"{cards} on {len(of_kind)} nodes"
+            )
+            message = f"no job can have {count} {kind} cards: there are {there}"
+            legal = ", ".join(map(str, legal_counts(of_kind, kind)))
+            hint = f"a job can have {legal} of them"
+            problems.append(grid.problem(job, "cards", count, message, hint))
+    return sorted(problems, key=lambda problem: (problem.line or 0, problem.column or 0))
 
 
 def legal_counts(nodes: Sequence[Node], accelerator: Accelerator) -> list[int]:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from orchestrator.cluster import Node
-    from orchestrator.grid import Grid
     from orchestrator.history import PastRow
+    from orchestrator.job import Accelerator
     from orchestrator.plan import Plan
 
 
@@ -49,8 +51,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
 
 
-def planned_nodes(grid: Grid, emulate: str | None) -> list[Node]:
-    """The nodes to plan for when no cluster is at hand.
+def planned_nodes(accelerators: Sequence[Accelerator], emulate: str | None) -> list[Node]:
+    """The nodes to plan for when no cluster is at hand, given the kinds of card a grid names.
 
     Raises:
         ClusterError: the specification is not understood.
@@ -58,8 +60,8 @@ def planned_nodes(grid: Grid, emulate: str | None) -> list[Node]:
     from orchestrator.cluster import assumed_servers, parse_emulation
 
     if emulate is not None:
-        return parse_emulation(emulate, grid.accelerators())
-    return assumed_servers(grid.accelerators())
+        return parse_emulation(emulate, accelerators)
+    return assumed_servers(accelerators)
 
 
 def earlier_rows(results: Path, run: str) -> list[PastRow]:
@@ -86,8 +88,8 @@ def plan_of(args: argparse.Namespace) -> Plan:
     from orchestrator.grid import load_grid
     from orchestrator.planning import make_plan
 
-    grid = load_grid(args.grid)
-    nodes = planned_nodes(grid, args.emulate)
+    grid = load_grid(args.grid, nodes_for=partial(planned_nodes, emulate=args.emulate))
+    nodes = planned_nodes(grid.accelerators(), args.emulate)
     history = earlier_rows(args.results, args.run_name or grid.name)
     return make_plan(grid, nodes, history, retry_failed=args.retry_failed, force=args.force)
 
