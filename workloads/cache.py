@@ -9,6 +9,7 @@ that made it; a changed recipe gets a new key, so nothing stale is ever read.
 
 from __future__ import annotations
 
+import glob
 import os
 import re
 import shutil
@@ -69,23 +70,66 @@ def cached_directory(key: str, build: Callable[[Path], None]) -> Path:
         return final
     with file_lock(final.with_name(f".{key}.lock")):
         if not final.is_dir():  # another process may have built it while we waited
-            _remove_abandoned(final)
+            remove_abandoned(final)
             build_aside(final, build)
     return final
 
 
-def build_aside(final: Path, build: Callable[[Path], None]) -> None:
-    """Fill a directory beside ``final``, flush it, and rename it to ``final`` in one step."""
-    aside = Path(tempfile.mkdtemp(prefix=f".{final.name}.building-", dir=final.parent))
+def build_aside(final: Path, build: Callable[[Path], None], *, replace: bool = False) -> None:
+    """Fill a directory beside ``final``, flush it, and rename it to ``final`` in one step.
+
+    Args:
+        replace: remove a directory that has the final name already; only after ``build`` is done.
+
+    Raises:
+        OSError: it cannot be written, or ``final`` exists and may not be replaced.
+    """
+    aside = Path(tempfile.mkdtemp(prefix=f".{final.name}.building-", dir=final.absolute().parent))
+    old = aside.with_name(aside.name.replace(".building-", ".replaced-"))
     try:
-        build(aside)
-        flush_tree(aside)
-        aside.chmod(0o755)  # mkdtemp made it private
-        aside.rename(final)
+        with _locked_directory(aside):
+            build(aside)
+            flush_tree(aside)
+            _make_readable(aside)
+            if replace and final.exists():
+                final.rename(old)
+            aside.rename(final)
     except BaseException:
+        if old.exists() and not final.exists():
+            old.rename(final)
         shutil.rmtree(aside, ignore_errors=True)
         raise
-    _flush(final.parent)
+    shutil.rmtree(old, ignore_errors=True)
+    _flush(final.absolute().parent)
+
+
+def remove_abandoned(final: Path) -> None:
+    """Remove what killed builders of ``final`` left beside it; a live one's is locked and stays."""
+    for leftover in final.absolute().parent.glob(f".{glob.escape(final.name)}.building-*"):
+        with _locked_directory(leftover) as ours:
+            if ours:
+                shutil.rmtree(leftover, ignore_errors=True)
+
+
+@contextmanager
+def _locked_directory(directory: Path) -> Iterator[bool]:
+    """Try to lock a directory itself; whether that worked (file systems differ)."""
+    try:
+        descriptor = os.open(directory, os.O_RDONLY)
+    except OSError:
+        yield False
+        return
+    try:
+        try:
+            if fcntl is None:
+                raise OSError("no locks here")
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            held = True
+        except OSError:
+            held = False
+        yield held
+    finally:
+        os.close(descriptor)
 
 
 def flush_tree(directory: Path) -> None:
@@ -94,6 +138,14 @@ def flush_tree(directory: Path) -> None:
         for name in names:
             _flush(Path(folder) / name)
         _flush(Path(folder))
+
+
+def _make_readable(directory: Path) -> None:
+    """Let others read it: mkdtemp and safetensors make theirs private, a cache is shared."""
+    for folder, _, names in os.walk(directory):
+        Path(folder).chmod(0o755)
+        for name in names:
+            (Path(folder) / name).chmod(0o644)
 
 
 def _flush(path: Path) -> None:
@@ -114,9 +166,3 @@ def file_lock(path: Path) -> Iterator[None]:
         if fcntl is not None:
             fcntl.flock(handle, fcntl.LOCK_EX)
         yield
-
-
-def _remove_abandoned(final: Path) -> None:
-    """Remove what a killed builder left. Under the lock, so no live builder owns it."""
-    for leftover in final.parent.glob(f".{final.name}.building-*"):
-        shutil.rmtree(leftover, ignore_errors=True)

