@@ -1,0 +1,119 @@
+// The rows, by column, and how numbers are written.
+const data = JSON.parse(document.getElementById("data").textContent);
+const byId = (id) => document.getElementById(id);
+const MISSING = "–";
+let showRow = () => {}; // unfolds a row of the table of all rows, once that is there
+document.documentElement.classList.add("scripted");
+
+function column(name) {
+  const stored = data.columns[name];
+  if (!stored) return () => null;
+  return stored.d ? (row) => stored.d[stored.c[row]] : (row) => stored.v[row];
+}
+const columns = {};
+function get(name, row) {
+  return (columns[name] ??= column(name))(row);
+}
+function distinct(name) {
+  const stored = data.columns[name];
+  return stored && stored.d ? stored.d.filter((value) => value !== "") : [];
+}
+
+function digits(value, count = 4) {
+  if (value === null || value === undefined) return MISSING;
+  if (value === 0) return "0";
+  const places = Math.max(0, Math.min(9, count - 1 - Math.floor(Math.log10(Math.abs(value)))));
+  return value.toLocaleString("en-US", { minimumFractionDigits: places, maximumFractionDigits: places });
+}
+function seconds(value) {
+  if (value === null || value === undefined) return MISSING;
+  if (value === 0) return "0 s";
+  if (value < 0.9995e-3) return `${digits(value * 1e6, 3)} µs`;
+  if (value < 0.9995) return `${digits(value * 1e3, 3)} ms`;
+  if (value < 59.95) return `${digits(value, 3)} s`;
+  const whole = Math.round(value);
+  const two = (number) => String(number).padStart(2, "0");
+  if (whole < 3600) return `${Math.floor(whole / 60)} min ${two(whole % 60)} s`;
+  const minutes = Math.round(value / 60);
+  return `${Math.floor(minutes / 60)} h ${two(minutes % 60)} min`;
+}
+function size(value) {
+  if (value === null || value === undefined) return MISSING;
+  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
+  let unit = 0;
+  while (Math.abs(value) >= 1023.5 && unit < 4) { value /= 1024; unit += 1; }
+  return unit ? `${digits(value, 3)} ${units[unit]}` : `${value} B`;
+}
+function moment(value) {
+  if (value === null || value === undefined) return MISSING;
+  return new Date(value * 1000).toISOString().replace("T", " ").slice(0, 19) + " UTC";
+}
+function plusMinus(row) {
+  const [value, low, high] = ["throughput", "low", "high"].map((name) => get(name, row));
+  if (!value || low === null || high === null) return "";
+  return `±${digits(((high - low) / 2 / value) * 100, 2)}%`;
+}
+function throughput(row) {
+  const value = get("throughput", row);
+  return value === null ? MISSING : `${digits(value)} ${get("unit", row)} ${plusMinus(row)}`.trim();
+}
+
+// Every text goes in as text: nothing from the rows is ever parsed as HTML.
+function make(tag, attributes = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (value !== null && value !== undefined) element.setAttribute(name, value);
+  }
+  element.append(...children);
+  return element;
+}
+function save(name, type, text) {
+  const link = make("a", { href: URL.createObjectURL(new Blob([text], { type })), download: name });
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+}
+
+// Colours follow the page: read from its style, and again when light turns to dark.
+const SHAPES = [
+  "m-4 0a4 4 0 1 0 8 0a4 4 0 1 0-8 0z", "m-3.6-3.6h7.2v7.2h-7.2z", "m0-5l5 5l-5 5l-5-5z",
+  "m0-5l4.8 8.4h-9.6z", "m0 5l4.8-8.4h-9.6z", "m-4.5-1.5h3v-3h3v3h3v3h-3v3h-3v-3h-3z",
+];
+const PRECISION_STYLES = { fp32: 0, tf32: 0, fp16: 1, bf16: 2, fp8: 3, int8: 4, int4: 5 };
+function precisionStyle(name) {
+  if (name in PRECISION_STYLES) return PRECISION_STYLES[name];
+  return [...name].reduce((sum, character) => sum + character.codePointAt(0), 0) % SHAPES.length;
+}
+const STATE_COLOURS = {
+  SUCCEEDED: "--ok", OUT_OF_MEMORY: "--oom", PRUNED: "--pruned", UNSUPPORTED: "--none",
+  FAILED: "--fail", TIMED_OUT: "--timeout", LOST: "--lost", NOT_STARTED: "--waiting",
+  PENDING: "--waiting", RUNNING: "--waiting",
+};
+const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+const redraws = [];
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => redraws.forEach((draw) => draw()));
+
+// A canvas as sharp as the screen, drawn when it is seen, resized or recoloured.
+function stage(canvas, draw) {
+  let asked = false;
+  const paint = () => {
+    asked = false;
+    const ratio = window.devicePixelRatio || 1;
+    const { clientWidth: width, clientHeight: height } = canvas;
+    if (!width || !height) return;
+    if (canvas.width !== Math.round(width * ratio) || canvas.height !== Math.round(height * ratio)) {
+      canvas.width = Math.round(width * ratio);
+      canvas.height = Math.round(height * ratio);
+    }
+    const pen = canvas.getContext("2d");
+    pen.setTransform(ratio, 0, 0, ratio, 0, 0);
+    pen.clearRect(0, 0, width, height);
+    pen.font = `12px ${getComputedStyle(document.body).fontFamily}`;
+    draw(pen, width, height);
+  };
+  const ask = () => {
+    if (!asked) { asked = true; requestAnimationFrame(paint); }
+  };
+  new ResizeObserver(ask).observe(canvas);
+  redraws.push(ask);
+  return ask;
+}

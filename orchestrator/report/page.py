@@ -1,0 +1,122 @@
+"""The report as one HTML file that needs nothing else: no network, no server, no other file.
+
+A template escapes every value; style, scripts and data are put inline; a content security policy
+allows exactly these scripts, by their hash, and no request at all. So a model's output that looks
+like a script stays text, and what the page shows is what the rows said.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Sequence
+from functools import cache
+from importlib.resources import files
+from typing import TYPE_CHECKING
+
+from orchestrator.job import State
+from orchestrator.measurement import Measurement
+from orchestrator.report import cells, units
+from orchestrator.report.causes import SETTLED, STATE_ORDER
+from orchestrator.report.contests import interval
+from orchestrator.report.figures import precision_style, throughput_curve
+from orchestrator.report.grouping import described, distinguishing
+from orchestrator.report.payload import payload
+from orchestrator.report.safe import one_line, script_json, tail, visible
+from orchestrator.report.summary import SHORT_STATE, STATE_MEANING, Summary, Table
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+SCRIPTS = ("data.js", "tips.js", "tables.js", "scatter.js", "timeline.js", "rows.js")
+OPEN_TABLES = 6  # further ones are folded
+LISTED = 24  # further winners and causes are folded
+
+
+def render(summary: Summary, measurements: Sequence[Measurement]) -> str:
+    """The whole page. ``measurements`` are all rows that ``summary`` was made from."""
+    script = _script()
+    return (
+        _environment()
+        .get_template("page.html.jinja")
+        .render(
+            summary=summary,
+            style=_asset("page.css"),
+            script=script,
+            script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+            data=script_json(payload(summary, measurements)),
+            cells=cells,
+            units=units,
+            State=State,
+            SHORT_STATE=SHORT_STATE,
+            STATE_MEANING=STATE_MEANING,
+            STATE_ORDER=STATE_ORDER,
+            OPEN_TABLES=OPEN_TABLES,
+            LISTED=LISTED,
+            described=described,
+            contest_settings=[contest.setting for contest in summary.contests],
+            distinguishing=distinguishing,
+            index={row.job_id: number for number, row in enumerate(summary.rows)},
+            curve=throughput_curve,
+            heat=heat,
+            bar=bar,
+            tops=_tops(summary),
+            SETTLED=SETTLED,
+            precision_style=precision_style,
+        )
+    )
+
+
+def heat(table: Table, row: Measurement) -> float:
+    """How dark a cell is, 0 to 1: its throughput as a share of the table's highest."""
+    values = [cell.metrics.throughput or 0.0 for cell in table.cells.values()]
+    top = max(values, default=0.0)
+    return round((row.metrics.throughput or 0.0) / top, 3) if top else 0.0
+
+
+def bar(row: Measurement, top: float) -> tuple[float, float, float]:
+    """Value, low and high of a row's throughput as percentages of ``top``."""
+    low, high = interval(row)
+    value = row.metrics.throughput or 0.0
+    shares = [100 * v / top if top else 0.0 for v in (value, low, high)]
+    return round(shares[0], 2), round(shares[1], 2), round(shares[2], 2)
+
+
+def _tops(summary: Summary) -> dict[str, float]:
+    """By unit, the upper end of the best interval: bars of one unit share one scale."""
+    tops: dict[str, float] = {}
+    for contest in summary.contests:
+        tops[contest.unit] = max(tops.get(contest.unit, 0.0), interval(contest.fastest)[1])
+    return tops
+
+
+def _script() -> str:
+    """All scripts as one, in a scope of its own. Nothing in it may end the element early."""
+    body = "\n".join(_asset(name) for name in SCRIPTS)
+    assert "</script" not in body.lower()
+    return f'(() => {{\n"use strict";\n{body}\n}})();'
+
+
+@cache
+def _asset(name: str) -> str:
+    return (files(__package__) / "assets" / name).read_text(encoding="utf-8")
+
+
+@cache
+def _environment() -> Environment:
+    from jinja2 import Environment, FunctionLoader, StrictUndefined
+
+    environment = Environment(
+        autoescape=True,
+        loader=FunctionLoader(_asset),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=lambda value: visible(value) if type(value) is str else value,
+    )
+    environment.filters["choice"] = cells.choice
+    environment.filters["label"] = cells.label
+    environment.filters["one_line"] = one_line
+    environment.filters["tail"] = tail
+    environment.filters["state_class"] = lambda state: f"s-{str(state).lower()}"
+    return environment
