@@ -42,6 +42,7 @@ from orchestrator.measurement import Measurement
 from orchestrator.run_status import Board
 
 STATUS_INTERVAL_S = 1.0
+AT_ONCE = 3  # the request that is not discussed any more
 
 
 class Decider(Protocol):
@@ -60,14 +61,15 @@ class RowStore(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriveResult:
-    """How the loop ended. ``finished`` is false when it was cut short by a second signal."""
+    """How the loop ended. ``finished`` is false when it was cut short by a third signal."""
 
     finished: bool
     reason: str
 
 
 class StopSignal:
-    """Requests to end: the first asks for an orderly end, the second ends at once."""
+    """Requests to end. The first lets what runs end and starts nothing more, the second stops
+    what runs, both with a row for every job; the third leaves the loop as it is."""
 
     def __init__(self) -> None:
         self._reasons: list[str] = []
@@ -143,7 +145,7 @@ class Driver:
                     self._show(force=True)
                     return DriveResult(finished=True, reason=self._finished.reason)
             self._show()
-            if self.stop.requests >= 2:
+            if self.stop.requests >= AT_ONCE:
                 return DriveResult(finished=False, reason=self.stop.reason)
             events = self._next_events()
 
@@ -156,10 +158,9 @@ class Driver:
             while self._wakes and self._wakes[0] <= now:
                 heapq.heappop(self._wakes)
             events.append(Tick(at=now))
-        if self.stop.requests > self._stops_seen:
-            if not self._stops_seen:
-                events.append(StopRequested(at=now, reason=self.stop.reason))
-            self._stops_seen = self.stop.requests
+        while self._stops_seen < self.stop.requests:
+            self._stops_seen += 1
+            events.append(StopRequested(at=now, reason=self.stop.reason))
         return events
 
     def _poll(self) -> list[Event]:
@@ -220,7 +221,7 @@ class Driver:
             except StoreLocked:
                 raise  # another driver took the run: waiting would only make two writers
             except Exception as error:
-                if self.clock() - began >= self.patience_s or self.stop.requests >= 2:
+                if self.clock() - began >= self.patience_s or self.stop.requests >= AT_ONCE:
                     raise last(f"{what} keeps failing: {error}") from error
                 self.view.line(f"{what} failed, trying again in {pause:g} s: {error!r}")
             self.sleep(pause)

@@ -29,6 +29,8 @@ from orchestrator.events import (
 from orchestrator.executor import Progress
 from orchestrator.worker import CardWorker, WorkerConfig
 
+_CLOSE_PATIENCE_S = 5.0
+
 
 class ProtocolViolation(Exception):
     """The executor was asked for something that a correct schedule never asks."""
@@ -84,18 +86,22 @@ class InProcessExecutor:
     def progress(self) -> Mapping[str, Progress]:
         """The busy worker, if any."""
         with self._changed:
-            workers = [self._workers[worker_id] for worker_id in self._busy]
+            workers = [self._workers[each] for each in self._busy if each in self._workers]
         heard = [worker.progress() for worker in workers]
         return {progress.worker_id: progress for progress in heard if progress is not None}
 
     def close(self) -> None:
-        """Let the attempt that runs now end, drop the rest, and forget every worker."""
+        """Drop what is queued and forget every worker. An attempt that still runs cannot be
+        killed without its process: it is left to itself, and ends with the program."""
         with self._changed:
             while not self._work.empty():
                 self._work.get_nowait()
             self._work.put(None)
-        self._thread.join()
-        self._workers.clear()
+        self._thread.join(_CLOSE_PATIENCE_S)
+        with self._changed:
+            self._workers.clear()
+            self._cards.clear()
+            self._ready.clear()
 
     # ------------------------------------------------------------ commands (lock held)
 
@@ -176,7 +182,7 @@ class InProcessExecutor:
             failure=rank.failure,
         )
         with self._changed:
-            self._busy.pop(worker_id)
+            self._busy.pop(worker_id, None)
             self._report(AttemptEnded(at=self._clock(), outcome=outcome))
 
     def _do_stop(self, worker_id: str) -> None:

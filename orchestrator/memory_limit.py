@@ -63,3 +63,18 @@ class MemoryLimit:
             yield
         finally:
             resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+
+
+def share_of_host(cards: int) -> int:
+    """Bytes for each of so many emulated cards that all of them can be full at once, with a fifth
+    of the host left for the system and for what every worker holds before its first job.
+
+    The host is this container where a control group limits it.
+    """
+    import psutil
+
+    total = int(psutil.virtual_memory().total)
+    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        with contextlib.suppress(OSError, ValueError):  # absent, or "max"
+            total = min(total, int(Path(path).read_text()))
+    return int(0.8 * total) // max(1, cards)

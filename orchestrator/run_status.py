@@ -129,6 +129,11 @@ class Board:
                 self._counts["reused" if planned.action is Action.REUSE else "skipped"] += 1
         self._card_s_to_do = sum(self._estimates.values())
 
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """Every node that joined, those that left again included."""
+        return tuple(self._nodes.values())
+
     def node_name(self, node_id: str) -> str:
         """The name people know the node by."""
         node = self._nodes.get(node_id)

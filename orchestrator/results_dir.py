@@ -1,0 +1,38 @@
+"""Where results go when nobody says.
+
+``./results`` suits a checkout. Inside a Ray job the working directory is a copy that Ray throws
+away with the job, so results go to the home directory of the node that drives the run, and the run
+says so. ``NIGHTGRID_RESULTS`` settles it for a machine or a job.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+VARIABLE = "NIGHTGRID_RESULTS"
+#: Ray sets this for the entrypoint of a job and for nothing else.
+_RAY_JOB_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR"
+_RAY_WORKING_DIRS = "runtime_resources/working_dir_files"
+
+
+def default_results_dir(
+    environment: Mapping[str, str] | None = None, directory: Path | None = None
+) -> Path:
+    """The results directory for a process with this environment in this working directory."""
+    environment = os.environ if environment is None else environment
+    if chosen := environment.get(VARIABLE):
+        return Path(chosen).expanduser()
+    if inside_ray_job(environment, directory):
+        return Path.home() / "nightgrid-results"
+    return Path("results")
+
+
+def inside_ray_job(
+    environment: Mapping[str, str] | None = None, directory: Path | None = None
+) -> bool:
+    """Whether this process is the entrypoint of a Ray job, with a passing working directory."""
+    environment = os.environ if environment is None else environment
+    directory = directory or Path.cwd()
+    return _RAY_JOB_VARIABLE in environment or _RAY_WORKING_DIRS in directory.as_posix()
