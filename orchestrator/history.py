@@ -24,3 +24,4 @@ class PastRow:
     busy_s: float | None  # from start to end of the attempt
     load_s: float | None
     reason: str = ""
+    attempt_number: int = 0  # 0 when the job never ran

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("nightgrid.store")
 _HISTORY_COLUMNS = (
     "job_id",
+    "attempt_number",
     "state",
     "final",
     "emulated",
@@ -272,6 +273,7 @@ def _past_row(row: dict[str, Any]) -> PastRow:
         busy_s=(ended - started).total_seconds() if started and ended else None,
         load_s=row["load_s"],
         reason=row["reason"] or "",
+        attempt_number=row["attempt_number"],
     )
 
 
