@@ -1,0 +1,284 @@
+"""Devices: what a process must see, and how each backend's errors are told apart."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+from workloads import devices, errors
+from workloads.devices.base import Device
+from workloads.devices.hpu import HpuDevice
+
+ROOT = Path(__file__).resolve().parents[2]
+
+#: Messages as the backends write them, and the class each stands for (None: not one of ours).
+TEXTS = [
+    (
+        "cpu",
+        RuntimeError(
+            "[enforce fail at alloc_cpu.cpp:117] err == 0. DefaultCPUAllocator: can't allocate "
+            "memory: you tried to allocate 4000000000 bytes. Error code 12 (Cannot allocate memory)"
+        ),
+        errors.OutOfMemory,
+    ),
+    ("cpu", MemoryError(), errors.OutOfMemory),
+    (
+        "cpu",
+        RuntimeError(
+            "[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer "
+            "[127.0.0.1]:21846"
+        ),
+        errors.CollectiveFailed,
+    ),
+    ("cpu", RuntimeError("mat1 and mat2 shapes cannot be multiplied (2x3 and 4x5)"), None),
+    ("cpu", ValueError("CUDA out of memory"), None),
+    (
+        "cuda",
+        RuntimeError(
+            "CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 79.15 "
+            "GiB of which 18.88 MiB is free."
+        ),
+        errors.OutOfMemory,
+    ),
+    ("cuda", RuntimeError("CUDA error: out of memory\nCUDA kernel errors"), errors.OutOfMemory),
+    (
+        "cuda",
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        errors.OutOfMemory,
+    ),
+    (
+        "cuda",
+        RuntimeError("CUDA error: all CUDA-capable devices are busy or unavailable"),
+        errors.CardNotAcquired,
+    ),
+    ("cuda", RuntimeError("No CUDA GPUs are available"), errors.CardNotAcquired),
+    (
+        "cuda",
+        RuntimeError(
+            "Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU"
+        ),
+        errors.CardNotAcquired,
+    ),
+    (
+        "cuda",
+        RuntimeError(
+            "[Rank 3] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=6, "
+            "OpType=BROADCAST, Timeout(ms)=1800000) ran for 1800010 milliseconds"
+        ),
+        errors.CollectiveFailed,
+    ),
+    (
+        "cuda",
+        RuntimeError("NCCL error in: ProcessGroupNCCL.cpp:1691, unhandled system error"),
+        errors.CollectiveFailed,
+    ),
+    ("cuda", RuntimeError("CUDA error: an illegal memory access was encountered"), None),
+    (
+        "cuda",
+        RuntimeError(
+            "[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory: you "
+            "tried to allocate 4000000000 bytes."
+        ),
+        MemoryError,  # the host's memory, which is not the card's
+    ),
+    (
+        "hpu",
+        RuntimeError("synStatus=8 [Device not found] Device acquire failed."),
+        errors.CardNotAcquired,
+    ),
+    (
+        "hpu",
+        RuntimeError("synStatus=20 [Device already acquired] Device acquire failed."),
+        errors.CardNotAcquired,
+    ),
+    (
+        "hpu",
+        RuntimeError("synStatus=26 [Generic failure] Device acquire failed."),
+        errors.CardNotAcquired,
+    ),
+    (
+        "hpu",
+        RuntimeError(
+            "[Rank:0] FATAL ERROR :: MODULE:PT_DEVMEM Allocation failed for size::1073741824 "
+            "(1024)MB"
+        ),
+        errors.OutOfMemory,
+    ),
+    (
+        "hpu",
+        RuntimeError(
+            "[Rank:0] FATAL ERROR :: MODULE:PT_DEVMEM OOM: No enough memory for defragment."
+        ),
+        errors.OutOfMemory,
+    ),
+    (
+        "hpu",
+        RuntimeError("Graph compile failed. synStatus=synStatus 26 [Generic failure]."),
+        errors.CompileFailed,
+    ),
+    (
+        "hpu",
+        RuntimeError(
+            "[Rank:6] FATAL ERROR :: MODULE:PT_BRIDGE Exception in Launch thread...\nCheck "
+            "$HABANA_LOGS/ for detailsGraph compile failed. synStatus=synStatus 26 "
+            "[Generic failure]."
+        ),
+        errors.CompileFailed,
+    ),
+    ("hpu", RuntimeError("Operator not supported in this dtype"), None),
+    ("hpu", MemoryError(), MemoryError),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "expected"), TEXTS, ids=[f"{n}-{str(e)[:40]}" for n, e, _ in TEXTS]
+)
+def test_backend_errors_are_told_apart_by_their_words(
+    name: str, error: Exception, expected: type[BaseException] | None
+) -> None:
+    """Each known message becomes its class; any other error stays the very object it was."""
+    found = devices.device_for(name).classify(error)
+    if expected is None:
+        assert found is error
+    else:
+        assert type(found) is expected
+        words = str(error).split()
+        assert not words or words[0] in str(found), "the original words are kept"
+
+
+@pytest.mark.parametrize("name", ["cpu", "cuda", "hpu"])
+def test_a_workload_error_is_left_alone(name: str) -> None:
+    """What is classified already is not wrapped again."""
+    error = errors.Unsupported("DefaultCPUAllocator: not really")
+    assert devices.device_for(name).classify(error) is error
+
+
+def test_torchs_own_exception_types_are_known_without_their_words() -> None:
+    """torch.OutOfMemoryError and distributed errors are recognised by type."""
+    import torch
+    from torch.distributed import DistBackendError
+
+    cuda = devices.device_for("cuda")
+    assert type(cuda.classify(torch.OutOfMemoryError("?"))) is errors.OutOfMemory
+    assert type(cuda.classify(DistBackendError("?"))) is errors.CollectiveFailed
+
+
+def test_an_unknown_device_is_refused_by_name() -> None:
+    """There is no falling back to another device."""
+    for ask in (devices.device_for, devices.device_class):
+        with pytest.raises(errors.BadConfiguration, match=r"no device 'tpu'. There is: cpu, cuda"):
+            ask("tpu")
+    with pytest.raises(errors.BadConfiguration):
+        devices.environment_for("", 0)
+
+
+def test_every_card_sees_only_itself() -> None:
+    """The variables of a worker name its own card, and on Gaudi its module id and mode too."""
+    assert devices.environment_for("cuda", 5)["CUDA_VISIBLE_DEVICES"] == "5"
+    hpu = devices.environment_for("hpu", 5, threads=2)
+    assert hpu["HABANA_VISIBLE_MODULES"] == hpu["HLS_MODULE_ID"] == "5"
+    assert hpu["PT_HPU_LAZY_MODE"] == "0"
+    assert hpu["OMP_NUM_THREADS"] == "2"
+    assert devices.environment_for("cpu", 5)["CUDA_VISIBLE_DEVICES"] == ""
+    lazy = HpuDevice.environment(1, lazy=True, recipe_cache="/cache")
+    assert lazy["PT_HPU_LAZY_MODE"] == "1"
+    assert lazy["PT_HPU_RECIPE_CACHE_CONFIG"] == "/cache,false,1024"
+
+
+def test_environments_are_known_without_torch() -> None:
+    """An executor asks what to set before the process that imports torch exists."""
+    code = (
+        "import sys\nfrom workloads import devices, precision, registry\n"
+        "[devices.environment_for(n, 0) for n in ('cpu', 'cuda', 'hpu')]\n"
+        "precision.table()\nsys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
+
+
+def test_gaudi_is_asked_through_its_bridge(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Name, memory and steps come from habana_frameworks, whose keys are its own."""
+    calls: list[str] = []
+    hpu = types.ModuleType("habana_frameworks.torch.hpu")
+    hpu.get_device_name = lambda: "GAUDI"  # type: ignore[attr-defined]
+    hpu.memory_stats = lambda: {"Limit": 94, "InUse": 1, "MaxInUse": 7}  # type: ignore[attr-defined]
+    hpu.synchronize = lambda: calls.append("synchronize")  # type: ignore[attr-defined]
+    hpu.reset_peak_memory_stats = lambda: calls.append("reset")  # type: ignore[attr-defined]
+    core = types.ModuleType("habana_frameworks.torch.core")
+    core.mark_step = lambda: calls.append("mark_step")  # type: ignore[attr-defined]
+    for name in ("habana_frameworks", "habana_frameworks.torch"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    monkeypatch.setitem(sys.modules, hpu.__name__, hpu)
+    monkeypatch.setitem(sys.modules, core.__name__, core)
+    device = devices.device_for("hpu")
+    assert (device.memory_limit_bytes(), device.peak_memory_bytes()) == (94, 7)
+    device.synchronize()
+    device.mark_step()
+    device.reset_peak_memory()
+    assert calls == ["synchronize", "mark_step", "reset"]
+    assert "first-generation" in (device.lacks("fp16") or "")
+    assert device.lacks("bf16") is None
+    hpu.get_device_name = lambda: "GAUDI2"  # type: ignore[attr-defined]
+    assert device.lacks("fp16") is None
+
+
+def test_without_the_bridge_a_gaudi_card_cannot_be_had() -> None:
+    """Asking for hpu where it is not there is an acquire failure, never another device."""
+    with pytest.raises(errors.CardNotAcquired, match="habana_frameworks"):
+        devices.device_for("hpu").device_name()
+
+
+def test_the_cpu_has_a_name_and_its_memory_is_the_hosts() -> None:
+    """There is no device memory apart from the host's, so those figures are absent, not zero."""
+    cpu: Device = devices.device_for("cpu")
+    assert cpu.device_name() and cpu.driver_version()
+    assert cpu.memory_limit_bytes() is None and cpu.peak_memory_bytes() is None
+    cpu.synchronize()
+    cpu.mark_step()
+    cpu.release_memory()
+
+
+def test_seeding_repeats_all_random_numbers() -> None:
+    """Python, NumPy and torch start over together."""
+    import random
+
+    import numpy
+    import torch
+
+    cpu = devices.device_for("cpu")
+
+    def draw() -> tuple[float, float, float]:
+        return random.random(), float(numpy.random.rand()), float(torch.rand(1))
+
+    cpu.seed(7)
+    first = draw()
+    cpu.seed(7)
+    assert draw() == first
+    cpu.seed(8)
+    assert draw() != first
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_AS is enforced on Linux only")
+def test_running_out_of_memory_for_real_is_classified() -> None:
+    """Under an address-space limit, torch's allocator and Python's fail in words we know."""
+    code = """
+import resource, sys, torch
+from workloads import devices, errors
+with open("/proc/self/statm") as f:
+    used = int(f.read().split()[0]) * 4096
+resource.setrlimit(resource.RLIMIT_AS, (used + 200_000_000,) * 2)
+cpu = devices.device_for("cpu")
+for allocate in (lambda: torch.ones(1_000_000_000), lambda: bytearray(4_000_000_000)):
+    try:
+        allocate()
+    except BaseException as error:
+        found = cpu.classify(error)
+        assert type(found) is errors.OutOfMemory, repr(found)
+    else:
+        sys.exit("the limit did not hold")
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

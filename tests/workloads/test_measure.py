@@ -1,0 +1,245 @@
+"""The timed loop, run on a clock that only moves when work is done."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from workloads.api import MeasureSettings, Sample
+from workloads.collective import OneCard
+from workloads.confidence import mean_interval
+from workloads.measure import Instruments, Measured, Observation, measure
+
+
+class Bench:
+    """Work whose durations are given, on clocks of its own."""
+
+    def __init__(self, durations: Callable[[int, int], float], collective: Any = None) -> None:
+        self.now = 1000.0
+        self.cpu = 50.0
+        self.durations = durations
+        self.ran: list[tuple[int, int]] = []
+        self.phases: list[str] = []
+        self.synchronized = 0
+        self.instruments = Instruments(
+            clock=lambda: self.now,
+            cpu_clock=lambda: self.cpu,
+            synchronize=self.synchronize,
+            collective=collective or OneCard(),
+            enter_phase=self.phases.append,
+        )
+
+    def synchronize(self) -> None:
+        self.synchronized += 1
+
+    def run_batch(self, repeat: int, batch: int) -> Callable[[], Observation]:
+        self.ran.append((repeat, batch))
+        self.now += self.durations(repeat, batch)
+        self.cpu += 2 * self.durations(repeat, batch)
+
+        def observe() -> Observation:
+            self.now += 0.0  # what it costs to count is seen by the deadline alone
+            return Observation(items=2, input_tokens=10, output_tokens=6, computed_tokens=20)
+
+        return observe
+
+    def measure(self, batches: int, settings: MeasureSettings) -> Measured:
+        return measure(self.run_batch, batches, settings, self.instruments)
+
+
+def rates(samples: list[Sample]) -> list[float]:
+    """Throughput of each complete timed repeat, worked out anew from the samples."""
+    numbers = sorted({s.repeat for s in samples if s.complete and not s.warmup})
+    return [
+        sum(s.output_tokens for s in samples if s.repeat == n)
+        / sum(s.wall_s for s in samples if s.repeat == n)
+        for n in numbers
+    ]
+
+
+def tight(values: list[float], settings: MeasureSettings) -> bool:
+    if len(values) < max(2, settings.min_repeats):
+        return False
+    interval = mean_interval(values, settings.confidence)
+    assert interval is not None and interval.relative_half_width is not None
+    return interval.relative_half_width <= settings.relative_half_width
+
+
+all_settings = st.builds(
+    MeasureSettings,
+    warmup=st.integers(0, 2),
+    min_repeats=st.integers(1, 4),
+    max_repeats=st.integers(4, 9),
+    confidence=st.sampled_from([0.8, 0.95, 0.99]),
+    relative_half_width=st.sampled_from([0.01, 0.05, 0.3]),
+    time_limit_s=st.floats(0.0, 60.0),
+)
+durations = st.lists(st.floats(0.01, 5.0), min_size=40, max_size=40)
+
+
+@given(settings=all_settings, batches=st.integers(1, 4), times=durations)
+def test_it_stops_as_soon_as_one_of_its_reasons_holds_and_never_later(
+    settings: MeasureSettings, batches: int, times: list[float]
+) -> None:
+    """Whatever the work does, the stop reason is true at the end and no reason was true before."""
+    bench = Bench(lambda repeat, batch: times[(repeat * batches + batch) % len(times)])
+    done = bench.measure(batches, settings)
+    timed = [s for s in done.samples if not s.warmup]
+    values = rates(list(done.samples))
+    assert timed, "at least one batch is always measured"
+    elapsed = sum(s.wall_s for s in timed)
+    if done.stop_reason == "confidence":
+        assert tight(values, settings)
+    elif done.stop_reason == "max_repeats":
+        assert len(values) == settings.max_repeats
+    else:
+        assert elapsed >= settings.time_limit_s - 1e-9
+    for count in range(1, len(values)):
+        assert not tight(values[:count], settings)
+        assert count < settings.max_repeats
+    # The last batch may overrun the limit; none is begun after it.
+    before_last = elapsed - timed[-1].wall_s
+    assert before_last < settings.time_limit_s + 1e-9 or len(timed) == 1
+
+
+@given(settings=all_settings, batches=st.integers(1, 4), times=durations)
+def test_only_the_last_repeat_can_be_incomplete(
+    settings: MeasureSettings, batches: int, times: list[float]
+) -> None:
+    """A repeat is complete exactly when every batch of it ran; samples are all kept, in order."""
+    bench = Bench(lambda repeat, batch: times[(repeat * batches + batch) % len(times)])
+    done = bench.measure(batches, settings)
+    assert [(s.repeat, s.batch) for s in done.samples] == bench.ran
+    last = max(s.repeat for s in done.samples)
+    for sample in done.samples:
+        whole = sum(s.repeat == sample.repeat for s in done.samples) == batches
+        assert sample.complete == whole
+        assert sample.warmup == (sample.repeat < settings.warmup)
+        if not sample.warmup and not sample.complete:
+            assert sample.repeat == last
+    timed = [s for s in done.samples if not s.warmup]
+    complete = [s.repeat for s in timed if s.complete]
+    assert done.representative_repeat == (complete[-1] if complete else last)
+
+
+@given(times=durations)
+def test_samples_carry_the_clocks_differences(times: list[float]) -> None:
+    """Wall and CPU seconds of a sample are those that passed while its batch ran."""
+    bench = Bench(lambda repeat, batch: times[repeat * 2 + batch])
+    done = bench.measure(2, MeasureSettings(warmup=1, max_repeats=5, time_limit_s=1e9))
+    for sample in done.samples:
+        assert sample.wall_s == pytest.approx(times[sample.repeat * 2 + sample.batch])
+        assert sample.cpu_s == pytest.approx(2 * sample.wall_s)
+    assert bench.synchronized == 2 * len(done.samples)
+    assert done.warmup_s == pytest.approx(times[0] + times[1])
+    assert bench.phases == ["warmup", "measure"]
+
+
+def test_counting_is_not_timed() -> None:
+    """What was done is worked out after the clock has stopped."""
+    bench = Bench(lambda repeat, batch: 1.0)
+
+    def run(repeat: int, batch: int) -> Callable[[], Observation]:
+        observe = bench.run_batch(repeat, batch)
+
+        def slow() -> Observation:
+            bench.now += 100.0
+            return observe()
+
+        return slow
+
+    done = measure(run, 1, MeasureSettings(warmup=0, max_repeats=3), bench.instruments)
+    assert [s.wall_s for s in done.samples] == [1.0, 1.0]  # and 200 s of counting end it
+
+
+def test_perfectly_steady_work_stops_at_min_repeats() -> None:
+    """No spread at all is as tight as an interval gets."""
+    done = Bench(lambda r, b: 0.5).measure(2, MeasureSettings(min_repeats=3, max_repeats=20))
+    assert done.stop_reason == "confidence"
+    assert len({s.repeat for s in done.samples if not s.warmup}) == 3
+
+
+def test_one_repeat_is_no_interval() -> None:
+    """With min_repeats 1 it still takes two repeats to speak of confidence."""
+    done = Bench(lambda r, b: 0.5).measure(1, MeasureSettings(min_repeats=1, warmup=0))
+    assert (done.stop_reason, len(done.samples)) == ("confidence", 2)
+
+
+def test_a_warm_up_without_end_is_cut_by_the_time_limit() -> None:
+    """The warm-up may take the time limit once, then one batch is measured all the same."""
+    bench = Bench(lambda r, b: 30.0)
+    done = bench.measure(10, MeasureSettings(warmup=5, time_limit_s=60))
+    assert [s.warmup for s in done.samples].count(True) == 2
+    assert [s.warmup for s in done.samples].count(False) == 2
+    assert done.stop_reason == "time_limit"
+
+
+def test_no_batches_is_an_error() -> None:
+    """A rank without prompts has nothing to measure; silence would look like a result."""
+    with pytest.raises(ValueError, match="at least one batch"):
+        Bench(lambda r, b: 1.0).measure(0, MeasureSettings())
+
+
+class Meeting:
+    """A collective for ranks that are threads of one process."""
+
+    def __init__(self, world_size: int) -> None:
+        self.gate = threading.Barrier(world_size, timeout=20)
+        self.values: list[Any] = [None] * world_size
+
+    def of_rank(self, rank: int) -> Any:
+        meeting = self
+
+        class Rank:
+            def barrier(self) -> None:
+                meeting.gate.wait()
+
+            def gather(self, value: Any) -> list[Any]:
+                meeting.values[rank] = value
+                meeting.gate.wait()
+                everything = list(meeting.values)
+                meeting.gate.wait()
+                return everything
+
+        return Rank()
+
+
+@given(
+    settings=all_settings,
+    speeds=st.lists(st.floats(0.1, 9.0), min_size=2, max_size=3),
+    batches=st.lists(st.integers(1, 3), min_size=3, max_size=3),
+    times=durations,
+)
+def test_all_ranks_of_a_gang_stop_together(
+    settings: MeasureSettings, speeds: list[float], batches: list[int], times: list[float]
+) -> None:
+    """Ranks of different speed and share make the same repeats, for the same reason, and agree
+    on which of them are complete; none waits for another that has gone."""
+    meeting = Meeting(len(speeds))
+    done: dict[int, Measured] = {}
+
+    def rank(number: int) -> None:
+        bench = Bench(
+            lambda repeat, batch: times[(7 * repeat + batch) % 40] * speeds[number],
+            meeting.of_rank(number),
+        )
+        done[number] = bench.measure(batches[number], settings)
+
+    threads = [threading.Thread(target=rank, args=(n,), daemon=True) for n in range(len(speeds))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert len(done) == len(speeds), "a rank hangs or failed"
+    assert len({m.stop_reason for m in done.values()}) == 1
+    verdicts = [{s.repeat: s.complete for s in m.samples if not s.warmup} for m in done.values()]
+    for other in verdicts[1:]:
+        for repeat in verdicts[0].keys() & other.keys():
+            assert verdicts[0][repeat] == other[repeat]
+    complete = [{r for r, whole in verdict.items() if whole} for verdict in verdicts]
+    assert all(numbers == complete[0] for numbers in complete)

@@ -1,0 +1,181 @@
+"""Precisions: the table is whole and true, and what is loaded is what was asked for."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from generation_cases import PROMPTS, Worker, write_dataset
+
+from workloads import precision, weights
+from workloads.api import Result
+from workloads.errors import BadConfiguration, Unsupported
+
+needs_quant = pytest.mark.skipif(
+    importlib.util.find_spec("torchao") is None or importlib.util.find_spec("bitsandbytes") is None,
+    reason="needs the extra 'quant'",
+)
+ON_CPU = [p for p in precision.PRECISIONS if precision.support(p, "cpu").supported]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NIGHTGRID_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="module")
+def worker() -> Worker:
+    return Worker()
+
+
+@pytest.fixture(scope="module")
+def results(worker: Worker, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
+    """Every precision of the CPU, loaded and generated with."""
+    dataset = write_dataset(tmp_path_factory.mktemp("data") / "prompts.json")
+    return {
+        name: worker.run(dataset, precision=name, batch_size=4, output_tokens=6, ignore_eos=True)
+        for name in ON_CPU
+    }
+
+
+def linear_weights(worker: Worker, name: str) -> list[Any]:
+    """The weights of all linear layers but the output layer's."""
+    model = worker.loaded[f"tiny-chatglm3|{name}|transformers"].engine.model
+    return [
+        module.weight
+        for path, module in model.named_modules()
+        if "Linear" in type(module).__name__ and path != "lm_head"
+    ]
+
+
+def test_the_table_covers_every_precision_on_every_device() -> None:
+    """Each cell says what the precision means there, or why it cannot be; never both."""
+    rows = precision.table()
+    assert [(r.precision, r.device) for r in rows] == [
+        (p, d) for p in precision.PRECISIONS for d in precision.DEVICES
+    ]
+    assert set(precision.TABLE) == {(r.precision, r.device) for r in rows}
+    for row in rows:
+        entry = precision.support(row.precision, row.device)
+        assert bool(entry.means) == entry.supported and bool(entry.reason) != entry.supported
+        assert row.text == (entry.means or entry.reason)
+
+
+@pytest.mark.parametrize(
+    ("name", "device"), [cell for cell, entry in precision.TABLE.items() if not entry.supported]
+)
+def test_an_unsupported_precision_raises_with_the_tables_reason(name: str, device: str) -> None:
+    """The row of such a job says the same as the table."""
+    with pytest.raises(Unsupported) as caught:
+        precision.loading_arguments(name, device)
+    assert precision.support(name, device).reason in str(caught.value)
+
+
+@pytest.mark.parametrize(("name", "device"), [("fp64", "cpu"), ("fp32", "tpu")])
+def test_unknown_names_are_refused_with_what_there_is(name: str, device: str) -> None:
+    """A typing error is not a precision that falls back to another."""
+    with pytest.raises(BadConfiguration, match="There is: "):
+        precision.support(name, device)
+
+
+@pytest.mark.parametrize(("name", "package"), [("int8", "torchao"), ("int4", "bitsandbytes")])
+def test_a_missing_package_names_the_extra_that_brings_it(
+    name: str, package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the library the job is unsupported here, and the message says how to change that."""
+    real = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda n, *a: None if n == package else real(n, *a)
+    )
+    with pytest.raises(Unsupported, match=rf"'{package}'.*nightgrid\[quant\]"):
+        precision.loading_arguments(name, "cpu")
+
+
+@needs_quant
+@pytest.mark.parametrize("name", ON_CPU)
+def test_every_precision_of_the_cpu_loads_and_generates(
+    name: str, results: dict[str, Result]
+) -> None:
+    """All prompts get their tokens, and the row says what the precision meant."""
+    result = results[name]
+    assert {item.output_tokens for item in result.items} == {6}
+    assert len(result.items) == len(PROMPTS)
+    assert precision.support(name, "cpu").means in result.precision_detail
+    assert result.parameter_count == results["fp32"].parameter_count
+
+
+@needs_quant
+@pytest.mark.parametrize(
+    ("name", "least", "most", "kind"),
+    [
+        ("fp32", 4.0, 4.0, "Linear"),
+        ("fp16", 2.0, 2.0, "Linear"),
+        ("bf16", 2.0, 2.0, "Linear"),
+        ("fp8", 1.0, 1.05, "Linear"),
+        ("int8", 1.0, 1.05, "Linear"),
+        ("int4", 0.5, 0.57, "Linear4bit"),
+    ],
+)
+def test_linear_weights_take_the_bytes_that_their_format_needs(
+    name: str, least: float, most: float, kind: str, worker: Worker, results: dict[str, Result]
+) -> None:
+    """Bytes a weight, scales included: read from the storage, so nothing can pretend."""
+    found = linear_weights(worker, name)
+    count = sum(weights.logical_count(weight) for weight in found)
+    each = sum(weights.stored_bytes(weight) for weight in found) / count
+    assert least <= each <= most
+    model = worker.loaded[f"tiny-chatglm3|{name}|transformers"].engine.model
+    assert type(model.model.layers[0].mlp.down_proj).__name__ == kind
+
+
+@needs_quant
+def test_fewer_bits_make_a_smaller_model(results: dict[str, Result]) -> None:
+    """The order of sizes is that of the bits; embeddings and output layer stay in bf16."""
+    sizes = {name: result.weight_bytes or 0 for name, result in results.items()}
+    assert sizes["fp32"] == 2 * sizes["fp16"] == 2 * sizes["bf16"]
+    assert sizes["int4"] < sizes["int8"] < sizes["bf16"]
+    assert sizes["int4"] < sizes["fp8"] < sizes["bf16"]
+
+
+@needs_quant
+@pytest.mark.parametrize("asked", precision.PRECISIONS)
+@pytest.mark.parametrize("loaded", ON_CPU)
+def test_a_model_in_another_precision_than_asked_for_is_refused(
+    asked: str, loaded: str, worker: Worker, results: dict[str, Result]
+) -> None:
+    """Only a model that is in the precision passes the inspection after loading."""
+    model = worker.loaded[f"tiny-chatglm3|{loaded}|transformers"].engine.model
+    if asked == loaded:
+        weights.inspect(model, asked, "cpu")
+    else:
+        with pytest.raises(BadConfiguration, match=f"asked for in {asked}"):
+            weights.inspect(model, asked, "cpu")
+
+
+def test_one_layer_left_out_is_noticed(worker: Worker, results: dict[str, Result]) -> None:
+    """Most of a model being int8 does not make it an int8 model."""
+    import torch
+    from torchao.quantization import Int8WeightOnlyConfig, quantize_
+
+    model = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(9))).bfloat16()
+    quantize_(model, Int8WeightOnlyConfig(), lambda module, name: name != "4" and name != "")
+    with pytest.raises(BadConfiguration, match=r"1 of its 9 linear layers.*4\.weight is bfloat16"):
+        weights.inspect(model, "int8", "cpu")
+
+
+def test_sizes_that_the_int4_kernel_cannot_take_are_refused_before_loading(
+    tmp_path: Path,
+) -> None:
+    """bitsandbytes would fail inside the first product; the message names size and block."""
+    from transformers import GlmConfig
+
+    config = GlmConfig(hidden_size=128, intermediate_size=200)
+    with pytest.raises(Unsupported, match="intermediate_size is 200"):
+        weights.check_shapes(config, "int4", "cpu")
+    weights.check_shapes(config, "int8", "cpu")
+    weights.check_shapes(config, "int4", "cuda")

@@ -1,0 +1,308 @@
+"""Text generation on the embedded model: what comes out, what is counted, what is timed."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from generation_cases import MODEL, ONCE, PROMPTS, Worker, write_dataset
+from hypothesis import given
+from hypothesis import strategies as st
+
+from workloads import text_generation
+from workloads.api import MeasureSettings
+from workloads.engines.base import Generated
+from workloads.errors import BadConfiguration, DataMissing, Unsupported
+from workloads.parameters import TextGenerationParameters
+from workloads.text_generation import bring_to_length, count_output_tokens, share_of_rank
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The embedded model is built into a cache of the tests' own."""
+    with pytest.MonkeyPatch.context() as patch:
+        directory = tmp_path_factory.mktemp("cache")
+        patch.setenv("NIGHTGRID_CACHE", str(directory))
+        yield directory
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_dataset(tmp_path_factory.mktemp("data") / "prompts.json")
+
+
+@pytest.fixture(scope="module")
+def worker() -> Worker:
+    return Worker()
+
+
+@pytest.fixture(scope="module")
+def alone(dataset: str) -> dict[int, tuple[int, int, str]]:
+    """transformers' own generate on each prompt by itself: input length, output length, text."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from workloads.models.loading import encode_prompt, load_tokenizer, open_model
+
+    source = open_model(MODEL)
+    tokenizer = load_tokenizer(source)
+    model = AutoModelForCausalLM.from_pretrained(source.path, torch_dtype=torch.float32)
+    ends = set(model.generation_config.eos_token_id)
+    found = {}
+    for index, text in enumerate(PROMPTS):
+        ids = encode_prompt(tokenizer, source, text)
+        output = model.generate(torch.tensor([ids]), do_sample=False, max_new_tokens=24)
+        new = output[0, len(ids) :].tolist()
+        count = next((n + 1 for n, token in enumerate(new) if token in ends), len(new))
+        found[index] = (len(ids), count, tokenizer.decode(new[:count], skip_special_tokens=True))
+    return found
+
+
+@pytest.mark.parametrize("batch_size", range(1, 9))
+def test_batched_greedy_output_equals_generate_on_each_prompt_alone(
+    batch_size: int, worker: Worker, dataset: str, alone: dict[int, tuple[int, int, str]]
+) -> None:
+    """In fp32 no batch size changes what a prompt of any length gets, nor how it is counted."""
+    result = worker.run(dataset, batch_size=batch_size)
+    found = {i.index: (i.input_tokens, i.output_tokens, i.output_text) for i in result.items}
+    assert found == alone
+    assert sum(s.output_tokens for s in result.samples) == sum(n for _, n, _ in alone.values())
+    assert sum(s.input_tokens for s in result.samples) == sum(n for n, _, _ in alone.values())
+    assert sum(s.items for s in result.samples) == len(PROMPTS)
+
+
+def test_the_prompts_really_end_at_different_lengths(
+    alone: dict[int, tuple[int, int, str]],
+) -> None:
+    """The test above would prove little if nothing ended early or needed padding."""
+    assert len({n for n, _, _ in alone.values()}) > 4
+    counts = {n for _, n, _ in alone.values()}
+    assert min(counts) < 24 and len(counts) > 2
+
+
+def test_padding_is_computed_but_not_counted(worker: Worker, dataset: str) -> None:
+    """A batch works on every row to its end; only real tokens are counted."""
+    result = worker.run(dataset, batch_size=8)
+    (sample,) = result.samples
+    longest = max(item.input_tokens for item in result.items)
+    steps = 1 + len(sample.step_s)
+    assert steps == max(item.output_tokens for item in result.items)
+    assert sample.computed_tokens == 8 * (longest + steps - 1)
+    assert sample.input_tokens + sample.output_tokens < sample.computed_tokens
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 8])
+def test_ignore_eos_generates_exactly_output_tokens(
+    batch_size: int, worker: Worker, dataset: str
+) -> None:
+    """In fixed-length mode nothing ends early, and all tokens count."""
+    result = worker.run(dataset, batch_size=batch_size, ignore_eos=True, output_tokens=20)
+    assert {item.output_tokens for item in result.items} == {20}
+    assert all(len(sample.step_s) == 19 for sample in result.samples)
+    assert sum(s.output_tokens for s in result.samples) == 20 * len(PROMPTS)
+
+
+@pytest.mark.parametrize("length", [3, 40])
+def test_input_tokens_brings_every_prompt_to_one_length(
+    length: int, worker: Worker, dataset: str
+) -> None:
+    """Longer prompts are cut, shorter ones repeated, and no padding is left."""
+    result = worker.run(dataset, input_tokens=length, batch_size=4, output_tokens=4)
+    assert {item.input_tokens for item in result.items} == {length}
+    for sample in result.samples:
+        assert sample.input_tokens == 4 * length
+        assert sample.computed_tokens == 4 * (length + len(sample.step_s))
+
+
+def test_settings_of_one_job_do_not_leak_into_the_next(
+    worker: Worker, dataset: str, alone: dict[int, tuple[int, int, str]]
+) -> None:
+    """On one resident model, a fixed-length job leaves no trace in the ordinary one after it."""
+    worker.run(dataset, ignore_eos=True, output_tokens=30, batch_size=4)
+    result = worker.run(dataset, batch_size=4)
+    assert {i.index: i.output_text for i in result.items} == {
+        index: text for index, (_, _, text) in alone.items()
+    }
+    engine = next(iter(worker.loaded.values())).engine
+    assert engine.model.generation_config.eos_token_id is None
+    assert engine.model.generation_config.max_new_tokens is None
+
+
+def test_a_checkpoints_own_generation_settings_do_not_count(
+    worker: Worker, dataset: str, cache: Path, tmp_path: Path
+) -> None:
+    """Sampling and penalties that come with a model would make two models do unlike work."""
+    from workloads.models.loading import open_model
+
+    copy = tmp_path / "model"
+    shutil.copytree(open_model(MODEL).path, copy)
+    settings = json.loads((copy / "generation_config.json").read_text())
+    settings |= {"do_sample": True, "temperature": 5.0, "repetition_penalty": 3.0, "num_beams": 2}
+    (copy / "generation_config.json").write_text(json.dumps(settings))
+    plain = worker.run(dataset, batch_size=4)
+    other = Worker().run(dataset, batch_size=4, model=str(copy))
+    assert [i.output_text for i in other.items] == [i.output_text for i in plain.items]
+
+
+def test_a_resident_model_is_not_loaded_again(worker: Worker, dataset: str) -> None:
+    """The second job pays nothing for loading, and its memory baseline is still the first one."""
+    mine = Worker()
+    first, second = mine.run(dataset), mine.run(dataset, batch_size=4)
+    assert first.load_s > 0 and second.load_s == 0
+    assert second.baseline_host_memory_bytes == first.baseline_host_memory_bytes
+    assert mine.phases == ["load", "warmup", "measure"] * 2
+
+
+def test_a_small_dataset_is_gone_through_again_until_a_batch_is_full(
+    worker: Worker, tmp_path: Path
+) -> None:
+    """A batch is never smaller than asked for because the dataset is."""
+    three = write_dataset(tmp_path / "three.json", PROMPTS[:3])
+    result = worker.run(three, batch_size=7, prompts=2, output_tokens=2)
+    assert [item.index for item in result.items] == [0, 1, 2, 0, 1, 2, 0]
+
+
+def test_the_result_says_what_it_is(worker: Worker, dataset: str) -> None:
+    """Random weights, synthetic data, size and precision are facts of every result."""
+    result = worker.run(dataset, keep_texts=2)
+    assert result.random_weights and not result.synthetic_data
+    assert worker.run("advertisegen-synthetic", output_tokens=2, prompts=2).synthetic_data
+    assert result.parameter_count and result.weight_bytes == 4 * result.parameter_count
+    assert result.precision_detail == "float32 weights and products"
+    assert result.details["attention"] == "sdpa"
+    assert result.peak_device_memory_bytes is None
+    assert result.peak_host_memory_bytes and result.baseline_host_memory_bytes
+    assert [item.output_text is not None for item in result.items] == [True] * 2 + [False] * 6
+
+
+def test_eager_attention_runs_and_is_what_was_loaded(dataset: str) -> None:
+    """The attention asked for is the one that the model reports."""
+    result = Worker().run(dataset, attention="eager", output_tokens=2)
+    assert result.details["attention"] == "eager"
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "words"),
+    [
+        ({"engine": "vllm"}, BadConfiguration, "no engine 'vllm'. There is: transformers"),
+        ({"model": "tiny-chatglm4"}, DataMissing, "tiny-chatglm4"),
+        ({"attention": "flash_attention_2"}, Unsupported, "no cpu kernels"),
+        ({"output_tokens": 9000}, BadConfiguration, "more than the model's 8192 positions"),
+        ({"batch_size": 0}, BadConfiguration, "batch size 0"),
+    ],
+)
+def test_what_cannot_run_says_why(
+    changes: dict[str, Any], error: type[Exception], words: str, worker: Worker, dataset: str
+) -> None:
+    """Each refusal is an error of its class whose message names the value."""
+    fresh = worker if "output_tokens" in changes else Worker()
+    with pytest.raises(error, match=words):
+        fresh.run(dataset, **changes)
+
+
+# ------------------------------------------------------------------ logic, without a model
+
+
+@given(ids=st.lists(st.integers(0, 5)), ends=st.frozensets(st.integers(0, 5)))
+def test_counting_equals_a_naive_count(ids: list[int], ends: frozenset[int]) -> None:
+    """Up to and including the first end token, or all where there is none."""
+    naive = 0
+    for token in ids:
+        naive += 1
+        if token in ends:
+            break
+    assert count_output_tokens(ids, ends) == naive
+
+
+@given(ids=st.lists(st.integers(), min_size=1, max_size=9), length=st.integers(1, 40))
+def test_a_prompt_is_cut_or_repeated_to_length(ids: list[int], length: int) -> None:
+    """Position n of the result is position n, modulo its length, of the prompt."""
+    assert bring_to_length(ids, length) == [ids[n % len(ids)] for n in range(length)]
+
+
+@given(total=st.integers(0, 50), world_size=st.integers(1, 8))
+def test_ranks_share_the_prompts_without_overlap(total: int, world_size: int) -> None:
+    """Prompt i goes to rank i mod world size; every prompt to exactly one."""
+    shares = [share_of_rank(total, rank, world_size) for rank in range(world_size)]
+    assert sorted(i for share in shares for i in share) == list(range(total))
+    assert all(i % world_size == rank for rank, share in enumerate(shares) for i in share)
+
+
+class ScriptedEngine:
+    """Gives scripted tokens, one step at a time, each step taking a scripted time."""
+
+    end_token_ids = frozenset({9})
+
+    def __init__(self, clock: list[float], rows: list[list[int]], steps: list[float]) -> None:
+        self.clock, self.rows, self.steps = clock, rows, steps
+
+    def prepare(self, prompts: Sequence[Sequence[int]]) -> int:
+        return len(prompts)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return " ".join(map(str, ids))
+
+    def generate(
+        self,
+        prepared: int,
+        *,
+        output_tokens: int,
+        ignore_eos: bool,
+        on_step: Callable[[], None],
+    ) -> Callable[[], Generated]:
+        for seconds in self.steps:
+            self.clock[0] += seconds
+            on_step()
+        return lambda: Generated(tokens=self.rows, computed_tokens=99)
+
+
+@given(
+    steps=st.lists(st.floats(0.001, 3.0), min_size=1, max_size=12),
+    ends=st.lists(st.integers(0, 15), min_size=1, max_size=4),
+)
+def test_first_token_and_steps_add_up_to_the_batch(steps: list[float], ends: list[int]) -> None:
+    """TTFT and the steps after it fill the batch's time; a prompt's latency is the time up to its
+    own last token, which for the longest one is the whole batch."""
+    clock = [100.0]
+    rows = [[9 if n == end else 1 for n in range(len(steps))] for end in ends]
+    prompts = [text_generation.Prompt(index=n, ids=(1, 2)) for n in range(len(rows))]
+    generation = text_generation._Generation(
+        ScriptedEngine(clock, rows, steps),  # type: ignore[arg-type]
+        [prompts],
+        TextGenerationParameters(output_tokens=len(steps)),
+        lambda: clock[0],
+        lambda: None,
+    )
+    seen = generation.run_batch(0, 0)()
+    assert seen.ttft_s == pytest.approx(steps[0])
+    assert seen.ttft_s is not None
+    assert seen.ttft_s + sum(seen.step_s) == pytest.approx(sum(steps))
+    assert seen.step_s == pytest.approx(tuple(steps[1:]))
+    counts = [min(end + 1, len(steps)) for end in ends]
+    assert seen.output_tokens == sum(counts)
+    for item, count in zip(generation._items[0], counts, strict=True):
+        assert item.output_tokens == count
+        assert item.latency_s == pytest.approx(sum(steps[:count]))
+        assert item.ttft_s == pytest.approx(steps[0])
+
+
+def test_items_are_those_of_the_last_complete_repeat(worker: Worker, dataset: str) -> None:
+    """Each prompt of a repeat is there once, however many repeats ran."""
+    settings = dataclasses.replace(ONCE, warmup=1, max_repeats=2)
+    result = worker.run(dataset, batch_size=3, output_tokens=2, measure=settings)
+    assert [item.index for item in result.items] == list(range(len(PROMPTS)))
+    assert {s.repeat for s in result.samples} == {0, 1, 2}
+
+
+def test_a_job_cut_by_its_time_limit_keeps_what_it_measured(worker: Worker, dataset: str) -> None:
+    """With no time at all there is one batch, marked incomplete, and its prompts."""
+    settings = MeasureSettings(warmup=0, time_limit_s=0.0)
+    result = worker.run(dataset, batch_size=2, output_tokens=2, measure=settings)
+    assert result.stop_reason == "time_limit"
+    assert [(s.batch, s.complete) for s in result.samples] == [(0, False)]
+    assert [item.index for item in result.items] == [0, 1]
