@@ -1,0 +1,154 @@
+"""`nightgrid describe`: figures that can be checked elsewhere, from a config alone."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ElementTree
+
+import chatglm3_reference as reference
+import pytest
+
+from orchestrator.cli import main
+from workloads.errors import BadConfiguration, DataMissing
+from workloads.models.description import describe_model
+from workloads.models.picture import draw_text, picture_of
+
+CHATGLM3_6B = {
+    **reference.CONFIG,
+    "hidden_size": 4096,
+    "num_layers": 28,
+    "num_attention_heads": 32,
+    "kv_channels": 128,
+    "ffn_hidden_size": 13696,
+    "padded_vocab_size": 65024,
+    "seq_length": 8192,
+}
+
+
+@pytest.fixture(scope="module")
+def six_billion(tmp_path_factory):
+    """ChatGLM3-6B described from its published config.json, no weights beside it."""
+    folder = tmp_path_factory.mktemp("six")
+    (folder / "config.json").write_text(json.dumps(CHATGLM3_6B))
+    return describe_model(str(folder / "config.json"))
+
+
+def test_chatglm3_6b_has_its_published_size(six_billion):
+    """6,243,584,000 parameters, which the layer table adds up to."""
+    assert six_billion.parameters == 6_243_584_000
+    assert sum(tensor.parameters for tensor in six_billion.tensors) == 6_243_584_000
+    assert not six_billion.random_weights
+
+
+@pytest.mark.parametrize(
+    ("targets", "parameters"),
+    [
+        ({"q_proj", "k_proj", "v_proj"}, 3_784_704),
+        ({"q_proj", "v_proj"}, 2_809_856),
+        ({"q_proj", "k_proj", "v_proj", "o_proj", "gate_up_proj", "down_proj"}, 16_658_432),
+    ],
+)
+def test_lora_sizes_at_rank_8(six_billion, targets, parameters):
+    """The counts that peft gives on the full model."""
+    (found,) = [a for a in six_billion.adapters if set(a.targets) == targets]
+    assert found.parameters == parameters
+
+
+def test_lora_size_equals_peft():
+    """On a model that is really built, the count is what peft makes trainable."""
+    from peft import LoraConfig, get_peft_model
+
+    from workloads.models import tiny_chatglm3
+    from workloads.models.description import build_on_meta
+
+    model = build_on_meta(tiny_chatglm3.config())
+    (first, *_) = describe_model("tiny-chatglm3", lora_rank=5).adapters
+    adapted = get_peft_model(model, LoraConfig(r=5, target_modules=list(first.targets)))
+    assert first.parameters == adapted.get_nb_trainable_parameters()[0]
+
+
+def test_memory(six_billion):
+    """bf16 takes 2 bytes a parameter; the cache holds 2 × 28 layers × 2 heads × 128 values."""
+    memory = {m.precision: m for m in six_billion.memory}
+    assert memory["fp32"].weight_bytes == 4 * 6_243_584_000
+    assert memory["bf16"].weight_bytes == 2 * 6_243_584_000
+    assert memory["bf16"].cache_bytes_per_token == 2 * 28 * 2 * 128 * 2
+    sizes = [memory[p].weight_bytes for p in ("fp32", "bf16", "int8", "int4")]
+    assert sizes == sorted(sizes, reverse=True)
+
+
+def test_architecture_and_prompt(six_billion):
+    """Multi-query, half-rotary; the example's ids are the published ones, and said to be."""
+    shape = six_billion.architecture
+    assert (shape.heads, shape.kv_heads, shape.head_dim, shape.rotary_dim) == (32, 2, 128, 64)
+    assert (shape.gated, shape.qkv_bias, shape.tied, shape.epsilon) == (True, True, False, 1e-5)
+    assert six_billion.prompt.ids == (64790, 64792, 64795, 30910, 13, 36474, 54591, 64796)
+    assert "published" in six_billion.prompt.note
+
+
+def test_the_picture(six_billion):
+    """Lines are equally wide inside the frame and say what the sizes are."""
+    lines = draw_text(picture_of(six_billion))
+    framed = [line for line in lines if line[0] in "┌│└╔║╚"]
+    assert {len(line) for line in framed} == {76}
+    text = "\n".join(lines)
+    assert "32 query heads share 2 key/value heads of 128" in text
+    assert "decoder layer × 28" in text
+    assert text.count("⊕") == 2
+
+
+def test_other_architectures(tmp_path):
+    """GPT-2: learned positions, tied output layer, fused attention, Conv1D layers, no gate."""
+    config = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    found = describe_model(str(tmp_path))
+    assert found.parameters == 124_439_808  # GPT-2's published 124M
+    assert found.adapters[0].targets == ("c_attn",)
+    assert found.adapters[0].parameters == 12 * 8 * (768 + 3 * 768)
+    shape = found.architecture
+    assert (shape.rotary_dim, shape.tied, shape.gated, shape.norm) == (0, True, False, "LayerNorm")
+    assert "shares the embedding's weights" in "\n".join(draw_text(picture_of(found)))
+
+
+def test_an_original_checkpoint_with_its_tokenizer(tmp_path):
+    """The prompt's ids come from the tokenizer.model beside the config."""
+    (tmp_path / "config.json").write_text(json.dumps(reference.CONFIG))
+    reference.write_sentencepiece(tmp_path)
+    prompt = describe_model(str(tmp_path)).prompt
+    assert prompt.tokens[:3] == ("[gMASK]", "<sop>", "<|user|>")
+    assert prompt.ids[:3] == (381, 383, 386)
+    assert prompt.note == ""
+
+
+def test_the_command_for_people(capsys):
+    """All parts are printed, and random weights are said to be random."""
+    assert main(["describe", "tiny-chatglm3", "--lora-rank", "4"]) == 0
+    out = capsys.readouterr().out
+    for words in ("random weights", "3,075,008 parameters", "decoder layer × 4", "int4", "14,336"):
+        assert words in out
+    assert "<|user|>" in out
+
+
+def test_the_command_for_machines(tmp_path, capsys):
+    """--json is one object; --svg writes a well-formed picture of its own."""
+    file = tmp_path / "model.svg"
+    assert main(["describe", "tiny-chatglm3", "--json", "--svg", str(file)]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["parameters"] == 3_075_008
+    assert found["random_weights"] is True
+    root = ElementTree.fromstring(file.read_text(encoding="utf-8"))
+    texts = " ".join(e.text or "" for e in root.iter("{http://www.w3.org/2000/svg}text"))
+    assert "6 query heads share 2 key/value heads of 32" in texts
+    assert "http" not in file.read_text().replace("http://www.w3.org/2000/svg", "")
+
+
+def test_what_cannot_be_described(tmp_path, capsys):
+    """A name that is nothing, a config that is no language model, a rank of nothing."""
+    with pytest.raises(DataMissing, match="no directory"):
+        describe_model(str(tmp_path / "nowhere"))
+    (tmp_path / "config.json").write_text('{"model_type": "vit"}')
+    with pytest.raises(BadConfiguration, match="no causal language model"):
+        describe_model(str(tmp_path))
+    with pytest.raises(SystemExit):
+        main(["describe", "tiny-chatglm3", "--lora-rank", "0"])
+    assert "whole number from 1" in capsys.readouterr().err
