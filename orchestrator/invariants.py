@@ -1,0 +1,218 @@
+"""What must hold at every moment of a run, checked from events and commands alone.
+
+The checker knows nothing of the schedule's own books: it keeps its own, from what was commanded
+and what happened. No card has two workers, no worker two attempts, no job two attempts or two
+final rows; a gang's cards are a legal set and its processes fresh; an attempt's row comes before
+its cards are used again; nothing is commanded after the end. Its cost is a few dictionary look-ups
+a command, so that it stays on in simulations of a million events.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from orchestrator.cluster import Card, CardSet, Node, legal_groups
+from orchestrator.events import (
+    AttemptEnded,
+    Command,
+    Event,
+    NodeJoined,
+    NodeLeft,
+    RecordRow,
+    RunAttempt,
+    RunFinished,
+    StartWorker,
+    StopWorker,
+    WorkerReady,
+    WorkerStopped,
+)
+
+
+class InvariantViolated(AssertionError):
+    """Something happened that must never happen."""
+
+
+@dataclass(slots=True, eq=False)
+class _Process:
+    card: Card
+    rank: int
+    local_rank: int
+    world_size: int
+    ready: bool = False
+    stopping: bool = False
+    attempts: int = 0
+    attempt_id: str | None = None
+
+
+@dataclass(slots=True)
+class Invariants:
+    """Feed it each event before the schedule sees it, and each command as it is given."""
+
+    max_attempts: int | None = None  # of a job
+    nodes: dict[str, Node] = field(default_factory=dict)
+    processes: dict[str, _Process] = field(default_factory=dict)
+    running: dict[str, RunAttempt] = field(default_factory=dict)  # by attempt id
+    final: dict[str, RecordRow] = field(default_factory=dict)  # by job id
+    attempts: dict[str, int] = field(default_factory=dict)  # by job id
+    finished: bool = False
+    checked: int = 0
+    _on_card: dict[Card, str] = field(default_factory=dict)  # worker id
+    _job_running: dict[str, str] = field(default_factory=dict)  # job id -> attempt id
+    _unrecorded: dict[Card, str] = field(default_factory=dict)  # ended attempt without a row
+    _issued: set[str] = field(default_factory=set)
+
+    def observe(self, event: Event) -> None:
+        """Take note of what has happened."""
+        if isinstance(event, AttemptEnded):
+            self._ended(event.outcome.attempt_id)
+        elif isinstance(event, WorkerReady):
+            if event.worker_id in self.processes:
+                self.processes[event.worker_id].ready = True
+        elif isinstance(event, WorkerStopped):
+            self._gone(event.worker_id)
+        elif isinstance(event, NodeJoined):
+            self.nodes[event.node.node_id] = event.node
+        elif isinstance(event, NodeLeft):
+            self.nodes.pop(event.node_id, None)
+            on_node = [
+                worker_id
+                for worker_id, process in self.processes.items()
+                if process.card.node_id == event.node_id
+            ]
+            for worker_id in on_node:
+                self._gone(worker_id)
+
+    def check(self, commands: Iterable[Command]) -> None:
+        """Raise ``InvariantViolated`` if one of these, in this order, must not be given."""
+        for command in commands:
+            self.checked += 1
+            _must(not self.finished, f"a command after RunFinished: {command}")
+            if isinstance(command, StartWorker):
+                self._start(command)
+            elif isinstance(command, StopWorker):
+                process = self.processes.get(command.worker_id)
+                if process is None:
+                    raise InvariantViolated(f"unknown worker is stopped: {command}")
+                _must(not process.stopping, f"worker is stopped twice: {command}")
+                process.stopping = True
+            elif isinstance(command, RunAttempt):
+                self._run(command)
+            elif isinstance(command, RecordRow):
+                self._record(command)
+            elif isinstance(command, RunFinished):
+                _must(not self.processes, f"finished with workers left: {list(self.processes)}")
+                _must(not self.running, f"finished while running: {list(self.running)}")
+                self.finished = True
+
+    def check_end(self, job_ids: Iterable[str]) -> None:
+        """At the end of a run: it has ended, and every job has its final row."""
+        _must(self.finished, "the run did not finish")
+        missing = [job_id for job_id in job_ids if job_id not in self.final]
+        _must(not missing, f"{len(missing)} jobs were lost, such as {missing[:3]}")
+
+    def _start(self, command: StartWorker) -> None:
+        card = command.card
+        node = self.nodes.get(card.node_id)
+        _must(node is not None and card in node.cards, f"no such card: {command}")
+        _must(card not in self._on_card, f"{card} has worker {self._on_card.get(card)}: {command}")
+        _must(command.worker_id not in self.processes, f"worker id used twice: {command}")
+        self._must_be_recorded(card)
+        self._on_card[card] = command.worker_id
+        self.processes[command.worker_id] = _Process(
+            card, command.rank, command.local_rank, command.world_size
+        )
+
+    def _run(self, command: RunAttempt) -> None:
+        attempt = command.attempt
+        job = attempt.job
+        _must(attempt.job_id not in self.final, f"runs after its final row: {attempt}")
+        _must(attempt.job_id not in self._job_running, f"runs twice at once: {attempt}")
+        _must(attempt.attempt_id not in self._issued, f"attempt id used twice: {attempt}")
+        _must(len(command.worker_ids) == len(attempt.cards) == job.cards, f"width: {attempt}")
+        _must(is_legal(attempt.cards, self.nodes), f"illegal card set: {attempt}")
+        for rank, worker_id in enumerate(command.worker_ids):
+            process = self.processes.get(worker_id)
+            if process is None or not process.ready or process.stopping:
+                raise InvariantViolated(f"worker {worker_id} is not ready: {attempt}")
+            _must(process.card == attempt.cards[rank], f"wrong card for {worker_id}: {attempt}")
+            _must(process.attempt_id is None, f"{worker_id} runs {process.attempt_id}: {attempt}")
+            fresh_wanted = job.cards > 1 or job.isolation == "process"
+            _must(not (fresh_wanted and process.attempts), f"{worker_id} is not fresh: {attempt}")
+            local = sum(c.node_id == process.card.node_id for c in attempt.cards[:rank])
+            placed = (process.rank, process.local_rank, process.world_size)
+            _must(placed == (rank, local, job.cards), f"ranks of {worker_id}: {placed} {attempt}")
+            self._must_be_recorded(process.card)
+            process.attempts += 1
+            process.attempt_id = attempt.attempt_id
+        self.running[attempt.attempt_id] = command
+        self._job_running[attempt.job_id] = attempt.attempt_id
+        self._issued.add(attempt.attempt_id)
+        count = self.attempts[attempt.job_id] = self.attempts.get(attempt.job_id, 0) + 1
+        if self.max_attempts is not None:
+            _must(count <= self.max_attempts, f"attempt {count} of a job: {attempt}")
+
+    def _record(self, row: RecordRow) -> None:
+        job_id = row.job.job_id
+        if row.attempt is not None:
+            for card in row.attempt.cards:
+                if self._unrecorded.get(card) == row.attempt.attempt_id:
+                    del self._unrecorded[card]
+            if row.attempt.attempt_id in self.running:
+                self._give_up(row.attempt.attempt_id)
+        if row.final:
+            _must(job_id not in self.final, f"second final row: {row}")
+            _must(row.state.terminal, f"final row in state {row.state}: {row}")
+            _must(job_id not in self._job_running, f"final row while it runs: {row}")
+            self.final[job_id] = row
+
+    def _ended(self, attempt_id: str) -> None:
+        command = self.running.get(attempt_id)
+        if command is None:
+            return
+        self._give_up(attempt_id)
+        for card in command.attempt.cards:
+            if card.node_id in self.nodes:
+                self._unrecorded[card] = attempt_id
+
+    def _give_up(self, attempt_id: str) -> None:
+        command = self.running.pop(attempt_id)
+        self._job_running.pop(command.attempt.job_id, None)
+        for worker_id in command.worker_ids:
+            if worker_id in self.processes:
+                self.processes[worker_id].attempt_id = None
+
+    def _gone(self, worker_id: str) -> None:
+        process = self.processes.pop(worker_id, None)
+        if process is not None:
+            del self._on_card[process.card]
+            if process.card.node_id not in self.nodes:
+                self._unrecorded.pop(process.card, None)
+
+    def _must_be_recorded(self, card: Card) -> None:
+        attempt_id = self._unrecorded.get(card)
+        _must(attempt_id is None, f"{card} is used again before the row of {attempt_id}")
+
+
+def is_legal(cards: CardSet, nodes: Mapping[str, Node]) -> bool:
+    """Whether a job may hold exactly these cards: a legal group of one node, or whole nodes."""
+    by_node: dict[str, list[int]] = {}
+    for card in cards:
+        by_node.setdefault(card.node_id, []).append(card.index)
+    if any(node_id not in nodes for node_id in by_node):
+        return False
+    if len(by_node) == 1:
+        [(node_id, indices)] = by_node.items()
+        node = nodes[node_id]
+        groups = legal_groups(node.accelerator, len(indices), node.server_cards)
+        return tuple(sorted(indices)) in groups
+    sizes = {nodes[node_id].server_cards for node_id in by_node}
+    return len(sizes) == 1 and all(
+        sorted(indices) == list(range(nodes[node_id].server_cards))
+        for node_id, indices in by_node.items()
+    )
+
+
+def _must(holds: bool, message: str) -> None:
+    if not holds:
+        raise InvariantViolated(message)

@@ -1,0 +1,390 @@
+"""Which waiting job gets which cards, for one kind of accelerator.
+
+The order of preference, and why:
+
+1. Gangs before one-card jobs, widest first: narrow jobs fill the gaps that wide ones leave, never
+   the other way round. When the widest cannot be placed, a set of cards is reserved and drained
+   for it; what runs there meanwhile must be estimated to end in time.
+2. Except that a job which is nearly as long as all the work that is left goes first whatever its
+   width: started last, it would hold up the end of the run alone.
+3. One-card jobs go to an idle worker that holds their model; then an idle worker takes the model
+   that has most work waiting; then a new worker is started. Each step costs more than the one
+   before, so it is taken only if the workers already serving that model would be slower.
+
+Only servers on which a card came open are looked at, so a decision costs the same in a run of a
+hundred jobs and of a million.
+"""
+
+from __future__ import annotations
+
+from math import inf
+
+from orchestrator.scheduling.cards import CardPool, Reservation, Server, SlotSet, Worker
+from orchestrator.scheduling.leases import Leases, rest_s, spare_s
+from orchestrator.scheduling.pending import FRESH, Bucket, PendingJobs
+from orchestrator.scheduling.record import JobRecord, Phase, ScheduleSettings
+
+#: Between two looks at work that is left to busy workers, at least this many seconds.
+_LOOK_AGAIN_S = 1.0
+
+
+class Assigner:
+    """Decides; ``Leases`` carries the decisions out."""
+
+    def __init__(
+        self, pool: CardPool, pending: PendingJobs, leases: Leases, settings: ScheduleSettings
+    ) -> None:
+        self.pool, self.pending, self.leases = pool, pending, leases
+        self.settings = settings
+        self.reservations: dict[str, Reservation] = {}  # by job id
+        self._reserved_widths: dict[int, int] = {}
+
+    def assign(self, now: float) -> float | None:
+        """Give out what can be given out; returns when to look again, if time alone may help."""
+        self._place_spanning(now)
+        for server in sorted(self.pool.dirty.values(), key=lambda server: server.order):
+            self._fill(server, now)
+        self.pool.dirty.clear()
+        self._use_warm_workers(now)
+        self._swap_models(now)
+        self._start_workers(now)
+        return self._look_again(now)
+
+    def remaining_s(self, now: float) -> float:
+        """Estimated seconds until all work is done, were it spread evenly."""
+        reserved = sum(r.record.width * r.record.duration for r in self.reservations.values())
+        work = self.pending.card_seconds + reserved + self.leases.leased_card_seconds(now)
+        return work / max(1, self.pool.usable_cards)
+
+    def release(self, reservation: Reservation) -> JobRecord:
+        """Give up a reservation; its job waits for new cards, with the caller."""
+        record = reservation.record
+        del self.reservations[record.job_id]
+        self._reserved_widths[record.width] -= 1
+        record.reservation = None
+        for slot in reservation.slots:
+            slot.reservation = None
+            self.pool.refresh(slot)
+        return record
+
+    # ------------------------------------------------------------ gangs
+
+    def _fill(self, server: Server, now: float) -> None:
+        """Give the open cards of one server to gangs and to jobs that may not go elsewhere."""
+        while self._redeem(server, now) or self._place_urgent(server, now):
+            pass
+        for width in self.pending.widths():
+            if self.pool.spans(width):
+                continue
+            while self._place(server, width, now):
+                pass
+            if _has_room(server):
+                self._reserve(width, now)
+        if self.pending.particular.get(1):
+            while self._place(server, 1, now):
+                pass
+
+    def _redeem(self, server: Server, now: float) -> bool:
+        """Start a gang whose reserved set has become free."""
+        for slot in server.slots.values():
+            reservation = slot.reservation
+            if reservation is not None and all(other.open for other in reservation.slots):
+                self._lease(self.release(reservation), reservation.slots, now)
+                return True
+        return False
+
+    def _place_urgent(self, server: Server, now: float) -> bool:
+        """Start a job that would otherwise end last, though wider ones wait. Where no gang
+        waits, longest-first needs no exception."""
+        widths = self.pending.widths()
+        if not widths or not _has_room(server):
+            return False
+        widest = self.pending.candidates(widths[0])
+        narrower = [self.pending.longest_single()]
+        narrower += [self.pending.candidates(width)[-1] for width in widths[1:]]
+        record = max(
+            (record for record in narrower if record is not None),
+            key=lambda record: (record.duration, -record.order),
+            default=None,
+        )
+        if record is None or record.particular or record.duration <= widest[-1].duration:
+            return False
+        if record.duration * self.settings.urgency < self.remaining_s(now):
+            return False
+        for slots in self._open_sets(server, record.width, reserved=False):
+            self._lease(self.pending.take(record), slots, now)
+            return True
+        return False
+
+    def _place(self, server: Server, width: int, now: float) -> bool:
+        """Start one job of this width, on unreserved cards or else on some with time to spare."""
+        for reserved in (False, True):
+            for slots in self._open_sets(server, width, reserved=reserved):
+                cards = [slot.card for slot in slots]
+                within = _window_s(slots, now) - self.leases.start_s
+                record = self.pending.best_for(width, cards, within)
+                if record is not None:
+                    self._lease(self.pending.take(record), slots, now)
+                    return True
+        return False
+
+    def _open_sets(self, server: Server, width: int, *, reserved: bool) -> list[SlotSet]:
+        """The server's open legal sets with or without reserved cards, best first: those that
+        stop fewest workers, and single cards where aligned groups are broken already."""
+        found = []
+        for group in server.groups(width):
+            if not all(slot.open for slot in group):
+                continue
+            if reserved == any(slot.reservation is not None for slot in group):
+                workers = sum(slot.worker is not None for slot in group)
+                broken = server.broken(group[0]) if width == 1 else (0, 0)
+                found.append((workers, -broken[0], -broken[1], group[0].order, group))
+        return [group for *_, group in sorted(found, key=lambda entry: entry[:4])]
+
+    def _reserve(self, width: int, now: float) -> None:
+        """Drain cards for gangs of this width: their share of the cluster, and at least one set,
+        so that they never starve and never hold more than their work is worth."""
+        while candidates := self.pending.candidates(width):
+            spread = width * max(self.remaining_s(now), 1e-9)
+            share = max(1, int(self.pending.gang_work(width) / spread))
+            serving = self.leases.gangs.get(width, 0) + self._reserved_widths.get(width, 0)
+            if serving >= share:
+                return
+            record = candidates[0]
+            slots = self._soonest_set(record, now)
+            if slots is None:
+                return
+            self.pending.take(record)
+            if all(slot.open for slot in slots):
+                self._lease(record, slots, now)
+                continue
+            start_by = now + max(slot.free_in(now) for slot in slots)
+            reservation = Reservation(record=record, slots=slots, start_by=start_by)
+            record.reservation = reservation
+            self.reservations[record.job_id] = reservation
+            self._reserved_widths[width] = self._reserved_widths.get(width, 0) + 1
+            for slot in slots:
+                slot.reservation = reservation
+                if slot.worker is not None:
+                    self.pending.detach(slot.worker)
+                self.pool.refresh(slot)
+
+    def _soonest_set(self, record: JobRecord, now: float) -> SlotSet | None:
+        """The unreserved legal set that should be free first; of equals the one that leaves
+        least unused meanwhile."""
+        if self.pool.spans(record.width):
+            return self._soonest_servers(record, now)
+        best: SlotSet | None = None
+        least = (inf, inf)
+        for server in self.pool.servers.values():
+            for group in server.groups(record.width):
+                if self._reservable(record, group):
+                    waits = [slot.free_in(now) for slot in group]
+                    cost = (max(waits), -sum(waits))
+                    if cost < least:
+                        best, least = group, cost
+        return best
+
+    def _reservable(self, record: JobRecord, slots: SlotSet) -> bool:
+        return all(
+            slot.usable and slot.reservation is None and not record.avoids(slot.card)
+            for slot in slots
+        )
+
+    # ------------------------------------------------------------ gangs over several servers
+
+    def _place_spanning(self, now: float) -> None:
+        for width in self.pending.widths():
+            if not self.pool.spans(width):
+                continue
+            while self._place_on_servers(width, now):
+                pass
+            if any(map(_has_room, self.pool.dirty.values())):
+                self._reserve(width, now)
+
+    def _place_on_servers(self, width: int, now: float) -> bool:
+        for record in self.pending.candidates(width):
+            for servers in self.pool.spanning_servers(width):
+                count = width // servers[0].node.server_cards
+                free = [
+                    slots
+                    for slots in map(_slots_of, servers)
+                    if self._reservable(record, slots) and all(slot.open for slot in slots)
+                ]
+                if len(free) >= count:
+                    chosen = tuple(slot for slots in free[:count] for slot in slots)
+                    self._lease(self.pending.take(record), chosen, now)
+                    return True
+        return False
+
+    def _soonest_servers(self, record: JobRecord, now: float) -> SlotSet | None:
+        for servers in self.pool.spanning_servers(record.width):
+            count = record.width // servers[0].node.server_cards
+            good = [s for s in map(_slots_of, servers) if self._reservable(record, s)]
+            if len(good) >= count:
+                good.sort(key=lambda slots: max(slot.free_in(now) for slot in slots))
+                return tuple(slot for slots in good[:count] for slot in slots)
+        return None
+
+    # ------------------------------------------------------------ one-card jobs
+
+    def _use_warm_workers(self, now: float) -> None:
+        """Step one: jobs go to idle workers that hold their model."""
+        for bucket in self.pending.arrived:
+            for worker in list(bucket.workers.values()):
+                if worker.worker_id in self.pool.idle and len(bucket.queue):
+                    self._run_next(worker, bucket, now)
+        self.pending.arrived.clear()
+        for worker in list(self.pool.newly_idle.values()):
+            if worker.slot.reservation is not None:
+                self._backfill(worker, _window_s((worker.slot,), now), now)
+                continue
+            own = worker.bucket or self._bucket_held_by(worker)
+            if own is None:
+                continue
+            self.pending.attach(worker, own)
+            if not len(own.queue):
+                continue
+            overdue = self._overdue(own, now)
+            if overdue is not None and overdue.key == FRESH:
+                self._lease(self._take_longest(overdue), (worker.slot,), now)
+            else:
+                self._run_next(worker, overdue or own, now)
+        self.pool.newly_idle.clear()
+
+    def _bucket_held_by(self, worker: Worker) -> Bucket | None:
+        return self.pending.buckets.get(worker.key) if worker.key is not None else None
+
+    def _overdue(self, own: Bucket, now: float) -> Bucket | None:
+        """A model that nobody holds and whose jobs would take longer than all the rest: it must
+        be begun now, even by a worker that has work of its own model."""
+        bucket = self.pending.longest_unheld()
+        if bucket is None or bucket is own:
+            return None
+        longest = bucket.queue.longest()
+        if longest is None or longest.duration < self.remaining_s(now) + bucket.load_s:
+            return None
+        return bucket
+
+    def _backfill(self, worker: Worker, window_s: float, now: float) -> None:
+        """Run something that ends before the gang for which the card is reserved can start."""
+        own = self._bucket_held_by(worker)
+        for bucket in (own, self.pending.most_demanding()):
+            if bucket is None or bucket.key == FRESH:
+                continue
+            load = 0.0 if bucket is own else bucket.load_s
+            record = bucket.queue.longest_within(window_s - load)
+            if record is not None:
+                self._run(self.pending.take(record), worker, now)
+                return
+
+    def _swap_models(self, now: float) -> None:
+        """Step two: workers with nothing left of their model take up another."""
+        while self.pool.idle:
+            bucket = self._wanting(0.0, now)
+            if bucket is None:
+                return
+            if bucket.key == FRESH:
+                slot = (
+                    self.pool.pick_vacant(pack=self._gangs_about())
+                    if self.pool.vacant
+                    else next(iter(self.pool.idle.values())).slot
+                )
+                self._lease(self._take_longest(bucket), (slot,), now)
+            else:
+                self._run_next(next(iter(self.pool.idle.values())), bucket, now)
+
+    def _start_workers(self, now: float) -> None:
+        """Step three: new workers on vacant cards."""
+        limit = self.settings.max_starting
+        while self.pool.vacant:
+            bucket = self._wanting(self.leases.start_s, now)
+            if bucket is None:
+                return
+            if limit is not None and self.leases.starting >= limit:
+                return
+            slot = self.pool.pick_vacant(pack=self._gangs_about())
+            if bucket.key == FRESH:
+                self._lease(self._take_longest(bucket), (slot,), now)
+            else:
+                self.leases.start_warm(slot, bucket, now)
+
+    def _wanting(self, start_s: float, now: float) -> Bucket | None:
+        """The model that one more worker should serve, if it should; ``start_s`` is 0 for a
+        worker that is up."""
+        for bucket in (self.pending.most_demanding(), self.pending.longest_unheld()):
+            if bucket is None:
+                continue
+            if bucket.key == FRESH:
+                return bucket
+            if start_s and not self._short_of_workers(start_s, now):
+                continue
+            if self._gains_from_another(bucket, start_s, now):
+                return bucket
+        return None
+
+    def _short_of_workers(self, start_s: float, now: float) -> bool:
+        """Whether work will be left when a worker started now is up."""
+        waiting, workers = self.pending.single_work_s, self.pending.staff
+        if waiting > len(workers) * start_s:
+            return True
+        return waiting > spare_s(workers, now, start_s, self.leases.start_s)
+
+    def _gains_from_another(self, bucket: Bucket, start_s: float, now: float) -> bool:
+        """Whether its own workers leave it work for the time another takes to start and load."""
+        if len(bucket.queue) <= bucket.starting:
+            return False
+        setup = start_s + bucket.load_s
+        waiting = bucket.queue.work_s
+        if not bucket.workers or waiting > len(bucket.workers) * setup:
+            return True
+        spare = sum(
+            max(0.0, setup - rest_s(worker, now, self.leases.start_s) - load)
+            for worker in bucket.workers.values()
+            for load in [0.0 if worker.key == bucket.key else bucket.load_s]
+        )
+        return waiting > spare
+
+    def _gangs_about(self) -> bool:
+        return bool(self.pending.widths() or self.reservations)
+
+    # ------------------------------------------------------------ carrying out
+
+    def _take_longest(self, bucket: Bucket) -> JobRecord:
+        record = bucket.queue.longest()
+        assert record is not None, f"bucket {bucket.key!r} is empty"
+        return self.pending.take(record)
+
+    def _run_next(self, worker: Worker, bucket: Bucket, now: float) -> None:
+        self.pending.attach(worker, bucket)
+        self._run(self._take_longest(bucket), worker, now)
+
+    def _run(self, record: JobRecord, worker: Worker, now: float) -> None:
+        record.phase = Phase.LEASED
+        self.leases.lease_warm(record, worker, now)
+
+    def _lease(self, record: JobRecord, slots: SlotSet, now: float) -> None:
+        record.phase = Phase.LEASED
+        self.leases.lease_fresh(record, slots, now)
+
+    def _look_again(self, now: float) -> float | None:
+        """When to look again at jobs that are left to busy workers while others stand idle."""
+        if not (self.pool.idle or self.pool.vacant) or not self.pending.single_work_s:
+            return None
+        return now + max(self.leases.start_s, _LOOK_AGAIN_S)
+
+
+def _slots_of(server: Server) -> SlotSet:
+    return tuple(server.slots.values())
+
+
+def _has_room(server: Server) -> bool:
+    return any(slot.open and slot.reservation is None for slot in server.slots.values())
+
+
+def _window_s(slots: SlotSet, now: float) -> float:
+    """Seconds that the cards may be used before a gang needs them."""
+    return min(
+        (slot.reservation.start_by - now for slot in slots if slot.reservation is not None),
+        default=inf,
+    )

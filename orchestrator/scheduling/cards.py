@@ -1,0 +1,260 @@
+"""Nodes, cards and workers as the schedule sees them, for one kind of accelerator.
+
+A card is *leased* while an attempt has it, *reserved* while it is kept free for a gang that is
+waiting for the rest of its set, and *open* otherwise. An open card may be vacant, hold an idle
+warm worker, or hold one that is starting or stopping; a gang may be given any open card, since it
+brings its own processes and waits for the old ones to go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from orchestrator.cluster import Accelerator, Card, Node, legal_groups
+from orchestrator.scheduling.record import JobRecord
+
+if TYPE_CHECKING:
+    from orchestrator.scheduling.leases import Lease
+    from orchestrator.scheduling.pending import Bucket
+
+
+class WorkerState(Enum):
+    """What a worker process is doing. No worker is the fifth state of a card."""
+
+    STARTING = "starting"
+    IDLE = "idle"
+    BUSY = "busy"
+    STOPPING = "stopping"
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Worker:
+    """One process on one card."""
+
+    worker_id: str
+    slot: Slot
+    state: WorkerState
+    started_at: float  # when it was asked for
+    for_lease: bool  # started for one attempt, not for whatever comes
+    key: str | None = None  # the residency key of what it ran last
+    used: bool = False  # has run an attempt
+    spoiled: bool = False  # has survived an out-of-memory: good for probes only
+    bucket: Bucket | None = None  # whose jobs it serves
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Reservation:
+    """A card set that is being drained for a gang."""
+
+    record: JobRecord
+    slots: tuple[Slot, ...]
+    start_by: float  # when it should be free; what runs there meanwhile must have ended
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Slot:
+    """A card and everything that happens on it."""
+
+    card: Card
+    server: Server
+    order: int
+    worker: Worker | None = None
+    lease: Lease | None = None
+    reservation: Reservation | None = None
+    quarantined: str = ""  # why
+    resting: bool = False  # after a failed start, for a moment
+    strikes: int = 0
+
+    @property
+    def usable(self) -> bool:
+        """Whether the card may ever be used again."""
+        return not self.quarantined
+
+    @property
+    def open(self) -> bool:
+        """Whether nothing holds the card; it may still be reserved."""
+        return self.lease is None and not self.quarantined and not self.resting
+
+    def free_in(self, now: float) -> float:
+        """Seconds until its lease should be over. One that overruns its estimate by some time
+        is expected to take that long again."""
+        return abs(self.lease.ends_at - now) if self.lease is not None else 0.0
+
+
+SlotSet = tuple[Slot, ...]
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Server:
+    """A node and its cards."""
+
+    node: Node
+    order: int
+    slots: dict[int, Slot] = field(default_factory=dict)
+    vacant: dict[int, Slot] = field(default_factory=dict)
+    _groups: dict[int, tuple[SlotSet, ...]] = field(default_factory=dict)
+
+    def groups(self, width: int) -> tuple[SlotSet, ...]:
+        """Legal sets of ``width`` of its cards, best first."""
+        if width not in self._groups:
+            legal = legal_groups(self.node.accelerator, width, self.node.server_cards)
+            self._groups[width] = tuple(
+                tuple(self.slots[index] for index in group)
+                for group in legal
+                if all(index in self.slots for index in group)
+            )
+        return self._groups[width]
+
+    @property
+    def whole(self) -> bool:
+        """Whether every card of the server is ours and usable."""
+        return len(self.slots) == self.node.server_cards and all(
+            slot.usable for slot in self.slots.values()
+        )
+
+    def broken(self, slot: Slot) -> tuple[int, int]:
+        """How many cards of its pair and of its quad are in use: where a one-card job harms
+        gangs least."""
+        index = slot.card.index
+        counts = []
+        for size in (2, 4):
+            start = index - index % size
+            mates = (self.slots.get(mate) for mate in range(start, start + size))
+            counts.append(sum(mate is None or mate.worker is not None for mate in mates))
+        return counts[0], counts[1]
+
+
+class CardPool:
+    """The cards of one kind of accelerator, indexed by what may be done with them."""
+
+    def __init__(self, accelerator: Accelerator) -> None:
+        self.accelerator = accelerator
+        self.servers: dict[str, Server] = {}
+        self.vacant: dict[str, Server] = {}  # servers with a card that has no worker
+        self.idle: dict[str, Worker] = {}  # on open cards that are not reserved
+        self.newly_idle: dict[str, Worker] = {}  # also on reserved ones
+        self.dirty: dict[str, Server] = {}  # servers with a card that came open
+        self.usable_cards = 0
+        self.changed = False  # cards came or went for good
+        self._joined = 0
+
+    def join(self, node: Node) -> None:
+        """Add a node; a node of the same id must have left before."""
+        server = Server(node=node, order=self._joined)
+        self._joined += 1
+        for card in node.cards:
+            slot = Slot(card=card, server=server, order=self._joined * 4096 + card.index)
+            server.slots[card.index] = slot
+        self.servers[node.node_id] = server
+        self.usable_cards += len(server.slots)
+        self.changed = True
+        for slot in server.slots.values():
+            self.refresh(slot)
+
+    def leave(self, node_id: str) -> Server:
+        """Remove a node; its leases and workers are the caller's to end."""
+        server = self.servers.pop(node_id)
+        for index in (self.vacant, self.dirty):
+            index.pop(node_id, None)
+        for slot in server.slots.values():
+            if slot.worker is not None:
+                self.idle.pop(slot.worker.worker_id, None)
+                self.newly_idle.pop(slot.worker.worker_id, None)
+            self.usable_cards -= slot.usable
+        self.changed = True
+        return server
+
+    def slot(self, card: Card) -> Slot | None:
+        """The slot of a card that is here now."""
+        server = self.servers.get(card.node_id)
+        return server.slots.get(card.index) if server is not None else None
+
+    def quarantine(self, slot: Slot, reason: str) -> None:
+        """Use a card no more."""
+        if slot.usable:
+            slot.quarantined = reason
+            self.usable_cards -= 1
+            self.changed = True
+            self.refresh(slot)
+
+    def refresh(self, slot: Slot) -> None:
+        """Put a slot into the indexes that its state belongs in."""
+        server, worker = slot.server, slot.worker
+        if self.servers.get(server.node.node_id) is not server:
+            return
+        node_id, index = server.node.node_id, slot.card.index
+        is_open = slot.open
+        if is_open and slot.reservation is None and worker is None:
+            server.vacant[index] = slot
+            self.vacant[node_id] = server
+        elif index in server.vacant:
+            del server.vacant[index]
+            if not server.vacant:
+                self.vacant.pop(node_id, None)
+        if worker is not None:
+            if is_open and worker.state is WorkerState.IDLE:
+                self.newly_idle[worker.worker_id] = worker
+                if slot.reservation is None:
+                    self.idle[worker.worker_id] = worker
+                else:
+                    self.idle.pop(worker.worker_id, None)
+            else:
+                self.idle.pop(worker.worker_id, None)
+                self.newly_idle.pop(worker.worker_id, None)
+        if is_open:
+            self.dirty[node_id] = server
+
+    def forget(self, worker: Worker) -> None:
+        """A worker is gone."""
+        self.idle.pop(worker.worker_id, None)
+        self.newly_idle.pop(worker.worker_id, None)
+
+    def touch_all(self) -> None:
+        """Look at every server again: a job came that may fit on cards long open."""
+        self.dirty.update(self.servers)
+
+    def pick_vacant(self, *, pack: bool) -> Slot:
+        """A vacant card for a new warm worker: spread over servers, or packed so that aligned
+        groups stay whole for gangs."""
+        if pack:
+            server = min(self.vacant.values(), key=lambda s: (len(s.vacant), s.order))
+        else:
+            server = max(self.vacant.values(), key=lambda s: (len(s.vacant), -s.order))
+        pair_quad = server.broken
+        return max(server.vacant.values(), key=lambda slot: (*pair_quad(slot), -slot.order))
+
+    def spanning_servers(self, width: int) -> Iterator[list[Server]]:
+        """Whole servers of one size, several of which hold ``width`` cards; in joining order."""
+        by_size: dict[int, list[Server]] = {}
+        for server in self.servers.values():
+            if server.whole:
+                by_size.setdefault(server.node.server_cards, []).append(server)
+        for size, servers in sorted(by_size.items(), reverse=True):
+            if width > size and width % size == 0 and len(servers) >= width // size:
+                yield servers
+
+    def spans(self, width: int) -> bool:
+        """Whether a job of this width takes several servers here."""
+        return not any(server.groups(width) for server in self.servers.values())
+
+    def has_usable_set(self, width: int, avoided: JobRecord | None = None) -> bool:
+        """Whether some legal set of this width is usable, were all its cards open."""
+
+        def fits(slots: Iterable[Slot]) -> bool:
+            return all(
+                slot.usable and not (avoided is not None and avoided.avoids(slot.card))
+                for slot in slots
+            )
+
+        if any(fits(group) for server in self.servers.values() for group in server.groups(width)):
+            return True
+        if not self.spans(width):
+            return False
+        for servers in self.spanning_servers(width):
+            good = sum(fits(server.slots.values()) for server in servers)
+            if good >= width // servers[0].node.server_cards:
+                return True
+        return False

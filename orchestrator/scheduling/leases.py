@@ -1,0 +1,263 @@
+"""Who holds which cards, and the processes on them.
+
+A lease gives a card set to one attempt, from the decision until its outcome. An attempt that
+needs processes of its own (a gang, ``isolation: process``, a retry elsewhere) first gathers them:
+old workers on its cards are stopped, new ones start only when those are gone, and it runs when
+every one is ready. Workers that are started without a lease serve one-card jobs as they come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from orchestrator.attempt import Attempt
+from orchestrator.events import Command, RunAttempt, StartWorker, StopWorker
+from orchestrator.scheduling.cards import CardPool, Slot, SlotSet, Worker, WorkerState
+from orchestrator.scheduling.pending import Bucket, PendingJobs
+from orchestrator.scheduling.record import JobRecord, ScheduleSettings
+
+#: Weight of the newest observation in the estimate of how long a worker takes to start.
+_START_LEARNING = 0.2
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Lease:
+    """A card set in the hands of one attempt."""
+
+    record: JobRecord
+    attempt: Attempt
+    slots: SlotSet  # in rank order
+    lasts_s: float  # estimated, once it runs
+    ends_at: float  # estimated
+    ready: dict[int, Worker] = field(default_factory=dict)  # by rank
+    running: bool = False
+
+
+class Leases:
+    """The leases and workers on the cards of one kind of accelerator.
+
+    Every method appends to ``commands``, which the schedule hands out after each event.
+    """
+
+    def __init__(
+        self,
+        pool: CardPool,
+        pending: PendingJobs,
+        settings: ScheduleSettings,
+        commands: list[Command],
+    ) -> None:
+        self.workers: dict[str, Worker] = {}
+        self.current: dict[str, Lease] = {}  # by attempt id
+        self.gangs: dict[int, int] = {}  # leases by width
+        self.start_s = settings.worker_start_s
+        self.starting = 0  # workers
+        self._pool = pool
+        self._pending = pending
+        self._commands = commands
+        self._numbers = 0
+        self._ends = 0.0  # sum over leases of width * ends_at
+        self._cards = 0  # in leases
+
+    def lease_fresh(self, record: JobRecord, slots: SlotSet, now: float) -> Lease:
+        """Give ``slots`` to a job that waits no more; it runs when its own workers are ready."""
+        slots = tuple(sorted(slots, key=lambda slot: slot.order))
+        lease = self._open(record, slots, now + self.start_s, record.estimate.total_s)
+        for rank, slot in enumerate(slots):
+            worker = slot.worker
+            if worker is None:
+                self._start_for(lease, rank, now)
+            elif self._serves_as_it_is(worker, record):
+                self._pending.detach(worker)
+                worker.state, worker.for_lease = WorkerState.BUSY, True
+                lease.ready[rank] = worker
+            elif worker.state is not WorkerState.STOPPING:
+                self.stop(worker, f"its card goes to {record.job.label}")
+        for slot in slots:
+            self._pool.refresh(slot)
+        self._run_when_ready(lease, now)
+        return lease
+
+    def lease_warm(self, record: JobRecord, worker: Worker, now: float) -> Lease:
+        """Run a one-card job on an idle worker at once."""
+        load = 0.0 if worker.key == record.key else record.estimate.load_s
+        lease = self._open(record, (worker.slot,), now, load + record.estimate.run_s)
+        worker.state = WorkerState.BUSY
+        lease.ready[0] = worker
+        self._pool.refresh(worker.slot)
+        self._run_when_ready(lease, now)
+        return lease
+
+    def start_warm(self, slot: Slot, bucket: Bucket, now: float) -> None:
+        """Start a worker that will serve the jobs of ``bucket``, and others after them."""
+        worker = self._new_worker(slot, now, for_lease=False)
+        self._pending.attach(worker, bucket)
+        bucket.starting += 1
+        self._commands.append(StartWorker(worker_id=worker.worker_id, card=slot.card))
+        self._pool.refresh(slot)
+
+    def ready(self, worker: Worker, now: float) -> None:
+        """A worker has started."""
+        if worker.state is not WorkerState.STARTING:
+            return
+        self._no_longer_starting(worker)
+        took = max(0.0, now - worker.started_at)
+        self.start_s += _START_LEARNING * (took - self.start_s)
+        lease = worker.slot.lease
+        if lease is not None:
+            worker.state = WorkerState.BUSY
+            lease.ready[lease.slots.index(worker.slot)] = worker
+            self._run_when_ready(lease, now)
+        else:
+            worker.state = WorkerState.IDLE
+        self._pool.refresh(worker.slot)
+
+    def stop(self, worker: Worker, reason: str) -> None:
+        """Ask a worker to go; its card is free when it has."""
+        if worker.state is WorkerState.STOPPING:
+            return
+        self._no_longer_starting(worker)
+        self._pending.detach(worker)
+        worker.state = WorkerState.STOPPING
+        self._commands.append(StopWorker(worker_id=worker.worker_id, reason=reason))
+        self._pool.refresh(worker.slot)
+
+    def died(self, worker: Worker) -> None:
+        """A worker's process has ended unasked; ``gone`` follows."""
+        self._no_longer_starting(worker)
+        self._pending.detach(worker)
+        worker.state = WorkerState.STOPPING
+
+    def gone(self, worker: Worker, now: float) -> None:
+        """A worker's process is no more; a lease that waited for its card goes on."""
+        slot = worker.slot
+        self.died(worker)
+        self._pool.forget(worker)
+        del self.workers[worker.worker_id]
+        slot.worker = None
+        lease = slot.lease
+        if lease is not None and not lease.running:
+            self._start_for(lease, lease.slots.index(slot), now)
+        self._pool.refresh(slot)
+
+    def vanished(self, worker: Worker) -> None:
+        """A worker is gone with its node."""
+        self.died(worker)
+        self._pool.forget(worker)
+        del self.workers[worker.worker_id]
+        worker.slot.worker = None
+
+    def close(self, lease: Lease) -> None:
+        """Take the cards back; workers on them become idle until told otherwise."""
+        width = len(lease.slots)
+        del self.current[lease.attempt.attempt_id]
+        self.gangs[width] -= 1
+        self._ends -= width * lease.ends_at
+        self._cards -= width
+        for slot in lease.slots:
+            slot.lease = None
+            if slot.worker is not None and slot.worker.state is WorkerState.BUSY:
+                slot.worker.state = WorkerState.IDLE
+            self._pool.refresh(slot)
+
+    def cancel(self, lease: Lease, reason: str) -> None:
+        """End a lease that does not run, and stop the workers that were started for it."""
+        self.close(lease)
+        for slot in lease.slots:
+            if slot.worker is not None and slot.worker.for_lease:
+                self.stop(slot.worker, reason)
+
+    def leased_card_seconds(self, now: float) -> float:
+        """Estimated work left in the leases."""
+        return max(0.0, self._ends - self._cards * now)
+
+    def _open(self, record: JobRecord, slots: SlotSet, runs_at: float, lasts_s: float) -> Lease:
+        record.number += 1
+        attempt = Attempt(
+            attempt_id=f"{record.job_id}-{record.number}",
+            job_id=record.job_id,
+            number=record.number,
+            job=record.concrete_job(),
+            cards=tuple(slot.card for slot in slots),
+            purpose=record.purpose,
+        )
+        lease = Lease(
+            record=record, attempt=attempt, slots=slots, lasts_s=lasts_s, ends_at=runs_at + lasts_s
+        )
+        for slot in slots:
+            if slot.lease is not None:
+                raise AssertionError(f"{slot.card} is held by {slot.lease.attempt.attempt_id}")
+            slot.lease = lease
+        self.current[attempt.attempt_id] = lease
+        self.gangs[len(slots)] = self.gangs.get(len(slots), 0) + 1
+        self._ends += len(slots) * lease.ends_at
+        self._cards += len(slots)
+        return lease
+
+    def _serves_as_it_is(self, worker: Worker, record: JobRecord) -> bool:
+        """A lone worker that has run nothing yet is as fresh as a new one."""
+        return record.width == 1 and worker.state is WorkerState.IDLE and not worker.used
+
+    def _start_for(self, lease: Lease, rank: int, now: float) -> None:
+        slot = lease.slots[rank]
+        worker = self._new_worker(slot, now, for_lease=True)
+        node_id = slot.card.node_id
+        self._commands.append(
+            StartWorker(
+                worker_id=worker.worker_id,
+                card=slot.card,
+                rank=rank,
+                local_rank=sum(other.card.node_id == node_id for other in lease.slots[:rank]),
+                world_size=len(lease.slots),
+            )
+        )
+
+    def _run_when_ready(self, lease: Lease, now: float) -> None:
+        width = len(lease.slots)
+        if len(lease.ready) < width:
+            return
+        ends_at = now + lease.lasts_s
+        self._ends += width * (ends_at - lease.ends_at)
+        lease.ends_at = ends_at
+        lease.running = True
+        workers = [lease.ready[rank] for rank in range(width)]
+        for worker in workers:
+            worker.used, worker.key = True, lease.record.key
+        self._commands.append(
+            RunAttempt(
+                attempt=lease.attempt, worker_ids=tuple(worker.worker_id for worker in workers)
+            )
+        )
+
+    def _new_worker(self, slot: Slot, now: float, *, for_lease: bool) -> Worker:
+        self._numbers += 1
+        number = self._numbers
+        worker = Worker(
+            worker_id=f"{slot.server.node.name}-{slot.card.accelerator}{slot.card.index}-{number}",
+            slot=slot,
+            state=WorkerState.STARTING,
+            started_at=now,
+            for_lease=for_lease,
+        )
+        slot.worker = worker
+        self.workers[worker.worker_id] = worker
+        self.starting += 1
+        return worker
+
+    def _no_longer_starting(self, worker: Worker) -> None:
+        if worker.state is WorkerState.STARTING:
+            self.starting -= 1
+            if worker.bucket is not None:
+                worker.bucket.starting -= 1
+
+
+def rest_s(worker: Worker, now: float, start_s: float) -> float:
+    """Seconds until a worker should be free."""
+    if worker.state is WorkerState.STARTING:
+        return abs(worker.started_at + start_s - now)
+    return worker.slot.free_in(now)
+
+
+def spare_s(workers: Mapping[str, Worker], now: float, horizon_s: float, start_s: float) -> float:
+    """Worker-seconds that ``workers`` have left within the next ``horizon_s``."""
+    return sum(max(0.0, horizon_s - rest_s(worker, now, start_s)) for worker in workers.values())

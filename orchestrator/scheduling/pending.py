@@ -1,0 +1,295 @@
+"""Jobs that wait for cards, kept so that each decision costs the same however many there are.
+
+Gangs wait by width. One-card jobs wait in a bucket per residency key, since a worker that holds
+the model should take the next of the same key; jobs that need a process of their own share one
+bucket. Jobs that must avoid some card after a failure wait apart. Every queue is longest first.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right, insort
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
+from itertools import islice
+from math import inf
+from typing import TYPE_CHECKING
+
+from orchestrator.cluster import Card
+from orchestrator.scheduling.record import JobRecord
+
+if TYPE_CHECKING:
+    from orchestrator.scheduling.cards import Worker
+
+_Entry = tuple[float, int, int, int, JobRecord]
+
+#: The bucket of jobs with ``isolation: process``; no residency key is empty.
+FRESH = ""
+
+#: How many jobs with cards to avoid are looked at for one card.
+_LOOK_AHEAD = 32
+
+
+class DurationQueue:
+    """Jobs sorted by duration. Equal ones: smaller batch first (its failure prunes the larger)."""
+
+    def __init__(self) -> None:
+        self._entries: list[_Entry] = []  # ascending; may hold void ones
+        self._length = 0
+        self.work_s = 0.0  # sum of durations
+
+    def __len__(self) -> int:
+        return self._length
+
+    def push(self, record: JobRecord) -> None:
+        """Add one job."""
+        insort(self._entries, self._enter(record))
+
+    def extend(self, records: Iterable[JobRecord]) -> None:
+        """Add many at once, at the cost of one sort."""
+        self._entries.extend([self._enter(record) for record in records])
+        self._entries.sort()
+
+    def discard(self, record: JobRecord) -> None:
+        """Take a job out wherever it is; its entry is dropped when it surfaces."""
+        if record.queue is not self:
+            raise ValueError(f"{record.job_id} does not wait in this queue")
+        record.queue = None
+        record.token += 1
+        self._length -= 1
+        self.work_s = self.work_s - record.duration if self._length else 0.0
+
+    def longest(self) -> JobRecord | None:
+        """The longest job, left where it is."""
+        entries = self._entries
+        while entries and entries[-1][3] != entries[-1][4].token:
+            entries.pop()
+        return entries[-1][4] if entries else None
+
+    def longest_within(self, seconds: float) -> JobRecord | None:
+        """The longest job of at most ``seconds``, left where it is."""
+        if seconds == inf:
+            return self.longest()
+        entries = self._entries
+        at = bisect_right(entries, seconds, key=_duration) - 1
+        while at >= 0 and entries[at][3] != entries[at][4].token:
+            entries.pop(at)
+            at -= 1
+        return entries[at][4] if at >= 0 else None
+
+    def drain(self) -> Iterator[JobRecord]:
+        """Take every job out."""
+        while (record := self.longest()) is not None:
+            self.discard(record)
+            yield record
+
+    def _enter(self, record: JobRecord) -> _Entry:
+        record.token += 1
+        record.queue = self
+        self._length += 1
+        self.work_s += record.duration
+        return (record.duration, -record.batch_size, -record.order, record.token, record)
+
+
+def _duration(entry: _Entry) -> float:
+    return entry[0]
+
+
+@dataclass(slots=True, eq=False)
+class Bucket:
+    """One-card jobs of one residency key, and the warm workers that serve them."""
+
+    key: str
+    load_s: float
+    queue: DurationQueue = field(default_factory=DurationQueue)
+    workers: dict[str, Worker] = field(default_factory=dict)
+    starting: int = 0  # of the workers
+
+    @property
+    def demand_s(self) -> float:
+        """How long its jobs would take with one more worker."""
+        return self.queue.work_s / (len(self.workers) + 1)
+
+
+class _LazyMaxHeap:
+    """The bucket with the largest value, where values change often."""
+
+    def __init__(self, value: Callable[[Bucket], float | None]) -> None:
+        self._value = value  # None: not a candidate
+        self._heap: list[tuple[float, int, Bucket]] = []
+        self._count = 0
+        self._limit = 64
+
+    def update(self, bucket: Bucket) -> None:
+        value = self._value(bucket)
+        if value is not None:
+            self._count += 1
+            heappush(self._heap, (-value, self._count, bucket))
+        if len(self._heap) > self._limit:
+            self._compact()
+
+    def top(self) -> Bucket | None:
+        while self._heap:
+            value, _, bucket = self._heap[0]
+            if self._value(bucket) == -value:
+                return bucket
+            heappop(self._heap)
+        return None
+
+    def _compact(self) -> None:
+        """Drop what is out of date, so that the heap grows with the buckets, not the decisions."""
+        live = {id(entry[2]): entry for entry in self._heap if self._value(entry[2]) == -entry[0]}
+        self._heap = list(live.values())
+        heapify(self._heap)
+        self._limit = 64 + 4 * len(self._heap)
+
+
+def _demand(bucket: Bucket) -> float | None:
+    return bucket.demand_s if len(bucket.queue) else None
+
+
+def _unheld_work(bucket: Bucket) -> float | None:
+    return bucket.queue.work_s if len(bucket.queue) and not bucket.workers else None
+
+
+class PendingJobs:
+    """Every waiting job for one kind of accelerator."""
+
+    def __init__(self) -> None:
+        self.gangs: dict[int, DurationQueue] = {}  # by width, all above 1
+        self.buckets: dict[str, Bucket] = {}
+        self.staff: dict[str, Worker] = {}  # every worker that serves some bucket
+        self.particular: dict[int, dict[str, JobRecord]] = {}  # by width, then job id
+        self.card_seconds = 0.0  # of all that wait here
+        self.single_work_s = 0.0  # of the warm buckets
+        self.arrived: list[Bucket] = []  # buckets with new jobs since they were last looked at
+        self._by_demand = _LazyMaxHeap(_demand)
+        self._unheld = _LazyMaxHeap(_unheld_work)
+        self._singles: list[tuple[float, int, int, JobRecord]] = []  # longest first
+
+    def load(self, records: Iterable[JobRecord]) -> None:
+        """Add the jobs that a run starts with."""
+        grouped: dict[tuple[int, str], list[JobRecord]] = {}
+        for record in records:
+            key = "" if record.width > 1 else self._bucket_key(record)
+            grouped.setdefault((record.width, key), []).append(record)
+        for (width, _), group in grouped.items():
+            self._queue_of(group[0]).extend(group)
+            self.card_seconds += width * sum(record.duration for record in group)
+            if width == 1:
+                self._singles += [(-r.duration, r.order, r.token, r) for r in group]
+                self._changed(self._bucket_of(group[0]), arrived=True)
+                self._count_single(group[0], sum(record.duration for record in group))
+        heapify(self._singles)
+
+    def push(self, record: JobRecord) -> None:
+        """Add one job."""
+        self.card_seconds += record.width * record.duration
+        if record.particular:
+            self.particular.setdefault(record.width, {})[record.job_id] = record
+            return
+        self._queue_of(record).push(record)
+        if record.width == 1:
+            heappush(self._singles, (-record.duration, record.order, record.token, record))
+            self._changed(self._bucket_of(record), arrived=True)
+            self._count_single(record, record.duration)
+
+    def take(self, record: JobRecord) -> JobRecord:
+        """Remove a job from wherever it waits, and return it."""
+        self.card_seconds -= record.width * record.duration
+        apart = self.particular.get(record.width, {})
+        if record.job_id in apart:
+            del apart[record.job_id]
+            return record
+        self._queue_of(record).discard(record)
+        if record.width == 1:
+            self._changed(self._bucket_of(record))
+            self._count_single(record, -record.duration)
+        return record
+
+    def widths(self) -> list[int]:
+        """Widths of the gangs that wait, widest first."""
+        queued = {width for width, queue in self.gangs.items() if len(queue)}
+        queued |= {width for width, apart in self.particular.items() if width > 1 and apart}
+        return sorted(queued, reverse=True)
+
+    def best_for(self, width: int, cards: Iterable[Card], within_s: float) -> JobRecord | None:
+        """The job to run on these cards, of at most ``within_s``; those that must avoid some
+        card come first, since they have the fewest chances. One-card jobs are in buckets, so for
+        them only the former are looked at."""
+        cards = tuple(cards)
+        for record in islice(self.particular.get(width, {}).values(), _LOOK_AHEAD):
+            if record.duration <= within_s and not any(map(record.avoids, cards)):
+                return record
+        queue = self.gangs.get(width)
+        return queue.longest_within(within_s) if queue is not None else None
+
+    def candidates(self, width: int) -> list[JobRecord]:
+        """The gangs of this width to look at, in the order of ``best_for``."""
+        found = list(islice(self.particular.get(width, {}).values(), _LOOK_AHEAD))
+        queue = self.gangs.get(width)
+        longest = queue.longest() if queue is not None else None
+        return found if longest is None else [*found, longest]
+
+    def gang_work(self, width: int) -> float:
+        """Card-seconds of the gangs of this width that wait."""
+        queue = self.gangs.get(width)
+        return width * queue.work_s if queue is not None else 0.0
+
+    def longest_single(self) -> JobRecord | None:
+        """The longest one-card job, whatever its key."""
+        heap = self._singles
+        while heap and (heap[0][2] != heap[0][3].token or heap[0][3].queue is None):
+            heappop(heap)
+        return heap[0][3] if heap else None
+
+    def most_demanding(self) -> Bucket | None:
+        """The bucket that would take longest even with one more worker."""
+        return self._by_demand.top()
+
+    def longest_unheld(self) -> Bucket | None:
+        """The largest bucket that no worker serves."""
+        return self._unheld.top()
+
+    def attach(self, worker: Worker, bucket: Bucket) -> None:
+        """From now on ``worker`` counts among those that serve ``bucket``."""
+        self.detach(worker)
+        worker.bucket = bucket
+        bucket.workers[worker.worker_id] = self.staff[worker.worker_id] = worker
+        self._changed(bucket)
+
+    def detach(self, worker: Worker) -> None:
+        """The worker serves no bucket any more."""
+        bucket = worker.bucket
+        if bucket is not None:
+            del bucket.workers[worker.worker_id], self.staff[worker.worker_id]
+            worker.bucket = None
+            self._changed(bucket)
+
+    def bucket(self, key: str, load_s: float) -> Bucket:
+        """The bucket of a residency key, made when it is new."""
+        if key not in self.buckets:
+            self.buckets[key] = Bucket(key, load_s)
+        return self.buckets[key]
+
+    def _bucket_key(self, record: JobRecord) -> str:
+        return record.key if record.warm else FRESH
+
+    def _bucket_of(self, record: JobRecord) -> Bucket:
+        load_s = record.estimate.load_s if record.warm else 0.0
+        return self.bucket(self._bucket_key(record), load_s)
+
+    def _queue_of(self, record: JobRecord) -> DurationQueue:
+        if record.width > 1:
+            return self.gangs.setdefault(record.width, DurationQueue())
+        return self._bucket_of(record).queue
+
+    def _count_single(self, record: JobRecord, seconds: float) -> None:
+        if record.warm:
+            self.single_work_s += seconds
+
+    def _changed(self, bucket: Bucket, *, arrived: bool = False) -> None:
+        if arrived:
+            self.arrived.append(bucket)
+        self._by_demand.update(bucket)
+        self._unheld.update(bucket)

@@ -1,0 +1,167 @@
+"""One kind of accelerator: its cards, the jobs that want them, and what is held against a card."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from orchestrator.attempt import Outcome
+from orchestrator.cluster import Card, Node
+from orchestrator.events import Command
+from orchestrator.failure import FailureClass
+from orchestrator.job import Accelerator
+from orchestrator.scheduling.assignment import Assigner
+from orchestrator.scheduling.cards import CardPool, Slot
+from orchestrator.scheduling.leases import Lease, Leases
+from orchestrator.scheduling.pending import PendingJobs
+from orchestrator.scheduling.record import JobRecord, Phase, ScheduleSettings
+
+
+class Pool:
+    """Keeps the parts of one accelerator's schedule consistent with each other."""
+
+    def __init__(
+        self,
+        kind: Accelerator,
+        records: Sequence[JobRecord],
+        settings: ScheduleSettings,
+        commands: list[Command],
+    ) -> None:
+        self.cards = CardPool(kind)
+        self.pending = PendingJobs()
+        self.pending.load(records)
+        self.leases = Leases(self.cards, self.pending, settings, commands)
+        self.assigner = Assigner(self.cards, self.pending, self.leases, settings)
+        self.records = records
+        self.unfinished = Counter(record.width for record in records)  # jobs by width
+        self.hopeless_at: dict[int, float] = {}  # by width: when to give up, no card set being left
+        self._settings = settings
+
+    # ------------------------------------------------------------ jobs
+
+    def enqueue(self, record: JobRecord) -> None:
+        """A job waits for cards, from now on."""
+        record.phase = Phase.WAITING
+        if record.particular and not self.cards.has_usable_set(record.width, record):
+            record.avoid_cards.clear()
+            record.avoid_nodes.clear()
+        self.pending.push(record)
+        if record.particular or record.width > 1:
+            self.cards.touch_all()
+
+    def withdraw(self, record: JobRecord, reason: str) -> None:
+        """Take a job out of wherever it waits, its workers still starting included."""
+        if record.reservation is not None:
+            self.assigner.release(record.reservation)
+        elif record.phase is Phase.WAITING:
+            self.pending.take(record)
+        elif record.phase is Phase.LEASED:
+            lease = self.lease_of(record)
+            if lease is not None:
+                self.leases.cancel(lease, reason)
+
+    def lease_of(self, record: JobRecord) -> Lease | None:
+        """The lease that a job holds now."""
+        return self.leases.current.get(f"{record.job_id}-{record.number}")
+
+    def waiting(self, width: int) -> int:
+        """How many unfinished jobs of this width have no cards."""
+        return self.unfinished[width] - self.leases.gangs.get(width, 0)
+
+    def newly_hopeless(self, now: float) -> list[int]:
+        """Widths for which the last usable card set has gone since this was asked before."""
+        if not self.cards.changed:
+            return []
+        self.cards.changed = False
+        found = []
+        for width, count in self.unfinished.items():
+            if not count or self.cards.has_usable_set(width):
+                self.hopeless_at.pop(width, None)
+            elif width not in self.hopeless_at:
+                self.hopeless_at[width] = now + self._settings.wait_for_nodes_s
+                found.append(width)
+        return found
+
+    # ------------------------------------------------------------ cards
+
+    def join(self, node: Node) -> list[Lease]:
+        """A node is there; returns the leases that a lost node of the same id still held."""
+        lost = self.leave(node.node_id) if node.node_id in self.cards.servers else []
+        self.cards.join(node)
+        return lost
+
+    def leave(self, node_id: str) -> list[Lease]:
+        """A node is gone with its workers; returns the leases that have cards on it, which the
+        caller must end."""
+        slots = list(self.cards.servers[node_id].slots.values())
+        reservations = {slot.reservation for slot in slots if slot.reservation is not None}
+        self.cards.leave(node_id)
+        for reservation in sorted(reservations, key=lambda r: r.record.order):
+            self.enqueue(self.assigner.release(reservation))
+        lost: dict[str, Lease] = {}
+        for slot in slots:
+            slot.quarantined = slot.quarantined or "its node is gone"
+            if slot.lease is not None:
+                lost[slot.lease.attempt.attempt_id] = slot.lease
+            if slot.worker is not None:
+                self.leases.vanished(slot.worker)
+        self._reconsider_particular()
+        return list(lost.values())
+
+    def strike(self, card: Card, reason: str, *, at_once: bool = False) -> None:
+        """Hold a failure against a card; enough of them and it is used no more."""
+        slot = self.cards.slot(card)
+        if slot is None or not slot.usable:
+            return
+        slot.strikes += 1
+        if at_once or slot.strikes >= self._settings.card_strikes:
+            self.cards.quarantine(slot, reason)
+            self._release_reservation(slot)
+            if slot.worker is not None and slot.lease is None:
+                self.leases.stop(slot.worker, f"{card} is quarantined: {reason}")
+            self._reconsider_particular()
+
+    def trust(self, lease: Lease) -> None:
+        """An attempt has succeeded: its cards are sound, and those on which the same job failed
+        before have to answer for it."""
+        cards = {slot.card for slot in lease.slots}
+        for slot in lease.slots:
+            slot.strikes = 0
+        for card in sorted(lease.record.suspects - cards):
+            self.strike(card, f"{lease.record.job_id} failed here and worked elsewhere")
+        lease.record.suspects.clear()
+
+    def rest(self, slot: Slot) -> None:
+        """Leave a card alone for a moment."""
+        slot.resting = True
+        self._release_reservation(slot)
+        self.cards.refresh(slot)
+
+    def rested(self, slot: Slot) -> None:
+        """The moment is over."""
+        slot.resting = False
+        self.cards.refresh(slot)
+        if self.pending.widths():
+            self.cards.touch_all()
+
+    def _release_reservation(self, slot: Slot) -> None:
+        if slot.reservation is not None:
+            self.enqueue(self.assigner.release(slot.reservation))
+
+    def _reconsider_particular(self) -> None:
+        """Cards went: jobs that must go elsewhere may have nowhere else left."""
+        for apart in list(self.pending.particular.values()):
+            for record in list(apart.values()):
+                if not self.cards.has_usable_set(record.width, record):
+                    self.enqueue(self.pending.take(record))
+
+
+def blamed_cards(lease: Lease, outcome: Outcome, failure_class: FailureClass) -> list[Card]:
+    """The cards whose ranks failed in this way; all of the attempt's when no rank says so."""
+    ranks = [
+        rank.rank
+        for rank in outcome.ranks
+        if rank.failure is not None and rank.failure.failure_class is failure_class
+    ]
+    cards = lease.attempt.cards
+    return [cards[rank] for rank in ranks if rank < len(cards)] or list(cards)

@@ -1,0 +1,121 @@
+"""The schedule's settings, and what it knows of each job while the run lasts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from orchestrator.cluster import Card
+from orchestrator.estimate import Estimate
+from orchestrator.failure import FailureClass
+from orchestrator.job import Job, State
+from workloads.api import MeasureSettings
+
+if TYPE_CHECKING:
+    from orchestrator.scheduling.cards import Reservation
+    from orchestrator.scheduling.pending import DurationQueue
+
+_ANY_MEASURE = MeasureSettings()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleSettings:
+    """What a run may decide about its schedule. Times are seconds."""
+
+    worker_start_s: float = 8.0  # first guess; the schedule learns from the workers it sees start
+    max_starting: int | None = None  # warm workers that may be starting at once; None: any number
+    max_attempts: int = 8  # of a job in this run, over all classes of failure
+    max_start_failures: int = 5  # of workers started for one job, before it is given up
+    card_strikes: int = 2  # failures after which a card is quarantined
+    card_rest_s: float = 5.0  # before a card whose worker failed to start is tried again
+    wait_for_nodes_s: float = 60.0  # before a job that no card set is left for is given up
+    breaker_failures: int = 5  # first failures, all alike and at once, that stop the run
+    breaker_within_s: float = 30.0  # how soon a failure is "at once"
+    finish_running: bool = True  # after StopRequested; a second request stops them too
+    max_batch_size: int = 1024  # the most that ``batch_size: max`` tries
+    urgency: float = 1.5  # a job goes first if this many times its length is all that is left
+
+
+class Estimates(Protocol):
+    """Anything that guesses durations, such as ``estimate.Estimator``."""
+
+    def estimate(self, job: Job) -> Estimate:
+        """Seconds for ``job``."""
+
+
+class Phase(Enum):
+    """Where a job is on its way through the schedule."""
+
+    WAITING = "waiting"  # in a queue or a reservation
+    BACKOFF = "backoff"  # until its retry is due
+    LEASED = "leased"  # has cards; its workers are starting or it runs
+    DONE = "done"  # its final row is written
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class JobRecord:
+    """One job of the plan and what has become of it so far."""
+
+    job: Job
+    job_id: str
+    order: int  # in the plan
+    estimate: Estimate
+    number: int = 0  # of its last attempt
+    phase: Phase = Phase.WAITING
+    state: State | None = None  # once DONE
+    failures: dict[FailureClass, int] = field(default_factory=dict)
+    start_failures: int = 0
+    avoid_cards: set[Card] = field(default_factory=set)
+    avoid_nodes: set[str] = field(default_factory=set)
+    suspects: set[Card] = field(default_factory=set)  # blamed should it work elsewhere
+    search: dict[int, bool] | None = None  # ``batch_size: max``: size -> whether it fitted
+    batch_size: int = 1  # of the next attempt
+    purpose: Literal["measure", "probe"] = "measure"
+    queue: DurationQueue | None = None
+    token: int = 0  # of its newest entry in a queue; older ones are void
+    reservation: Reservation | None = None
+    key: str = field(init=False)
+    width: int = field(init=False)  # cards
+    warm: bool = field(init=False)  # may use a worker that ran other jobs
+    duration: float = field(init=False)  # what queues are sorted by
+
+    def __post_init__(self) -> None:
+        self.width = self.job.cards
+        self.warm = self.width == 1 and self.job.isolation == "warm"
+        self.key = self.job.residency_key
+        self.duration = self.estimate.run_s if self.warm else self.estimate.total_s
+        if isinstance(self.job.batch_size, int):
+            self.batch_size = self.job.batch_size
+        else:
+            self.search, self.purpose = {}, "probe"
+
+    @property
+    def particular(self) -> bool:
+        """Whether it must avoid some cards, after a failure there."""
+        return bool(self.avoid_cards or self.avoid_nodes)
+
+    def avoids(self, card: Card) -> bool:
+        """Whether it failed on this card or node in a way that asks for another."""
+        return card in self.avoid_cards or card.node_id in self.avoid_nodes
+
+    def send_elsewhere(self, what: Literal["", "card", "node"], cards: Iterable[Card]) -> None:
+        """Keep its next attempts off these cards, or off their nodes."""
+        for card in cards:
+            if what == "card":
+                self.avoid_cards.add(card)
+            elif what == "node":
+                self.avoid_nodes.add(card.node_id)
+
+    def concrete_job(self) -> Job:
+        """The job as its next attempt runs it."""
+        if self.search is None:
+            return self.job
+        return replace(self.job, batch_size=self.batch_size)
+
+
+def configuration_of(job: Job) -> Job:
+    """The job without its batch size and what has no meaning: equal for those that out of
+    memory at one batch size says something about."""
+    return replace(job, batch_size=1, experiment="", measure=_ANY_MEASURE)
