@@ -125,8 +125,8 @@ def _why_stop(
     rates: Sequence[float], passes: Sequence[_Pass], settings: MeasureSettings
 ) -> StopReason | None:
     """None to go on. The same on every rank, since it looks only at what all of them know."""
-    if len(rates) >= max(settings.min_repeats, 2) and all(map(math.isfinite, rates)):
-        interval = mean_interval(rates, settings.confidence)
+    if len(rates) >= settings.min_repeats and all(map(math.isfinite, rates)):
+        interval = mean_interval(rates, settings.confidence)  # None for a single repeat
         width = interval.relative_half_width if interval else None
         if width is not None and width <= settings.relative_half_width:
             return "confidence"

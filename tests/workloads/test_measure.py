@@ -77,7 +77,7 @@ all_settings = st.builds(
     max_repeats=st.integers(4, 9),
     confidence=st.sampled_from([0.8, 0.95, 0.99]),
     relative_half_width=st.sampled_from([0.01, 0.05, 0.3]),
-    time_limit_s=st.floats(0.0, 60.0),
+    time_limit_s=st.one_of(st.floats(0.0, 8.0), st.floats(0.0, 90.0)),
 )
 durations = st.lists(st.floats(0.01, 5.0), min_size=40, max_size=40)
 
@@ -179,6 +179,15 @@ def test_a_warm_up_without_end_is_cut_by_the_time_limit() -> None:
     assert done.stop_reason == "time_limit"
 
 
+def test_a_cut_repeat_is_no_evidence() -> None:
+    """Half a pass has a rate too, but it is not that of the work; the reason is the time."""
+    settings = MeasureSettings(warmup=0, min_repeats=2, time_limit_s=2.5)
+    done = Bench(lambda r, b: 1.0).measure(2, settings)
+    assert [(s.repeat, s.complete) for s in done.samples] == [(0, True), (0, True), (1, False)]
+    assert done.stop_reason == "time_limit"
+    assert done.representative_repeat == 0
+
+
 def test_no_batches_is_an_error() -> None:
     """A rank without prompts has nothing to measure; silence would look like a result."""
     with pytest.raises(ValueError, match="at least one batch"):
@@ -243,3 +252,8 @@ def test_all_ranks_of_a_gang_stop_together(
             assert verdicts[0][repeat] == other[repeat]
     complete = [{r for r, whole in verdict.items() if whole} for verdict in verdicts]
     assert all(numbers == complete[0] for numbers in complete)
+    for measured in done.values():
+        timed = [s for s in measured.samples if not s.warmup]
+        last = max(s.repeat for other in done.values() for s in other.samples)
+        earlier = sum(s.wall_s for s in timed if s.repeat < last)
+        assert earlier < settings.time_limit_s + 1e-9 or last == settings.warmup
