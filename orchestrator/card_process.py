@@ -1,0 +1,297 @@
+"""A worker process: one per card, it runs one attempt after another and stays warm between them.
+
+``serve`` is the process itself: it builds the worker it is told to build, answers each request, and
+reports on its own which phase it is in. ``CardProcess`` is the handle in whoever owns the card. It
+survives everything the process may do: a crash, a kill or a hang of the process becomes a
+``RankOutcome`` with the signal and the end of the log. No Ray here and, before the first attempt,
+no torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Protocol
+
+from orchestrator.attempt import Attempt, RankOutcome, WorkerInfo
+from orchestrator.executor import Progress
+from orchestrator.failure import Failure, FailureClass, classify
+from orchestrator.job import State
+from orchestrator.process_server import ServedProcess
+
+#: What a row keeps of a log.
+TAIL_BYTES = 4000
+_REPORT_INTERVAL_S = 0.25
+
+
+class Worker(Protocol):
+    """What ``serve`` drives (``worker.CardWorker``)."""
+
+    def start(self) -> WorkerInfo:
+        """Acquire what the worker needs and say what it is."""
+
+    def listen(self, address: str) -> Any:
+        """Open the rendezvous of a gang's next attempt; for rank 0."""
+
+    def run(self, attempt: Attempt, rank: int, rendezvous: Any) -> RankOutcome:
+        """Run one rank of an attempt."""
+
+    def progress(self) -> Progress | None:
+        """What it does now; called from another thread."""
+
+    def failure(self, error: BaseException) -> Failure:
+        """The record of what ``start`` or ``listen`` raised."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """How to start a worker process."""
+
+    name: str  # the worker's id
+    server: str  # socket of the node's process server
+    factory: str  # "module:callable", called with ``config``
+    config: Any
+    environment: Mapping[str, str]  # on top of the parent's
+    log: str  # file for stdout and stderr
+
+
+# ---------------------------------------------------------------- in the process
+
+
+def serve(fd: int) -> int:
+    """Build a worker and answer requests until the channel closes; the process's exit status."""
+    channel = Connection(fd)
+    factory, config = channel.recv()
+    module, _, name = factory.partition(":")
+    worker: Worker | None = None
+    try:
+        worker = getattr(importlib.import_module(module), name)(config)
+        info = worker.start()
+    except Exception as error:
+        traceback.print_exc()
+        channel.send(("failed", worker.failure(error) if worker else failure_of(error)))
+        return 1
+    channel.send(("answer", info))
+    sending = threading.Lock()
+    threading.Thread(target=_report, args=(worker, channel, sending), daemon=True).start()
+    while True:
+        try:
+            method, arguments = channel.recv()
+        except EOFError:
+            return 0
+        try:
+            message = ("answer", getattr(worker, method)(*arguments))
+        except Exception as error:
+            traceback.print_exc()
+            message = ("failed", worker.failure(error))
+        sys.stdout.flush()
+        sys.stderr.flush()
+        with sending:
+            channel.send(message)
+
+
+def failure_of(error: Exception) -> Failure:
+    """The failure record of an exception that no worker was there to describe."""
+    text = str(error).strip() or type(error).__name__
+    tail = "".join(traceback.format_exception(error))
+    return Failure(
+        failure_class=classify(error), message=text.splitlines()[0], tail=tail[-TAIL_BYTES:]
+    )
+
+
+def _report(worker: Worker, channel: Connection, sending: threading.Lock) -> None:
+    """Send each change of phase; a process that is stuck has reported where."""
+    last: Progress | None = None
+    while True:
+        time.sleep(_REPORT_INTERVAL_S)
+        now = worker.progress()
+        if now != last:
+            last = now
+            with contextlib.suppress(OSError), sending:
+                channel.send(("progress", now))
+
+
+# ---------------------------------------------------------------- in its owner
+
+
+class CardProcess:
+    """The owner's handle. ``start`` and ``run`` block, for one thread; ``progress`` and ``stop``
+    may be called from another meanwhile."""
+
+    def __init__(self, launch: Launch) -> None:
+        self._launch = launch
+        self._process: ServedProcess | None = None
+        self._channel: Connection | None = None
+        self._progress: Progress | None = None
+        self._info: WorkerInfo | None = None
+        self._stopped_because: str | None = None
+        self._gone = threading.Event()
+        self._exit: Mapping[str, Any] = {}
+
+    def start(self) -> WorkerInfo | Failure:
+        """Start the process and wait until it is ready; a Failure when it cannot start, and then
+        it is gone."""
+        if self._stopped_because is not None:
+            self._gone.set()
+            return self._death("start")
+        mine, theirs = socket.socketpair()
+        environment = dict(os.environ) | dict(self._launch.environment)
+        paths = [path for path in sys.path if path]
+        environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
+        try:
+            self._process = ServedProcess(
+                self._launch.server,
+                name=self._launch.name,
+                environment=environment,
+                log=self._launch.log,
+                cwd=os.getcwd(),
+                channel=theirs.detach(),
+            )
+        except OSError as error:
+            self._gone.set()
+            message = f"the node's process server does not answer: {error}"
+            return Failure(failure_class=FailureClass.CRASH, message=message)
+        threading.Thread(target=self._watch, daemon=True).start()
+        self._channel = Connection(mine.detach())
+        if self._stopped_because is not None:  # stopped while it was being started
+            self._process.kill()
+        try:
+            self._channel.send((self._launch.factory, self._launch.config))
+            kind, value = self._receive()
+        except (EOFError, OSError):
+            return self._death("start-up")
+        if kind == "answer":
+            self._info = value
+            return self._info
+        self._gone.wait()
+        return self._with_log(value)
+
+    def listen(self, address: str) -> Any:
+        """Have rank 0 open a rendezvous on ``address``: the rendezvous, or a Failure."""
+        try:
+            return self._ask("listen", address)[1]
+        except (EOFError, OSError):
+            return self._death("opening a rendezvous")
+
+    def run(self, attempt: Attempt, rank: int, rendezvous: Any) -> RankOutcome:
+        """Run one rank and wait for its outcome, whatever becomes of the process.
+
+        ``rendezvous`` may be the Failure that ``listen`` gave: the rank ends with it.
+        """
+        started_at = time.time()
+        failure = rendezvous
+        try:
+            if not isinstance(rendezvous, Failure):
+                kind, value = self._ask("run", attempt, rank, rendezvous)
+                if kind == "answer":
+                    outcome: RankOutcome = value
+                    return outcome
+                failure = value
+        except (EOFError, OSError):
+            failure = self._death(attempt.job.label)
+        finally:
+            self._progress = None
+        return RankOutcome(
+            rank=rank,
+            state=State.FAILED if self._stopped_because is None else State.LOST,
+            started_at=started_at,
+            ended_at=time.time(),
+            failure=failure,
+            worker=self._info,
+        )
+
+    def progress(self) -> Progress | None:
+        """What the process last said it does; None when it is idle."""
+        return self._progress
+
+    def stop(self, reason: str) -> None:
+        """Kill the process and its children and wait until they are gone."""
+        if self._stopped_because is None:
+            self._stopped_because = reason
+        if self._process is not None:
+            self._process.kill()
+            self._gone.wait()
+
+    @property
+    def gone(self) -> bool:
+        """Whether the process and its children are gone."""
+        return self._gone.is_set()
+
+    def _ask(self, method: str, *arguments: Any) -> tuple[str, Any]:
+        if self._channel is None:
+            raise EOFError("the process was never started")
+        self._channel.send((method, arguments))
+        return self._receive()
+
+    def _receive(self) -> tuple[str, Any]:
+        """The next message; progress is kept on the way."""
+        assert self._channel is not None
+        while True:
+            kind, value = self._channel.recv()
+            if kind != "progress":
+                return kind, value
+            self._progress = value
+
+    def _watch(self) -> None:
+        assert self._process is not None
+        try:
+            self._exit = self._process.wait()
+        except (OSError, ValueError):
+            self._exit = {"exit": -signal.SIGKILL, "server_lost": True}
+        self._gone.set()
+
+    def _death(self, doing: str) -> Failure:
+        """Wait for the end of the process and say how it died."""
+        if self._process is not None and not self._gone.wait(5):
+            self._process.kill()  # it closed its channel and lives on
+            self._gone.wait()
+        if self._stopped_because is not None:
+            text = f"stopped: {self._stopped_because}"
+            return self._with_log(Failure(failure_class=FailureClass.HANG, message=text))
+        if self._exit.get("host_oom"):
+            text = f"the kernel killed the worker for want of host memory during {doing}"
+            return self._with_log(
+                Failure(failure_class=FailureClass.HOST_OUT_OF_MEMORY, message=text)
+            )
+        status = self._exit.get("exit", 0)
+        how = f"died of {signal.Signals(-status).name}" if status < 0 else f"exited with {status}"
+        if self._exit.get("server_lost"):
+            how = "was lost with the node's process server"
+        text = f"the worker process {how} during {doing}"
+        return self._with_log(Failure(failure_class=FailureClass.CRASH, message=text))
+
+    def _with_log(self, failure: Failure) -> Failure:
+        return Failure(
+            failure_class=failure.failure_class,
+            message=failure.message,
+            tail=failure.tail or tail_of(self._launch.log),
+            log=f"{socket.gethostname()}:{self._launch.log}",
+        )
+
+
+def tail_of(log: str) -> str:
+    """The end of a log file, from a line start; empty when there is none."""
+    try:
+        data = Path(log).read_bytes()[-TAIL_BYTES:]
+    except OSError:
+        return ""
+    text = data.decode("utf-8", errors="replace")
+    return text.partition("\n")[2] if len(data) == TAIL_BYTES else text
+
+
+if __name__ == "__main__":
+    # This module is __main__ here; what it sends must be of the importable one.
+    from orchestrator.card_process import serve as importable_serve
+
+    sys.exit(importable_serve(int(sys.argv[1])))

@@ -1,0 +1,356 @@
+"""One small server on every node starts the worker processes and sees every one of them die.
+
+A worker process can hang with the interpreter lock held, be killed for memory, or leave children
+behind, and its card is free only when all of that is gone. So workers are children of this server:
+a single thread that starts a process on request, kills its whole group when whoever asked for it
+goes away, waits until the group is empty, and then says how it died. A request is one connection:
+
+    asker  → {"name": …, "environment": …, "log": …, "cwd": …} and the worker's end of a channel
+    server → {"pid": …}
+    server → {"exit": status, "asked": …, "host_oom": …} when the process and its children are gone
+
+and for those who have lost sight of a process
+
+    asker  → {"end": name}
+    server → {"gone": name} when it and its children are gone
+
+Where cards are emulated on the CPU, importing torch and transformers for sixteen workers would
+take longer than their jobs. There the server imports them once, before it has any thread, and
+forks. On real cards every worker is a fresh interpreter.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib
+import json
+import os
+import selectors
+import signal
+import socket
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_REQUEST_BYTES = 1 << 20
+
+
+@dataclass(slots=True)
+class _Child:
+    """A worker process and the connection of whoever asked for it."""
+
+    pid: int
+    name: str
+    connection: socket.socket
+    oom_kills_before: int
+    asked: bool = False  # the asker ended it
+    status: int | None = None  # exit code, or minus the signal, once it is reaped
+
+
+@dataclass(slots=True)
+class ProcessServer:
+    """The server's loop. ``preloaded`` says whether workers are forked or started afresh."""
+
+    listener: socket.socket
+    preloaded: bool
+    children: dict[int, _Child] = field(default_factory=dict)
+    waiting: list[tuple[str, socket.socket]] = field(default_factory=list)  # for a name to be gone
+    selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
+
+    def serve(self, lifeline: int) -> None:
+        """Serve until ``lifeline`` (a pipe held open by the owner) closes; then kill every worker.
+
+        The loop has one thread, as forking needs.
+        """
+        wake_read, wake_write = os.pipe()
+        os.set_blocking(wake_read, False)
+        os.set_blocking(wake_write, False)
+        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        self.selector.register(self.listener, selectors.EVENT_READ, "listener")
+        self.selector.register(lifeline, selectors.EVENT_READ, "lifeline")
+        self.selector.register(wake_read, selectors.EVENT_READ, "wake")
+        while True:
+            ending = any(child.status is not None for child in self.children.values())
+            for key, _ in self.selector.select(0.02 if ending else None):
+                if key.data == "lifeline" and not os.read(lifeline, 4096):
+                    for child in self.children.values():
+                        _kill_group(child.pid)
+                    return
+                if key.data == "wake":
+                    with contextlib.suppress(BlockingIOError):
+                        os.read(wake_read, 4096)
+                elif key.data == "listener":
+                    self._start()
+                elif isinstance(key.data, int):
+                    self._asker_spoke(key.data)
+            self._reap()
+
+    def _start(self) -> None:
+        """Take one request and start its process."""
+        connection, _ = self.listener.accept()
+        connection.settimeout(10)
+        try:
+            data, fds, _, _ = socket.recv_fds(connection, _REQUEST_BYTES, 1)
+            while not data.endswith(b"\n"):
+                more = connection.recv(_REQUEST_BYTES)
+                if not more:
+                    raise OSError("the request ends early")
+                data += more
+            request = json.loads(data)
+            if "end" not in request and not fds:
+                raise OSError("the request brings no channel")
+        except (OSError, ValueError) as error:
+            print(f"refused a request: {error}", file=sys.stderr, flush=True)
+            connection.close()
+            return
+        if "end" in request:
+            self._end(request["end"], connection)
+            return
+        before = oom_kills()
+        pid = os.fork()
+        if pid == 0:
+            self._become_worker(request, fds[0], connection)
+        os.close(fds[0])
+        with contextlib.suppress(OSError):  # in both, so that neither can be too late
+            os.setpgid(pid, pid)
+        connection.settimeout(None)
+        self.children[pid] = _Child(
+            pid=pid, name=request["name"], connection=connection, oom_kills_before=before
+        )
+        self.selector.register(connection, selectors.EVENT_READ, pid)
+        _tell(connection, {"pid": pid})
+
+    def _end(self, name: str, connection: socket.socket) -> None:
+        """Kill the process of this name, if there is one, and tell the asker when it is gone."""
+        for child in self.children.values():
+            if child.name == name and child.status is None:
+                child.asked = True
+                _kill_group(child.pid)
+        self.waiting.append((name, connection))
+
+    def _become_worker(self, request: Mapping[str, Any], channel: int, mine: socket.socket) -> None:
+        """In the new process: drop what is the server's and turn into the worker. No return."""
+        status = 70
+        try:
+            server = os.getppid()
+            _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != server:
+                os._exit(status)
+            with contextlib.suppress(OSError):
+                os.setpgid(0, 0)
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            self.selector.close()
+            self.listener.close()
+            mine.close()
+            for child in self.children.values():
+                child.connection.close()
+            for _, connection in self.waiting:
+                connection.close()
+            log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            null = os.open(os.devnull, os.O_RDONLY)
+            os.dup2(null, 0)
+            os.dup2(log, 1)
+            os.dup2(log, 2)
+            os.chdir(request["cwd"])
+            if not self.preloaded:
+                os.set_inheritable(channel, True)
+                command = [sys.executable, "-m", "orchestrator.card_process", str(channel)]
+                os.execve(sys.executable, command, request["environment"])
+            os.environ.clear()
+            os.environ.update(request["environment"])
+            for path in reversed(request["environment"].get("PYTHONPATH", "").split(os.pathsep)):
+                if path and path not in sys.path:
+                    sys.path.insert(0, path)
+            from orchestrator import card_process
+
+            status = card_process.serve(channel)
+        except BaseException:
+            import traceback
+
+            traceback.print_exc()
+        finally:
+            with contextlib.suppress(Exception):
+                sys.stdout.flush()
+                sys.stderr.flush()
+            os._exit(status)
+
+    def _asker_spoke(self, pid: int) -> None:
+        """The asker closed its side: it wants the process gone, or is gone itself."""
+        child = self.children[pid]
+        try:
+            data = child.connection.recv(4096)
+        except OSError:
+            data = b""
+        if not data:
+            self.selector.unregister(child.connection)
+            if child.status is None:
+                child.asked = True
+                _kill_group(pid)
+
+    def _reap(self) -> None:
+        """Collect dead processes; report those of which no child is left either."""
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+                if pid == 0:
+                    break
+                if pid in self.children:
+                    self.children[pid].status = os.waitstatus_to_exitcode(status)
+        for child in [child for child in self.children.values() if child.status is not None]:
+            if _kill_group(child.pid):
+                continue  # children of the worker are still there
+            oom = child.status == -signal.SIGKILL and oom_kills() > child.oom_kills_before
+            message = {"exit": child.status, "asked": child.asked, "host_oom": oom}
+            _tell(child.connection, message)
+            with contextlib.suppress(KeyError, ValueError):
+                self.selector.unregister(child.connection)
+            child.connection.close()
+            del self.children[child.pid]
+        there = {child.name for child in self.children.values()}
+        for name, connection in self.waiting:
+            if name not in there:
+                _tell(connection, {"gone": name})
+                connection.close()
+        self.waiting = [waiting for waiting in self.waiting if waiting[0] in there]
+
+
+class ServedProcess:
+    """The asker's side of one worker process; ``kill`` returns when it is really gone."""
+
+    def __init__(
+        self,
+        server: str,
+        *,
+        name: str,
+        environment: Mapping[str, str],
+        log: str,
+        cwd: str,
+        channel: int,
+    ) -> None:
+        """Ask the server listening at ``server`` for a process; ``channel`` is its end of a
+        socket pair and is closed here.
+
+        Raises:
+            OSError: the server is gone.
+        """
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket.connect(server)
+        request = {"name": name, "environment": dict(environment), "log": log, "cwd": cwd}
+        data = json.dumps(request).encode() + b"\n"
+        sent = socket.send_fds(self._socket, [data], [channel])
+        self._socket.sendall(data[sent:])
+        os.close(channel)
+        self._answers = self._socket.makefile("r")
+        self.exit: Mapping[str, Any] | None = None
+        self.pid: int = self._next()["pid"]
+
+    def _next(self) -> Mapping[str, Any]:
+        line = self._answers.readline()
+        if not line:
+            raise ConnectionError("the process server is gone")
+        answer: Mapping[str, Any] = json.loads(line)
+        return answer
+
+    def kill(self) -> None:
+        """Ask for the end of the process and its children; ``wait`` says when they are gone."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_WR)
+
+    def wait(self) -> Mapping[str, Any]:
+        """Wait until the process and its children are gone: ``exit`` (code, or minus the signal),
+        ``asked`` and ``host_oom``. For one thread only.
+
+        Raises:
+            ConnectionError: the server itself died, and with it the process.
+        """
+        if self.exit is None:
+            self.exit = self._next()
+            self._socket.close()
+        return self.exit
+
+
+def end_process(server: str, name: str) -> None:
+    """Kill the process of this name, if there is one, and wait until it is gone.
+
+    Raises:
+        OSError: the server is gone, and with it every process of it.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.connect(server)
+        connection.sendall(json.dumps({"end": name}).encode() + b"\n")
+        while connection.recv(4096):
+            pass
+
+
+def oom_kills() -> int:
+    """How many processes the kernel has killed on this host for want of memory; 0 if unknown."""
+    try:
+        for line in Path("/proc/vmstat").read_text().splitlines():
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
+    except OSError:
+        pass
+    return 0
+
+
+def preload(modules: Sequence[str]) -> bool:
+    """Import ``modules`` and say whether forking is safe: one thread, and all of them there."""
+    import gc
+
+    for name in modules:
+        started = time.monotonic()
+        try:
+            importlib.import_module(name)
+        except Exception as error:  # a broken library is the worker's to report
+            print(f"cannot preload {name}: {error}; workers start afresh", file=sys.stderr)
+            return False
+        print(f"imported {name} in {time.monotonic() - started:.1f} s", flush=True)
+    gc.collect()
+    gc.freeze()  # shared pages stay shared
+    return len(os.listdir("/proc/self/task")) == 1
+
+
+def _tell(connection: socket.socket, message: Mapping[str, Any]) -> None:
+    with contextlib.suppress(OSError):  # the asker may be gone
+        connection.sendall(json.dumps(message).encode() + b"\n")
+
+
+def _kill_group(pid: int) -> bool:
+    """Kill a process group; whether anything of it is left."""
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _prctl(option: int, value: int) -> None:
+    """Best effort: only Linux has it."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+def main(argv: Sequence[str]) -> None:
+    """``process_server SOCKET [MODULE …]``: stdin is the lifeline."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(argv[0])
+    listener.listen(128)  # requests made while modules are imported wait here
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    preloaded = bool(argv[1:]) and preload(argv[1:])
+    print(f"serving, {'preloaded' if preloaded else 'fresh processes'}", flush=True)
+    ProcessServer(listener=listener, preloaded=preloaded).serve(lifeline=0)
+    with contextlib.suppress(OSError):
+        os.remove(argv[0])
+        os.rmdir(os.path.dirname(argv[0]))  # made for the socket alone
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

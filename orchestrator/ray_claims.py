@@ -1,0 +1,306 @@
+"""Claiming nodes: all free cards of a node at once, an agent on it, and its card indices.
+
+A node counts as joined when Ray has given us its cards, a probe has read their indices, and its
+agent's process server listens. It has left when Ray says so, or when its agent or server died: then
+every worker on it is gone too, and if the node itself lives, it is claimed anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Collection, Mapping, MutableMapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from orchestrator import __version__
+from orchestrator.cluster import Node
+from orchestrator.errors import ClusterError
+from orchestrator.job import Accelerator
+from orchestrator.ray_actors import CardActor, CardProbe, HostFacts, NodeAgent
+from orchestrator.ray_cluster import node_of, nodes_of
+
+#: What a process on a node that computes on the CPU imports once, for all its workers.
+PRELOAD = (
+    "torch",
+    "transformers.generation",
+    "transformers.models.auto.modeling_auto",
+    "transformers.models.glm.modeling_glm",
+    "transformers.models.llama.modeling_llama",
+    "orchestrator.worker",
+)
+_CLAIM_PATIENCE_S = 60.0
+_RETRY_S = 5.0
+#: Ray runs its workers at niceness 15, which a benchmark would feel.
+_RUNTIME_ENV = {"env_vars": {"RAY_worker_niceness": "0"}}
+
+Calls = MutableMapping[Any, Callable[[Any], None]]
+
+
+@dataclass(slots=True)
+class Claim:
+    """A node whose cards are ours, or are being claimed."""
+
+    node: Node
+    ray_node: Mapping[str, Any]
+    group: Any  # placement group with one bundle
+    agent: Any
+    bundle: Mapping[str, float]
+    since: float
+    indices: tuple[int, ...] | None = None
+    found: HostFacts | None = None
+    joined: bool = False
+
+    @property
+    def facts(self) -> HostFacts:
+        """What the agent found."""
+        assert self.found is not None
+        return self.found
+
+    def in_bundle(self, cards: int) -> dict[str, Any]:
+        """Actor options that take ``cards`` cards out of the claimed bundle."""
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        options: dict[str, Any] = {
+            "num_cpus": 0,
+            "runtime_env": _RUNTIME_ENV,
+            "scheduling_strategy": PlacementGroupSchedulingStrategy(self.group, 0),
+        }
+        kind = self.node.accelerator
+        if kind is Accelerator.GPU:
+            options["num_gpus"] = cards
+        elif kind is Accelerator.HPU:
+            options["resources"] = {"HPU": cards}
+        else:
+            options["num_cpus"] = self.bundle["CPU"] * cards // len(self.node.card_indices)
+        return options
+
+    def card_actor(self, name: str) -> Any:
+        """A new actor for one card, shown under ``name`` in the dashboard."""
+        import ray
+
+        options = self.in_bundle(1) | {
+            "name": name,
+            "max_restarts": 0,
+            "max_task_retries": 0,
+        }
+        # ``progress`` and ``stop`` are answered while ``start`` or ``run`` is busy.
+        actor_class = ray.remote(concurrency_groups={"control": 2})(CardActor)
+        return actor_class.options(**options).remote()
+
+
+class Claims:
+    """The nodes claimed by one executor."""
+
+    poll_interval_s = 1.0
+
+    def __init__(
+        self,
+        *,
+        accelerators: Collection[Accelerator] | None,
+        log_dir: Path | None,
+        preload: bool,
+        clock: Callable[[], float],
+    ) -> None:
+        self._accelerators = accelerators
+        self._log_dir = log_dir
+        self._preload = preload
+        self._clock = clock
+        self._claims: dict[str, Claim] = {}  # by node id
+        self._retry_at: dict[str, float] = {}
+        self._next_poll = 0.0
+        self._empty_since = clock()
+        self._trouble = ""  # why the last claim came to nothing
+
+    def of(self, node_id: str) -> Claim | None:
+        """The claim on a node that has joined and not left."""
+        claim = self._claims.get(node_id)
+        return claim if claim is not None and claim.joined else None
+
+    def poll(
+        self,
+        calls: Calls,
+        joined: Callable[[Claim], None],
+        left: Callable[[Claim, str], None],
+    ) -> None:
+        """Compare Ray's list of nodes with ours, at most once a second.
+
+        Raises:
+            ClusterError: not one node could be claimed for a minute.
+        """
+        import ray
+
+        now = self._clock()
+        if now < self._next_poll:
+            return
+        self._next_poll = now + self.poll_interval_s
+        ray_nodes = {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
+        for node_id, claim in list(self._claims.items()):
+            if node_id not in ray_nodes:
+                self._drop(claim, "Ray declared it dead", left)
+            elif not claim.joined and now - claim.since > _CLAIM_PATIENCE_S:
+                self._trouble = f"the cards of {claim.node.name} are in use by others"
+                self._drop(claim, self._trouble, left)
+        wanted = [
+            node
+            for node in nodes_of(ray_nodes.values())
+            if self._accelerators is None or node.accelerator in self._accelerators
+        ]
+        for node in wanted:
+            if node.node_id not in self._claims and self._retry_at.get(node.node_id, 0) <= now:
+                cards_here = _cards_on_host(ray_nodes[node.node_id], wanted, ray_nodes)
+                self._claim(node, ray_nodes[node.node_id], cards_here, calls, joined, left)
+        if any(claim.joined for claim in self._claims.values()):
+            self._empty_since = now
+        elif now - self._empty_since > _CLAIM_PATIENCE_S + _RETRY_S:
+            kinds = "/".join(sorted(map(str, self._accelerators or Accelerator)))
+            why = self._trouble or f"the cluster has no node with {kinds}"
+            raise ClusterError(f"no card could be had for {_CLAIM_PATIENCE_S:.0f} s: {why}")
+
+    def close(self) -> None:
+        """End every worker on every node and give the cards back."""
+        import ray
+        from ray.util import remove_placement_group
+
+        closing = [claim.agent.close.remote() for claim in self._claims.values()]
+        with contextlib.suppress(Exception):
+            ray.wait(closing, num_returns=len(closing), timeout=15) if closing else None
+        for claim in self._claims.values():
+            ray.kill(claim.agent)
+            remove_placement_group(claim.group)
+        self._claims.clear()
+
+    # ------------------------------------------------------------ one node
+
+    def _claim(
+        self,
+        node: Node,
+        ray_node: Mapping[str, Any],
+        cards_on_host: int,
+        calls: Calls,
+        joined: Callable[[Claim], None],
+        left: Callable[[Claim, str], None],
+    ) -> None:
+        bundle = _free_bundle(node)
+        if not bundle:
+            self._trouble = f"{node.name} has no free {node.accelerator} card"
+            self._retry_at[node.node_id] = self._clock() + _RETRY_S
+            return
+        import ray
+        from ray.util import placement_group
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        here = [{"ray.io/node-id": node.node_id}]
+        group = placement_group([bundle], strategy="STRICT_PACK", bundle_label_selector=here)
+        agent_options: dict[str, Any] = {
+            "num_cpus": 0,
+            "max_concurrency": 8,
+            "max_restarts": 0,
+            "runtime_env": _RUNTIME_ENV,
+            "name": f"agent {node.name} {time.monotonic_ns()}",
+            "scheduling_strategy": NodeAffinitySchedulingStrategy(node.node_id, soft=False),
+        }
+        agent = ray.remote(NodeAgent).options(**agent_options).remote()
+        claim = Claim(
+            node=node,
+            ray_node=ray_node,
+            group=group,
+            agent=agent,
+            bundle=bundle,
+            since=self._clock(),
+        )
+        self._claims[node.node_id] = claim
+
+        def failed(what: str, error: Exception) -> None:
+            self._trouble = f"{what} on {node.name}: {' '.join(str(error).split())[:500]}"
+            self._drop(claim, self._trouble, left)
+
+        def check() -> None:
+            if claim.found is None or claim.indices is None or claim.joined:
+                return
+            if self._claims.get(node.node_id) is not claim:
+                return
+            if claim.facts.version != __version__:
+                failed("another version", ValueError(f"{claim.facts.version}, not {__version__}"))
+                return
+            claim.node = node_of(ray_node, node.name, node.accelerator, claim.indices)
+            claim.joined = True
+            joined(claim)
+
+        def on_facts(value: Any) -> None:
+            if isinstance(value, Exception):
+                failed("the agent cannot start", value)
+                return
+            claim.found = value
+            watch = agent.watch.remote()
+            calls[watch] = lambda _: self._drop(claim, "its agent or process server died", left)
+            check()
+
+        serve = agent.serve.remote(
+            str(ray_node["NodeManagerAddress"]),
+            PRELOAD if self._preload and _computes_on_cpu(node) else (),
+            cards_on_host,
+            str(self._log_dir) if self._log_dir else None,
+        )
+        calls[serve] = on_facts
+        if node.accelerator is Accelerator.CPU:
+            claim.indices = node.card_indices
+            return
+        probe = ray.remote(CardProbe).options(**claim.in_bundle(int(_cards_in(bundle)))).remote()
+
+        def on_indices(value: Any) -> None:
+            ray.kill(probe)
+            try:
+                if isinstance(value, Exception):
+                    raise value
+                claim.indices = tuple(sorted(int(index) for index in value[1]))
+            except Exception as error:
+                failed("cannot read which cards are ours", error)
+                return
+            check()
+
+        calls[probe.indices.remote(node.accelerator.value)] = on_indices
+
+    def _drop(self, claim: Claim, reason: str, left: Callable[[Claim, str], None]) -> None:
+        """Forget a claim; if its node is still there, it is claimed anew after a while."""
+        import ray
+        from ray.util import remove_placement_group
+
+        if self._claims.get(claim.node.node_id) is not claim:
+            return
+        was_joined, claim.joined = claim.joined, False
+        del self._claims[claim.node.node_id]
+        self._retry_at[claim.node.node_id] = self._clock() + _RETRY_S
+        if was_joined:
+            left(claim, reason)
+        ray.kill(claim.agent)
+        remove_placement_group(claim.group)
+
+
+def _computes_on_cpu(node: Node) -> bool:
+    return node.emulated or node.accelerator is Accelerator.CPU
+
+
+def _cards_on_host(
+    ray_node: Mapping[str, Any], nodes: Collection[Node], ray_nodes: Mapping[str, Any]
+) -> int:
+    """How many cards share the cores of this node's host: emulated nodes share one host."""
+    address = ray_node["NodeManagerAddress"]
+    here = [n for n in nodes if ray_nodes[n.node_id]["NodeManagerAddress"] == address]
+    return sum(node.server_cards for node in here)
+
+
+def _free_bundle(node: Node) -> dict[str, float]:
+    """The cards of the node that Ray has free; empty when there are none."""
+    from ray._private.state import available_resources_per_node
+
+    kind = node.accelerator.value
+    free = int(available_resources_per_node().get(node.node_id, {}).get(kind, 0))
+    if kind == Accelerator.CPU.value and free < len(node.card_indices):
+        return {}
+    return {kind: free} if free else {}
+
+
+def _cards_in(bundle: Mapping[str, float]) -> float:
+    return next(iter(bundle.values()))

@@ -1,0 +1,347 @@
+"""Which Ray cluster a run uses, and which cards are in it.
+
+``connect`` joins a cluster that is there; ``emulate`` starts one on this machine: one real Ray node
+process for each server, with the resources such a server would have, every one marked with the
+resource ``emulated``, by which any driver that joins sees that its cards are not real.
+
+A node's kind of card follows from its Ray resources: ``HPU``, else ``GPU``, else the host itself is
+one ``CPU`` card. A node with cards of two kinds is refused: their jobs would share its memory and
+cores, and disturb each other's measurements.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from orchestrator.cluster import Node
+from orchestrator.errors import ClusterError
+from orchestrator.job import Accelerator
+
+#: Custom Ray resources by which a node says what Ray has no word for.
+EMULATED = "emulated"
+SERVER_CARDS = "server_cards"  # when Ray was given only some of the server's cards
+CARD_MEMORY_GIB = "card_memory_gib"
+
+_GAUDI_SERVER_CARDS = 8
+_OBJECT_STORE_BYTES = 80_000_000  # rows are small; Ray's least is 75 MiB
+_PROBE_TIMEOUT_S = 5.0
+#: Ray replaces 127.0.0.1 by the host's outer address, where an emulated cluster has no business.
+_LOOPBACK = "127.0.0.2"
+_VISIBLE = {Accelerator.HPU: "HABANA_VISIBLE_MODULES", Accelerator.GPU: "CUDA_VISIBLE_DEVICES"}
+
+
+@dataclass(slots=True)
+class RayCluster:
+    """A cluster that this process has joined."""
+
+    address: str
+    temp_dir: str | None = None  # of an emulated cluster, which ends with this process
+
+    @property
+    def emulated(self) -> bool:
+        """Whether this process started it for itself."""
+        return self.temp_dir is not None
+
+    def nodes(self) -> list[Node]:
+        """The nodes alive now, in the order of their names.
+
+        Raises:
+            ClusterError: a node has two kinds of cards.
+        """
+        import ray
+
+        return nodes_of(ray.nodes())
+
+
+@dataclass(slots=True)
+class EmulatedCluster(RayCluster):
+    """A cluster of this machine's own, to which nodes can be added and from which they can go."""
+
+    ray_cluster: Any = None  # ray.cluster_utils.Cluster
+    ray_nodes: dict[str, Any] = field(default_factory=dict)  # by node name
+
+    def add(self, node: Node) -> None:
+        """Start a node; about two seconds, in which Ray waits for its own confirmation."""
+        self.ray_nodes[node.name] = self.ray_cluster.add_node(**_ray_node(node))
+
+    def remove(self, name: str) -> None:
+        """Kill a node and everything on it."""
+        self.ray_cluster.remove_node(self.ray_nodes.pop(name), allow_graceful=False)
+
+
+# ---------------------------------------------------------------- joining and starting
+
+
+@contextlib.contextmanager
+def connect(address: str | None = None) -> Iterator[RayCluster]:
+    """Join the cluster at ``address``, else at ``RAY_ADDRESS`` (a Ray job has it set).
+
+    Raises:
+        ClusterError: no address is known, nothing answers there, or Ray refuses.
+    """
+    known = address or os.environ.get("RAY_ADDRESS")
+    if not known:
+        raise ClusterError(
+            "no cluster to run on: give --emulate 2x8 for emulated cards on this machine, "
+            "--address HOST:6379 or RAY_ADDRESS on a machine of the cluster, "
+            "or send the grid there with `nightgrid submit`"
+        )
+    resolved = resolve_address(known)
+    _join(resolved)
+    try:
+        yield RayCluster(address=resolved)
+    finally:
+        _leave()
+
+
+@contextlib.contextmanager
+def emulate(nodes: Sequence[Node], *, dashboard: bool = False) -> Iterator[EmulatedCluster]:
+    """Start a cluster on this machine with these nodes, join it, and end it afterwards.
+
+    Everything listens on the loopback interface only. To be called from the main thread: Ray's
+    processes are told to die with the thread that starts them, however that ends.
+
+    Raises:
+        ClusterError: Ray cannot start here, or this process is on a cluster already.
+    """
+    import ray
+
+    if ray.is_initialized():
+        raise ClusterError("this process has joined a Ray cluster already; it cannot emulate one")
+    from ray.cluster_utils import Cluster
+
+    # Ray's sockets lie in here, and a socket's path has at most 107 characters.
+    base = tempfile.gettempdir()
+    temp_dir = tempfile.mkdtemp(prefix="ng-", dir=base if len(base) < 24 else "/tmp")
+    cluster = EmulatedCluster(address="", temp_dir=temp_dir, ray_cluster=Cluster())
+    with contextlib.ExitStack() as stack:
+        stack.callback(shutil.rmtree, temp_dir, ignore_errors=True)
+        # Ray notes the address of the newest cluster in its temporary directory, where a
+        # stranger's `ray.init("auto")` would find this one.
+        settings = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ADDRESS": None, "RAY_TMPDIR": temp_dir}
+        stack.enter_context(_environment(**settings))
+        stack.callback(cluster.ray_cluster.shutdown)
+        try:
+            _start_head(cluster.ray_cluster, dashboard=dashboard)
+            for node in nodes:
+                cluster.add(node)
+        except Exception as error:
+            raise ClusterError(f"cannot start an emulated Ray cluster: {error}") from error
+        cluster.address = cluster.ray_cluster.address
+        stack.callback(_leave)
+        _join(cluster.address, _node_ip_address=_LOOPBACK)
+        yield cluster
+
+
+def resolve_address(address: str) -> str:
+    """The ``host:port`` of a cluster's control store, with something listening on it.
+
+    Raises:
+        ClusterError: the address is of another kind, or nothing answers within five seconds.
+            (Ray itself would wait for over a minute and then end the process.)
+    """
+    if address == "auto":
+        from ray._private.utils import read_ray_address
+
+        address = read_ray_address() or ""
+        if not address:
+            raise ClusterError("no Ray cluster runs on this machine (address 'auto')")
+    if "://" in address:
+        raise ClusterError(
+            f"{address} is not the address of a cluster's control store, which is HOST:6379 and "
+            "can be joined only from a machine of the cluster. From elsewhere: "
+            "`nightgrid submit GRID --address http://HOST:8265`"
+        )
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        raise ClusterError(f"'{address}' is no cluster address; it has the form HOST:6379")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_PROBE_TIMEOUT_S).close()
+    except OSError as error:
+        raise ClusterError(
+            f"no Ray cluster answers at {address}: {error}. `ray status` on the head node says "
+            "whether it runs, `ray start --head` starts one"
+        ) from error
+    return address
+
+
+def _join(address: str, **options: Any) -> None:
+    import ray
+
+    if ray.is_initialized():
+        return
+    try:
+        ray.init(
+            address=address,
+            namespace=f"nightgrid-{os.getpid()}-{os.urandom(4).hex()}",
+            log_to_driver=False,
+            logging_level="ERROR",
+            **options,
+        )
+    except (Exception, SystemExit) as error:  # Ray ends the process where it should raise
+        hint = "is this machine part of the cluster, with the same Ray and Python version?"
+        if "token" in str(error).lower():
+            hint = "the cluster asks for a token: set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH"
+        raise ClusterError(f"cannot join the Ray cluster at {address}: {error}; {hint}") from error
+
+
+def _leave() -> None:
+    import ray
+
+    ray.shutdown()
+
+
+def _start_head(cluster: Any, *, dashboard: bool) -> None:
+    """The head node holds no cards and runs no jobs."""
+    cluster.add_node(
+        num_cpus=0,
+        node_name="head",
+        node_ip_address=_LOOPBACK,
+        object_store_memory=_OBJECT_STORE_BYTES,
+        include_dashboard=dashboard,
+        dashboard_port=_free_port(),
+    )
+
+
+def _ray_node(node: Node) -> dict[str, Any]:
+    """The arguments for Ray of one emulated node."""
+    cards = len(node.card_indices)
+    resources: dict[str, float] = {SERVER_CARDS: node.server_cards}
+    if node.emulated:
+        resources[EMULATED] = 1
+    if node.memory_bytes_per_card is not None:
+        resources[CARD_MEMORY_GIB] = node.memory_bytes_per_card / 2**30
+    arguments: dict[str, Any] = {
+        "node_name": node.name,
+        "node_ip_address": _LOOPBACK,
+        "num_cpus": 0,
+        "object_store_memory": _OBJECT_STORE_BYTES,
+        "resources": resources,
+    }
+    if node.accelerator is Accelerator.CPU:
+        arguments["num_cpus"] = cards
+    elif node.accelerator is Accelerator.GPU:
+        arguments["num_gpus"] = cards
+    else:
+        resources["HPU"] = cards
+    if node.accelerator in _VISIBLE:
+        visible = ",".join(map(str, node.card_indices))
+        arguments["env_vars"] = {_VISIBLE[node.accelerator]: visible}
+    return arguments
+
+
+@contextlib.contextmanager
+def _environment(**values: str | None) -> Iterator[None]:
+    """Set variables (None: unset) for the block."""
+    before = {name: os.environ.get(name) for name in values}
+    try:
+        for name, value in values.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        yield
+    finally:
+        for name, old in before.items():
+            if old is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = old
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+# ---------------------------------------------------------------- what is in it (pure)
+
+
+def nodes_of(ray_nodes: Iterable[Mapping[str, Any]]) -> list[Node]:
+    """The nodes of ``ray.nodes()`` that are alive and have cards, in the order of their names.
+
+    The card indices are the first ones, as many as Ray has: which ones they really are is known
+    when they are claimed (``RayExecutor``).
+
+    Raises:
+        ClusterError: a node has two kinds of cards.
+    """
+    alive = [node for node in ray_nodes if node["Alive"]]
+    names = Counter(_name(node) for node in alive)
+    found = []
+    for ray_node in alive:
+        kind, count = _cards(ray_node)
+        if count < 1:
+            continue
+        name = _name(ray_node)
+        if names[name] > 1:
+            name = f"{name}-{ray_node['NodeID'][:4]}"
+        found.append(node_of(ray_node, name, kind, tuple(range(count))))
+    return sorted(found, key=lambda node: node.name)
+
+
+def node_of(
+    ray_node: Mapping[str, Any], name: str, accelerator: Accelerator, indices: tuple[int, ...]
+) -> Node:
+    """One node, of which the cards ``indices`` are ours."""
+    resources = ray_node["Resources"]
+    emulated = EMULATED in resources
+    server_cards = int(resources.get(SERVER_CARDS, 0)) or max(len(indices), max(indices) + 1)
+    if accelerator is Accelerator.HPU and SERVER_CARDS not in resources:
+        server_cards = max(server_cards, _GAUDI_SERVER_CARDS)
+    memory_gib = resources.get(CARD_MEMORY_GIB)
+    return Node(
+        node_id=ray_node["NodeID"],
+        name=name,
+        accelerator=accelerator,
+        card_indices=indices,
+        server_cards=server_cards,
+        device_name=_device_name(ray_node, accelerator, emulated),
+        memory_bytes_per_card=None if memory_gib is None else round(memory_gib * 2**30),
+        emulated=emulated,
+    )
+
+
+def _name(ray_node: Mapping[str, Any]) -> str:
+    """The name given with ``ray start --node-name``, else the host's."""
+    name = ray_node.get("NodeName") or ""
+    if name and name != ray_node.get("NodeManagerAddress"):
+        return str(name)
+    return str(ray_node.get("NodeManagerHostname") or name or ray_node["NodeID"][:8])
+
+
+def _cards(ray_node: Mapping[str, Any]) -> tuple[Accelerator, int]:
+    """What kind of cards a node has, and how many."""
+    resources = ray_node["Resources"]
+    kinds = [kind for kind in (Accelerator.HPU, Accelerator.GPU) if resources.get(kind.value)]
+    if len(kinds) == 2:
+        raise ClusterError(
+            f"node {_name(ray_node)} has both HPU and GPU in its Ray resources; start it with "
+            "one kind of card (`ray start --resources …` or `--num-gpus 0`)"
+        )
+    if kinds:
+        return kinds[0], int(resources[kinds[0].value])
+    if resources.get("CPU", 0) < 1:
+        return Accelerator.CPU, 0
+    return Accelerator.CPU, int(resources.get(SERVER_CARDS, 1))
+
+
+def _device_name(ray_node: Mapping[str, Any], accelerator: Accelerator, emulated: bool) -> str:
+    """From Ray's ``accelerator_type:…`` resource; the worker reports the device's own name."""
+    if emulated:
+        return f"emulated {accelerator} on CPU"
+    prefix = "accelerator_type:"
+    for resource in ray_node["Resources"]:
+        if resource.startswith(prefix):
+            return str(resource[len(prefix) :])
+    return ""

@@ -1,0 +1,41 @@
+"""How a worker process is started: its configuration, its environment and its log. Pure."""
+
+from __future__ import annotations
+
+from orchestrator.card_process import Launch
+from orchestrator.cluster import Node
+from orchestrator.events import StartWorker
+from orchestrator.ray_actors import HostFacts
+from orchestrator.worker import VISIBLE_CARDS, WorkerConfig
+from workloads.devices import environment_for
+
+
+def launch_of(command: StartWorker, node: Node, facts: HostFacts, factory: str) -> Launch:
+    """The launch of the worker that the schedule asked for."""
+    card = command.card
+    device = "cpu" if node.emulated else card.accelerator.device
+    environment = environment_for(device, card.index, threads=facts.threads)
+    if variable := VISIBLE_CARDS[card.accelerator]:
+        environment[variable] = str(card.index)
+    config = WorkerConfig(
+        worker_id=command.worker_id,
+        card=card,
+        node_name=node.name,
+        emulated=node.emulated,
+        memory_bytes=node.memory_bytes_per_card,
+        threads=facts.threads,
+        rank=command.rank,
+        local_rank=command.local_rank,
+        world_size=command.world_size,
+        environment=environment,
+    )
+    name = f"{node.name}-{card.accelerator}{card.index}-{command.worker_id}"
+    safe = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in name)
+    return Launch(
+        name=command.worker_id,
+        server=facts.server,
+        factory=factory,
+        config=config,
+        environment=environment,
+        log=f"{facts.log_dir}/{safe}.log",
+    )

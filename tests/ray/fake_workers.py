@@ -1,0 +1,95 @@
+"""Workers for the Ray tests: the interface of CardWorker, no torch, and every way to go wrong."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import Any
+
+from orchestrator.attempt import Attempt, RankOutcome, WorkerInfo
+from orchestrator.executor import Progress
+from orchestrator.failure import Failure, classify
+from orchestrator.job import State
+from orchestrator.worker import VISIBLE_CARDS, WorkerConfig
+from workloads.api import Result
+
+
+class FakeWorker:
+    """Does what the job's ``model`` says."""
+
+    def __init__(self, config: WorkerConfig) -> None:
+        self.config = config
+        self._progress: Progress | None = None
+
+    def start(self) -> WorkerInfo:
+        return WorkerInfo(
+            worker_id=self.config.worker_id,
+            node_name=self.config.node_name,
+            pid=os.getpid(),
+            device_name="fake",
+            driver_version="",
+            emulated=self.config.emulated,
+            visible_cards=os.environ.get(VISIBLE_CARDS[self.config.card.accelerator] or "-", ""),
+            threads=int(os.environ["OMP_NUM_THREADS"]),
+            niceness=os.getpriority(os.PRIO_PROCESS, 0),
+            versions={"torch_imported": str("torch" in sys.modules)},
+        )
+
+    def listen(self, address: str) -> Any:
+        return {"address": address, "pid": os.getpid()}
+
+    def progress(self) -> Progress | None:
+        return self._progress
+
+    def failure(self, error: BaseException) -> Failure:
+        return Failure(failure_class=classify(error), message=str(error))
+
+    def run(self, attempt: Attempt, rank: int, rendezvous: Any) -> RankOutcome:
+        started_at = time.time()
+        self._progress = Progress(
+            worker_id=self.config.worker_id,
+            attempt_id=attempt.attempt_id,
+            phase="measure",
+            phase_started_at=started_at,
+        )
+        details = {"rendezvous": repr(rendezvous), "rank": str(rank)}
+        action, _, argument = attempt.job.model.partition(":")
+        if action == "sleep":
+            time.sleep(float(argument))
+        elif action == "segfault":
+            print("about to read address zero", flush=True)
+            ctypes.string_at(0)
+        elif action == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif action == "exit":
+            os._exit(int(argument))
+        elif action == "hold-gil":
+            ctypes.PyDLL(None).sleep(600)
+        elif action == "child":
+            child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+            with open(argument, "w") as file:
+                file.write(str(child.pid))
+            time.sleep(600)
+        elif action == "rank" and rank == int(argument.partition("=")[0]):
+            os._exit(int(argument.partition("=")[2]))
+        elif action == "rank":
+            time.sleep(600)
+        self._progress = None
+        return RankOutcome(
+            rank=rank,
+            state=State.SUCCEEDED,
+            started_at=started_at,
+            ended_at=time.time(),
+            result=Result(samples=(), stop_reason="max_repeats", details=details),
+        )
+
+
+class BrokenWorker(FakeWorker):
+    """Cannot start."""
+
+    def start(self) -> WorkerInfo:
+        raise ImportError("no module named habana_frameworks")
