@@ -40,18 +40,17 @@ class Document:
 
         A path that leads nowhere gives the position of the deepest value on the way.
         """
-        here, at = self.root, self.root
-        for step in path:
+        here = self.root
+        for number, step in enumerate(path, 1):
             if here.entries is not None and step in here.entries:
-                at, here = here.entries[str(step)]
+                key_position, here = here.entries[str(step)]
+                if key and number == len(path):
+                    return key_position.line, key_position.column
             elif here.items is not None and isinstance(step, int) and step < len(here.items):
-                at = here = here.items[step]
+                here = here.items[step]
             else:
                 break
-        else:
-            chosen = at if key else here
-            return chosen.line, chosen.column
-        return at.line, at.column
+        return here.line, here.column
 
     def problem(self, path: Path_, message: str, hint: str = "", *, key: bool = False) -> Problem:
         """A Problem with the position of ``path``."""

@@ -9,6 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from orchestrator.results_dir import default_results_dir
+
 if TYPE_CHECKING:
     from orchestrator.cluster import Node
     from orchestrator.history import PastRow
@@ -28,8 +30,8 @@ def add_grid_arguments(parser: argparse.ArgumentParser) -> None:
         "--results",
         metavar="DIR",
         type=Path,
-        default=Path("results"),
-        help="where runs keep their rows (default: %(default)s)",
+        default=default_results_dir(),
+        help="where runs keep their rows (default: $NIGHTGRID_RESULTS, else ./results)",
     )
     parser.add_argument(
         "--run",
@@ -68,13 +70,12 @@ def earlier_rows(results: Path, run: str) -> list[PastRow]:
     """The rows of a run, oldest first; none if there is no such run yet. Reads only.
 
     Raises:
-        StoreError: the rows cannot be read.
+        StoreError: the rows cannot be read, or the name cannot be that of a run.
     """
-    if not (results / run).is_dir():
-        return []
     from orchestrator.store import Store
 
-    return Store.open(results, run).history()
+    store = Store.open(results, run)
+    return store.history() if store.exists else []
 
 
 def plan_of(args: argparse.Namespace) -> Plan:
