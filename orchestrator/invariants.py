@@ -87,14 +87,14 @@ class Invariants:
         """Raise ``InvariantViolated`` if one of these, in this order, must not be given."""
         for command in commands:
             self.checked += 1
-            _must(not self.finished, f"a command after RunFinished: {command}")
+            _must(not self.finished, "a command after RunFinished", command)
             if isinstance(command, StartWorker):
                 self._start(command)
             elif isinstance(command, StopWorker):
                 process = self.processes.get(command.worker_id)
                 if process is None:
                     raise InvariantViolated(f"unknown worker is stopped: {command}")
-                _must(not process.stopping, f"worker is stopped twice: {command}")
+                _must(not process.stopping, "worker is stopped twice", command)
                 process.stopping = True
             elif isinstance(command, RunAttempt):
                 self._run(command)
@@ -114,9 +114,9 @@ class Invariants:
     def _start(self, command: StartWorker) -> None:
         card = command.card
         node = self.nodes.get(card.node_id)
-        _must(node is not None and card in node.cards, f"no such card: {command}")
-        _must(card not in self._on_card, f"{card} has worker {self._on_card.get(card)}: {command}")
-        _must(command.worker_id not in self.processes, f"worker id used twice: {command}")
+        _must(node is not None and card in node.cards, "no such card", command)
+        _must(card not in self._on_card, "the card has a worker already", command)
+        _must(command.worker_id not in self.processes, "worker id used twice", command)
         self._must_be_recorded(card)
         self._on_card[card] = command.worker_id
         self.processes[command.worker_id] = _Process(
@@ -126,22 +126,22 @@ class Invariants:
     def _run(self, command: RunAttempt) -> None:
         attempt = command.attempt
         job = attempt.job
-        _must(attempt.job_id not in self.final, f"runs after its final row: {attempt}")
-        _must(attempt.job_id not in self._job_running, f"runs twice at once: {attempt}")
-        _must(attempt.attempt_id not in self._issued, f"attempt id used twice: {attempt}")
-        _must(len(command.worker_ids) == len(attempt.cards) == job.cards, f"width: {attempt}")
-        _must(is_legal(attempt.cards, self.nodes), f"illegal card set: {attempt}")
+        _must(attempt.job_id not in self.final, "runs after its final row", attempt)
+        _must(attempt.job_id not in self._job_running, "runs twice at once", attempt)
+        _must(attempt.attempt_id not in self._issued, "attempt id used twice", attempt)
+        _must(len(command.worker_ids) == len(attempt.cards) == job.cards, "width", attempt)
+        _must(is_legal(attempt.cards, self.nodes), "illegal card set", attempt)
         for rank, worker_id in enumerate(command.worker_ids):
             process = self.processes.get(worker_id)
             if process is None or not process.ready or process.stopping:
                 raise InvariantViolated(f"worker {worker_id} is not ready: {attempt}")
-            _must(process.card == attempt.cards[rank], f"wrong card for {worker_id}: {attempt}")
-            _must(process.attempt_id is None, f"{worker_id} runs {process.attempt_id}: {attempt}")
+            _must(process.card == attempt.cards[rank], "a worker is on another card", command)
+            _must(process.attempt_id is None, "a worker is busy", command)
             fresh_wanted = job.cards > 1 or job.isolation == "process"
-            _must(not (fresh_wanted and process.attempts), f"{worker_id} is not fresh: {attempt}")
+            _must(not (fresh_wanted and process.attempts), "a process is not fresh", command)
             local = sum(c.node_id == process.card.node_id for c in attempt.cards[:rank])
             placed = (process.rank, process.local_rank, process.world_size)
-            _must(placed == (rank, local, job.cards), f"ranks of {worker_id}: {placed} {attempt}")
+            _must(placed == (rank, local, job.cards), "wrong rank or world size", (placed, command))
             self._must_be_recorded(process.card)
             process.attempts += 1
             process.attempt_id = attempt.attempt_id
@@ -150,7 +150,7 @@ class Invariants:
         self._issued.add(attempt.attempt_id)
         count = self.attempts[attempt.job_id] = self.attempts.get(attempt.job_id, 0) + 1
         if self.max_attempts is not None:
-            _must(count <= self.max_attempts, f"attempt {count} of a job: {attempt}")
+            _must(count <= self.max_attempts, f"attempt {count} of a job", attempt)
 
     def _record(self, row: RecordRow) -> None:
         job_id = row.job.job_id
@@ -161,9 +161,9 @@ class Invariants:
             if row.attempt.attempt_id in self.running:
                 self._give_up(row.attempt.attempt_id)
         if row.final:
-            _must(job_id not in self.final, f"second final row: {row}")
-            _must(row.state.terminal, f"final row in state {row.state}: {row}")
-            _must(job_id not in self._job_running, f"final row while it runs: {row}")
+            _must(job_id not in self.final, "second final row", row)
+            _must(row.state.terminal, f"final row in state {row.state}", row)
+            _must(job_id not in self._job_running, "final row while it runs", row)
             self.final[job_id] = row
 
     def _ended(self, attempt_id: str) -> None:
@@ -191,7 +191,7 @@ class Invariants:
 
     def _must_be_recorded(self, card: Card) -> None:
         attempt_id = self._unrecorded.get(card)
-        _must(attempt_id is None, f"{card} is used again before the row of {attempt_id}")
+        _must(attempt_id is None, "a card is used again before the row of", attempt_id)
 
 
 def is_legal(cards: CardSet, nodes: Mapping[str, Node]) -> bool:
@@ -213,6 +213,6 @@ def is_legal(cards: CardSet, nodes: Mapping[str, Node]) -> bool:
     )
 
 
-def _must(holds: bool, message: str) -> None:
+def _must(holds: bool, message: str, about: object = None) -> None:
     if not holds:
-        raise InvariantViolated(message)
+        raise InvariantViolated(f"{message}: {about}")

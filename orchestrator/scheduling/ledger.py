@@ -1,0 +1,131 @@
+"""The run so far: its clock, its rows, and which jobs have ended.
+
+A job's final row is written here and nowhere else, so that there is exactly one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from heapq import heappop, heappush
+
+from orchestrator.attempt import Attempt, Outcome
+from orchestrator.events import Command, RecordRow, Wake
+from orchestrator.job import Job, State
+from orchestrator.scheduling.cards import Slot
+from orchestrator.scheduling.leases import Lease
+from orchestrator.scheduling.pool import Pool
+from orchestrator.scheduling.record import JobRecord, Phase, ScheduleSettings, configuration_of
+
+
+class Ledger:
+    """Keeps the books of one run; every method may append to ``commands``."""
+
+    def __init__(
+        self, records: Iterable[JobRecord], settings: ScheduleSettings, commands: list[Command]
+    ) -> None:
+        self.settings = settings
+        self.commands = commands
+        self.now = 0.0
+        self.stopping = ""  # why nothing more is started; empty while all is well
+        self.tally: Counter[State] = Counter()  # ended jobs
+        self.unfinished = 0
+        self._configurations: dict[Job, list[JobRecord]] = {}
+        self._backoff: list[tuple[float, int, Pool, JobRecord]] = []
+        self._resting: list[tuple[float, int, Pool, Slot]] = []
+        for record in records:
+            self.unfinished += 1
+            if record.search is None:
+                self._configurations.setdefault(configuration_of(record.job), []).append(record)
+
+    # ------------------------------------------------------------ rows
+
+    def row(
+        self, record: JobRecord, state: State, reason: str, attempt: Attempt, outcome: Outcome
+    ) -> None:
+        """A row that is not the job's last."""
+        self.commands.append(
+            RecordRow(
+                job=record.job,
+                state=state,
+                reason=reason,
+                final=False,
+                attempt=attempt,
+                outcome=outcome,
+            )
+        )
+
+    def finish(
+        self,
+        pool: Pool,
+        record: JobRecord,
+        state: State,
+        reason: str,
+        attempt: Attempt | None = None,
+        outcome: Outcome | None = None,
+    ) -> None:
+        """The one final row of a job that waits nowhere any more."""
+        if record.phase is Phase.DONE:
+            raise AssertionError(f"{record.job_id} has its final row already")
+        record.phase, record.state = Phase.DONE, state
+        self.tally[state] += 1
+        self.unfinished -= 1
+        pool.unfinished[record.width] -= 1
+        self.commands.append(
+            RecordRow(
+                job=record.job,
+                state=state,
+                reason=reason,
+                final=True,
+                attempt=attempt,
+                outcome=outcome,
+            )
+        )
+
+    def end_unrun(self, pool: Pool, record: JobRecord, state: State, reason: str) -> None:
+        """End a job that has no running attempt."""
+        pool.withdraw(record, reason)
+        self.finish(pool, record, state, reason)
+
+    def prune(self, pool: Pool, lease: Lease) -> None:
+        """Larger batches of a configuration that has just run out of memory will too."""
+        job, attempt_id = lease.record.job, lease.attempt.attempt_id
+        for other in self._configurations.get(configuration_of(job), ()):
+            if other.batch_size <= lease.record.batch_size or other.phase is Phase.DONE:
+                continue
+            held = pool.lease_of(other)
+            if held is None or not held.running:
+                reason = (
+                    f"batch size {job.batch_size} of the same configuration ran out of memory "
+                    f"(attempt {attempt_id})"
+                )
+                self.end_unrun(pool, other, State.PRUNED, reason)
+
+    # ------------------------------------------------------------ pauses
+
+    def retry(self, pool: Pool, record: JobRecord, delay_s: float) -> None:
+        """Let a job wait for cards again, after a pause."""
+        if delay_s <= 0:
+            pool.enqueue(record)
+            return
+        record.phase = Phase.BACKOFF
+        due = self.now + delay_s
+        heappush(self._backoff, (due, record.order, pool, record))
+        self.commands.append(Wake(at=due))
+
+    def rest(self, pool: Pool, slot: Slot) -> None:
+        """Leave a card alone for a moment."""
+        pool.rest(slot)
+        due = self.now + self.settings.card_rest_s
+        heappush(self._resting, (due, slot.order, pool, slot))
+        self.commands.append(Wake(at=due))
+
+    def release_due(self) -> None:
+        """End the pauses of jobs and cards that are over."""
+        while self._backoff and self._backoff[0][0] <= self.now:
+            _, _, pool, record = heappop(self._backoff)
+            if record.phase is Phase.BACKOFF:
+                pool.enqueue(record)
+        while self._resting and self._resting[0][0] <= self.now:
+            _, _, pool, slot = heappop(self._resting)
+            pool.rested(slot)

@@ -1,0 +1,207 @@
+"""What follows from the end of an attempt, or from a worker that did not start.
+
+The row comes first; then what becomes of the job (it ends, is tried again, or its search for the
+largest batch size goes on), of its workers (kept warm or replaced) and of its cards (trusted, or
+held to account).
+"""
+
+from __future__ import annotations
+
+from orchestrator.attempt import Outcome, RankOutcome
+from orchestrator.batch_search import largest_fit, next_probe
+from orchestrator.failure import Failure, FailureClass
+from orchestrator.job import State
+from orchestrator.retry import POLICIES, failure_class_of, judge
+from orchestrator.scheduling.breaker import Breaker
+from orchestrator.scheduling.cards import Worker, WorkerState
+from orchestrator.scheduling.leases import Lease
+from orchestrator.scheduling.ledger import Ledger
+from orchestrator.scheduling.pool import Pool, blamed_cards
+from orchestrator.scheduling.record import JobRecord
+
+
+class Verdicts:
+    """Judges outcomes. ``tripped`` says why the run must stop, once the breaker has tripped."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger = ledger
+        self.settings = ledger.settings
+        self.tripped: str | None = None
+        self._breaker = Breaker(self.settings.breaker_failures, self.settings.breaker_within_s)
+
+    def conclude(self, pool: Pool, lease: Lease, outcome: Outcome) -> None:
+        """Write the row of a current attempt, then decide about its job, workers and cards."""
+        record = lease.record
+        pool.leases.close(lease)
+        workers = [slot.worker for slot in lease.slots if slot.worker is not None]
+        succeeded = outcome.state is State.SUCCEEDED
+        failure_class = None if succeeded else failure_class_of(outcome)
+        self._tell_breaker(record, outcome, failure_class)
+        probed = succeeded and lease.attempt.purpose == "probe"
+        searching = record.search is not None and (
+            probed or failure_class is FailureClass.OUT_OF_MEMORY
+        )
+        if searching:
+            self._note_probe(lease, outcome, fits=succeeded)
+        elif failure_class is None:
+            self.ledger.finish(pool, record, State.SUCCEEDED, "measured", lease.attempt, outcome)
+        else:
+            self._fail(pool, lease, outcome, failure_class)
+        if succeeded:
+            pool.trust(lease)
+        for worker in workers:
+            reason = self._why_replace(worker, lease, failure_class, searching=searching)
+            if reason:
+                pool.leases.stop(worker, reason)
+        if searching:
+            self._continue_search(pool, record, workers)
+
+    def _fail(
+        self, pool: Pool, lease: Lease, outcome: Outcome, failure_class: FailureClass
+    ) -> None:
+        """An attempt failed: its job is retried or ends, and its cards may have to answer."""
+        record, policy = lease.record, POLICIES[failure_class]
+        record.failures[failure_class] = record.failures.get(failure_class, 0) + 1
+        verdict = judge(
+            failure_class,
+            failures=record.failures[failure_class],
+            attempts=sum(record.failures.values()),
+            max_attempts=self.settings.max_attempts,
+        )
+        detail = f": {outcome.failure.message}" if outcome.failure is not None else ""
+        retry = verdict.retry and not self.ledger.stopping
+        if retry:
+            self.ledger.row(record, outcome.state, verdict.reason + detail, lease.attempt, outcome)
+        else:
+            stopped = f"; not retried: {self.ledger.stopping}" if verdict.retry else ""
+            reason = verdict.reason + detail + stopped
+            self.ledger.finish(pool, record, verdict.state, reason, lease.attempt, outcome)
+        blamed = blamed_cards(lease, outcome, failure_class)
+        if policy.blame_card == "at_once":
+            for card in blamed:
+                pool.strike(card, f"{failure_class}{detail}", at_once=True)
+        elif policy.blame_card == "if_it_works_elsewhere":
+            record.suspects.update(blamed)
+        if retry:
+            record.send_elsewhere(policy.elsewhere, blamed)
+            self.ledger.retry(pool, record, verdict.delay_s)
+        elif verdict.state is State.OUT_OF_MEMORY:
+            self.ledger.prune(pool, lease)
+
+    def start_failed(
+        self, pool: Pool, worker: Worker, lease: Lease | None, failure: Failure | None
+    ) -> None:
+        """A worker did not come up: the card's fault, unless it happens to the job again and
+        again. A gang that it was meant for is given up and tried elsewhere."""
+        slot = worker.slot
+        failure = failure or Failure(
+            failure_class=FailureClass.CRASH, message="the worker stopped while it was starting"
+        )
+        why = f"its worker did not start ({failure.failure_class}: {failure.message})"
+        if lease is not None:
+            record = lease.record
+            record.start_failures += 1
+            outcome = made_up(
+                lease, State.FAILED, failure, self.ledger.now, lease.slots.index(slot)
+            )
+            given_up = record.start_failures >= self.settings.max_start_failures
+            if given_up:
+                reason = f"{record.start_failures} workers for it did not start; the last: {why}"
+                state = POLICIES[failure.failure_class].state
+                self.ledger.finish(pool, record, state, reason, lease.attempt, outcome)
+            else:
+                self.ledger.row(record, State.FAILED, f"{slot.card}: {why}", lease.attempt, outcome)
+            pool.leases.cancel(lease, f"another worker of {lease.attempt.attempt_id} did not start")
+            if not given_up:
+                record.send_elsewhere("card", [slot.card])
+                self.ledger.retry(pool, record, POLICIES[failure.failure_class].backoff_s)
+        pool.strike(slot.card, why)
+        if slot.usable:
+            self.ledger.rest(pool, slot)
+        self.tripped = self.tripped or self._breaker.failure(
+            failure.failure_class, str(slot.card), 0.0, failure.message
+        )
+
+    def lose(self, pool: Pool, lease: Lease, reason: str) -> None:
+        """A lease has lost cards with their node."""
+        if lease.running:
+            failure = Failure(failure_class=FailureClass.NODE_LOST, message=reason)
+            self.conclude(pool, lease, made_up(lease, State.LOST, failure, self.ledger.now))
+        else:
+            pool.leases.cancel(lease, reason)
+            pool.enqueue(lease.record)
+
+    def _tell_breaker(
+        self, record: JobRecord, outcome: Outcome, failure_class: FailureClass | None
+    ) -> None:
+        if failure_class is None:
+            self._breaker.success()
+            return
+        took_s = max((rank.ended_at - rank.started_at for rank in outcome.ranks), default=0.0)
+        message = outcome.failure.message if outcome.failure is not None else outcome.state
+        tripped = self._breaker.failure(failure_class, record.job_id, took_s, message)
+        self.tripped = self.tripped or tripped
+
+    def _why_replace(
+        self,
+        worker: Worker,
+        lease: Lease,
+        failure_class: FailureClass | None,
+        *,
+        searching: bool,
+    ) -> str:
+        """Why a worker may not be used again after an attempt; empty when it may."""
+        record = lease.record
+        if self.ledger.stopping:
+            return self.ledger.stopping
+        if len(lease.slots) > 1:
+            return "the processes of a gang are not used again"
+        if not record.warm:
+            return "isolation: process"
+        if searching:
+            worker.spoiled = worker.spoiled or failure_class is not None
+            return ""
+        if failure_class is not None and POLICIES[failure_class].replace_worker:
+            return f"not trusted after {failure_class}"
+        return "not trusted after an out-of-memory" if worker.spoiled else ""
+
+    # ------------------------------------------------------------ batch_size: max
+
+    def _note_probe(self, lease: Lease, outcome: Outcome, *, fits: bool) -> None:
+        record = lease.record
+        assert record.search is not None
+        record.search[record.batch_size] = fits
+        reason = f"batch size {record.batch_size} {'fits' if fits else 'does not fit'}"
+        self.ledger.row(record, outcome.state, reason, lease.attempt, outcome)
+
+    def _continue_search(self, pool: Pool, record: JobRecord, workers: list[Worker]) -> None:
+        """Probe on, on the same worker while it is there; then measure, in a clean process."""
+        assert record.search is not None
+        worker = next((worker for worker in workers if worker.state is WorkerState.IDLE), None)
+        size = next_probe(record.search, self.settings.max_batch_size)
+        record.purpose = "measure" if size is None else "probe"
+        size = largest_fit(record.search) if size is None else size
+        if self.ledger.stopping:
+            self.ledger.finish(pool, record, State.NOT_STARTED, self.ledger.stopping)
+        elif size is None:
+            reason = "not even batch size 1 fits"
+            self.ledger.finish(pool, record, State.OUT_OF_MEMORY, reason)
+        else:
+            record.batch_size = size
+            if worker is not None and record.purpose == "measure" and worker.spoiled:
+                pool.leases.lease_fresh(record, (worker.slot,), self.ledger.now)
+            elif worker is not None:
+                pool.leases.lease_warm(record, worker, self.ledger.now)
+            else:
+                pool.enqueue(record)
+            return
+        if worker is not None and worker.spoiled:
+            pool.leases.stop(worker, "not trusted after an out-of-memory")
+
+
+def made_up(lease: Lease, state: State, failure: Failure, now: float, rank: int = 0) -> Outcome:
+    """The outcome of an attempt of which no worker is left to tell."""
+    ended = RankOutcome(rank=rank, state=state, started_at=now, ended_at=now, failure=failure)
+    return Outcome(
+        attempt_id=lease.attempt.attempt_id, state=state, ranks=(ended,), failure=failure
+    )
