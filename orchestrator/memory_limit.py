@@ -11,12 +11,14 @@ worker cleans up, and for processes that have no such counter (not Linux) it is 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import resource
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 STATUS = Path("/proc/self/status")
+_M_MMAP_THRESHOLD = -3  # <malloc.h>
 
 
 class LimitUnavailable(Exception):
@@ -38,6 +40,14 @@ def private_bytes() -> int:
     raise LimitUnavailable(f"{STATUS} has no VmData line")
 
 
+def _return_freed_memory() -> None:
+    """Make glibc map every block of a megabyte or more by itself, so that freeing it gives it
+    back. By default it learns to keep ever larger blocks in its heap, and what a job freed would
+    stay counted against the next."""
+    with contextlib.suppress(OSError, AttributeError):  # not glibc: its own allocator's business
+        ctypes.CDLL("libc.so.6").mallopt(_M_MMAP_THRESHOLD, 1 << 20)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryLimit:
     """The limit of one emulated card, counted from what the process holds already."""
@@ -48,6 +58,7 @@ class MemoryLimit:
     @classmethod
     def above_baseline(cls, memory_bytes: int) -> MemoryLimit:
         """A limit of ``memory_bytes`` above what this process holds now; not yet in force."""
+        _return_freed_memory()
         return cls(baseline_bytes=private_bytes(), memory_bytes=memory_bytes)
 
     @contextlib.contextmanager

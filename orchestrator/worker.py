@@ -241,6 +241,7 @@ class CardWorker:
         if world_size == 1:
             yield OneCard()
             return
+        assert self._device is not None
         if rendezvous is None or world_size != self.config.world_size:
             raise BadConfiguration(
                 f"attempt {attempt.attempt_id} has {world_size} cards; worker "
@@ -251,7 +252,7 @@ class CardWorker:
             rendezvous=rendezvous,
             rank=rank,
             world_size=world_size,
-            device=self.config.device,
+            device=self._device,
             listener=self._listener if rank == 0 else None,
         ) as collective:
             yield collective

@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 
 from workloads.collective import OneCard, Rendezvous, joined, listen
+from workloads.devices import device_for
 from workloads.errors import CollectiveFailed
+
+CPU = device_for("cpu")
 
 
 def test_the_collective_of_one_card_returns_its_input() -> None:
@@ -20,7 +23,7 @@ def test_the_collective_of_one_card_returns_its_input() -> None:
 def _exchange(rank: int, rendezvous: Rendezvous, listener: Any = None) -> dict[str, Any]:
     before = dict(os.environ)
     with joined(
-        rendezvous=rendezvous, rank=rank, world_size=2, device="cpu", listener=listener
+        rendezvous=rendezvous, rank=rank, world_size=2, device=CPU, listener=listener
     ) as gang:
         gang.barrier()
         seen = gang.gather({"rank": rank})
@@ -35,7 +38,7 @@ def _exchange(rank: int, rendezvous: Rendezvous, listener: Any = None) -> dict[s
 
 
 def _die(rendezvous: Rendezvous) -> None:
-    with joined(rendezvous=rendezvous, rank=1, world_size=2, device="cpu") as gang:
+    with joined(rendezvous=rendezvous, rank=1, world_size=2, device=CPU) as gang:
         gang.barrier()
         os._exit(9)
 
@@ -92,7 +95,7 @@ def test_the_death_of_a_rank_is_an_error_in_the_others(spawn: Any) -> None:
             rendezvous=listener.rendezvous,
             rank=0,
             world_size=2,
-            device="cpu",
+            device=CPU,
             listener=listener,
         ) as gang,
     ):
@@ -113,7 +116,7 @@ def test_a_rank_that_never_comes_ends_the_wait() -> None:
             rendezvous=listener.rendezvous,
             rank=0,
             world_size=2,
-            device="cpu",
+            device=CPU,
             listener=listener,
         ),
     ):

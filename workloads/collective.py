@@ -13,12 +13,12 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from workloads.errors import CollectiveFailed
 
-#: The torch.distributed backend for each device type.
-BACKENDS = {"cpu": "gloo", "cuda": "nccl", "hpu": "hccl"}
+if TYPE_CHECKING:
+    from workloads.devices.base import Device
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,13 +110,13 @@ def joined(
     rendezvous: Rendezvous,
     rank: int,
     world_size: int,
-    device: str,
+    device: Device,
     listener: Listener | None = None,
 ) -> Iterator[TorchCollective]:
     """Join the gang's process group, and leave it at the end whatever happens.
 
-    ``device`` is the torch device type (``cpu``, ``cuda``, ``hpu``); ``listener`` is rank 0's, when
-    it has one: without, rank 0 opens the rendezvous port itself.
+    ``device`` chooses the transport; ``listener`` is rank 0's, when it has one: without, rank 0
+    opens the rendezvous port itself.
 
     Raises:
         CollectiveFailed: the ranks did not meet within the time limit.
@@ -127,8 +127,7 @@ def joined(
         raise CollectiveFailed(f"rank {rank} is still a member of an earlier gang")
     timeout = timedelta(seconds=rendezvous.timeout_s)
     with _naming_the_rank(rank, f"meeting at {rendezvous.address}:{rendezvous.port}"):
-        if device == "hpu":
-            import habana_frameworks.torch.distributed.hccl  # noqa: F401 - registers the backend
+        device.register_collective()
         store = listener.store if listener is not None else None
         if store is None:
             store = dist.TCPStore(
@@ -141,7 +140,11 @@ def joined(
             )
         with _environment(rendezvous, rank, world_size):
             dist.init_process_group(
-                BACKENDS[device], store=store, rank=rank, world_size=world_size, timeout=timeout
+                device.collective_backend,
+                store=store,
+                rank=rank,
+                world_size=world_size,
+                timeout=timeout,
             )
     try:
         with _environment(rendezvous, rank, world_size):

@@ -57,9 +57,18 @@ class ProcessState:
         torch.use_deterministic_algorithms(self.deterministic)
 
 
-def generation_configs(loaded: Any) -> list[tuple[Any, Any]]:
-    """(model, deep copy of its generation config) for each model in what a loader returned: the
-    object itself, the items of a tuple, list or dict, or the fields of a dataclass."""
+@dataclass(frozen=True, slots=True)
+class KeptConfig:
+    """A generation config, who owns it, and what it held after loading."""
+
+    owner: Any
+    config: Any
+    content: dict[str, Any]
+
+
+def generation_configs(loaded: Any) -> list[KeptConfig]:
+    """What ``restore_generation_configs`` needs of every generation config in what a loader
+    returned: of the object itself, the items of a tuple, list or dict, or a dataclass's fields."""
     parts = [loaded]
     if is_dataclass(loaded) and not isinstance(loaded, type):
         parts += [getattr(loaded, field.name) for field in fields(loaded)]
@@ -67,14 +76,19 @@ def generation_configs(loaded: Any) -> list[tuple[Any, Any]]:
         parts += list(loaded.values())
     elif isinstance(loaded, (tuple, list)):
         parts += list(loaded)
+    owned = [(part, getattr(part, "generation_config", None)) for part in parts]
     return [
-        (part, copy.deepcopy(part.generation_config))
-        for part in parts
-        if getattr(part, "generation_config", None) is not None
+        KeptConfig(owner, config, copy.deepcopy(vars(config)))
+        for owner, config in owned
+        if hasattr(config, "__dict__") and not callable(config)
     ]
 
 
-def restore_generation_configs(snapshot: list[tuple[Any, Any]]) -> None:
-    """Give every model a fresh copy of the generation config it had when it was loaded."""
-    for model, config in snapshot:
-        model.generation_config = copy.deepcopy(config)
+def restore_generation_configs(kept: list[KeptConfig]) -> None:
+    """Give every owner its own config back, holding what it held after loading."""
+    for each in kept:
+        if each.owner.generation_config is not each.config:
+            each.owner.generation_config = each.config
+        content = vars(each.config)
+        content.clear()
+        content.update(copy.deepcopy(each.content))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from workloads.isolation import generation_configs, restore_generation_configs
+from workloads.isolation import KeptConfig, generation_configs, restore_generation_configs
 
 
 class ResidentModel:
@@ -20,7 +20,7 @@ class ResidentModel:
         self.key: str | None = None
         self.was_used = False  # by the current job, without loading
         self._loaded: Any = None
-        self._configs: list[tuple[Any, Any]] = []
+        self._configs: list[KeptConfig] = []
 
     def holds(self, key: str) -> bool:
         """Whether the model under this key is loaded."""

@@ -1,0 +1,94 @@
+"""A model's generation config starts every job as it was after loading."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from workloads.isolation import generation_configs, restore_generation_configs
+
+
+class Config:
+    """Attributes only, as transformers' is."""
+
+    def __init__(self) -> None:
+        self.max_length = 20
+        self.stop = [1]
+
+
+class Model:
+    """Owns a config."""
+
+    def __init__(self) -> None:
+        self.generation_config = Config()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Loaded:
+    """What an engine keeps: a model and things beside it, frozen."""
+
+    model: Model
+    name: str = "tiny"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Holder:
+    """A frozen owner of a config."""
+
+    generation_config: Config
+
+
+@pytest.mark.parametrize(
+    ("wrap", "config"),
+    [
+        (lambda model: model, lambda loaded: loaded.generation_config),
+        (lambda model: Loaded(model), lambda loaded: loaded.model.generation_config),
+        (lambda model: (model, "tokenizer"), lambda loaded: loaded[0].generation_config),
+        (lambda model: {"model": model}, lambda loaded: loaded["model"].generation_config),
+        (lambda model: Holder(model.generation_config), lambda h: h.generation_config),
+    ],
+)
+def test_changes_in_place_are_undone(
+    wrap: Callable[[Model], Any], config: Callable[[Any], Config]
+) -> None:
+    """Wherever a loader puts the model, its config is found, and restored twice over."""
+    loaded = wrap(Model())
+    kept = generation_configs(loaded)
+    for _ in range(2):
+        config(loaded).max_length = 99
+        config(loaded).stop.append(2)
+        config(loaded).static_shapes = True  # type: ignore[attr-defined]
+        restore_generation_configs(kept)
+        assert vars(config(loaded)) == {"max_length": 20, "stop": [1]}
+
+
+def test_a_config_that_was_replaced_comes_back() -> None:
+    """The very object from loading is the model's again."""
+    model = Model()
+    original = model.generation_config
+    kept = generation_configs(model)
+    model.generation_config = Config()
+    restore_generation_configs(kept)
+    assert model.generation_config is original
+
+
+def test_what_has_no_config_is_left_alone() -> None:
+    """Plain objects, and models whose config is None, need nothing."""
+    model = Model()
+    model.generation_config = None  # type: ignore[assignment]
+    assert generation_configs(model) == []
+    assert generation_configs("text") == []
+    assert generation_configs(Loaded) == []
+
+
+def test_a_method_of_that_name_is_no_config() -> None:
+    """An engine that makes a fresh config for every call keeps nothing that could change."""
+
+    class Engine:
+        def generation_config(self) -> Config:
+            return Config()
+
+    assert generation_configs(Engine()) == []
