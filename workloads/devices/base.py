@@ -49,6 +49,7 @@ class Device(ABC):
     """A handle on the one card that this process uses."""
 
     name: ClassVar[str]  # "cpu", "cuda" or "hpu"
+    collective_backend: ClassVar[str]  # between such cards, as torch.distributed calls it
 
     @staticmethod
     @abstractmethod
@@ -92,6 +93,9 @@ class Device(ABC):
     def release_memory(self) -> None:
         """Give back what is no longer referenced, as far as the device allows."""
         gc.collect()
+
+    def register_collective(self) -> None:
+        """Make ``collective_backend`` known to torch.distributed, where that takes an import."""
 
     def seed(self, seed: int) -> None:
         """Make Python, NumPy and torch on this device start from the same random state."""

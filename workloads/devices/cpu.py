@@ -19,6 +19,7 @@ class CpuDevice(Device):
     """The host's processor. A "card" of a CPU node is a share of its cores."""
 
     name = "cpu"
+    collective_backend = "gloo"
 
     @staticmethod
     def environment(card_index: int, *, threads: int | None = None) -> dict[str, str]:

@@ -48,6 +48,7 @@ class CudaDevice(Device):
     """One NVIDIA GPU."""
 
     name = "cuda"
+    collective_backend = "nccl"
 
     @staticmethod
     def environment(card_index: int, *, threads: int | None = None) -> dict[str, str]:

@@ -54,6 +54,7 @@ class HpuDevice(Device):
     """One Gaudi card."""
 
     name = "hpu"
+    collective_backend = "hccl"
 
     @staticmethod
     def environment(
@@ -118,6 +119,9 @@ class HpuDevice(Device):
 
     def release_memory(self) -> None:
         gc.collect()
+
+    def register_collective(self) -> None:
+        importlib.import_module("habana_frameworks.torch.distributed.hccl")
 
     def seed(self, seed: int) -> None:
         super().seed(seed)
