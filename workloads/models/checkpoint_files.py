@@ -47,6 +47,8 @@ def read_config(directory: Path) -> dict[str, Any]:
         DataMissing: it is not there, not a directory, or not JSON.
     """
     file = directory / "config.json"
+    if not directory.exists():
+        raise DataMissing(f"there is no directory {directory}")
     if not directory.is_dir():
         raise DataMissing(f"{directory} is a file; a model is a directory with a config.json")
     if not file.is_file():

@@ -28,16 +28,20 @@ class ModelSource:
     entry: ModelEntry
 
 
-def open_model(name: str) -> ModelSource:
+def open_model(name: str, *, allow_original: bool = False) -> ModelSource:
     """Make sure the model's directory exists, building or fetching it if need be.
 
     Safe when several processes of a node ask at once.
+
+    Args:
+        name: as in ``catalog.find_model``.
+        allow_original: accept ChatGLM's original layout, for an engine that loads it.
 
     Raises:
         DataMissing: there is no such model, or it cannot be made or fetched.
         BadConfiguration: its layout is one that transformers does not load.
     """
-    entry = find_model(name)
+    entry = find_model(name, allow_original=allow_original)
     if entry.kind == "directory":
         path = Path(entry.location)
     elif entry.kind == "hub":

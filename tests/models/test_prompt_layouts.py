@@ -1,0 +1,45 @@
+"""Prompts of models that are not ChatGLM3: a chat template, or the text as it is."""
+
+from __future__ import annotations
+
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from workloads.errors import BadConfiguration
+from workloads.models.chatglm3_tokenizer import build_tokenizer
+from workloads.models.prompt import encode_prompt, layout_of
+from workloads.models.tiny_vocabulary import pieces
+
+
+@pytest.fixture
+def make_tokenizer():
+    """A tokenizer over the embedded pieces, with the settings that a test is about."""
+    return lambda **settings: PreTrainedTokenizerFast(
+        tokenizer_object=build_tokenizer(pieces()), eos_token="</s>", **settings
+    )
+
+
+def test_a_plain_model_gets_its_begin_token_and_the_text(make_tokenizer):
+    """No role, no template: <s> once, then the text, then nothing."""
+    tokenizer = make_tokenizer(bos_token="<s>")
+    assert layout_of(tokenizer) == "plain"
+    ids = encode_prompt(tokenizer, None, "裙子")
+    assert tokenizer.convert_ids_to_tokens(ids) == ["<s>", "▁", "裙子"]
+
+
+def test_a_plain_model_without_a_begin_token(make_tokenizer):
+    """The text alone; an empty one has nothing to begin with and is refused."""
+    tokenizer = make_tokenizer()
+    assert tokenizer.convert_ids_to_tokens(encode_prompt(tokenizer, None, "裙子")) == ["▁", "裙子"]
+    with pytest.raises(BadConfiguration, match="empty prompt"):
+        encode_prompt(tokenizer, None, "")
+
+
+def test_a_chat_template_is_followed(make_tokenizer):
+    """The content is put where the template says, ready for an answer, with no token added."""
+    template = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}"
+    template += "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    tokenizer = make_tokenizer(bos_token="<s>", chat_template=template)
+    assert layout_of(tokenizer) == "chat-template"
+    got = tokenizer.convert_ids_to_tokens(encode_prompt(tokenizer, None, "裙子"))
+    assert got == ["<|user|>", "▁", "裙子", "<|assistant|>"]
