@@ -78,15 +78,13 @@ class Claim:
 
     def card_actor(self, name: str) -> Any:
         """A new actor for one card, shown under ``name`` in the dashboard."""
-        import ray
-
         options = self.in_bundle(1) | {
             "name": name,
             "max_restarts": 0,
             "max_task_retries": 0,
         }
         # ``progress`` and ``stop`` are answered while ``start`` or ``run`` is busy.
-        actor_class = ray.remote(concurrency_groups={"control": 2})(CardActor)
+        actor_class = _remote(CardActor, concurrency_groups={"control": 2})
         return actor_class.options(**options).remote()
 
 
@@ -201,7 +199,7 @@ class Claims:
             "name": f"agent {node.name} {time.monotonic_ns()}",
             "scheduling_strategy": NodeAffinitySchedulingStrategy(node.node_id, soft=False),
         }
-        agent = ray.remote(NodeAgent).options(**agent_options).remote()
+        agent = _remote(NodeAgent).options(**agent_options).remote()
         claim = Claim(
             node=node,
             ray_node=ray_node,
@@ -241,13 +239,13 @@ class Claims:
             str(ray_node["NodeManagerAddress"]),
             PRELOAD if self._preload and _computes_on_cpu(node) else (),
             cards_on_host,
-            str(self._log_dir) if self._log_dir else None,
+            str(self._log_dir.resolve()) if self._log_dir else None,
         )
         calls[serve] = on_facts
         if node.accelerator is Accelerator.CPU:
             claim.indices = node.card_indices
             return
-        probe = ray.remote(CardProbe).options(**claim.in_bundle(int(_cards_in(bundle)))).remote()
+        probe = _remote(CardProbe).options(**claim.in_bundle(int(_cards_in(bundle)))).remote()
 
         def on_indices(value: Any) -> None:
             ray.kill(probe)
@@ -276,6 +274,14 @@ class Claims:
             left(claim, reason)
         ray.kill(claim.agent)
         remove_placement_group(claim.group)
+
+
+def _remote(actor_class: type, **options: Any) -> Any:
+    """The class as a Ray actor class, which Ray's own types describe poorly."""
+    import ray
+
+    decorate: Any = ray.remote(**options) if options else ray.remote
+    return decorate(actor_class)
 
 
 def _computes_on_cpu(node: Node) -> bool:

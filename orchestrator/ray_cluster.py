@@ -12,6 +12,7 @@ cores, and disturb each other's measurements.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import shutil
 import socket
@@ -28,7 +29,7 @@ from orchestrator.job import Accelerator
 #: Custom Ray resources by which a node says what Ray has no word for.
 EMULATED = "emulated"
 SERVER_CARDS = "server_cards"  # when Ray was given only some of the server's cards
-CARD_MEMORY_GIB = "card_memory_gib"
+CARD_MEMORY_MIB = "card_memory_mib"  # whole numbers: Ray takes no fractions above one
 
 _GAUDI_SERVER_CARDS = 8
 _OBJECT_STORE_BYTES = 80_000_000  # rows are small; Ray's least is 75 MiB
@@ -183,7 +184,7 @@ def _join(address: str, **options: Any) -> None:
             address=address,
             namespace=f"nightgrid-{os.getpid()}-{os.urandom(4).hex()}",
             log_to_driver=False,
-            logging_level="ERROR",
+            logging_level=logging.ERROR,
             **options,
         )
     except (Exception, SystemExit) as error:  # Ray ends the process where it should raise
@@ -218,7 +219,7 @@ def _ray_node(node: Node) -> dict[str, Any]:
     if node.emulated:
         resources[EMULATED] = 1
     if node.memory_bytes_per_card is not None:
-        resources[CARD_MEMORY_GIB] = node.memory_bytes_per_card / 2**30
+        resources[CARD_MEMORY_MIB] = node.memory_bytes_per_card // 2**20
     arguments: dict[str, Any] = {
         "node_name": node.name,
         "node_ip_address": _LOOPBACK,
@@ -299,7 +300,7 @@ def node_of(
     server_cards = int(resources.get(SERVER_CARDS, 0)) or max(len(indices), max(indices) + 1)
     if accelerator is Accelerator.HPU and SERVER_CARDS not in resources:
         server_cards = max(server_cards, _GAUDI_SERVER_CARDS)
-    memory_gib = resources.get(CARD_MEMORY_GIB)
+    memory_mib = resources.get(CARD_MEMORY_MIB)
     return Node(
         node_id=ray_node["NodeID"],
         name=name,
@@ -307,7 +308,7 @@ def node_of(
         card_indices=indices,
         server_cards=server_cards,
         device_name=_device_name(ray_node, accelerator, emulated),
-        memory_bytes_per_card=None if memory_gib is None else round(memory_gib * 2**30),
+        memory_bytes_per_card=None if memory_mib is None else int(memory_mib) * 2**20,
         emulated=emulated,
     )
 

@@ -1,0 +1,36 @@
+"""``nightgrid logs ID --address http://HEAD:8265 [--follow]``: what a submitted job prints."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+EPILOG = """\
+--follow prints from the start and goes on until the job is over, over broken connections too.
+Ctrl-C ends the printing, not the job.
+exit codes: 0; with --follow 1 if the job did not succeed; 5 no such job, or not reachable
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of `nightgrid logs`."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = EPILOG
+    parser.add_argument("id", metavar="ID", help="submission id")
+    parser.add_argument("--address", metavar="URL", help="the cluster's dashboard")
+    parser.add_argument("--follow", "-f", action="store_true", help="go on until the job is over")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the log, once or as it grows."""
+    from orchestrator.submission import JobServer, print_chunk
+
+    server = JobServer(args.address)
+    if not args.follow:
+        print_chunk(server.logs(args.id))
+        return 0
+    job = server.follow(args.id, print_chunk)
+    if job.status != "SUCCEEDED":
+        print(f"job {job.submission_id} {job.status}: {job.message}", file=sys.stderr)
+        return 1
+    return 0

@@ -1,0 +1,77 @@
+"""``nightgrid submit GRID --address http://HEAD:8265``: send a grid to a cluster and return.
+
+The grid is checked here first. The working directory is uploaded (without what ``.gitignore`` and
+``.rayignore`` leave out), and the cluster runs the same command that one would type there.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+EPILOG = """\
+What follows -- goes to `nightgrid run` on the cluster, for example
+  nightgrid submit grids/smoke.yaml --address http://head:8265 -- --retry-failed
+
+With --submission-id the same command can be repeated safely: it finds the job that is there.
+exit codes: 0 sent, or there already; 2 the grid is refused; 5 the cluster is not reachable or
+refuses.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of `nightgrid submit`."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = EPILOG
+    parser.add_argument("grid", metavar="GRID", type=Path, help="grid file (YAML)")
+    parser.add_argument(
+        "--address",
+        metavar="URL",
+        help="the cluster's dashboard, http://HEAD:8265 (default: RAY_API_SERVER_ADDRESS)",
+    )
+    parser.add_argument(
+        "--results",
+        metavar="DIR",
+        help="where rows go, on the node that drives the run "
+        "(default: NIGHTGRID_RESULTS, else ~/nightgrid-results there)",
+    )
+    parser.add_argument("--run", dest="run_name", metavar="NAME", help="default: the grid's name")
+    parser.add_argument(
+        "--submission-id", metavar="ID", help="the job's id; repeating it starts no second job"
+    )
+    parser.add_argument(
+        "--working-dir",
+        metavar="DIR",
+        type=Path,
+        default=Path(),
+        help="what is uploaded; the grid lies in it (default: this directory)",
+    )
+    parser.add_argument(
+        "arguments", nargs="*", metavar="-- ARG", help="more arguments of `nightgrid run`"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Check, send, and say how to find the job again."""
+    from orchestrator.grid import load_grid
+    from orchestrator.submission import JobServer, Submission, new_submission_id
+
+    grid = load_grid(args.grid)
+    name = args.run_name or grid.name
+    submission = Submission(
+        grid=args.grid,
+        working_dir=args.working_dir,
+        run=name,
+        submission_id=args.submission_id or new_submission_id(name),
+        results=args.results,
+        arguments=tuple(args.arguments),
+    )
+    entrypoint = submission.entrypoint  # refused before the cluster is asked
+    server = JobServer(args.address)
+    sent = server.submit(submission)
+    print(submission.submission_id)
+    print("  " + ("sent" if sent else "is there already") + f": {entrypoint}")
+    where = f"{submission.submission_id} --address {server.address}"
+    print(f"  nightgrid status {where}")
+    print(f"  nightgrid logs {where} --follow")
+    return 0

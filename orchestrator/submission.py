@@ -1,0 +1,285 @@
+"""Grids as Ray jobs: sent from a workstation, found again from anywhere.
+
+A job is the very command one would type on the cluster (`python -m orchestrator run …`), with the
+working directory uploaded beside it. Its submission id is chosen here, so that a submission that is
+repeated, because the answer got lost or the laptop was closed, finds the job instead of starting a
+second one. Only Ray's job client is used: the workstation needs no more of the cluster than the
+dashboard's port.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shlex
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from orchestrator.environment import GIT_COMMIT_VARIABLE, GIT_DIRTY_VARIABLE, git_state
+from orchestrator.errors import SubmitError
+from orchestrator.results_dir import VARIABLE as RESULTS_VARIABLE
+
+DEFAULT_PORT = 8265
+_TIMEOUT_S = 5.0
+#: How long a stopped job may take to end its workers and write its last rows (Ray's own: 3 s).
+_STOP_WAIT_S = 120
+_METADATA = {"made_by": "nightgrid"}
+_ADDRESS_VARIABLES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submission:
+    """What is to be sent. ``grid`` lies inside ``working_dir``; ``results`` is a path on the
+    cluster."""
+
+    grid: Path
+    working_dir: Path
+    run: str
+    submission_id: str
+    results: str | None = None
+    arguments: tuple[str, ...] = ()  # more of `nightgrid run`
+
+    @property
+    def entrypoint(self) -> str:
+        """The command that the cluster runs.
+
+        Raises:
+            SubmitError: the grid is not in the working directory, so would not be uploaded.
+        """
+        try:
+            grid = self.grid.resolve().relative_to(self.working_dir.resolve())
+        except ValueError:
+            raise SubmitError(
+                f"{self.grid} is outside the directory that is uploaded, "
+                f"{self.working_dir.resolve()}; copy it there, or give --working-dir"
+            ) from None
+        command = ["python", "-m", "orchestrator", "run", grid.as_posix(), "--run", self.run]
+        if self.results is not None:
+            command += ["--results", self.results]
+        return shlex.join([*command, *self.arguments])
+
+    def runtime_env(self) -> dict[str, Any]:
+        """What Ray uploads and sets. The program travels with the grid unless it is in the
+        working directory anyway."""
+        state = git_state()
+        variables = {"RAY_JOB_STOP_WAIT_TIME_S": str(_STOP_WAIT_S), "PYTHONUNBUFFERED": "1"}
+        if state.commit is not None:
+            variables[GIT_COMMIT_VARIABLE] = state.commit
+        if state.dirty is not None:
+            variables[GIT_DIRTY_VARIABLE] = "1" if state.dirty else "0"
+        if results := os.environ.get(RESULTS_VARIABLE):
+            variables[RESULTS_VARIABLE] = results
+        environment: dict[str, Any] = {
+            "working_dir": str(self.working_dir.resolve()),
+            "env_vars": variables,
+        }
+        if not (self.working_dir / "orchestrator" / "__main__.py").exists():
+            here = Path(__file__).resolve().parent
+            environment["py_modules"] = [str(here), str(here.parent / "workloads")]
+        return environment
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobInfo:
+    """A job as the cluster knows it. Times are seconds since the epoch."""
+
+    submission_id: str
+    status: str  # PENDING, RUNNING, SUCCEEDED, FAILED, STOPPED
+    entrypoint: str
+    message: str
+    started_at: float | None
+    ended_at: float | None
+    exit_code: int | None
+
+    @property
+    def over(self) -> bool:
+        """Whether it has ended, however."""
+        return self.status in ("SUCCEEDED", "FAILED", "STOPPED")
+
+
+class JobServer:
+    """The job server of a cluster.
+
+    Raises:
+        SubmitError: nothing answers there, or not as a Ray job server.
+    """
+
+    def __init__(self, address: str | None) -> None:
+        self.address = resolve_job_address(address)
+        from ray.job_submission import JobSubmissionClient
+
+        try:
+            self._client = JobSubmissionClient(self.address)
+        except Exception as error:
+            raise SubmitError(
+                f"{self.address} does not answer as a Ray job server: {_line(error)}"
+            ) from error
+
+    def submit(self, submission: Submission) -> bool:
+        """Send a grid; False if a job of this id and command is there already.
+
+        Raises:
+            SubmitError: the id belongs to another command, or the cluster refuses.
+        """
+        entrypoint = submission.entrypoint
+        earlier = self._find(submission.submission_id)
+        if earlier is None:
+            try:
+                self._client.submit_job(
+                    entrypoint=entrypoint,
+                    submission_id=submission.submission_id,
+                    runtime_env=submission.runtime_env(),
+                    metadata=_METADATA | {"run": submission.run},
+                )
+                return True
+            except Exception as error:
+                earlier = self._find(submission.submission_id)  # somebody was quicker, or a retry
+                if earlier is None:
+                    raise SubmitError(f"{self.address} refuses the job: {_line(error)}") from error
+        if earlier.entrypoint != entrypoint:
+            raise SubmitError(
+                f"job {submission.submission_id} is there already ({earlier.status}) with another "
+                f"command:\n    {earlier.entrypoint}\nChoose another --submission-id."
+            )
+        return False
+
+    def job(self, submission_id: str) -> JobInfo:
+        """One job.
+
+        Raises:
+            SubmitError: there is none of this id; the message lists those there are.
+        """
+        found = self._find(submission_id)
+        if found is None:
+            known = ", ".join(job.submission_id for job in self.jobs()[:5]) or "none"
+            raise SubmitError(
+                f"no job '{submission_id}' at {self.address}; the newest there: {known}"
+            )
+        return found
+
+    def jobs(self) -> list[JobInfo]:
+        """Every submitted job that Nightgrid made, the newest first."""
+        listed = [job for job in self._client.list_jobs() if job.submission_id]
+        ours = [job for job in listed if (job.metadata or {}).get("made_by") == "nightgrid"]
+        return [_info(job) for job in sorted(ours, key=lambda j: j.start_time or 0, reverse=True)]
+
+    def logs(self, submission_id: str) -> str:
+        """All that the job has printed so far."""
+        self.job(submission_id)
+        logs: str = self._client.get_job_logs(submission_id)
+        return logs
+
+    def follow(self, submission_id: str, write: Callable[[str], object]) -> JobInfo:
+        """Write the job's output as it comes, from its start, until the job is over.
+
+        A connection that breaks is made again and goes on where it was.
+
+        Raises:
+            SubmitError: there is no such job, or the cluster stays away for a minute.
+        """
+        self.job(submission_id)
+        seen = 0
+        silent_since = time.monotonic()
+        while True:
+            try:
+                info = self.job(submission_id)
+                fresh = asyncio.run(self._write_from(submission_id, seen, write))
+                seen += fresh
+                if info.over and not fresh:
+                    return info
+                silent_since = time.monotonic()
+                if not fresh:
+                    time.sleep(0.5)
+            except (OSError, RuntimeError, asyncio.TimeoutError) as error:
+                if time.monotonic() - silent_since > 60:
+                    raise SubmitError(f"{self.address} went away: {_line(error)}") from error
+                time.sleep(1.0)
+
+    async def _write_from(
+        self, submission_id: str, seen: int, write: Callable[[str], object]
+    ) -> int:
+        """Write what comes after the first ``seen`` characters; how many those were."""
+        position = 0
+        stream: AsyncIterator[str] = self._client.tail_job_logs(submission_id)
+        async for chunk in stream:
+            start = max(0, seen - position)
+            position += len(chunk)
+            if start < len(chunk):
+                write(chunk[start:])
+        return max(0, position - seen)
+
+    def _find(self, submission_id: str) -> JobInfo | None:
+        try:
+            return _info(self._client.get_job_info(submission_id))
+        except RuntimeError as error:
+            if "404" in str(error) or "does not exist" in str(error):
+                return None
+            raise SubmitError(f"{self.address}: {_line(error)}") from error
+
+
+def resolve_job_address(address: str | None) -> str:
+    """The URL of a job server that listens, from ``--address`` or the environment.
+
+    Raises:
+        SubmitError: none is given, it is of another kind, or nothing listens there.
+    """
+    named = {name: os.environ.get(name, "") for name in _ADDRESS_VARIABLES}
+    chosen = address or next((value for value in named.values() if value.startswith("http")), "")
+    if not chosen:
+        raise SubmitError(
+            "no cluster to talk to: give --address http://HEAD:8265 (the dashboard's address), "
+            f"or set {_ADDRESS_VARIABLES[0]}"
+        )
+    if "://" not in chosen:
+        chosen = f"http://{chosen}"
+    try:
+        parts = urlsplit(chosen)
+        port = parts.port or (443 if parts.scheme == "https" else DEFAULT_PORT)
+    except ValueError as error:
+        raise SubmitError(f"'{chosen}' is no address: {error}") from error
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise SubmitError(f"'{chosen}' is no job server; it has the form http://HEAD:8265")
+    try:
+        socket.create_connection((parts.hostname, port), timeout=_TIMEOUT_S).close()
+    except OSError as error:
+        raise SubmitError(
+            f"nothing answers at {parts.hostname}:{port}: {error}. Is the head node up "
+            "(`ray start --head`), its dashboard reachable from here (it listens on its own "
+            "loopback unless given --dashboard-host), or an SSH tunnel needed?"
+        ) from error
+    return chosen if parts.port or parts.scheme == "https" else f"{chosen.rstrip('/')}:{port}"
+
+
+def new_submission_id(run: str) -> str:
+    """An id that nobody has: the run's name, the time, and four random digits."""
+    stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
+    return f"nightgrid-{run}-{stamp}-{os.urandom(2).hex()}"
+
+
+def print_chunk(text: str) -> None:
+    """Log output as it is, at once."""
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def _info(job: Any) -> JobInfo:
+    return JobInfo(
+        submission_id=job.submission_id,
+        status=str(getattr(job.status, "value", job.status)),
+        entrypoint=job.entrypoint,
+        message=job.message or "",
+        started_at=job.start_time / 1000 if job.start_time else None,
+        ended_at=job.end_time / 1000 if job.end_time else None,
+        exit_code=job.driver_exit_code,
+    )
+
+
+def _line(error: BaseException, limit: int = 500) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= limit else text[: limit - 1] + "…"
