@@ -7,43 +7,58 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-from orchestrator.measurement import Measurement
+from orchestrator.errors import StoreError
+
+if TYPE_CHECKING:
+    from orchestrator.measurement import Measurement
+    from orchestrator.report.summary import Summary
+    from orchestrator.store import Store
 
 PAGE_NAME = "report.html"
 
 
-class ReadableRun(Protocol):
-    """What the report needs of a store."""
-
-    @property
-    def path(self) -> Path:
-        """The directory of the run."""
-
-    def measurements(self, samples: bool = True) -> list[Measurement]:
-        """All rows in the order in which they were written."""
-
-
-def write_report(store: ReadableRun) -> Path:
+def write_report(store: Store) -> Path:
     """Write the HTML page of a run beside its rows, and return its path.
 
     The page replaces an older one in a single step, so a reader never sees half of it.
+
+    Raises:
+        StoreError: the rows cannot be read, or the page cannot be written.
     """
     from orchestrator.report.page import render
+
+    summary, measurements = read_summary(store)
+    return write_aside(store.path / PAGE_NAME, render(summary, measurements))
+
+
+def read_summary(store: Store) -> tuple[Summary, tuple[Measurement, ...]]:
+    """The summary of a run, with the rows that it was made from. Takes no lock.
+
+    Raises:
+        StoreError: the rows cannot be read.
+    """
     from orchestrator.report.summary import summarize
 
-    measurements = store.measurements()
-    return write_aside(Path(store.path) / PAGE_NAME, render(summarize(measurements), measurements))
+    contents = store.read()
+    damaged = [f"{damage.path.name} ({damage.reason})" for damage in contents.damaged]
+    return summarize(contents.measurements, damaged), contents.measurements
 
 
 def write_aside(path: Path, text: str) -> Path:
-    """Write ``text`` under a temporary name in the same directory, then rename it to ``path``."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """Write ``text`` under a temporary name in the same directory, then rename it to ``path``.
+
+    Raises:
+        StoreError: the file cannot be written.
+    """
     aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         aside.write_text(text, encoding="utf-8")
         os.replace(aside, path)
+    except OSError as error:
+        raise StoreError(f"cannot write {path}: {error.strerror or error}") from error
     finally:
         aside.unlink(missing_ok=True)
     return path

@@ -42,6 +42,7 @@ def to_json(summary: Summary) -> str:
         "unsettled": summary.unsettled,
         "counts": {str(state): count for state, count in summary.counts.items()},
         "flags": [{"name": f.name, "count": f.count, "of": f.of} for f in summary.flags],
+        "damaged": list(summary.damaged),
         "shared": dict(summary.shared),
         "best": [_contest(contest) for contest in summary.contests],
         "causes": [

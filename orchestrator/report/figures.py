@@ -171,7 +171,7 @@ def _end_labels(
 ) -> str:
     """The precisions' names at the ends of their lines, pushed apart where they would touch.
 
-    A name stands beside its last point where the room is free, else in the margin.
+    A name stands beside its last point or above it where the room is free, else in the margin.
     """
     parts = []
     floor = float("-inf")
@@ -181,12 +181,16 @@ def _end_labels(
         placed.append((floor, precision))
     overflow = max(0.0, placed[-1][0] - (HEIGHT - BOTTOM)) if placed else 0.0
     for y, precision in placed:
-        x = _x(series[precision][-1].batch, sizes) + 9
-        if not _free(x, y - overflow, precision, series, sizes, top):
-            x = max(x, WIDTH - RIGHT + 2)
+        last = series[precision][-1]
+        x, y = _x(last.batch, sizes) + 9, y - overflow
+        if not _free(x, y, precision, series, sizes, top):
+            own = _y(last.value, top)
+            places = ((x - 20, own - 15), (x - 38, own - 10))
+            free = [p for p in places if _free(*p, precision, series, sizes, top)]
+            x, y = free[0] if free else (max(x, WIDTH - RIGHT + 2), y)
         parts.append(
             f'<text class="name p{precision_style(precision)}" x="{x:.1f}" '
-            f'y="{y - overflow + 4:.1f}">{escape(visible(precision))}</text>'
+            f'y="{y + 4:.1f}">{escape(visible(precision))}</text>'
         )
     return "".join(parts)
 

@@ -50,8 +50,8 @@ def newest_final(measurements: Sequence[Measurement]) -> tuple[Measurement, ...]
     newest: dict[str, tuple[float, Measurement]] = {}
     reached = float("-inf")
     for row in measurements:
-        time = row.ended_at if row.ended_at is not None else row.started_at
-        time = reached if time is None else time
+        known_times = (row.recorded_at, row.ended_at, row.started_at)
+        time = next((t for t in known_times if t is not None), reached)
         reached = max(reached, time)
         if not row.final:
             continue

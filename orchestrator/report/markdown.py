@@ -38,6 +38,12 @@ def _headline(summary: Summary) -> str:
             f"> **{flag.name}** in {flag.count:,} of {units.plural(flag.of, 'row')} "
             f"({names}). {flag.meaning}",
         ]
+    if summary.damaged:
+        files = units.plural(len(summary.damaged), "file")
+        lines += [
+            "",
+            f"> **{files} could not be read**: {markdown(units.listed(list(summary.damaged), 3))}",
+        ]
     for fact in summary.provenance.mixed:
         values = markdown(units.listed([value for value, _ in fact.values]))
         lines += ["", f"> **Mixed {markdown(fact.name)}**: {values}."]

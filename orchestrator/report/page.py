@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 SCRIPTS = ("data.js", "tips.js", "tables.js", "scatter.js", "timeline.js", "rows.js")
 OPEN_TABLES = 6  # further ones are folded
-LISTED = 24  # further winners and causes are folded
+LISTED = 12  # further winners and causes are folded
 
 
 def render(summary: Summary, measurements: Sequence[Measurement]) -> str:

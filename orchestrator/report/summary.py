@@ -92,6 +92,7 @@ class Summary:
     rows: tuple[Measurement, ...] = ()
     attempts: int = 0  # of all jobs, over all invocations, probes included
     counts: Mapping[State, int] = field(default_factory=dict)  # in order of STATE_ORDER, reversed
+    damaged: tuple[str, ...] = ()  # files of the run that could not be read, with the reason
     flags: tuple[Flag, ...] = ()
     shared: Mapping[str, str] = field(default_factory=dict)
     contests: tuple[Contest, ...] = ()
@@ -123,8 +124,11 @@ class Summary:
         )
 
 
-def summarize(measurements: Sequence[Measurement]) -> Summary:
-    """The summary of one run's rows, in the order in which they were written."""
+def summarize(measurements: Sequence[Measurement], damaged: Sequence[str] = ()) -> Summary:
+    """The summary of one run's rows, in the order in which they were written.
+
+    ``damaged`` names files that should have held rows and could not be read.
+    """
     rows = newest_final(measurements)
     settings = settings_of(rows)
     contests = hold_contests(rows, settings)
@@ -133,6 +137,7 @@ def summarize(measurements: Sequence[Measurement]) -> Summary:
         run=measurements[0].run if measurements else "",
         rows=rows,
         attempts=sum(1 for row in measurements if row.started_at is not None),
+        damaged=tuple(damaged),
         counts={s: counted[s] for s in reversed(STATE_ORDER) if counted[s]},
         flags=flags_of(rows),
         shared=shared_facts(sorted(set(settings.values()))),

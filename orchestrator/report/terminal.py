@@ -70,6 +70,14 @@ def _headline(summary: Summary, console: Console) -> None:
             f"({units.listed(list(flag.details), 3)}). {flag.meaning}",
             "yellow",
         )
+    if summary.damaged:
+        files = units.plural(len(summary.damaged), "file")
+        _say(
+            console,
+            f"! {files} of this run could not be read: "
+            f"{one_line(units.listed(list(summary.damaged), 3))}",
+            "bold red",
+        )
     for fact in summary.provenance.mixed:
         values = units.listed([value for value, _ in fact.values])
         _say(console, f"! Rows were made with more than one {fact.name}: {values}.", "yellow")

@@ -19,6 +19,7 @@ def number(value: float | None, digits: int = 4) -> str:
         return MISSING
     if value == 0:
         return "0"
+    value = float(f"{value:.{digits - 1}e}")  # 0.99996 is 1.000, not 1.0000
     magnitude = math.floor(math.log10(abs(value)))
     decimals = digits - 1 - magnitude
     if decimals <= 0:

@@ -107,6 +107,22 @@ class Page:
         self.settle()
         return elapsed
 
+    def open_without_scripts(self, path: Path) -> None:
+        """Load a file while scripts are off; nothing can be evaluated then."""
+        self.events.clear()
+        self.send("Page.navigate", url=path.resolve().as_uri())
+        while "Page.loadEventFired" not in self.events:
+            self._next()
+
+    def visible_text(self) -> str:
+        """The text that a reader of the page gets, from the accessibility tree."""
+        nodes = self.send("Accessibility.getFullAXTree")["nodes"]
+        return " ".join(
+            str(node["name"].get("value", ""))
+            for node in nodes
+            if not node["ignored"] and "name" in node
+        )
+
     def evaluate(self, script: str) -> Any:
         """The value of a JavaScript expression; promises are awaited."""
         result = self.send(

@@ -148,7 +148,7 @@ class Night:
         step = step_time(job, batch) * self.random.gauss(1, 0.012)
         rate = batch / step * job.cards
         half = abs(self.random.gauss(0.022, 0.009)) + 0.004
-        weights = int(PARAMETERS.get(job.model, 1e9) * BYTES[job.precision])
+        weights = int(PARAMETERS.get(job.model, 1e9) * BYTES.get(job.precision, 2.0))
         prompts = [self._item(index, step, output) for index in range(items)]
         latencies = sorted(item.latency_s for item in prompts) or [step * output]
         samples = tuple(
@@ -222,13 +222,13 @@ class Night:
 def step_time(job: Job, batch: int) -> float:
     """Seconds of one decoding step: read the weights once, and pay a little for each sequence."""
     bandwidth = DEVICES[job.accelerator][2]
-    read = PARAMETERS.get(job.model, 1e9) * BYTES[job.precision] / bandwidth
-    return (read + 0.0009 + 0.00012 * batch) * SLOWDOWN[job.precision]
+    read = PARAMETERS.get(job.model, 1e9) * BYTES.get(job.precision, 2.0) / bandwidth
+    return (read + 0.0009 + 0.00012 * batch) * SLOWDOWN.get(job.precision, 1.3)
 
 
 def fits(job: Job, batch: int) -> bool:
     """Whether the model and its cache fit into the card."""
-    need = PARAMETERS.get(job.model, 1e9) * BYTES[job.precision] + batch * 1.1 * GIB
+    need = PARAMETERS.get(job.model, 1e9) * BYTES.get(job.precision, 2.0) + batch * 1.1 * GIB
     return need < DEVICES[job.accelerator][1] * 0.95
 
 

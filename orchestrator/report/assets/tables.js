@@ -4,16 +4,20 @@ if (finder) {
   const tables = [...document.querySelectorAll("details.table")];
   const texts = tables.map((table) => table.querySelector("summary").textContent.toLowerCase());
   const say = byId("found-tables");
+  const all = byId("all-tables");
+  const FIRST = 20; // a list of hundreds is searched, not read
   const find = () => {
     const words = finder.value.toLowerCase().split(/\s+/).filter(Boolean);
     let found = 0;
     tables.forEach((table, index) => {
       const fits = words.every((word) => texts[index].includes(word));
       found += fits;
-      table.hidden = !fits;
+      table.hidden = !fits || (found > FIRST && !all.disabled);
     });
-    say.textContent = `${found} of ${tables.length} tables`;
+    const seen = all.disabled ? found : Math.min(found, FIRST);
+    say.textContent = `${seen} of ${found === tables.length ? "" : `${found} found among `}${tables.length} tables`;
   };
+  all.addEventListener("click", () => { all.disabled = true; find(); });
   finder.addEventListener("input", find);
   find();
 }

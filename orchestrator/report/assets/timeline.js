@@ -27,7 +27,7 @@ if (timeline) {
     y += row;
   });
   timeline.style.height = `${y + 12}px`;
-  const edges = (width) => ({ left: width < 520 ? 74 : 132, right: width - (width < 520 ? 44 : 62) });
+  const edges = (width) => ({ left: width < 520 ? 92 : 132, right: width - (width < 520 ? 44 : 62) });
   const xs = spans.start.map((start, i) => [place(start), place(spans.end[i])]);
   let drawnWidth = 0;
 
@@ -44,7 +44,7 @@ if (timeline) {
     const step = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 28800, 86400]
       .find((s) => s >= visible / Math.max(2, (right - left) / 95)) || 172800;
     windows.forEach(([start, end], w) => {
-      pen.textAlign = "center";
+      pen.textAlign = width < 520 ? "left" : "center";
       for (let t = 0; t <= end - start; t += step) {
         const x = at(offsets[w] + (t / wall) * spread);
         if (x < left - 1 || x > right + 1) continue;
@@ -99,7 +99,7 @@ if (timeline) {
       if (first) {
         pen.fillStyle = ink;
         let name = lane.node;
-        while (name.length > 1 && pen.measureText(name).width > left - 44) name = name.slice(0, -2) + "…";
+        while (name.length > 1 && pen.measureText(name).width > left - 36) name = name.slice(0, -2) + "…";
         pen.fillText(name, 10, middle);
       }
       if (row >= 15 || first) {
@@ -117,7 +117,7 @@ if (timeline) {
     pen.textAlign = "right";
     pen.fillText("used", width - 10, 13);
     pen.textAlign = "left";
-    pen.fillText("node, card", 10, 13);
+    if (width >= 520) pen.fillText("node, card", 10, 13);
   });
 
   const clampView = () => {

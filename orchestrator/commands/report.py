@@ -1,0 +1,124 @@
+"""``nightgrid report``: tables in the terminal and one HTML page from a run's rows.
+
+Reads what is there, also while the run is still writing, and never takes the run's lock.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from orchestrator.errors import StoreError
+from orchestrator.report import PAGE_NAME, read_summary, write_aside
+
+if TYPE_CHECKING:
+    from orchestrator.report.summary import Summary
+    from orchestrator.store import Store
+
+FORMATS = ("terminal", "html", "md", "csv", "json")
+STANDARD_OUTPUT = Path("-")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of `nightgrid report`."""
+    parser.add_argument("run_name", nargs="?", metavar="RUN", help="default: the newest run")
+    parser.add_argument(
+        "--results",
+        type=Path,
+        metavar="DIR",
+        help="where runs lie (default: $NIGHTGRID_RESULTS, else ./results)",
+    )
+    parser.add_argument(
+        "--format",
+        choices=FORMATS,
+        help="only this (default: tables in the terminal, and the HTML page)",
+    )
+    parser.add_argument(
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="where to write; - is standard output (default: the page to DIR/RUN/report.html, "
+        "all else to standard output)",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print or write the report.
+
+    Raises:
+        StoreError: there is no such run, its rows cannot be read, or a file cannot be written.
+    """
+    store = open_run(args.results, args.run_name)
+    summary, measurements = read_summary(store)
+    page_path = args.output or store.path / PAGE_NAME
+    if args.format is None:
+        sys.stdout.write(tables(summary, None))
+    if args.format in (None, "html"):
+        from orchestrator.report.page import render
+
+        _deliver(render(summary, measurements), page_path)
+    else:
+        output = args.output or STANDARD_OUTPUT
+        _deliver(_text(summary, args.format, output), output)
+    return 0
+
+
+def open_run(results: Path | None, name: str | None) -> Store:
+    """The store of a run, for reading; without a name, of the newest run.
+
+    Raises:
+        StoreError: no run of that name, or none at all; the message lists those that exist.
+    """
+    from orchestrator.results_dir import default_results_dir
+    from orchestrator.store import Store, runs
+
+    results = results or default_results_dir()
+    known = runs(results)
+    if not known:
+        raise StoreError(
+            f"there are no runs in {results}. Start one with `nightgrid run GRID`, or say where "
+            "they are with --results DIR."
+        )
+    if name is not None and name not in known:
+        listed = "\n".join(f"    {run}" for run in known[:20])
+        more = f"\n    and {len(known) - 20} more" if len(known) > 20 else ""
+        raise StoreError(f"there is no run {name!r} in {results}. Newest first:\n{listed}{more}")
+    return Store.existing(results, name or known[0])
+
+
+def tables(summary: Summary, output: Path | None) -> str:
+    """The terminal's tables as text, coloured if standard output is a terminal."""
+    from rich.console import Console
+
+    from orchestrator.report.terminal import print_summary
+
+    to_screen = output in (None, STANDARD_OUTPUT)
+    console = (
+        Console(highlight=False)
+        if to_screen
+        else Console(highlight=False, width=100, color_system=None, force_terminal=False)
+    )
+    with console.capture() as capture:
+        print_summary(summary, console)
+    return capture.get()
+
+
+def _text(summary: Summary, form: str, output: Path) -> str:
+    if form == "terminal":
+        return tables(summary, output)
+    if form == "md":
+        from orchestrator.report.markdown import to_markdown
+
+        return to_markdown(summary)
+    from orchestrator.report.export import to_csv, to_json
+
+    return to_csv(summary) if form == "csv" else to_json(summary)
+
+
+def _deliver(text: str, output: Path) -> None:
+    if output == STANDARD_OUTPUT:
+        sys.stdout.write(text)
+    else:
+        print(f"report: {write_aside(output, text).resolve()}")

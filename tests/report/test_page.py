@@ -1,0 +1,221 @@
+"""The HTML page, read as text: self-contained, escaped, complete. See also the Chromium tests."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+from measurement_factory import HOSTILE, Night, a_job, every_state, large_run
+
+from orchestrator.job import State
+from orchestrator.report import units
+from orchestrator.report.page import render
+from orchestrator.report.payload import MOST_POINTS, MOST_TEXT, payload
+from orchestrator.report.summary import SHORT_STATE, summarize
+
+VOID = {"meta", "link", "input", "br", "img", "path", "rect"}
+
+
+class Outline(HTMLParser):
+    """Elements, text and attributes of a page; asserts that every element is closed."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: list[str] = []
+        self.scripts: list[str] = []
+        self.feed(page)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open and self.open[-1] == tag, (tag, self.open[-3:], self.getpos())
+        self.open.pop()
+
+    def handle_data(self, data: str) -> None:
+        (self.scripts if self.open and self.open[-1] == "script" else self.texts).append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.texts).split())
+
+
+@pytest.fixture(scope="module")
+def page() -> str:
+    """The page of a night with every state and hostile texts."""
+    rows = every_state()
+    return render(summarize(rows), rows)
+
+
+@pytest.fixture(scope="module")
+def outline(page: str) -> Outline:
+    """That page, parsed."""
+    return Outline(page)
+
+
+def test_the_page_refers_to_nothing_outside(page: str, outline: Outline) -> None:
+    """No element loads anything: no address of the web, no other file."""
+    assert not re.search(r"https?://", page.replace("http://www.w3.org/2000/svg", ""))
+    assert "url(" not in page and "@import" not in page
+    for tag, attributes in outline.tags:
+        assert "src" not in attributes, tag
+        href = attributes.get("href")
+        assert href is None or href.startswith("#") or href == "data:,"
+        if href and href.startswith("#"):
+            assert any(a.get("id") == href[1:] for _, a in outline.tags), href
+
+
+def test_hostile_text_makes_no_element(outline: Outline) -> None:
+    """A failure that contains a script stays text: there are exactly the page's two scripts."""
+    tags = [tag for tag, _ in outline.tags]
+    assert tags.count("script") == 2
+    assert "img" not in tags
+    assert not any(name.startswith("on") for _, attributes in outline.tags for name in attributes)
+    assert '</script><script>document.title="owned"' in outline.text
+    assert "\x1b" not in outline.text and "\x00" not in outline.text
+
+
+def test_the_policy_allows_this_script_and_no_request(page: str, outline: Outline) -> None:
+    """The content security policy names the hash of the script that is in the page."""
+    (policy,) = [
+        a["content"] or ""
+        for tag, a in outline.tags
+        if tag == "meta" and a.get("http-equiv") == "Content-Security-Policy"
+    ]
+    script = page.rsplit("<script>", 1)[1].split("</script>", 1)[0]
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert f"script-src 'sha256-{digest}'" in policy
+    assert "default-src 'none'" in policy and "connect-src" not in policy
+
+
+def test_the_data_reads_back(page: str, outline: Outline) -> None:
+    """The embedded JSON is what the payload says, hostile texts included."""
+    rows = every_state()
+    summary = summarize(rows)
+    data = json.loads(outline.scripts[0])
+    assert data["count"] == len(summary.rows)
+    assert data["columns"]["job_id"]["v"] == [row.job_id for row in summary.rows]
+    assert data == json.loads(json.dumps(payload(summary, rows)))
+
+
+def test_every_state_and_figure_is_on_the_page(outline: Outline) -> None:
+    """Each state has its word, each measured cell its figure, without any script."""
+    summary = summarize(every_state())
+    for state in State:
+        if state.terminal:
+            assert f" {state} " in outline.text
+            assert state is State.SUCCEEDED or SHORT_STATE[state] in outline.text
+    for table in summary.tables:
+        for row in table.cells.values():
+            if row.state is State.SUCCEEDED:
+                assert units.number(row.metrics.throughput) in outline.text
+
+
+def test_banners_say_what_is_not_real(outline: Outline) -> None:
+    """Emulated cards, random weights and synthetic data each have a banner."""
+    for words in ("Emulated cards in every row", "Random weights in every", "Synthetic data in"):
+        assert words in outline.text
+
+
+def test_real_rows_have_no_banner() -> None:
+    """A run on real cards with real weights and data is not warned about."""
+    night = Night(emulated=False)
+    night.add(a_job(dataset="english-prompts"))
+    text = Outline(render(summarize(night.rows), night.rows)).text
+    assert "Emulated cards" not in text and "Random weights" not in text
+
+
+def test_figures_have_names_and_tables_beside_them(outline: Outline) -> None:
+    """Every drawing is named for those who do not see it, and has its values in a table."""
+    figures = [a for tag, a in outline.tags if tag in ("svg", "canvas") and a.get("role") == "img"]
+    assert len(figures) >= 4
+    assert [tag for tag, _ in outline.tags].count("title") >= 3
+    for tag, attributes in outline.tags:
+        if tag == "canvas":
+            assert attributes.get("aria-label") and attributes.get("tabindex") == "0"
+    assert outline.text.count("The same as a table") == 2
+    headers = [a for tag, a in outline.tags if tag == "th"]
+    assert all(a.get("scope") in ("row", "col") for a in headers)
+
+
+def test_controls_have_names(outline: Outline) -> None:
+    """Buttons whose face is a sign have a spoken name."""
+    signs = [a for tag, a in outline.tags if tag == "button" and ("data-turn" in a)]
+    assert signs and all(a.get("aria-label") for a in signs)
+
+
+def test_rendering_is_deterministic() -> None:
+    """The same rows give the same page, byte by byte."""
+    rows = every_state(items=3)
+    assert render(summarize(rows), rows) == render(summarize(rows), rows)
+
+
+def test_an_empty_run_has_a_page() -> None:
+    """A page can be written before the first row, and says so."""
+    assert "No row has been written yet." in Outline(render(summarize([]), [])).text
+
+
+def test_odd_rows_do_not_break_the_page() -> None:
+    """Rows with hardly any field, odd numbers or odd names still make a page."""
+    night = Night()
+    row = night.add(a_job(batch_size="max"), State.OUT_OF_MEMORY)
+    bare = replace(row, device_name=None, nodes=(), card_indices=(), started_at=None)
+    night.add(a_job(precision="😀", batch_size=1))
+    strange = night.add(a_job(batch_size=2))
+    metrics = replace(strange.metrics, throughput=float("inf"), ttft_s=float("nan"))
+    rows = [bare, replace(strange, metrics=metrics), *night.rows[1:]]
+    Outline(render(summarize(rows), rows))
+
+
+def test_outputs_can_be_read_and_are_bounded() -> None:
+    """The first outputs of a row are in the data; beyond the budget a note stands for them."""
+    night = Night()
+    row = night.add(a_job())
+    huge = "x" * 500
+    rows = []
+    for number in range(MOST_TEXT // 500 + 50):
+        rank, item = row.items[0]
+        items = ((rank, replace(item, output_text=f"{number} {huge}")),)
+        rows.append(replace(row, job_id=f"{number:016x}", items=items))
+    outputs = payload(summarize(rows), rows)["columns"]["outputs"]  # type: ignore[index]
+    assert outputs["d"][0].startswith("0 xxx")
+    assert sum(map(len, outputs["d"])) < MOST_TEXT + 1000
+    assert "Left out of the page for its size" in outputs["d"][-1]
+
+
+def test_the_scatter_is_sampled_and_keeps_the_slowest() -> None:
+    """Of many prompts a fixed number is shown, the slowest always, and the total is said."""
+    rows = large_run(1200, items=10)
+    data = payload(summarize(rows), rows)["scatter"]
+    latencies = [i.latency_s for r in rows for _, i in r.items if r.state is State.SUCCEEDED]
+    assert data["total"] == len(latencies) > MOST_POINTS  # type: ignore[index]
+    assert len(data["row"]) == MOST_POINTS  # type: ignore[index]
+    assert max(data["latency"]) == pytest.approx(max(latencies), rel=1e-4)  # type: ignore[index]
+
+
+def test_ten_thousand_rows_stay_below_eight_megabytes() -> None:
+    """A page of 10,000 rows is complete and small enough to open at once."""
+    rows = large_run(10_000)
+    page = render(summarize(rows), rows)
+    assert len(page.encode()) < 8_000_000
+    assert page.count('class="table"') >= 250
+
+
+def test_no_text_of_the_rows_is_lost_on_the_way(outline: Outline) -> None:
+    """The hostile output of a model arrives in the data, spelled out."""
+    outputs = json.loads(outline.scripts[0])["columns"]["outputs"]["d"]
+    assert any(HOSTILE[:40] in text for text in outputs)

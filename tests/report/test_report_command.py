@@ -1,0 +1,111 @@
+"""``nightgrid report`` from end to end, on a run written by the real store."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from measurement_factory import Night, a_job, every_state
+
+from orchestrator.cli import main
+from orchestrator.report import write_report
+from orchestrator.store import Store
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A results directory with one run in which every state occurs."""
+    directory = tmp_path_factory.mktemp("results")
+    with Store.open(directory, "smoke") as store:
+        for row in every_state(items=2):
+            store.append(row)
+    return directory
+
+
+def test_tables_and_page_by_default(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without options: tables on the screen, the page beside the rows, and its path."""
+    assert main(["report", "--results", str(results)]) == 0
+    out = capsys.readouterr().out
+    page = results / "smoke" / "report.html"
+    assert "Best setting for each model and device" in out
+    assert f"report: {page.resolve()}" in out
+    assert page.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
+
+
+@pytest.mark.parametrize(
+    ("form", "start"),
+    [
+        ("terminal", "Run smoke"),
+        ("md", "# Run smoke"),
+        ("csv", "schema_version,"),
+        ("json", "{"),
+        ("html", "<!DOCTYPE html>"),
+    ],
+)
+def test_every_format_to_screen_and_file(
+    results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], form: str, start: str
+) -> None:
+    """Each format can be printed and written, and nothing else is on standard output then."""
+    options = ["report", "smoke", "--results", str(results), "--format", form, "--output"]
+    assert main([*options, "-"]) == 0
+    assert capsys.readouterr().out.startswith(start)
+    file = tmp_path / "out" / f"report.{form}"
+    assert main([*options, str(file)]) == 0
+    assert file.read_text(encoding="utf-8").startswith(start)
+    assert [path.name for path in file.parent.iterdir()] == [file.name]
+
+
+def test_json_can_be_piped(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The JSON on standard output is nothing but JSON."""
+    main(["report", "--results", str(results), "--format", "json"])
+    assert json.loads(capsys.readouterr().out)["run"] == "smoke"
+
+
+def test_an_unknown_run_lists_those_that_exist(
+    results: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A wrong name is refused with the right ones."""
+    assert main(["report", "somke", "--results", str(results)]) == 4
+    error = capsys.readouterr().err
+    assert "somke" in error and "    smoke" in error
+
+
+def test_an_empty_results_directory_says_what_to_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without any run the message names the directory and the way out."""
+    assert main(["report", "--results", str(tmp_path)]) == 4
+    assert "nightgrid run" in capsys.readouterr().err
+
+
+def test_a_file_that_cannot_be_written_is_an_error(
+    results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Writing where a directory stands fails with a message, not a traceback."""
+    code = main(["report", "--results", str(results), "--format", "md", "--output", str(tmp_path)])
+    assert code == 4
+    assert "cannot write" in capsys.readouterr().err
+
+
+def test_a_running_run_can_be_reported(tmp_path: Path) -> None:
+    """The page can be written while another holds the run's lock, and again later."""
+    with Store.open(tmp_path, "live") as store:
+        night = Night(run="live")
+        store.append(night.add(a_job()))
+        page = write_report(Store.open(tmp_path, "live"))
+        store.append(night.add(a_job(batch_size=16)))
+        assert "The only job has an answer" in page.read_text(encoding="utf-8")
+        write_report(store)
+        assert "All 2 jobs have an answer" in page.read_text(encoding="utf-8")
+
+
+def test_a_damaged_file_is_named_on_the_page(tmp_path: Path) -> None:
+    """A torn fragment does not stop the report; the page says that rows are missing."""
+    with Store.open(tmp_path, "torn") as store:
+        night = Night(run="torn")
+        store.append(night.add(a_job()))
+        path = store.append(night.add(a_job(batch_size=16)))
+    path.write_bytes(path.read_bytes()[:-20])
+    text = write_report(store).read_text(encoding="utf-8")
+    assert "1 file of this run could not be read" in text

@@ -1,0 +1,191 @@
+"""The report in a terminal, as Markdown, CSV and JSON; and how numbers and hostile text are put."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from measurement_factory import HOSTILE, Night, a_job, every_state, large_run
+from rich.console import Console
+
+from orchestrator.job import State
+from orchestrator.report import safe, units
+from orchestrator.report.export import to_csv, to_json
+from orchestrator.report.markdown import to_markdown
+from orchestrator.report.summary import SHORT_STATE, Summary, summarize
+from orchestrator.report.terminal import print_summary
+
+
+def printed(summary: Summary, width: int = 80, colour: bool = False) -> str:
+    """What the terminal shows."""
+    file = io.StringIO()
+    system = "standard" if colour else None
+    console = Console(file=file, width=width, force_terminal=colour, color_system=system)
+    print_summary(summary, console)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("width", [80, 60, 120])
+def test_no_line_is_wider_than_the_terminal(width: int) -> None:
+    """Tables are cut into blocks of columns that fit."""
+    lines = printed(summarize(every_state(items=1)), width).splitlines()
+    assert max(map(len, lines)) <= width
+
+
+def test_piped_output_is_plain() -> None:
+    """Without a terminal there are no control codes at all, not even those in a failure."""
+    text = printed(summarize(every_state(items=1)))
+    assert "\x1b" not in text and "\x00" not in text
+
+
+def test_colour_does_not_let_a_failure_write_control_codes() -> None:
+    """In a terminal the failure's own escape codes are spelled out, and markup stays text."""
+    text = printed(summarize(every_state(items=1)), colour=True)
+    assert "\x1b[31mansi" not in text
+    assert "\\x1b[31mansi" in text and "[red]markup[/red]" in text
+
+
+def test_the_terminal_shows_every_state_and_figure() -> None:
+    """All cells are there: throughput with its interval, and each state's short name."""
+    summary = summarize(every_state(items=1))
+    text = printed(summary)
+    for state in State:
+        if state.terminal and state is not State.SUCCEEDED:
+            assert SHORT_STATE[state] in text
+    for row in summary.rows:
+        if row.state is State.SUCCEEDED:
+            assert units.number(row.metrics.throughput) in text
+    assert "synStatus=26" in text and "log: hpu-1:smoke/logs" in text
+    assert "not told apart from" in text
+
+
+def test_what_the_terminal_leaves_out_it_counts() -> None:
+    """A long run is cut, and the cut is said."""
+    text = printed(summarize(large_run(1000, items=0)))
+    assert "more tables; the page has all of them" in text
+
+
+def test_a_damaged_file_is_reported_everywhere() -> None:
+    """A file that could not be read is named in each form of the report."""
+    summary = summarize([Night().add(a_job())], ["torn.parquet (too short)"])
+    for text in (printed(summary), to_markdown(summary), to_json(summary)):
+        assert "torn.parquet" in text
+
+
+def test_empty_runs_have_every_form() -> None:
+    """A run without rows prints as words, not as an error."""
+    summary = summarize([])
+    assert "No row has been written yet." in printed(summary)
+    assert "No row has been written yet." in to_markdown(summary)
+    assert json.loads(to_json(summary))["rows"] == []
+    assert to_csv(summary).strip() == ""
+
+
+def test_csv_has_one_line_a_job_and_computes_nothing() -> None:
+    """Every job is a line; a text that a spreadsheet would compute is quoted."""
+    rows = every_state(items=1)
+    rows.append(replace(rows[-1], job_id="f" * 16, reason="=HYPERLINK(1)"))
+    summary = summarize(rows)
+    read = list(csv.DictReader(io.StringIO(to_csv(summary))))
+    assert [line["job_id"] for line in read] == [row.job_id for row in summary.rows]
+    assert {line["emulated"] for line in read} == {"true"}
+    assert read[-1]["reason"] == "'=HYPERLINK(1)"
+    assert float(read[0]["throughput"]) == pytest.approx(summary.rows[0].metrics.throughput)
+    assert read[0]["parameters.output_tokens"] == "128"
+
+
+def test_json_holds_findings_and_rows() -> None:
+    """The JSON names the winner, its ties, the causes and every row, with numbers as numbers."""
+    summary = summarize(every_state(items=1))
+    document = json.loads(to_json(summary))
+    assert document["best"][0]["job_id"] == summary.contests[0].fastest.job_id
+    assert len(document["rows"]) == len(summary.rows)
+    assert document["counts"]["SUCCEEDED"] == summary.counts[State.SUCCEEDED]
+    assert isinstance(document["rows"][0]["throughput"], float)
+
+
+def test_numbers_that_are_not_finite_become_null() -> None:
+    """NaN and infinity have no place in JSON; they are left out, not written as text."""
+    row = Night().add(a_job())
+    row = replace(row, metrics=replace(row.metrics, ttft_s=float("nan"), cpu_s=float("inf")))
+    (read,) = json.loads(to_json(summarize([row])))["rows"]
+    assert read["ttft_s"] is None and read["cpu_s"] is None
+
+
+def test_markdown_is_not_torn_by_hostile_text() -> None:
+    """No name or reason opens a tag, a cell or an emphasis."""
+    summary = summarize(every_state(items=1))
+    text = to_markdown(summary)
+    # Tails stand as indented code, where nothing has a meaning.
+    prose = [line for line in text.splitlines() if not line.startswith("      ")]
+    assert not any("<script" in line.replace("\\<", "") for line in prose)
+    for line in prose:
+        if line.startswith("| ") and "fp32" in line and "chatglm3" not in line:
+            assert line.replace("\\|", "").count("|") == line.count("|")
+
+
+def test_a_tail_keeps_its_end() -> None:
+    """Of a long log the end is shown, from the start of a line."""
+    text = "\n".join(f"line {n}" for n in range(1000))
+    cut = safe.tail(text, 100)
+    assert cut.endswith("line 999") and cut.startswith("…\nline ")
+
+
+@given(st.text())
+def test_visible_text_has_no_control_characters(text: str) -> None:
+    """Whatever a job wrote, what is shown has only newlines and tabs to move a cursor."""
+    shown = safe.visible(text + HOSTILE)
+    assert not any(ord(c) < 32 and c not in "\n\t" for c in shown)
+    assert "\u2028" not in shown and "\u202e" not in safe.visible("\u202e")
+    shown.encode("utf-8")
+
+
+@given(st.recursive(st.text() | st.integers() | st.none(), st.lists, max_leaves=8))
+def test_script_json_cannot_end_its_element_and_reads_back(value: object) -> None:
+    """No character of the data has a meaning in HTML, and parsing gives the same value."""
+    text = safe.script_json([value, "</script><!--"])
+    assert not set(text) & set("<>&\u2028\u2029")
+    lone = json.dumps([value, "</script><!--"]).encode("utf-8")
+    expected = json.loads(lone)
+    if "\\ud" not in lone.decode():
+        assert json.loads(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "–"),
+        (0, "0"),
+        (4.7e-5, "47.0 µs"),
+        (0.0123, "12.3 ms"),
+        (0.99999, "1.00 s"),
+        (59.99, "1 min 00 s"),
+        (3599.7, "1 h 00 min"),
+        (7384, "2 h 03 min"),
+        (200_000, "2 d 08 h"),
+        (float("nan"), "–"),
+    ],
+)
+def test_seconds_are_written_in_their_unit(value: float | None, text: str) -> None:
+    """Durations have three figures below a minute, then minutes, hours and days."""
+    assert units.seconds(value) == ("0 s" if value == 0 else text)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0, "0 B"), (1023, "1023 B"), (1024, "1.00 KiB"), (6.5 * 2**30, "6.50 GiB"), (None, "–")],
+)
+def test_sizes_are_binary(value: float | None, text: str) -> None:
+    """Bytes are written with binary prefixes."""
+    assert units.size(value) == text
+
+
+@given(st.floats(1e-6, 1e15))
+def test_numbers_keep_four_figures(value: float) -> None:
+    """What is written is within half a unit of the fourth figure of the value."""
+    assert float(units.number(value).replace(",", "")) == pytest.approx(value, rel=5.1e-4)

@@ -1,0 +1,281 @@
+"""What the summary says of a run's rows."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from measurement_factory import START, Night, a_job, every_state, precision_grid
+
+from orchestrator.job import MAX, Accelerator, State
+from orchestrator.measurement import Measurement
+from orchestrator.report.contests import peak_memory_bytes
+from orchestrator.report.figures import nice_top
+from orchestrator.report.grouping import newest_final
+from orchestrator.report.summary import summarize
+from orchestrator.report.timeline import held_cards, timeline_of, union
+
+
+def with_interval(row: Measurement, value: float, half: float | None) -> Measurement:
+    """The row with this throughput and half width of its interval."""
+    low, high = (None, None) if half is None else (value - half, value + half)
+    metrics = replace(row.metrics, throughput=value, throughput_low=low, throughput_high=high)
+    return replace(row, metrics=metrics)
+
+
+def measured(values: dict[str, tuple[float, float | None]]) -> list[Measurement]:
+    """One succeeded row for each precision, with throughput and half width."""
+    night = Night()
+    rows = [night.add(a_job(precision=precision)) for precision in values]
+    return [with_interval(row, *values[row.precision]) for row in rows]
+
+
+def test_no_rows_make_an_empty_summary() -> None:
+    """A run without rows has a summary that says so."""
+    summary = summarize([])
+    assert summary.verdict == "No row has been written yet."
+    assert not summary.tables and not summary.contests and not summary.timeline.lanes
+
+
+def test_the_newest_final_row_of_a_job_counts() -> None:
+    """A job measured again is told by its newest row; attempts that are not final never are."""
+    night = Night()
+    old = night.add(a_job(), State.FAILED, recorded_at=START)
+    new = night.add(a_job(), invocation_id="night-2", recorded_at=START + 2)
+    retry = night.add(a_job(), State.LOST, final=False, recorded_at=START + 3)
+    assert newest_final([old, new, retry]) == (new,)
+    assert summarize([new, old, retry]).rows == (new,), "by time, not by place"
+
+
+def test_a_row_without_times_is_as_new_as_its_place() -> None:
+    """A row that never ran has no times; it supersedes the rows written before it."""
+    night = Night()
+    ran = night.add(a_job())
+    unsupported = night.add(a_job(), State.UNSUPPORTED)
+    assert newest_final([ran, unsupported]) == (unsupported,)
+
+
+def test_the_time_of_recording_decides_which_row_is_newest() -> None:
+    """A row recorded later wins, whatever clock the card's node had."""
+    night = Night()
+    first = replace(night.add(a_job()), recorded_at=START, ended_at=START + 9e6)
+    later = replace(night.add(a_job(), State.UNSUPPORTED), recorded_at=START + 1)
+    assert newest_final([first, later]) == (later,)
+
+
+@given(st.randoms(use_true_random=False))
+def test_counts_add_up_whatever_the_rows(source: random.Random) -> None:
+    """Every job is counted once, in one state, and stands in exactly one cell."""
+    night = Night(seed=source.randrange(1000))
+    for _ in range(source.randrange(1, 25)):
+        job = a_job(
+            precision=source.choice(["fp32", "bf16", "int8"]),
+            batch_size=source.choice([1, 8, MAX]),
+            cards=source.choice([1, 2]),
+            accelerator=source.choice(list(Accelerator)),
+        )
+        states = [s for s in State if s.terminal]
+        night.add(job, source.choice(states), items=1, final=source.random() < 0.9)
+    summary = summarize(night.rows)
+    jobs = {row.job_id for row in night.rows if row.final}
+    assert sum(summary.counts.values()) == len(jobs) == len(summary.rows)
+    cells = [row.job_id for table in summary.tables for row in table.cells.values()]
+    assert sorted(cells) == sorted(jobs)
+    failed = [row.job_id for cause in summary.causes for row in cause.rows]
+    assert len(failed) == len(jobs) - summary.counts.get(State.SUCCEEDED, 0)
+
+
+def test_out_of_memory_and_its_kin_are_answers() -> None:
+    """OUT_OF_MEMORY, PRUNED and UNSUPPORTED settle a question; FAILED and LOST do not."""
+    night = Night()
+    for batch, state in enumerate((State.OUT_OF_MEMORY, State.PRUNED, State.UNSUPPORTED), 1):
+        night.add(a_job(batch_size=batch), state)
+    assert summarize(night.rows).verdict == "All 3 jobs have an answer; 0 measured."
+    night.add(a_job(batch_size=9), State.LOST)
+    assert "1 job of 4 ended without an answer" in summarize(night.rows).verdict
+
+
+def test_a_table_orders_precisions_and_sizes() -> None:
+    """Precisions go from wide to narrow, batch sizes by number, and `max` comes last."""
+    night = Night()
+    for precision in ("int8", "mystery", "fp32", "bf16"):
+        for size in (MAX, 16, 2):
+            night.add(a_job(precision=precision, batch_size=size))
+    (table,) = summarize(night.rows).tables
+    assert table.precisions == ("fp32", "bf16", "int8", "mystery")
+    assert table.batch_sizes == ("2", "16", "max")
+
+
+def test_unequal_work_is_not_in_one_table_nor_ranked_together() -> None:
+    """Rows of other output lengths, cards or datasets make tables and contests of their own."""
+    night = Night()
+    night.add(a_job())
+    night.add(a_job(parameters=(("attention", "sdpa"), ("output_tokens", 16))))
+    night.add(a_job(cards=4))
+    night.add(a_job(dataset="english-prompts"))
+    summary = summarize(night.rows)
+    assert len(summary.tables) == len(summary.contests) == 4
+    assert {table.about["output tokens"] for table in summary.tables} == {"128", "16"}
+    assert summary.shared["attention"] == "sdpa"
+
+
+def test_attention_and_engine_are_free_choices() -> None:
+    """Settings that do the same work in another way compete with each other."""
+    night = Night()
+    night.add(a_job())
+    night.add(a_job(parameters=(("attention", "eager"), ("output_tokens", 128))))
+    night.add(a_job(engine="other"))
+    (contest,) = summarize(night.rows).contests
+    assert contest.contenders == 3
+
+
+def test_a_parameter_nobody_knows_is_part_of_the_work() -> None:
+    """Rows that differ in an unknown parameter are not ranked against each other."""
+    night = Night()
+    for steps in (10, 20):
+        night.add(a_job(parameters=(("steps", steps),)))
+    assert len(summarize(night.rows).contests) == 2
+
+
+def test_overlapping_intervals_are_a_tie() -> None:
+    """A setting whose interval reaches the winner's is tied, one that does not is not."""
+    rows = measured({"bf16": (100.0, 5.0), "fp16": (92.0, 3.0), "fp32": (91.0, 3.5)})
+    (contest,) = summarize(rows).contests
+    assert contest.fastest.precision == "bf16"
+    assert [row.precision for row in contest.tied] == ["fp16"]
+    assert contest.certain
+
+
+def test_a_winner_without_an_interval_is_not_certain() -> None:
+    """Too few repeats give no interval, and the contest says so."""
+    (contest,) = summarize(measured({"bf16": (100.0, None), "fp32": (90.0, None)})).contests
+    assert not contest.certain and not contest.tied
+
+
+def test_emulated_and_real_rows_are_kept_apart() -> None:
+    """A run resumed on real cards never mixes their figures with emulated ones."""
+    night = Night()
+    night.add(a_job(precision="fp32"))
+    night.emulated = False
+    night.add(a_job(precision="bf16"))
+    summary = summarize(night.rows)
+    assert [table.setting.emulated for table in summary.tables] == [True, False]
+    assert "emulated on AMD EPYC 9B14" in summary.tables[0].title
+    assert summary.flags[0].name == "Emulated cards" and summary.flags[0].count == 1
+
+
+def test_a_row_that_never_ran_joins_the_table_of_its_like() -> None:
+    """UNSUPPORTED rows know no device; they stand in the table of the one device there is."""
+    night = Night()
+    night.add(a_job())
+    night.add(a_job(precision="int4"), State.UNSUPPORTED, emulated=False)
+    (table,) = summarize(night.rows).tables
+    assert table.precisions == ("bf16", "int4")
+
+
+def test_a_row_that_never_ran_is_not_guessed_among_two_devices() -> None:
+    """With two kinds of device of one accelerator, such a row has a table of its own."""
+    night = Night(emulated=False)
+    night.add(a_job(), device_name="Gaudi2")
+    night.add(a_job(precision="fp32"), device_name="Gaudi3")
+    night.add(a_job(precision="int4"), State.UNSUPPORTED)
+    devices = [table.setting.device for table in summarize(night.rows).tables]
+    assert devices == ["Gaudi2", "Gaudi3", ""]
+
+
+def test_causes_gather_rows_that_differ_in_numbers_only() -> None:
+    """One cause for the same reason at many sizes; accidents come before answers."""
+    summary = summarize(every_state())
+    out_of_memory = [c for c in summary.causes if c.state is State.OUT_OF_MEMORY]
+    assert len(out_of_memory) == 1 and len(out_of_memory[0].rows) == 10
+    states = [cause.state for cause in summary.causes]
+    assert states.index(State.FAILED) < states.index(State.OUT_OF_MEMORY)
+    assert summary.causes[0].example.failure_tail
+
+
+def test_retried_jobs_tell_how_each_attempt_ended() -> None:
+    """A job that was lost and then measured is listed with both ends; probes are no retries."""
+    (item,) = summarize(every_state()).retried
+    assert [attempt.state for attempt in item.attempts] == [State.LOST, State.SUCCEEDED]
+
+
+def test_every_state_of_the_factory_is_counted() -> None:
+    """The rows used in these tests have every terminal state."""
+    assert set(summarize(every_state()).counts) == {s for s in State if s.terminal}
+
+
+def test_idle_time_is_counted_within_invocations_only() -> None:
+    """The day between two invocations is not idle time."""
+    night = Night()
+    first = replace(night.add(a_job(batch_size=1)), started_at=0.0, ended_at=10.0)
+    other = replace(night.add(a_job(batch_size=2)), started_at=0.0, ended_at=4.0, card_indices=(5,))
+    later = replace(first, invocation_id="night-2", started_at=86_400.0, ended_at=86_410.0)
+    timeline = timeline_of([first, other, later])
+    assert timeline.wall_s == 20.0
+    by_card = {lane.card: (lane.busy_s, lane.idle_s) for lane in timeline.lanes}
+    assert by_card == {first.card_indices[0]: (20.0, 0.0), 5: (4.0, 16.0)}
+
+
+def test_a_gang_over_two_nodes_holds_cards_on_both() -> None:
+    """Two node names and sixteen indices mean eight cards of each node."""
+    row = replace(Night().add(a_job()), nodes=("a", "b"), card_indices=(*range(8), *range(8)))
+    held = list(held_cards(row))
+    assert len(held) == 16 and held.count(("a", 3)) == held.count(("b", 3)) == 1
+
+
+def test_nodes_are_sorted_as_people_count() -> None:
+    """node-10 comes after node-9."""
+    night = Night()
+    rows = [
+        replace(night.add(a_job(batch_size=n)), nodes=(f"n-{n}",), card_indices=(0,))
+        for n in (10, 9, 1)
+    ]
+    assert [lane.node for lane in timeline_of(rows).lanes] == ["n-1", "n-9", "n-10"]
+
+
+@given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 9)), max_size=20))
+def test_union_covers_exactly_what_its_intervals_cover(pairs: list[tuple[int, int]]) -> None:
+    """Busy time counts each second once, however spans overlap."""
+    intervals = [(float(a), float(a + length)) for a, length in pairs]
+    merged = union(intervals)
+    covered = {s for a, b in intervals for s in range(int(a), int(b))}
+    assert sum(b - a for a, b in merged) == len(covered)
+    assert all(left[1] < right[0] for left, right in pairwise(merged))
+
+
+def test_memory_is_the_devices_or_what_the_host_grew_by() -> None:
+    """Device memory where there is some, else peak less what the process had before."""
+    row = Night().add(a_job())
+    host = replace(row, peak_host_memory_bytes=900, baseline_host_memory_bytes=400)
+    assert peak_memory_bytes(host) == 500
+    assert peak_memory_bytes(replace(host, peak_device_memory_bytes=77)) == 77
+    assert peak_memory_bytes(replace(host, peak_host_memory_bytes=None)) is None
+
+
+def test_mixed_software_is_a_warning() -> None:
+    """Rows made with two versions of a library are not comparable without saying so."""
+    night = Night()
+    night.add(a_job(batch_size=1))
+    night.add(a_job(batch_size=2), versions={"torch": "2.14.0"})
+    assert [fact.name for fact in summarize(night.rows).provenance.mixed] == ["torch"]
+
+
+@given(st.floats(1e-6, 1e12))
+def test_an_axis_holds_its_values_with_few_ticks(value: float) -> None:
+    """The top of an axis is at least the value, with two to seven ticks."""
+    top, step = nice_top(value)
+    assert top >= value * 0.999999
+    assert 2 <= round(top / step) + 1 <= 8
+
+
+@pytest.mark.parametrize("accelerator", list(Accelerator))
+def test_a_whole_grid_has_a_cell_for_every_job(accelerator: Accelerator) -> None:
+    """A grid's table has all its precisions and sizes, whatever became of them."""
+    night = Night()
+    precision_grid(night, accelerator=accelerator, items=1)
+    (table,) = summarize(night.rows).tables
+    assert len(table.cells) == 5 * 8
