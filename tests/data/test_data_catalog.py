@@ -1,0 +1,117 @@
+"""Datasets by name or path, and the embedded ones."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from workloads.data.catalog import find_dataset, load_examples
+from workloads.data.english_prompts import PROMPTS
+from workloads.data.examples import Example, write_json_lines
+from workloads.data.synthetic import synthetic_examples
+from workloads.errors import DataMissing
+
+
+def quantile(lengths: list[int], share: float) -> int:
+    """The length below which this share lies."""
+    return sorted(lengths)[int(share * (len(lengths) - 1))]
+
+
+def test_the_synthetic_twin_has_the_lengths_of_the_real_set() -> None:
+    """Nine in ten inputs have 20-130 characters, outputs 50-250, skewed to the right."""
+    examples = load_examples("advertisegen-synthetic")
+    inputs = [len(example.content) for example in examples]
+    outputs = [len(example.summary) for example in examples]
+    assert quantile(inputs, 0.05) >= 20 and quantile(inputs, 0.95) <= 130
+    assert quantile(outputs, 0.05) >= 50 and quantile(outputs, 0.95) <= 250
+    for lengths in (inputs, outputs):
+        assert sum(lengths) / len(lengths) > quantile(lengths, 0.5)
+        assert len(set(lengths)) > 60
+
+
+def test_the_synthetic_twin_has_the_shape_of_the_real_set() -> None:
+    """Attributes are ``key#value`` joined by ``*``, first the kind of garment; all differ."""
+    examples = load_examples("advertisegen-synthetic")
+    assert len(set(examples)) == len(examples) == 1000
+    for example in examples:
+        pairs = [attribute.split("#") for attribute in example.content.split("*")]
+        assert all(len(pair) == 2 and all(pair) for pair in pairs)
+        assert pairs[0][0] == "类型"
+        assert example.summary.endswith("。")
+        assert example.synthetic
+
+
+def test_the_synthetic_twin_is_the_same_everywhere() -> None:
+    """Its content is pinned, since rows measured on it are compared across machines."""
+    text = "\n".join(f"{e.content}\t{e.summary}" for e in synthetic_examples(1000))
+    assert hashlib.sha256(text.encode()).hexdigest()[:16] == "96c7e2bda176f3fd"
+
+
+def test_a_longer_set_begins_with_the_shorter() -> None:
+    """Asking for more examples does not change the first ones; another seed does."""
+    assert synthetic_examples(50)[:20] == synthetic_examples(20)
+    assert synthetic_examples(20, seed=1) != synthetic_examples(20)
+
+
+def test_the_english_prompts_are_varied() -> None:
+    """About thirty different prompts of 5 to 300 words, short, middling and long."""
+    words = [len(prompt.split()) for prompt in PROMPTS]
+    assert len(set(PROMPTS)) == len(PROMPTS) == 32
+    assert 5 <= min(words) < 8 and 250 < max(words) <= 300
+    assert sum(count < 20 for count in words) >= 5
+    assert sum(20 <= count < 100 for count in words) >= 10
+    assert sum(count >= 100 for count in words) >= 5
+    assert load_examples("english-prompts")[0] == Example(content=PROMPTS[0])
+
+
+def test_embedded_sets_say_whether_they_are_synthetic() -> None:
+    """The entry carries what the row will say."""
+    assert find_dataset("advertisegen-synthetic").synthetic is True
+    assert find_dataset("english-prompts").synthetic is False
+
+
+def test_a_file_is_a_dataset(tmp_path: Path) -> None:
+    """A path to JSON lines works, and a copy of synthetic lines stays synthetic."""
+    real, made = tmp_path / "mine.jsonl", tmp_path / "made.json"
+    write_json_lines(real, [Example(content="a", summary="b")])
+    write_json_lines(made, synthetic_examples(2))
+    assert load_examples(str(real)) == [Example(content="a", summary="b")]
+    assert (find_dataset(str(real)).kind, find_dataset(str(real)).synthetic) == ("file", False)
+    assert find_dataset(str(made)).synthetic is True
+
+
+def test_an_advertisegen_directory_is_a_dataset(tmp_path: Path) -> None:
+    """train.json, then dev.json; either alone will do."""
+    write_json_lines(tmp_path / "dev.json", [Example(content="d")])
+    assert [e.content for e in load_examples(str(tmp_path))] == ["d"]
+    write_json_lines(tmp_path / "train.json", [Example(content="t")])
+    assert [e.content for e in load_examples(str(tmp_path))] == ["t", "d"]
+    assert find_dataset(str(tmp_path)).kind == "directory"
+
+
+def test_an_unknown_dataset_is_refused_with_close_matches(tmp_path: Path) -> None:
+    """The message says what there is, or what was meant."""
+    with pytest.raises(DataMissing, match=r"'advertisegen'.*Did you mean advertisegen-synthetic"):
+        find_dataset("advertisegen")
+    with pytest.raises(DataMissing, match="Known: advertisegen-synthetic, english-prompts"):
+        find_dataset("qqq")
+    with pytest.raises(DataMissing, match=r"neither train\.json nor dev\.json"):
+        find_dataset(str(tmp_path))
+    for name in ("x" * 5000, "a\0b", str(tmp_path / "none")):
+        with pytest.raises(DataMissing, match="no dataset"):
+            load_examples(name)
+
+
+def test_the_catalog_imports_neither_torch_nor_transformers() -> None:
+    """A plan looks datasets up and stays instant."""
+    code = (
+        "import sys; from workloads.data.catalog import load_examples;"
+        "load_examples('advertisegen-synthetic');"
+        "print([m for m in ('torch', 'transformers', 'ray', 'numpy') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

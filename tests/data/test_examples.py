@@ -1,0 +1,112 @@
+"""JSON-lines files: what is read, and what is refused with file and line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from workloads.data import examples as examples_module
+from workloads.data.examples import Example, is_synthetic_file, read_json_lines, write_json_lines
+from workloads.errors import DataMissing
+
+CONTENT = st.text(min_size=1, max_size=30).filter(lambda text: bool(text.strip()))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.builds(Example, content=CONTENT, summary=st.text(max_size=30), synthetic=st.booleans()),
+        min_size=1,
+        max_size=5,
+    )
+)
+def test_what_is_written_is_read_back(
+    tmp_path_factory: pytest.TempPathFactory, written: list[Example]
+) -> None:
+    """Any text survives, line separators of Unicode included."""
+    path = tmp_path_factory.mktemp("lines") / "x.json"
+    try:
+        write_json_lines(path, written)
+    except UnicodeEncodeError:  # lone surrogates are no text
+        return
+    assert read_json_lines(path) == written
+    assert is_synthetic_file(path) == written[0].synthetic
+
+
+def test_the_real_format_is_read(tmp_path: Path) -> None:
+    """Lines as AdvertiseGen has them; blank lines, a byte-order mark and Windows ends are fine."""
+    path = tmp_path / "train.json"
+    path.write_bytes(
+        '\ufeff{"content": "类型#裤*版型#宽松", "summary": "宽松的裤子。"}\r\n'
+        '\n{"content": "类型#裙", "id": 7}'.encode()
+    )
+    assert read_json_lines(path) == [
+        Example(content="类型#裤*版型#宽松", summary="宽松的裤子。"),
+        Example(content="类型#裙"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        (b'{"content": "a"', "not JSON"),
+        (b"[1, 2]", "a list"),
+        (b'"text"', "a str"),
+        (b"{}", 'no text under "content"'),
+        (b'{"content": 3}', 'no text under "content"'),
+        (b'{"content": "  "}', 'no text under "content"'),
+        (b'{"content": "a", "summary": null}', '"summary" is a NoneType'),
+        (b'{"content": "\xff"}', "not UTF-8"),
+        (b"[" * 100_000, "not JSON"),
+    ],
+)
+def test_a_malformed_line_is_refused_with_its_place(
+    tmp_path: Path, line: bytes, complaint: str
+) -> None:
+    """The error names file and line, and shows what would be right."""
+    path = tmp_path / "train.json"
+    path.write_bytes(b'{"content": "a"}\n\n' + line + b"\n")
+    with pytest.raises(DataMissing) as refused:
+        read_json_lines(path)
+    assert f"{path}:3: " in str(refused.value)
+    assert complaint in str(refused.value)
+    assert "expected an object like" in str(refused.value)
+
+
+def test_an_endless_line_is_refused_without_reading_it_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A wrong file, such as a checkpoint, does not fill the memory."""
+    monkeypatch.setattr(examples_module, "MAX_LINE_BYTES", 100)
+    path = tmp_path / "x.json"
+    path.write_bytes(b"x" * 1000)
+    with pytest.raises(DataMissing, match=r"x\.json:1: line longer than 100 bytes"):
+        read_json_lines(path)
+
+
+def test_nothing_to_read_is_an_error(tmp_path: Path) -> None:
+    """A missing file, a directory and an empty file are refused."""
+    (tmp_path / "empty.json").write_text("\n\n")
+    with pytest.raises(DataMissing, match="holds no examples"):
+        read_json_lines(tmp_path / "empty.json")
+    for path in (tmp_path / "none.json", tmp_path):
+        with pytest.raises(DataMissing, match="cannot read"):
+            read_json_lines(path)
+
+
+def test_an_interrupted_write_leaves_the_old_file(tmp_path: Path) -> None:
+    """A file is replaced whole or not at all."""
+    path = tmp_path / "tiny.json"
+    write_json_lines(path, [Example(content="old")])
+
+    def failing() -> object:
+        yield Example(content="new")
+        raise RuntimeError("interrupted")
+
+    with pytest.raises(RuntimeError):
+        write_json_lines(path, failing())  # type: ignore[arg-type]
+    assert read_json_lines(path) == [Example(content="old")]
+    assert [file.name for file in tmp_path.iterdir()] == ["tiny.json"]

@@ -1,0 +1,128 @@
+"""Length distributions and the sample at equal distance: by hand, and by laws."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from workloads.data.examples import Example
+from workloads.data.lengths import (
+    Lengths,
+    distribution,
+    equal_distance,
+    sample_by_length,
+    token_lengths,
+)
+import itertools
+
+
+class CharacterTokenizer:
+    """A tokenizer whose tokens are characters; it takes batches, as fast ones do."""
+
+    def __init__(self) -> None:
+        self.batches: list[int] = []
+
+    def __call__(self, texts: list[str], *, add_special_tokens: bool, **_: Any) -> dict:
+        assert not add_special_tokens
+        self.batches.append(len(texts))
+        return {"input_ids": [list(text.encode("utf-32-le")[::4]) for text in texts]}
+
+
+def example(number: int, tokens: int) -> tuple[Example, Lengths]:
+    """An example with this total length."""
+    return Example(content=str(number)), Lengths(input=tokens // 3, output=tokens - tokens // 3)
+
+
+def test_tokens_are_counted_in_batches_and_in_order() -> None:
+    """Thousands of examples reach the tokenizer in a few calls."""
+    tokenizer = CharacterTokenizer()
+    examples = [Example(content="裤" * (i % 7 + 1), summary="x" * (i % 5)) for i in range(5000)]
+    lengths = token_lengths(examples, tokenizer)
+    assert lengths == [Lengths(input=i % 7 + 1, output=i % 5) for i in range(5000)]
+    assert tokenizer.batches == [2000, 2000, 1000] * 2
+
+
+def test_a_distribution_by_hand() -> None:
+    """Of 1..101: median 51, quarters 26 and 76, twentieths 6 and 96, mean 51."""
+    found = distribution(list(range(101, 0, -1)))
+    assert found.percentiles == {
+        "min": 1,
+        "p5": 6,
+        "p25": 26,
+        "median": 51,
+        "p75": 76,
+        "p95": 96,
+        "max": 101,
+    }
+    assert found.mean == 51 and found.count == 101
+    assert [(b.low, b.high, b.count) for b in found.bins][:2] == [(0, 10, 9), (10, 20, 10)]
+
+
+@given(st.lists(st.integers(0, 5000), min_size=1, max_size=200))
+def test_a_histogram_counts_every_length_once(lengths: list[int]) -> None:
+    """Bins are equal, adjacent, cover all lengths and count each; percentiles are ordered."""
+    found = distribution(lengths)
+    assert sum(b.count for b in found.bins) == len(lengths)
+    for b in found.bins:
+        assert b.count == sum(b.low <= length < b.high for length in lengths)
+    assert all(a.high == b.low for a, b in zip(found.bins, found.bins[1:], strict=False))
+    assert len({b.high - b.low for b in found.bins}) == 1
+    assert len(found.bins) <= 14
+    values = list(found.percentiles.values())
+    assert values == sorted(values)
+
+
+def test_no_lengths_have_no_distribution() -> None:
+    """An empty set is an error, not a division by zero."""
+    with pytest.raises(ValueError):
+        distribution([])
+
+
+def test_positions_by_hand() -> None:
+    """Eleven places, five wanted; ten places, four wanted; one wanted."""
+    assert equal_distance(11, 5) == [0, 3, 5, 8, 10]
+    assert equal_distance(10, 4) == [0, 3, 6, 9]
+    assert equal_distance(5, 1) == [2]
+    assert equal_distance(3, 9) == [0, 1, 2]
+
+
+@given(st.integers(1, 5000), st.integers(1, 300))
+def test_positions_are_evenly_spread(size: int, count: int) -> None:
+    """Different, in order, both ends included, and steps differ by at most one."""
+    places = equal_distance(size, count)
+    assert len(places) == min(size, count) == len(set(places))
+    assert places == sorted(places) and places[0] >= 0 and places[-1] < size
+    if count >= 2 and size >= 2:
+        assert (places[0], places[-1]) == (0, size - 1)
+        steps = [b - a for a, b in itertools.pairwise(places)]
+        assert max(steps) - min(steps) <= 1
+
+
+def test_a_sample_is_sorted_by_total_length_and_covers_it() -> None:
+    """Shortest and longest are in; totals ascend; the steps between are even."""
+    pairs = [example(i, tokens) for i, tokens in enumerate(range(1000, 0, -1))]
+    examples, lengths = [e for e, _ in pairs], [length for _, length in pairs]
+    sample = sample_by_length(examples, lengths, 100)
+    totals = [lengths[int(e.content)].total for e in sample]
+    assert len(sample) == 100
+    assert totals == sorted(totals)
+    assert (totals[0], totals[-1]) == (1, 1000)
+    assert {b - a for a, b in itertools.pairwise(totals)} <= {10, 11}
+
+
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=60), st.integers(1, 20), st.randoms())
+def test_a_sample_does_not_depend_on_luck(
+    totals: list[int], count: int, shuffle: random.Random
+) -> None:
+    """The same set gives the same sample; another order of equal lengths the same lengths."""
+    pairs = [example(i, total) for i, total in enumerate(totals)]
+    examples, lengths = [e for e, _ in pairs], [length for _, length in pairs]
+    sample = sample_by_length(examples, lengths, count)
+    assert sample == sample_by_length(examples, lengths, count)
+    shuffle.shuffle(pairs)
+    other = sample_by_length([e for e, _ in pairs], [length for _, length in pairs], count)
+    assert [totals[int(e.content)] for e in other] == [totals[int(e.content)] for e in sample]
