@@ -1,0 +1,261 @@
+"""What tests of the schedule share: jobs, nodes, fixed estimates, and a hand-driven cluster that
+checks the invariants at every step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from orchestrator.attempt import Attempt, Outcome, RankOutcome, WorkerInfo
+from orchestrator.cluster import Card, Node
+from orchestrator.estimate import Estimate
+from orchestrator.events import (
+    AttemptEnded,
+    Command,
+    Event,
+    NodeJoined,
+    NodeLeft,
+    RecordRow,
+    RunAttempt,
+    RunFinished,
+    StartWorker,
+    StopRequested,
+    StopWorker,
+    Tick,
+    Wake,
+    WorkerReady,
+    WorkerStopped,
+)
+from orchestrator.failure import Failure, FailureClass
+from orchestrator.invariants import Invariants
+from orchestrator.job import Accelerator, Job, State
+from orchestrator.plan import Action, PlannedJob
+from orchestrator.schedule import Schedule, ScheduleSettings
+
+
+def job(name: str = "a", **changes: object) -> Job:
+    """A job; ``name`` makes it another one without changing its residency key."""
+    fields: dict[str, object] = {
+        "experiment": "case",
+        "workload": "text-generation",
+        "model": "tiny",
+        "dataset": name,
+        "accelerator": Accelerator.HPU,
+        "cards": 1,
+        "precision": "fp32",
+        "batch_size": 1,
+    }
+    return Job(**(fields | changes))  # type: ignore[arg-type]
+
+
+def planned(*jobs: Job) -> list[PlannedJob]:
+    """All of them to be run."""
+    return [PlannedJob(job=each, action=Action.RUN) for each in jobs]
+
+
+def node(name: str = "n1", cards: int = 8, **changes: object) -> Node:
+    """A whole Gaudi server by default."""
+    fields: dict[str, object] = {
+        "node_id": name,
+        "name": name,
+        "accelerator": Accelerator.HPU,
+        "card_indices": tuple(range(cards)),
+        "server_cards": cards,
+    }
+    return Node(**(fields | changes))  # type: ignore[arg-type]
+
+
+class Fixed:
+    """Estimates by dataset name, the same for all other jobs."""
+
+    def __init__(
+        self, run_s: float = 100.0, load_s: float = 10.0, by_name: Mapping[str, float] | None = None
+    ) -> None:
+        self.run_s, self.load_s, self.by_name = run_s, load_s, dict(by_name or {})
+
+    def estimate(self, job: Job) -> Estimate:
+        return Estimate(load_s=self.load_s, run_s=self.by_name.get(job.dataset, self.run_s))
+
+
+class Cluster:
+    """A cluster in the hands of a test: it says what happens, and sees what is commanded."""
+
+    def __init__(
+        self,
+        jobs: Iterable[PlannedJob],
+        *,
+        estimates: Fixed | None = None,
+        attempts_before: Mapping[str, int] | None = None,
+        **settings: object,
+    ) -> None:
+        self.jobs = list(jobs)
+        self.schedule = Schedule(
+            self.jobs,
+            ScheduleSettings(**settings),  # type: ignore[arg-type]
+            estimates or Fixed(),
+            attempts_before=attempts_before,
+        )
+        self.now = 1000.0
+        self.invariants = Invariants()
+        self.log: list[Command] = []
+        self.starting: dict[str, StartWorker] = {}
+        self.up: dict[str, StartWorker] = {}
+        self.stopping: dict[str, StopWorker] = {}
+        self.running: dict[str, RunAttempt] = {}  # by attempt id
+        self.rows: list[RecordRow] = []
+        self.wakes: list[float] = []
+        self.finished: RunFinished | None = None
+
+    def see(self, event: Event) -> list[Command]:
+        """Hand an event to the schedule; returns and files its commands."""
+        self.invariants.observe(event)
+        commands = self.schedule.handle(event)
+        self.invariants.check(commands)
+        self.log += commands
+        for command in commands:
+            if isinstance(command, StartWorker):
+                self.starting[command.worker_id] = command
+            elif isinstance(command, StopWorker):
+                self.starting.pop(command.worker_id, None)
+                self.stopping[command.worker_id] = command
+            elif isinstance(command, RunAttempt):
+                self.running[command.attempt.attempt_id] = command
+            elif isinstance(command, RecordRow):
+                self.rows.append(command)
+            elif isinstance(command, Wake):
+                self.wakes.append(command.at)
+            elif isinstance(command, RunFinished):
+                self.finished = command
+        return commands
+
+    def join(self, *nodes: Node) -> list[Command]:
+        """Nodes join together."""
+        commands = [c for each in nodes for c in self.see(NodeJoined(at=self.now, node=each))]
+        return commands + self.tick()
+
+    def leave(self, node_id: str) -> list[Command]:
+        """A node goes with everything on it."""
+        for worker_id, start in {**self.starting, **self.up}.items():
+            if start.card.node_id == node_id:
+                self.starting.pop(worker_id, None)
+                self.up.pop(worker_id, None)
+                self.stopping.pop(worker_id, None)
+        for attempt_id, run in list(self.running.items()):
+            if any(card.node_id == node_id for card in run.attempt.cards):
+                del self.running[attempt_id]
+        return self.see(NodeLeft(at=self.now, node_id=node_id, reason="power"))
+
+    def tick(self, after: float = 0.0) -> list[Command]:
+        """Time passes."""
+        self.now += after
+        return self.see(Tick(at=self.now))
+
+    def ready(self, *worker_ids: str) -> list[Command]:
+        """These workers, or all that are starting, come up."""
+        commands = []
+        for worker_id in worker_ids or tuple(self.starting):
+            self.up[worker_id] = self.starting.pop(worker_id)
+            info = WorkerInfo(
+                worker_id=worker_id,
+                node_name="n",
+                pid=1,
+                device_name="d",
+                driver_version="",
+                emulated=True,
+                visible_cards="",
+                threads=1,
+                niceness=0,
+            )
+            commands += self.see(WorkerReady(at=self.now, worker_id=worker_id, info=info))
+        return commands
+
+    def stopped(self, *worker_ids: str, failure: Failure | None = None) -> list[Command]:
+        """These workers, or all that were asked to stop, are gone."""
+        commands = []
+        for worker_id in worker_ids or tuple(self.stopping):
+            for group in (self.starting, self.up, self.stopping):
+                group.pop(worker_id, None)
+            event = WorkerStopped(at=self.now, worker_id=worker_id, failure=failure)
+            commands += self.see(event)
+        return commands
+
+    def ends(
+        self,
+        attempt: Attempt,
+        state: State = State.SUCCEEDED,
+        failure_class: FailureClass | None = None,
+        *,
+        took: float = 100.0,
+        ranks: Iterable[int] = (0,),
+    ) -> list[Command]:
+        """An attempt ends, current or not."""
+        self.running.pop(attempt.attempt_id, None)
+        self.now += took
+        failure = failure_class and Failure(failure_class=failure_class, message="as told")
+        outcome = Outcome(
+            attempt_id=attempt.attempt_id,
+            state=state,
+            failure=failure,
+            ranks=tuple(
+                RankOutcome(
+                    rank=rank,
+                    state=state,
+                    started_at=self.now - took,
+                    ended_at=self.now,
+                    failure=failure,
+                )
+                for rank in ranks
+            ),
+        )
+        return self.see(AttemptEnded(at=self.now, outcome=outcome))
+
+    def stop_request(self, reason: str = "enough") -> list[Command]:
+        """The user asks for an end."""
+        return self.see(StopRequested(at=self.now, reason=reason))
+
+    def only(self) -> Attempt:
+        """The one attempt that runs."""
+        [command] = self.running.values()
+        return command.attempt
+
+    def run_of(self, name: str) -> Attempt:
+        """The running attempt of the job of this name."""
+        [attempt] = [
+            run.attempt for run in self.running.values() if run.attempt.job.dataset == name
+        ]
+        return attempt
+
+    def finals(self) -> dict[str, RecordRow]:
+        """Final rows by job name."""
+        return {row.job.dataset: row for row in self.rows if row.final}
+
+    def play_out(self, state: State = State.SUCCEEDED, limit: int = 10_000) -> None:
+        """Let everything that runs end in ``state``, until the run is finished."""
+        for _ in range(limit):
+            if self.finished is not None:
+                self.invariants.check_end(p.job.job_id for p in self.jobs if _has_row(p))
+                return
+            if self.stopping:
+                self.stopped(next(iter(self.stopping)))
+            elif self.starting:
+                self.ready(next(iter(self.starting)))
+            elif self.running:
+                self.ends(next(iter(self.running.values())).attempt, state)
+            elif any(at > self.now for at in self.wakes):
+                self.tick(min(at for at in self.wakes if at > self.now) - self.now)
+            else:
+                raise AssertionError(f"nothing left to happen: {self.schedule.counts()}")
+        raise AssertionError("the run does not end")
+
+
+def _has_row(each: PlannedJob) -> bool:
+    return each.action in (Action.RUN, Action.UNSUPPORTED)
+
+
+def kinds(commands: Iterable[Command]) -> list[str]:
+    """Names of commands, timers left out."""
+    return [type(c).__name__ for c in commands if not isinstance(c, Wake)]
+
+
+def cards_of(commands: Iterable[Command]) -> list[Card]:
+    """Cards on which workers are started."""
+    return [c.card for c in commands if isinstance(c, StartWorker)]
