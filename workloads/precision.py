@@ -162,18 +162,36 @@ def quantized(precision: str) -> bool:
 
 
 def loading_arguments(precision: str, device: str) -> dict[str, Any]:
-    """Keyword arguments for transformers' ``from_pretrained``: dtype and quantisation.
+    """Keyword arguments for transformers' ``from_pretrained``; ``finish_loading`` does the rest.
 
     Raises:
         Unsupported: not on this device, or a package is missing.
     """
     entry = require(precision, device)
+    _quiet_libraries()
     arguments: dict[str, Any] = {_dtype_keyword(): compute_dtype(precision)}
-    if "torchao" in entry.packages:
-        arguments["quantization_config"] = _torchao(precision, device)
-    elif "bitsandbytes" in entry.packages:
+    if "bitsandbytes" in entry.packages:
         arguments["quantization_config"] = _bitsandbytes(precision)
     return arguments
+
+
+def finish_loading(model: Any, precision: str, device: str) -> None:
+    """Quantise with torchao in place, on the device where the model lies; else nothing to do.
+
+    Called directly and not through transformers' ``TorchAoConfig``: transformers 4.55 with torchao
+    0.18 takes that, says nothing, and leaves the model in bf16.
+    """
+    if "torchao" not in support(precision, device).packages:
+        return
+    import torch
+    from torchao.quantization import quantize_
+
+    output = model.get_output_embeddings()
+
+    def linear_inside(module: torch.nn.Module, name: str) -> bool:
+        return isinstance(module, torch.nn.Linear) and module is not output
+
+    quantize_(model, _torchao(precision, device), linear_inside)
 
 
 def _dtype_keyword() -> str:
@@ -183,29 +201,32 @@ def _dtype_keyword() -> str:
     return "torch_dtype" if transformers.__version__.startswith("4.") else "dtype"
 
 
+def _quiet_libraries() -> None:
+    """Silence what would be said at every product or import and asks nothing of anybody."""
+    # LLM.int8 casts bf16 activations itself, and warns each time.
+    logging.getLogger("bitsandbytes.autograd._functions").setLevel(logging.ERROR)
+    # Recommends a package that would fetch another kernel from a hub while jobs run.
+    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
+
+
 def _torchao(precision: str, device: str) -> Any:
     from torchao.quantization import (
         Float8DynamicActivationFloat8WeightConfig,
         Float8WeightOnlyConfig,
         Int8WeightOnlyConfig,
     )
-    from transformers import TorchAoConfig
 
     if precision == "int8":
-        return TorchAoConfig(Int8WeightOnlyConfig())
+        return Int8WeightOnlyConfig()
     if device == "cuda":
-        return TorchAoConfig(Float8DynamicActivationFloat8WeightConfig())
-    return TorchAoConfig(Float8WeightOnlyConfig())
+        return Float8DynamicActivationFloat8WeightConfig()
+    return Float8WeightOnlyConfig()
 
 
 def _bitsandbytes(precision: str) -> Any:
     import torch
     from transformers import BitsAndBytesConfig
 
-    # One warning for every product otherwise: activations are bf16, LLM.int8 casts them itself.
-    logging.getLogger("bitsandbytes.autograd._functions").setLevel(logging.ERROR)
-    # It recommends a package that would fetch another kernel from a hub while jobs run.
-    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
     if precision == "int8":
         return BitsAndBytesConfig(load_in_8bit=True)
     return BitsAndBytesConfig(

@@ -15,6 +15,7 @@ from generation_cases import Worker, request
 from workloads import text_generation
 from workloads.api import MeasureSettings
 from workloads.collective import Rendezvous, joined
+from workloads.devices import device_for
 
 
 def main(rank: int, port: int, dataset: str) -> None:
@@ -22,8 +23,9 @@ def main(rank: int, port: int, dataset: str) -> None:
     settings = MeasureSettings(
         warmup=1, min_repeats=3, max_repeats=4, relative_half_width=1e-9, time_limit_s=600
     )
+    device = device_for("cpu")
     meet = Rendezvous(address="127.0.0.1", port=port, timeout_s=120)
-    with joined(rendezvous=meet, rank=rank, world_size=2, device="cpu") as collective:
+    with joined(rendezvous=meet, rank=rank, world_size=2, device=device) as collective:
         context = Worker().context(rank=rank, world_size=2, collective=collective)
         if rank == 1:
             wait = context.device.synchronize

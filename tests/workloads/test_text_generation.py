@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from generation_cases import MODEL, ONCE, PROMPTS, Worker, write_dataset
 from hypothesis import given
+from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from workloads import text_generation
@@ -208,6 +209,7 @@ def test_what_cannot_run_says_why(
 # ------------------------------------------------------------------ logic, without a model
 
 
+@examples(deadline=None)  # a loaded machine is no failure
 @given(ids=st.lists(st.integers(0, 5)), ends=st.frozensets(st.integers(0, 5)))
 def test_counting_equals_a_naive_count(ids: list[int], ends: frozenset[int]) -> None:
     """Up to and including the first end token, or all where there is none."""
@@ -219,12 +221,14 @@ def test_counting_equals_a_naive_count(ids: list[int], ends: frozenset[int]) -> 
     assert count_output_tokens(ids, ends) == naive
 
 
+@examples(deadline=None)  # a loaded machine is no failure
 @given(ids=st.lists(st.integers(), min_size=1, max_size=9), length=st.integers(1, 40))
 def test_a_prompt_is_cut_or_repeated_to_length(ids: list[int], length: int) -> None:
     """Position n of the result is position n, modulo its length, of the prompt."""
     assert bring_to_length(ids, length) == [ids[n % len(ids)] for n in range(length)]
 
 
+@examples(deadline=None)  # a loaded machine is no failure
 @given(total=st.integers(0, 50), world_size=st.integers(1, 8))
 def test_ranks_share_the_prompts_without_overlap(total: int, world_size: int) -> None:
     """Prompt i goes to rank i mod world size; every prompt to exactly one."""
@@ -261,6 +265,7 @@ class ScriptedEngine:
         return lambda: Generated(tokens=self.rows, computed_tokens=99)
 
 
+@examples(deadline=None)  # a loaded machine is no failure
 @given(
     steps=st.lists(st.floats(0.001, 3.0), min_size=1, max_size=12),
     ends=st.lists(st.integers(0, 15), min_size=1, max_size=4),

@@ -143,6 +143,7 @@ def load(request: Request, device: Device) -> TransformersEngine:
     if "device_map" not in arguments:
         model = model.to(device.torch_device)
     model.eval()
+    precisions.finish_loading(model, request.precision, device.name)
     found = getattr(model.config, "_attn_implementation", None)
     if found != attention:
         raise BadConfiguration(f"asked for attention '{attention}', the model runs '{found}'")
