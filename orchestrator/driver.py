@@ -37,7 +37,7 @@ from orchestrator.events import (
 from orchestrator.executor import Executor
 from orchestrator.failure import Failure, FailureClass
 from orchestrator.job import State
-from orchestrator.live import View, event_line, row_line
+from orchestrator.live import View, event_line, row_line, unrun_lines
 from orchestrator.measurement import Measurement
 from orchestrator.run_status import Board
 
@@ -180,8 +180,13 @@ class Driver:
             self.board.saw(current)
             if text := event_line(current, self.board):
                 self.view.line(text)
+            unrun: list[RecordRow] = []
             for command in self.schedule.handle(current):
                 queue += self._carry_out(command)
+                if isinstance(command, RecordRow) and command.attempt is None:
+                    unrun.append(command)
+            for text in unrun_lines(unrun, self.board):
+                self.view.line(text)
 
     # ------------------------------------------------------------ commands out
 
@@ -206,10 +211,9 @@ class Driver:
     def _record(self, command: RecordRow) -> None:
         measurement = self.to_measurement(command)
         self._patiently("the store", lambda: self.store.append(measurement), StoreError)
-        now = self.clock()
-        self.board.did(command, now)
-        status = self.board.status(now, {})
-        self.view.line(row_line(command, measurement, self.board, status.done, status.total))
+        self.board.did(command, self.clock())
+        if command.attempt is not None:  # the others are many at a time: see ``unrun_lines``
+            self.view.line(row_line(command, measurement, self.board))
 
     def _patiently(self, what: str, act: Callable[[], list[Event] | object], last: type) -> list:
         """Do something that may fail for a moment; raise ``last`` when it keeps failing."""

@@ -7,8 +7,10 @@ events by pure functions; the two views only write.
 
 from __future__ import annotations
 
+import os
 import sys
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol, TextIO
 
 from orchestrator.events import Event, NodeJoined, NodeLeft, RecordRow, StopRequested, WorkerStopped
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 
 #: Seconds between summary lines in a log.
 SUMMARY_INTERVAL_S = 30.0
+REASON_LENGTH = 160
 _GOOD = {State.SUCCEEDED.value, "reused"}
 _EXPECTED = {State.UNSUPPORTED.value, State.PRUNED.value, State.OUT_OF_MEMORY.value}
 
@@ -85,9 +88,7 @@ def event_line(event: Event, board: Board) -> str | None:
     return None
 
 
-def row_line(
-    command: RecordRow, measurement: Measurement, board: Board, done: int, total: int
-) -> str:
+def row_line(command: RecordRow, measurement: Measurement, board: Board) -> str:
     """A line for a row: how far the run is, what became of the job, where, the figure."""
     where = (
         ", ".join(board.card_name(card) for card in command.attempt.cards[:1])
@@ -97,14 +98,28 @@ def row_line(
     if command.attempt and len(command.attempt.cards) > 1:
         where += f" and {len(command.attempt.cards) - 1} more"
     job = command.attempt.job if command.attempt else command.job
-    ordinal = f"[{done}/{total}]" if command.final else "[attempt]"
+    ordinal = f"[{board.done}/{board.total}]" if command.final else "[attempt]"
     words = [ordinal, f"{command.state.value:<13}", job.label]
     if where:
         words.append(f"on {where}")
     words.append(f": {_figure(measurement)}" if measurement.metrics.throughput else "")
     if command.reason and command.state is not State.SUCCEEDED:
-        words.append(f": {command.reason}")
+        words.append(f": {_shortened(command.reason)}")
     return " ".join(word for word in words if word).replace(" : ", ": ")
+
+
+def unrun_lines(commands: Sequence[RecordRow], board: Board) -> list[str]:
+    """Lines for jobs that ended without running: one for all with the same state and reason,
+    since a stop or an unsupported precision can end thousands at once."""
+    groups: dict[tuple[State, str], list[RecordRow]] = {}
+    for command in commands:
+        groups.setdefault((command.state, command.reason), []).append(command)
+    lines = []
+    for (state, reason), group in groups.items():
+        what = group[0].job.label if len(group) == 1 else f"{len(group)} jobs"
+        end = f": {_shortened(reason)}" if reason else ""
+        lines.append(f"[{board.done}/{board.total}] {state.value:<13} {what}{end}")
+    return lines
 
 
 def render(status: RunStatus) -> RenderableType:
@@ -138,6 +153,12 @@ def render(status: RunStatus) -> RenderableType:
     if status.stopping:
         parts.append(Text(f"stopping: {status.stopping}", style="yellow"))
     return Group(*parts)
+
+
+def _shortened(reason: str) -> str:
+    """A reason on one line; the report and the row have it whole."""
+    line = " ".join(reason.split())
+    return line if len(line) <= REASON_LENGTH else line[: REASON_LENGTH - 1] + "…"
 
 
 def _times(status: RunStatus) -> str:
@@ -177,7 +198,10 @@ class PlainView:
     def line(self, text: str) -> None:
         """Print one event."""
         clock = time.strftime("%H:%M:%S")
-        print(f"{clock} {_printable(text)}", file=self._stream, flush=True)
+        try:
+            print(f"{clock} {_printable(text)}", file=self._stream, flush=True)
+        except BrokenPipeError:  # nobody reads any more, which is no reason to stop measuring
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
 
     def show(self, status: RunStatus) -> None:
         """Print a summary when the last is old enough."""

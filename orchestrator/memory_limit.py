@@ -88,4 +88,4 @@ def share_of_host(cards: int) -> int:
     for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         with contextlib.suppress(OSError, ValueError):  # absent, or "max"
             total = min(total, int(Path(path).read_text()))
-    return int(0.8 * total) // max(1, cards)
+    return int(0.8 * total) // max(1, cards) // 2**20 * 2**20

@@ -130,6 +130,16 @@ class Board:
         self._card_s_to_do = sum(self._estimates.values())
 
     @property
+    def total(self) -> int:
+        """Jobs of the grid."""
+        return len(self.plan.jobs)
+
+    @property
+    def done(self) -> int:
+        """Jobs that are terminal, reused ones included."""
+        return sum(self._counts.values())
+
+    @property
     def nodes(self) -> tuple[Node, ...]:
         """Every node that joined, those that left again included."""
         return tuple(self._nodes.values())
@@ -190,8 +200,8 @@ class Board:
             run=self.run,
             at=now,
             started_at=self.started_at,
-            total=len(self.plan.jobs),
-            done=sum(self._counts.values()),
+            total=self.total,
+            done=self.done,
             counts=dict(self._counts),
             attempts=self._attempts,
             emulated=any(node.emulated for node in self._nodes.values()),

@@ -2,6 +2,7 @@
 
 import dataclasses
 import io
+import os
 import re
 
 import pytest
@@ -23,6 +24,7 @@ from orchestrator.live import (
     render,
     row_line,
     summary_line,
+    unrun_lines,
 )
 from orchestrator.run_status import Board, CardStatus, RunStatus
 
@@ -86,9 +88,10 @@ def test_a_row_says_how_far_what_where_and_how_fast(board: Board) -> None:
     """The line of a measured job carries its throughput and its card."""
     command = _row(State.SUCCEEDED)
     measurement = measurement_of(command, run="night", invocation_id="i", recorded_at=MOMENT)
-    line = row_line(command, measurement, board, done=3, total=9)
+    board.did(command, MOMENT)
+    line = row_line(command, measurement, board)
     assert re.fullmatch(
-        r"\[3/9\] SUCCEEDED +tiny-chatglm3 text-generation fp32 b=1 HPU on hpu-1/HPU0: "
+        r"\[1/1\] SUCCEEDED +tiny-chatglm3 text-generation fp32 b=1 HPU on hpu-1/HPU0: "
         r"10\.0 tokens/s ±0\.0%",
         line,
     )
@@ -98,18 +101,42 @@ def test_a_failed_row_says_why(board: Board) -> None:
     """The reason is in the line; a row that will be retried is marked as an attempt."""
     command = dataclasses.replace(_row(State.FAILED), reason="error: no such layer", final=False)
     measurement = measurement_of(command, run="night", invocation_id="i", recorded_at=MOMENT)
-    line = row_line(command, measurement, board, done=3, total=9)
+    line = row_line(command, measurement, board)
     assert line.startswith("[attempt] FAILED")
     assert line.endswith("on hpu-1/HPU0: error: no such layer")
 
 
-def test_a_job_that_never_ran_has_a_line_without_a_card(board: Board) -> None:
-    """UNSUPPORTED and its like name no card."""
-    command = RecordRow(job=job(1), state=State.UNSUPPORTED, reason="no int4 on HPU", final=True)
-    measurement = measurement_of(command, run="night", invocation_id="i", recorded_at=MOMENT)
-    line = row_line(command, measurement, board, done=1, total=9)
-    assert " on " not in line.replace("on HPU", "")
-    assert line.endswith("b=1 HPU: no int4 on HPU")
+def test_jobs_that_never_ran_share_a_line_by_state_and_reason(board: Board) -> None:
+    """Two of a kind are counted, one alone is named; no card is mentioned."""
+    rows = [
+        RecordRow(job=job(batch), state=State.UNSUPPORTED, reason="no fp8 on HPU", final=True)
+        for batch in (1, 2)
+    ]
+    rows.append(RecordRow(job=job(4), state=State.NOT_STARTED, reason="stopped", final=True))
+    for row in rows:
+        board.did(row, MOMENT)
+    assert unrun_lines(rows, board) == [
+        "[3/1] UNSUPPORTED   2 jobs: no fp8 on HPU",
+        "[3/1] NOT_STARTED   tiny-chatglm3 text-generation fp32 b=4 HPU: stopped",
+    ]
+    assert unrun_lines([], board) == []
+
+
+def test_long_reasons_are_shortened_in_a_line(board: Board) -> None:
+    """A log line stays a line; the row has the whole reason."""
+    long = RecordRow(job=job(1), state=State.UNSUPPORTED, reason="x " * 500, final=True)
+    (line,) = unrun_lines([long], board)
+    assert len(line) < 260 and line.endswith("…")
+
+
+def test_a_log_that_nobody_reads_any_more_does_not_end_the_run() -> None:
+    """A closed pipe silences the view."""
+    read, write = os.pipe()
+    os.close(read)
+    with open(write, "w") as stream:
+        view = PlainView(stream)
+        for _ in range(3):
+            view.line("still measuring")
 
 
 def test_people_hear_of_nodes_and_deaths_but_not_of_orderly_stops(board: Board) -> None:

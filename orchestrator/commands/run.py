@@ -129,7 +129,7 @@ def _announce(args: argparse.Namespace, session: Session, plan: Plan, store: Sto
     from orchestrator.results_dir import inside_ray_job
 
     _say(f"Run {store.run}: grid {plan.grid_name}, {len(plan.jobs)} jobs")
-    _say(f"on {session.description}: {nodes_text(plan.nodes)}")
+    _say(f"cards: {nodes_text(plan.nodes)}")
     for line in summary_lines(plan):
         _say(line)
     passing = " (the working directory of a Ray job is thrown away)" if inside_ray_job() else ""
@@ -171,6 +171,7 @@ def _drive(args: argparse.Namespace, session: Session, plan: Plan, store: Store)
 
     with contextlib.ExitStack() as stack:
         if any(planned.action is Action.RUN for planned in plan.jobs):
+            _say(f"starting on {session.description} …")
             executor = stack.enter_context(session.executor(store.run, store.path / "logs"))
         else:
             executor = stack.enter_context(contextlib.closing(InProcessExecutor([])))
