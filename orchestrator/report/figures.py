@@ -209,9 +209,12 @@ def _free(
             continue
         at = [(_x(p.batch, sizes), _y(p.value, top)) for p in points]
         for (x1, y1), (x2, y2) in zip(at, [*at[1:], at[-1]], strict=True):
-            if x1 > x + 40 or x2 < x - 4:
+            left, right = max(x1, x - 4), min(x2, x + 32)
+            if left > right:
                 continue
-            if min(y1, y2) < y + 12 and max(y1, y2) > y - 12:
+            slope = (y2 - y1) / (x2 - x1) if x2 > x1 else 0.0
+            passes = (y1 + slope * (left - x1), y1 + slope * (right - x1))
+            if min(passes) < y + 9 and max(passes) > y - 9:
                 return False
     return y < HEIGHT - BOTTOM - 18
 

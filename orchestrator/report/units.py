@@ -14,13 +14,16 @@ MISSING = "–"
 
 
 def number(value: float | None, digits: int = 4) -> str:
-    """``value`` with ``digits`` significant figures and thousands separated by commas."""
+    """``value`` with at least ``digits`` significant figures and thousands separated by commas.
+
+    Digits before the decimal point are never rounded away: 13,377 stays 13,377.
+    """
     if value is None or not math.isfinite(value):
         return MISSING
     if value == 0:
         return "0"
-    value = float(f"{value:.{digits - 1}e}")  # 0.99996 is 1.000, not 1.0000
-    magnitude = math.floor(math.log10(abs(value)))
+    rounded = float(f"{value:.{digits - 1}e}")  # 0.99996 is 1.000, not 1.0000
+    magnitude = math.floor(math.log10(abs(rounded)))
     decimals = digits - 1 - magnitude
     if decimals <= 0:
         return f"{value:,.0f}"

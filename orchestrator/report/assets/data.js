@@ -22,8 +22,8 @@ function distinct(name) {
 function digits(value, count = 4) {
   if (value === null || value === undefined) return MISSING;
   if (value === 0) return "0";
-  value = Number(value.toPrecision(count));
-  const places = Math.max(0, Math.min(9, count - 1 - Math.floor(Math.log10(Math.abs(value)))));
+  const rounded = Math.abs(Number(value.toPrecision(count)));
+  const places = Math.max(0, Math.min(9, count - 1 - Math.floor(Math.log10(rounded))));
   return value.toLocaleString("en-US", { minimumFractionDigits: places, maximumFractionDigits: places });
 }
 function seconds(value) {

@@ -95,7 +95,7 @@ if (scatter) {
       pen.textBaseline = "middle";
       pen.textAlign = "center";
       for (const [value, t] of ticks(limit)) {
-        if (!value && from[2] !== to[2]) continue; // the foot of the upright axis has a figure already
+        if (from[2] !== to[2] && t === floor) continue; // a figure of the level axes stands there
         const [x, y] = at(...from.map((start, i) => start + (to[i] - start) * t));
         pen.fillText(format(value), x + dx, y + dy);
       }
