@@ -7,6 +7,7 @@ only the compacted file counts.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -36,6 +37,18 @@ class Scan:
     tables: dict[str, pa.Table]  # by file name, each row once
     damaged: list[Damage]
     covered: list[str]  # leftovers of a compaction
+
+    def joined(self) -> pa.Table:
+        """All tables as one; columns that only some have are null in the others."""
+        import pyarrow as pa
+
+        tables = list(self.tables.values())
+        try:
+            with contextlib.suppress(pa.ArrowInvalid):  # as it is when one program wrote them all
+                return pa.concat_tables(tables).combine_chunks()
+            return pa.concat_tables(tables, promote_options="default").combine_chunks()
+        except pa.ArrowException as error:
+            raise StoreError(f"{self.directory}: tables do not fit together: {error}") from error
 
 
 def scan_rows(directory: Path, columns: Iterable[str]) -> Scan:

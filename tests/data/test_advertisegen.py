@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,6 @@ from orchestrator.cli import main
 from workloads.data.advertisegen import write_synthetic
 from workloads.data.examples import Example, read_json_lines, write_json_lines
 from workloads.models import loading
-import itertools
 
 
 class Characters:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from typing import Any
 
@@ -17,7 +18,6 @@ from workloads.data.lengths import (
     sample_by_length,
     token_lengths,
 )
-import itertools
 
 
 class CharacterTokenizer:
