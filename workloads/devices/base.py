@@ -94,7 +94,7 @@ class Device(ABC):
         """Give back what is no longer referenced, as far as the device allows."""
         gc.collect()
 
-    def register_collective(self) -> None:
+    def register_collective(self) -> None:  # noqa: B027 - torch knows most backends by itself
         """Make ``collective_backend`` known to torch.distributed, where that takes an import."""
 
     def seed(self, seed: int) -> None:
