@@ -190,6 +190,12 @@ class CardProcess:
         ``rendezvous`` may be the Failure that ``listen`` gave: the rank ends with it.
         """
         started_at = time.time()
+        self._progress = Progress(  # until the process says more, which a hang may keep it from
+            worker_id=self._launch.name,
+            attempt_id=attempt.attempt_id,
+            phase="start",
+            phase_started_at=started_at,
+        )
         failure = rendezvous
         try:
             if not isinstance(rendezvous, Failure):
@@ -204,7 +210,7 @@ class CardProcess:
             self._progress = None
         return RankOutcome(
             rank=rank,
-            state=State.FAILED if self._stopped_because is None else State.LOST,
+            state=State.LOST if self._was_ended else State.FAILED,
             started_at=started_at,
             ended_at=time.time(),
             failure=failure,
@@ -228,6 +234,11 @@ class CardProcess:
         """Whether the process and its children are gone."""
         return self._gone.is_set()
 
+    @property
+    def _was_ended(self) -> bool:
+        """Whether the process was taken away from its job, rather than ended by it."""
+        return self._stopped_because is not None or "server_lost" in self._exit
+
     def _ask(self, method: str, *arguments: Any) -> tuple[str, Any]:
         if self._channel is None:
             raise EOFError("the process was never started")
@@ -248,7 +259,7 @@ class CardProcess:
         try:
             self._exit = self._process.wait()
         except (OSError, ValueError):
-            self._exit = {"exit": -signal.SIGKILL, "server_lost": True}
+            self._exit = {"server_lost": True}
         self._gone.set()
 
     def _death(self, doing: str) -> Failure:
@@ -264,10 +275,11 @@ class CardProcess:
             return self._with_log(
                 Failure(failure_class=FailureClass.HOST_OUT_OF_MEMORY, message=text)
             )
+        if "server_lost" in self._exit:
+            text = f"the node's process server ended, and with it the worker, during {doing}"
+            return self._with_log(Failure(failure_class=FailureClass.NODE_LOST, message=text))
         status = self._exit.get("exit", 0)
         how = f"died of {signal.Signals(-status).name}" if status < 0 else f"exited with {status}"
-        if self._exit.get("server_lost"):
-            how = "was lost with the node's process server"
         text = f"the worker process {how} during {doing}"
         return self._with_log(Failure(failure_class=FailureClass.CRASH, message=text))
 

@@ -24,9 +24,12 @@ class FakeWorker:
     def __init__(self, config: WorkerConfig) -> None:
         self.config = config
         self._progress: Progress | None = None
+        self._info: WorkerInfo | None = None
 
     def start(self) -> WorkerInfo:
-        return WorkerInfo(
+        if self.config.worker_id.startswith("broken"):
+            raise ImportError("No module named 'habana_frameworks'")
+        self._info = WorkerInfo(
             worker_id=self.config.worker_id,
             node_name=self.config.node_name,
             pid=os.getpid(),
@@ -36,8 +39,8 @@ class FakeWorker:
             visible_cards=os.environ.get(VISIBLE_CARDS[self.config.card.accelerator] or "-", ""),
             threads=int(os.environ["OMP_NUM_THREADS"]),
             niceness=os.getpriority(os.PRIO_PROCESS, 0),
-            versions={"torch_imported": str("torch" in sys.modules)},
         )
+        return self._info
 
     def listen(self, address: str) -> Any:
         return {"address": address, "pid": os.getpid()}
@@ -68,6 +71,7 @@ class FakeWorker:
         elif action == "exit":
             os._exit(int(argument))
         elif action == "hold-gil":
+            time.sleep(1.0)  # as long as it takes to tell the phase
             ctypes.PyDLL(None).sleep(600)
         elif action == "child":
             child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
@@ -85,11 +89,5 @@ class FakeWorker:
             started_at=started_at,
             ended_at=time.time(),
             result=Result(samples=(), stop_reason="max_repeats", details=details),
+            worker=self._info,
         )
-
-
-class BrokenWorker(FakeWorker):
-    """Cannot start."""
-
-    def start(self) -> WorkerInfo:
-        raise ImportError("no module named habana_frameworks")

@@ -1,0 +1,143 @@
+"""An executor under test, with every event it has reported."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from orchestrator.attempt import Attempt
+from orchestrator.cluster import Card, CardSet, Node
+from orchestrator.events import (
+    AttemptEnded,
+    Event,
+    NodeJoined,
+    RunAttempt,
+    StartWorker,
+    StopWorker,
+    WorkerReady,
+    WorkerStopped,
+)
+from orchestrator.job import Accelerator, Job
+from orchestrator.ray_cluster import EmulatedCluster
+from orchestrator.ray_executor import RayExecutor
+
+_numbers = itertools.count(1)
+
+
+def emulated_node(name: str, kind: Accelerator, indices: tuple[int, ...], server: int) -> Node:
+    """A node to emulate."""
+    return Node(
+        node_id=name,
+        name=name,
+        accelerator=kind,
+        card_indices=indices,
+        server_cards=server,
+        memory_bytes_per_card=512 * 2**20,
+        emulated=True,
+    )
+
+
+@dataclass
+class Bench:
+    """An executor, and every event it has reported."""
+
+    cluster: EmulatedCluster
+    executor: RayExecutor
+    seen: list[Event] = field(default_factory=list)
+
+    def wait_for(self, wanted: Callable[[Event], bool], timeout_s: float = 40.0) -> Any:
+        """The first event, past or to come, that is wanted."""
+        deadline = time.monotonic() + timeout_s
+        position = 0
+        while True:
+            for event in self.seen[position:]:
+                if wanted(event):
+                    return event
+            position = len(self.seen)
+            assert time.monotonic() < deadline, f"in {timeout_s} s only came {self.seen[-8:]}"
+            self.seen += self.executor.events(0.5)
+
+    def node(self, name: str) -> Node:
+        """A node that has joined, as the executor describes it."""
+        joined = self.wait_for(lambda e: isinstance(e, NodeJoined) and e.node.name == name)
+        node: Node = joined.node
+        return node
+
+    def ready(self, worker_id: str) -> WorkerReady:
+        """Wait until a worker is ready."""
+
+        def is_it(event: Event) -> bool:
+            mine = getattr(event, "worker_id", None) == worker_id
+            assert not (mine and isinstance(event, WorkerStopped)), event
+            return mine and isinstance(event, WorkerReady)
+
+        event: WorkerReady = self.wait_for(is_it)
+        return event
+
+    def start(self, *cards: Card) -> list[WorkerReady]:
+        """Start a worker on each card, as ranks of one gang if there are several."""
+        ids = [f"w{next(_numbers)}" for _ in cards]
+        for rank, (worker_id, card) in enumerate(zip(ids, cards, strict=True)):
+            self.executor.perform(
+                StartWorker(
+                    worker_id=worker_id,
+                    card=card,
+                    rank=rank,
+                    local_rank=rank,
+                    world_size=len(cards),
+                )
+            )
+        return [self.ready(worker_id) for worker_id in ids]
+
+    def run(self, cards: CardSet, workers: list[WorkerReady], model: str) -> str:
+        """Start an attempt; ``model`` says what the fake worker does. The attempt's id."""
+        job = Job(
+            experiment="e",
+            workload="text-generation",
+            model=model,
+            dataset="d",
+            accelerator=cards[0].accelerator,
+            cards=len(cards),
+            precision="fp32",
+            batch_size=1,
+        )
+        attempt_id = f"{job.job_id}-{next(_numbers)}"
+        attempt = Attempt(attempt_id=attempt_id, job_id=job.job_id, number=1, job=job, cards=cards)
+        ids = tuple(worker.worker_id for worker in workers)
+        self.executor.perform(RunAttempt(attempt=attempt, worker_ids=ids))
+        return attempt_id
+
+    def ended(self, attempt_id: str, timeout_s: float = 40.0) -> AttemptEnded:
+        """Wait for the end of an attempt."""
+        event: AttemptEnded = self.wait_for(
+            lambda e: isinstance(e, AttemptEnded) and e.outcome.attempt_id == attempt_id,
+            timeout_s,
+        )
+        return event
+
+    def stopped(self, worker_id: str, timeout_s: float = 40.0) -> WorkerStopped:
+        """Wait for the end of a worker."""
+        event: WorkerStopped = self.wait_for(
+            lambda e: isinstance(e, WorkerStopped) and e.worker_id == worker_id, timeout_s
+        )
+        return event
+
+    def stop(self, *workers: WorkerReady) -> None:
+        """Stop workers and wait until they are gone."""
+        for worker in workers:
+            self.executor.perform(StopWorker(worker_id=worker.worker_id, reason="test is over"))
+        for worker in workers:
+            assert self.stopped(worker.worker_id).failure is None
+
+    def wait_for_phase(self, worker_id: str, phase: str, timeout_s: float = 20.0) -> None:
+        """Wait until a worker is reported to be in this phase."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            progress = self.executor.progress().get(worker_id)
+            if progress is not None and progress.phase == phase:
+                return
+            assert time.monotonic() < deadline, f"last heard: {progress}"
+            self.seen += self.executor.events(0.2)

@@ -1,0 +1,249 @@
+"""The Ray executor on a real, emulated cluster: which cards workers get, and how they end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from ray_bench import Bench, emulated_node
+
+from orchestrator.cluster import legal_card_sets
+from orchestrator.events import NodeLeft, StartWorker, StopWorker, WorkerStopped
+from orchestrator.failure import FailureClass
+from orchestrator.job import Accelerator, State
+from orchestrator.ray_actors import physical_cores
+
+pytestmark = pytest.mark.ray
+
+
+def alive(pid: int) -> bool:
+    """Whether a process is there and not merely waiting to be collected."""
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+
+
+def gone_soon(pid: int, timeout_s: float = 5.0) -> bool:
+    """Whether a process ends within the time."""
+    deadline = time.monotonic() + timeout_s
+    while alive(pid) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return not alive(pid)
+
+
+def test_a_mixed_cluster_is_discovered(bench: Bench) -> None:
+    """HPU, GPU and CPU nodes join with their names, marks, memory and the indices Ray means."""
+    hpu, gpu, cpu = (bench.node(name) for name in ("hpu-1", "gpu-1", "cpu-1"))
+    assert (hpu.accelerator, hpu.card_indices, hpu.server_cards) == ("HPU", (4, 5, 6, 7), 8)
+    assert (gpu.accelerator, gpu.card_indices, gpu.server_cards) == ("GPU", (0, 1), 2)
+    assert (cpu.accelerator, cpu.card_indices, cpu.server_cards) == ("CPU", (0,), 1)
+    assert all(node.emulated for node in (hpu, gpu, cpu))
+    assert {node.memory_bytes_per_card for node in (hpu, gpu, cpu)} == {512 * 2**20}
+    assert hpu.device_name == "emulated HPU on CPU"
+
+
+def test_nobody_else_gets_a_claimed_card(bench: Bench) -> None:
+    """Ray's own accounts show no card free while the executor holds the nodes."""
+    import ray
+
+    for name in ("hpu-1", "gpu-1", "cpu-1"):
+        bench.node(name)
+    free = ray.available_resources()
+    assert [free.get(kind, 0.0) for kind in ("HPU", "GPU", "CPU")] == [0.0, 0.0, 0.0]
+
+
+def test_every_worker_sees_only_its_own_card(bench: Bench) -> None:
+    """Workers started last card first see exactly the card that was asked for."""
+    cards = tuple(reversed(bench.node("hpu-1").cards))
+    workers = [bench.start(card)[0] for card in cards]
+    assert [worker.info.visible_cards for worker in workers] == ["7", "6", "5", "4"]
+    gpus = [bench.start(card)[0] for card in reversed(bench.node("gpu-1").cards)]
+    assert [worker.info.visible_cards for worker in gpus] == ["1", "0"]
+    assert len({worker.info.pid for worker in workers + gpus}) == 6
+    bench.stop(*workers, *gpus)
+
+
+def test_what_distorts_measurements_is_undone(bench: Bench) -> None:
+    """Workers run at niceness 0 with their share of the host's cores, at least one."""
+    (worker,) = bench.start(bench.node("gpu-1").cards[0])
+    assert worker.info.niceness == os.getpriority(os.PRIO_PROCESS, 0)
+    cards_on_host = 8 + 2 + 1
+    assert worker.info.threads == max(1, physical_cores() // cards_on_host)
+    bench.stop(worker)
+
+
+@pytest.mark.parametrize(("count", "legal"), [(2, [(4, 5), (6, 7)]), (4, [(4, 5, 6, 7)])])
+def test_gangs_get_aligned_cards(bench: Bench, count: int, legal: list[tuple[int, ...]]) -> None:
+    """The legal sets of half a server are aligned, and a gang on one meets at one rendezvous."""
+    sets = legal_card_sets([bench.node("hpu-1")], Accelerator.HPU, count)
+    assert [tuple(card.index for card in cards) for cards in sets] == legal
+    workers = bench.start(*sets[-1])
+    outcome = bench.ended(bench.run(sets[-1], workers, "ok")).outcome
+    assert outcome.state is State.SUCCEEDED
+    assert [rank.rank for rank in outcome.ranks] == list(range(count))
+    seen = [rank.worker.visible_cards for rank in outcome.ranks if rank.worker]
+    assert seen == [str(index) for index in legal[-1]]
+    met = {rank.result.details["rendezvous"] for rank in outcome.ranks if rank.result}
+    assert len(met) == 1 and str(workers[0].info.pid) in met.pop()
+    bench.stop(*workers)
+
+
+def test_a_warm_worker_takes_one_attempt_after_another(bench: Bench) -> None:
+    """The process stays: three attempts have one pid."""
+    card = bench.node("cpu-1").cards[0]
+    workers = bench.start(card)
+    pids = set()
+    for _ in range(3):
+        outcome = bench.ended(bench.run((card,), workers, "ok")).outcome
+        assert outcome.state is State.SUCCEEDED and outcome.ranks[0].worker
+        pids.add(outcome.ranks[0].worker.pid)
+    assert pids == {workers[0].info.pid}
+    bench.stop(*workers)
+
+
+def test_a_segfault_becomes_a_failure_and_the_card_is_free(bench: Bench) -> None:
+    """The row names the signal and quotes the log; then the worker stops; the card works again."""
+    card = bench.node("hpu-1").cards[1]
+    (worker,) = bench.start(card)
+    attempt_id = bench.run((card,), [worker], "segfault")
+    outcome = bench.ended(attempt_id).outcome
+    assert outcome.state is State.FAILED and outcome.failure is not None
+    assert outcome.failure.failure_class is FailureClass.CRASH
+    assert "SIGSEGV" in outcome.failure.message
+    assert "about to read address zero" in outcome.failure.tail
+    stopped = bench.stopped(worker.worker_id)
+    assert stopped.failure == outcome.failure
+    positions = [bench.seen.index(bench.ended(attempt_id)), bench.seen.index(stopped)]
+    assert positions == sorted(positions)
+    (again,) = bench.start(card)
+    assert again.info.pid != worker.info.pid and again.info.visible_cards == "5"
+    bench.stop(again)
+
+
+def test_a_worker_killed_from_outside_is_noticed(bench: Bench) -> None:
+    """kill -9 on a busy worker process ends its attempt, then the worker."""
+    card = bench.node("cpu-1").cards[0]
+    (worker,) = bench.start(card)
+    attempt_id = bench.run((card,), [worker], "sleep:600")
+    bench.wait_for_phase(worker.worker_id, "measure")
+    os.kill(worker.info.pid, signal.SIGKILL)
+    failure = bench.ended(attempt_id).outcome.failure
+    assert failure is not None and "SIGKILL" in failure.message
+    assert bench.stopped(worker.worker_id).failure == failure
+
+
+def test_a_killed_actor_takes_its_worker_along(bench: Bench) -> None:
+    """When Ray loses the actor, the process beneath it is ended before the card counts as free."""
+    import ray
+
+    card = bench.node("gpu-1").cards[1]
+    (worker,) = bench.start(card)
+    attempt_id = bench.run((card,), [worker], "sleep:600")
+    bench.wait_for_phase(worker.worker_id, "measure")
+    ray.kill(bench.executor._handles[card].actor)
+    outcome = bench.ended(attempt_id).outcome
+    assert outcome.state is State.LOST and outcome.failure is not None
+    assert outcome.failure.failure_class is FailureClass.CRASH
+    bench.stopped(worker.worker_id)
+    assert not alive(worker.info.pid)
+    (again,) = bench.start(card)
+    bench.stop(again)
+
+
+def test_a_hang_that_holds_the_interpreter_is_stopped(bench: Bench) -> None:
+    """Progress is known, and StopWorker ends the process although no Python code can run in it."""
+    card = bench.node("hpu-1").cards[0]
+    (worker,) = bench.start(card)
+    attempt_id = bench.run((card,), [worker], "hold-gil")
+    bench.wait_for_phase(worker.worker_id, "measure")
+    asked = time.monotonic()
+    bench.executor.perform(StopWorker(worker_id=worker.worker_id, reason="no progress for 600 s"))
+    stopped = bench.stopped(worker.worker_id, timeout_s=10)
+    assert time.monotonic() - asked < 5 and stopped.failure is None
+    assert not alive(worker.info.pid)
+    outcome = bench.ended(attempt_id).outcome
+    assert outcome.state is State.LOST and outcome.failure is not None
+    assert outcome.failure.failure_class is FailureClass.HANG
+    assert "no progress for 600 s" in outcome.failure.message
+
+
+def test_children_of_a_worker_die_with_it(bench: Bench, tmp_path: Path) -> None:
+    """A data loader that a job started does not outlive it."""
+    card = bench.node("cpu-1").cards[0]
+    (worker,) = bench.start(card)
+    file = tmp_path / "pid"
+    bench.run((card,), [worker], f"child:{file}")
+    deadline = time.monotonic() + 10
+    while not (file.exists() and file.read_text()) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    child = int(file.read_text())
+    assert alive(child)
+    bench.stop(worker)
+    assert not alive(child)
+
+
+def test_one_dead_rank_ends_its_gang(bench: Bench) -> None:
+    """The attempt ends at once with the dead rank's failure; the others are told why they go."""
+    cards = bench.node("hpu-1").cards[:2]
+    workers = bench.start(*cards)
+    started = time.monotonic()
+    outcome = bench.ended(bench.run(cards, workers, "rank:1=17"), timeout_s=20).outcome
+    assert time.monotonic() - started < 10
+    assert outcome.state is State.FAILED and outcome.failure is not None
+    assert "exited with 17" in outcome.failure.message
+    assert [rank.state for rank in outcome.ranks] == [State.LOST, State.FAILED]
+    for worker in workers:
+        stopped = bench.stopped(worker.worker_id)
+        assert stopped.failure is not None
+        assert not alive(worker.info.pid)
+
+
+def test_a_worker_that_cannot_start_says_why(bench: Bench) -> None:
+    """A failed import is a stopped worker of class IMPORT, and the card is free."""
+    card = bench.node("gpu-1").cards[0]
+    bench.executor.perform(StartWorker(worker_id="broken-1", card=card))
+    failure = bench.stopped("broken-1").failure
+    assert failure is not None and failure.failure_class is FailureClass.IMPORT
+    assert "habana_frameworks" in failure.message
+    (again,) = bench.start(card)
+    bench.stop(again)
+
+
+def test_a_worker_can_be_stopped_while_it_starts(bench: Bench) -> None:
+    """Start and stop in one breath: one WorkerStopped, no failure, and the card is free."""
+    card = bench.node("gpu-1").cards[0]
+    bench.executor.perform(StartWorker(worker_id="hasty", card=card))
+    bench.executor.perform(StopWorker(worker_id="hasty", reason="changed my mind"))
+    assert bench.stopped("hasty").failure is None
+    (again,) = bench.start(card)
+    bench.stop(again)
+    ends = [e for e in bench.seen if isinstance(e, WorkerStopped) and e.worker_id == "hasty"]
+    assert len(ends) == 1
+
+
+def test_a_node_that_goes_away_takes_everything_along(bench: Bench) -> None:
+    """A node joins late, works, and is killed: attempt LOST, worker stopped, node left."""
+    bench.cluster.add(emulated_node("hpu-9", Accelerator.HPU, (0, 1), 2))
+    node = bench.node("hpu-9")
+    (worker,) = bench.start(node.cards[0])
+    attempt_id = bench.run((node.cards[0],), [worker], "sleep:600")
+    bench.wait_for_phase(worker.worker_id, "measure")
+    bench.cluster.remove("hpu-9")
+    outcome = bench.ended(attempt_id, timeout_s=60).outcome
+    assert outcome.state is State.LOST and outcome.failure is not None
+    assert outcome.failure.failure_class is FailureClass.NODE_LOST
+    stopped = bench.stopped(worker.worker_id, timeout_s=60)
+    assert stopped.failure is not None
+    assert stopped.failure.failure_class is FailureClass.NODE_LOST
+    left = bench.wait_for(lambda e: isinstance(e, NodeLeft), timeout_s=60)
+    assert left.node_id == node.node_id
+    assert gone_soon(worker.info.pid)
+    # the rest of the cluster works on
+    card = bench.node("cpu-1").cards[0]
+    workers = bench.start(card)
+    assert bench.ended(bench.run((card,), workers, "ok")).outcome.state is State.SUCCEEDED
+    bench.stop(*workers)

@@ -1,0 +1,346 @@
+"""Worker processes under their server, without Ray: how they start, die and are cleaned up."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.attempt import Attempt, RankOutcome, WorkerInfo
+from orchestrator.card_process import CardProcess, Launch
+from orchestrator.cluster import Card
+from orchestrator.executor import Progress
+from orchestrator.failure import Failure, FailureClass
+from orchestrator.job import Accelerator, Job, State
+from orchestrator.process_server import end_process, oom_kills
+
+JOB = Job(
+    experiment="e",
+    workload="text-generation",
+    model="m",
+    dataset="d",
+    accelerator=Accelerator.HPU,
+    cards=1,
+    precision="fp32",
+    batch_size=1,
+)
+ATTEMPT = Attempt(
+    attempt_id="a-1",
+    job_id=JOB.job_id,
+    number=1,
+    job=JOB,
+    cards=(Card(node_id="n", index=0, accelerator=Accelerator.HPU),),
+)
+
+
+class ScriptedWorker:
+    """Runs the Python source it is configured with; this module is imported in the process."""
+
+    def __init__(self, config: dict[str, str]) -> None:
+        self.config = config
+
+    def start(self) -> WorkerInfo:
+        exec(self.config.get("start", ""))
+        return WorkerInfo(
+            worker_id=self.config["name"],
+            node_name="n",
+            pid=os.getpid(),
+            device_name="",
+            driver_version="",
+            emulated=True,
+            visible_cards=os.environ.get("CARD", ""),
+            threads=1,
+            niceness=0,
+            versions={"parent": str(os.getppid()), "json": str("json" in sys.modules)},
+        )
+
+    def listen(self, address: str) -> Any:
+        raise OSError(f"cannot listen on {address}")
+
+    def run(self, attempt: Attempt, rank: int, rendezvous: Any) -> RankOutcome:
+        started_at = time.time()
+        exec(self.config.get("run", ""))
+        return RankOutcome(
+            rank=rank, state=State.SUCCEEDED, started_at=started_at, ended_at=time.time()
+        )
+
+    def progress(self) -> Progress | None:
+        return Progress(
+            worker_id=self.config["name"], attempt_id="a-1", phase="warmup", phase_started_at=1.0
+        )
+
+    def failure(self, error: BaseException) -> Failure:
+        return Failure(failure_class=FailureClass.ERROR, message=str(error))
+
+
+@dataclass
+class Server:
+    """A running process server."""
+
+    path: str
+    popen: subprocess.Popen[bytes]
+    logs: Path
+    count: int = field(default=0)
+
+    def process(self, *, start: str = "", run: str = "", name: str = "w") -> CardProcess:
+        """A worker process, not yet started."""
+        self.count += 1
+        launch = Launch(
+            name=name,
+            server=self.path,
+            factory="test_card_process:ScriptedWorker",
+            config={"name": name, "start": start, "run": run},
+            environment={"CARD": "5"},
+            log=str(self.logs / f"{self.count}.log"),
+        )
+        return CardProcess(launch)
+
+
+def _open(tmp_path: Path, *preload: str) -> Server:
+    directory = tempfile.mkdtemp(prefix="ngt-", dir="/tmp")
+    popen = subprocess.Popen(
+        [sys.executable, "-m", "orchestrator.process_server", f"{directory}/s", *preload],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )
+    deadline = time.monotonic() + 20
+    while not os.path.exists(f"{directory}/s"):
+        assert popen.poll() is None and time.monotonic() < deadline
+        time.sleep(0.01)
+    return Server(path=f"{directory}/s", popen=popen, logs=tmp_path)
+
+
+def _close(server: Server) -> None:
+    assert server.popen.stdin is not None
+    server.popen.stdin.close()
+    assert server.popen.wait(10) == 0
+
+
+@pytest.fixture(params=["fresh", "forked"])
+def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Server]:
+    """A server of each kind: workers started afresh, or forked after a preload."""
+    opened = _open(tmp_path, *(["json"] if request.param == "forked" else []))
+    yield opened
+    _close(opened)
+
+
+def alive(pid: int) -> bool:
+    """Whether a process is there and not merely waiting to be collected."""
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+
+
+def info_of(process: CardProcess) -> WorkerInfo:
+    """Start a process that has to come up."""
+    info = process.start()
+    assert isinstance(info, WorkerInfo), info
+    return info
+
+
+def eventually(condition: Callable[[], bool], timeout_s: float = 10.0) -> bool:
+    """Whether the condition comes true in time."""
+    deadline = time.monotonic() + timeout_s
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return condition()
+
+
+def test_a_worker_has_its_environment_and_runs_attempts(server: Server) -> None:
+    """The process has what was asked for, is the server's child, and answers again and again."""
+    process = server.process()
+    info = info_of(process)
+    assert info.visible_cards == "5"
+    assert info.versions["parent"] == str(server.popen.pid)
+    for rank in (0, 1):
+        outcome = process.run(ATTEMPT, rank, None)
+        assert (outcome.state, outcome.rank) == (State.SUCCEEDED, rank)
+    process.stop("done")
+    assert not alive(info.pid)
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("import ctypes; print('before', flush=True); ctypes.string_at(0)", "SIGSEGV"),
+        ("import os; print('before', flush=True); os.kill(os.getpid(), 9)", "SIGKILL"),
+        ("import os; print('before', flush=True); os._exit(17)", "exited with 17"),
+        ("import os; print('before', flush=True); os.abort()", "SIGABRT"),
+    ],
+)
+def test_every_sudden_death_has_its_cause_in_the_row(
+    server: Server, source: str, words: str
+) -> None:
+    """Signal or exit code, the job, and the end of the log."""
+    process = server.process(run=source)
+    info = info_of(process)
+    outcome = process.run(ATTEMPT, 0, None)
+    assert outcome.state is State.FAILED and outcome.failure is not None
+    assert outcome.failure.failure_class is FailureClass.CRASH
+    assert words in outcome.failure.message and JOB.label in outcome.failure.message
+    assert "before" in outcome.failure.tail
+    assert outcome.failure.log.endswith("1.log")
+    assert process.gone and outcome.worker == info
+
+
+def test_a_worker_that_cannot_start_is_gone_and_says_why(server: Server) -> None:
+    """An exception at start is a failure; a death at start is one too."""
+    process = server.process(start="raise ValueError('no such card')")
+    failure = process.start()
+    assert isinstance(failure, Failure) and failure.message == "no such card"
+    assert process.gone
+    dying = server.process(start="import os; os._exit(3)")
+    failure = dying.start()
+    assert isinstance(failure, Failure) and "exited with 3 during start-up" in failure.message
+    assert dying.gone
+
+
+def test_a_failed_rendezvous_fails_the_rank_and_leaves_the_worker(server: Server) -> None:
+    """``listen`` gives a failure, ``run`` passes it on, and the process lives."""
+    process = server.process()
+    info_of(process)
+    rendezvous = process.listen("nowhere")
+    outcome = process.run(ATTEMPT, 0, rendezvous)
+    assert outcome.state is State.FAILED and outcome.failure == rendezvous
+    assert not process.gone
+    process.stop("done")
+
+
+def test_a_stuck_worker_is_stopped_with_its_children(server: Server, tmp_path: Path) -> None:
+    """Progress is heard meanwhile; stop kills through a held interpreter lock, children too."""
+    file = tmp_path / "child"
+    source = (
+        "import ctypes, subprocess, sys, time\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+        f"open({str(file)!r}, 'w').write(str(child.pid))\n"
+        "time.sleep(1)\n"
+        "ctypes.PyDLL(None).sleep(600)\n"
+    )
+    process = server.process(run=source)
+    info = info_of(process)
+    outcomes: list[RankOutcome] = []
+    thread = threading.Thread(target=lambda: outcomes.append(process.run(ATTEMPT, 0, None)))
+    thread.start()
+    assert eventually(lambda: (p := process.progress()) is not None and p.phase == "warmup")
+    assert eventually(lambda: file.exists() and file.read_text() != "")
+    child = int(file.read_text())
+    time.sleep(1.2)  # into the held lock
+    started = time.monotonic()
+    process.stop("no progress")
+    assert time.monotonic() - started < 3
+    assert not alive(info.pid) and not alive(child)
+    thread.join(5)
+    assert outcomes[0].state is State.LOST and outcomes[0].failure is not None
+    assert outcomes[0].failure.message == "stopped: no progress"
+
+
+def test_children_left_behind_are_ended_before_the_card_is_free(
+    server: Server, tmp_path: Path
+) -> None:
+    """A process that exits and leaves a child counts as gone only when the child is."""
+    file = tmp_path / "child"
+    source = (
+        "import os, subprocess, sys\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+        f"open({str(file)!r}, 'w').write(str(child.pid))\n"
+        "os._exit(0)\n"
+    )
+    process = server.process(run=source)
+    info_of(process)
+    outcome = process.run(ATTEMPT, 0, None)
+    assert outcome.failure is not None and "exited with 0" in outcome.failure.message
+    assert process.gone and not alive(int(file.read_text()))
+
+
+def test_a_worker_ends_with_whoever_asked_for_it(server: Server) -> None:
+    """When the asker's process dies, the kernel closes its connection and the worker goes."""
+    asker = subprocess.Popen(
+        [sys.executable, "-c", _ASKER, server.path, str(server.logs)],
+        stdout=subprocess.PIPE,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        text=True,
+    )
+    assert asker.stdout is not None
+    pid = int(asker.stdout.readline())
+    assert alive(pid)
+    asker.send_signal(signal.SIGKILL)
+    asker.wait()
+    asker.stdout.close()
+    end_process(server.path, "orphan")  # answers when it is gone
+    assert not alive(pid)
+
+
+_ASKER = """
+import sys, time
+from orchestrator.card_process import CardProcess, Launch
+process = CardProcess(Launch(name="orphan", server=sys.argv[1], environment={},
+    factory="test_card_process:ScriptedWorker", config={"name": "orphan"},
+    log=sys.argv[2] + "/orphan.log"))
+print(process.start().pid, flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_named_process_can_be_ended_by_others(server: Server) -> None:
+    """``end_process`` returns when it is gone, and at once when there is none."""
+    process = server.process(name="busy", run="import time; time.sleep(600)")
+    info = info_of(process)
+    end_process(server.path, "busy")
+    assert not alive(info.pid)
+    end_process(server.path, "nobody")
+
+
+def test_workers_end_with_the_server(tmp_path: Path) -> None:
+    """However the server ends, no worker outlives it, and a busy one's attempt is LOST."""
+    opened = _open(tmp_path)
+    process = opened.process(run="import time; time.sleep(600)")
+    info = info_of(process)
+    outcomes: list[RankOutcome] = []
+    thread = threading.Thread(target=lambda: outcomes.append(process.run(ATTEMPT, 0, None)))
+    thread.start()
+    opened.popen.send_signal(signal.SIGKILL)
+    thread.join(10)
+    assert outcomes[0].state is State.LOST and outcomes[0].failure is not None
+    assert outcomes[0].failure.failure_class is FailureClass.NODE_LOST
+    assert eventually(lambda: not alive(info.pid))
+    opened.popen.wait()
+    assert isinstance(opened.process().start(), Failure)
+
+
+def test_forked_workers_have_what_was_imported_once(tmp_path: Path) -> None:
+    """A preloaded module is there in each worker, and a broken one makes workers start afresh."""
+    forked = _open(tmp_path, "json", "orchestrator.attempt")
+    first, second = forked.process(name="1"), forked.process(name="2")
+    assert info_of(first).pid != info_of(second).pid
+    command = Path(f"/proc/{info_of_pid(first)}/cmdline").read_text()
+    assert "orchestrator.process_server" in command
+    _close(forked)
+    fresh = _open(tmp_path, "there_is_no_such_module")
+    process = fresh.process()
+    info = info_of(process)
+    assert "orchestrator.card_process" in Path(f"/proc/{info.pid}/cmdline").read_text()
+    _close(fresh)
+    assert not alive(info.pid)
+
+
+def info_of_pid(process: CardProcess) -> int:
+    """The pid of a started process."""
+    assert process._info is not None
+    return process._info.pid
+
+
+def test_the_kernels_count_of_memory_kills_can_be_read() -> None:
+    """A number on Linux, and never an error."""
+    assert oom_kills() >= 0
