@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import heapq
+import os
 import signal
 import threading
 import time
@@ -43,6 +44,8 @@ from orchestrator.run_status import Board
 
 STATUS_INTERVAL_S = 1.0
 AT_ONCE = 3  # the request that is not discussed any more
+FORCE_AFTER_S = 10.0  # later the process ends, whatever it hangs in
+EXIT_FORCED = 130
 
 
 class Decider(Protocol):
@@ -97,6 +100,11 @@ class StopSignal:
 
         def handler(number: int, _frame: FrameType | None) -> None:
             self.request(f"{signal.Signals(number).name} received")
+            if self.requests == AT_ONCE:
+                # A call into a dead cluster can hang beyond the reach of any exception.
+                force = threading.Timer(FORCE_AFTER_S, os._exit, [EXIT_FORCED])
+                force.daemon = True
+                force.start()
 
         before = {
             number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)
