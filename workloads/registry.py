@@ -30,7 +30,7 @@ class WorkloadEntry:
     function: str  # "module:function", imported only where it runs
     parameters: type[WorkloadParameters]
     summary: str  # one line for `nightgrid schema` and the documentation
-    engines: tuple[str, ...]  # that can run it; the first is the default
+    engines: tuple[str, ...] = ENGINES  # that can run it; the first is the default
 
     def validate(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
         """All parameters with their defaults filled in, as plain values.
@@ -47,7 +47,6 @@ _ENTRIES = (
         function="workloads.text_generation:run",
         parameters=TextGenerationParameters,
         summary="Greedy generation with a causal language model: tokens/s, TTFT, latency.",
-        engines=ENGINES,
     ),
 )
 
@@ -64,9 +63,8 @@ def find_workload(name: str) -> WorkloadEntry:
     if name not in WORKLOADS:
         close = difflib.get_close_matches(name, WORKLOADS, n=1)
         hint = f"; did you mean '{close[0]}'?" if close else ""
-        raise BadConfiguration(
-            f"no workload '{name}'{hint or '.'} There is: {', '.join(WORKLOADS)}."
-        )
+        there_is = ", ".join(WORKLOADS)
+        raise BadConfiguration(f"no workload '{name}'{hint or '.'} There is: {there_is}.")
     return WORKLOADS[name]
 
 
