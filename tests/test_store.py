@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from measurements import row
 
-from orchestrator import fragments
+from orchestrator import fragments, scan
 from orchestrator import store as store_module
 from orchestrator.errors import SchemaMismatch, StoreError, StoreFull
 from orchestrator.history import PastRow
@@ -241,6 +241,30 @@ def test_a_damaged_fragment_is_not_compacted_away(tmp_path: Path) -> None:
         assert victim.exists()
     assert len(store.measurements()) == 2
     assert [damage.path for damage in store.read().damaged] == [victim]
+
+
+def test_a_listing_that_a_compaction_made_stale_is_taken_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reader whose listing misses the new file and a fragment that is already deleted, or has
+    a fragment that is gone by now, looks again and sees every row once."""
+    store = filled(tmp_path, 3)
+    names = sorted(os.listdir(store.tables_path))
+    kept = {name: (store.tables_path / name).read_bytes() for name in names[1:]}
+    with store:
+        store.compact()
+    for name, data in kept.items():  # the compaction had deleted only the first when we looked
+        (store.tables_path / name).write_bytes(data)
+    real = scan._row_files
+    for stale in (set(names[1:]), set(names)):
+        answers = [stale]
+        monkeypatch.setattr(
+            scan,
+            "_row_files",
+            lambda directory, answers=answers: answers.pop() if answers else real(directory),
+        )
+        assert numbers(store) == [0, 1, 2]
+        assert not answers
 
 
 # ---------------------------------------------------------------- damage

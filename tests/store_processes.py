@@ -1,0 +1,121 @@
+"""What other processes do to a store in the tests: write, compact, and die at a chosen moment."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from measurements import row
+
+from orchestrator.errors import StoreLocked
+from orchestrator.lock import Holder
+from orchestrator.store import Store
+
+CONTEXT = multiprocessing.get_context("forkserver")
+# Children that import nothing start in milliseconds, so many can be killed.
+CONTEXT.set_forkserver_preload(
+    ["pytest", "pyarrow.parquet", "orchestrator.schema", "orchestrator.store"]
+)
+
+#: The system calls that change what is on the disk, as the store makes them.
+CALLS = ("open", "write", "fsync", "close", "rename", "unlink", "link", "replace")
+
+
+def write_rows(results: Path, first: int, acknowledged: Connection, pause_s: float = 0.0) -> None:
+    """Append rows for ever; say the number of each that was acknowledged."""
+    with Store.open(results, "night") as store:
+        number = first
+        while True:
+            store.append(row(number))
+            acknowledged.send(number)
+            number += 1
+            time.sleep(pause_s)
+
+
+def write_and_compact(results: Path, count: int, every: int) -> None:
+    """Append ``count`` rows and compact now and then."""
+    with Store.open(results, "night") as store:
+        for number in range(count):
+            store.append(row(number))
+            if (number + 1) % every == 0:
+                store.compact()
+
+
+def append_one(results: Path, acknowledged: Connection) -> None:
+    """Append row 100."""
+    with Store.open(results, "night") as store:
+        store.append(row(100))
+        acknowledged.send(100)
+
+
+def compact(results: Path, acknowledged: Connection) -> None:
+    """Compact what is there."""
+    with Store.open(results, "night") as store:
+        store.compact()
+        acknowledged.send(0)
+
+
+def die_at(
+    number: int,
+    torn: bool,
+    act: Callable[[Path, Connection], None],
+    results: Path,
+    acknowledged: Connection,
+) -> None:
+    """Do ``act``, but be killed just before the ``number``-th system call; a write that is the
+    one writes half of its bytes before. Ends with exit code 0 when there were fewer calls."""
+    made = 0
+
+    def guard(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def guarded(*arguments: Any, **named: Any) -> Any:
+            nonlocal made
+            made += 1
+            if made == number:
+                if torn and name == "write":
+                    handle, data = arguments
+                    call(handle, bytes(data)[: len(data) // 2])
+                os.kill(os.getpid(), signal.SIGKILL)
+            return call(*arguments, **named)
+
+        return guarded
+
+    for name in CALLS:
+        setattr(os, name, guard(name, getattr(os, name)))
+    act(results, acknowledged)
+    acknowledged.close()
+    os._exit(0)
+
+
+def hold(results: Path, told: Connection) -> None:
+    """Take the run and keep it until killed."""
+    with Store.open(results, "night"):
+        told.send("held")
+        time.sleep(3600)
+
+
+def try_to_hold(results: Path, start_at: float, told: Connection) -> None:
+    """Take the run at a given time, together with rivals; say how it went, keep it a while.
+
+    Between finding a dead holder and acting on it, each dawdles, so that rivals get in between.
+    """
+    judge = Holder.alive
+
+    def dawdle(holder: Holder, here: Holder) -> bool | None:
+        verdict = judge(holder, here)
+        time.sleep(0.1)
+        return verdict
+
+    Holder.alive = dawdle  # type: ignore[method-assign]
+    time.sleep(max(0.0, start_at - time.time()))
+    try:
+        with Store.open(results, "night"):
+            told.send("held")
+            told.recv()
+    except StoreLocked as error:
+        told.send(str(error))
