@@ -41,6 +41,7 @@ from orchestrator.job import State
 from orchestrator.live import View, event_line, row_line, unrun_lines
 from orchestrator.measurement import Measurement
 from orchestrator.run_status import Board
+from orchestrator.watchdog import Watchdog
 
 STATUS_INTERVAL_S = 1.0
 AT_ONCE = 3  # the request that is not discussed any more
@@ -127,6 +128,7 @@ class Driver:
     board: Board
     view: View
     write_status: Callable[[str], object] = lambda _: None  # replaces status.json
+    watchdog: Watchdog | None = None  # None: the executor cannot end what hangs
     stop: StopSignal = field(default_factory=StopSignal)
     clock: Callable[[], float] = time.time  # of events: seconds since the epoch
     sleep: Callable[[float], None] = time.sleep
@@ -134,6 +136,7 @@ class Driver:
     patience_s: float = 120.0  # with an executor or a disk that keeps failing
     _wakes: list[float] = field(default_factory=list)
     _stops_seen: int = 0
+    _late: list[Event] = field(default_factory=list)  # refusals while showing
     _next_status_at: float = 0.0
     _finished: RunFinished | None = None
 
@@ -160,7 +163,8 @@ class Driver:
     # ------------------------------------------------------------ events in
 
     def _next_events(self) -> list[Event]:
-        events = list(self._patiently("the executor", self._poll, ClusterError))
+        events, self._late = self._late, []
+        events += self._patiently("the executor", self._poll, ClusterError)
         now = self.clock()
         if self._wakes and self._wakes[0] <= now:
             while self._wakes and self._wakes[0] <= now:
@@ -209,11 +213,17 @@ class Driver:
             self._finished = command
         else:
             self.board.did(command, now)
-            try:
-                self.executor.perform(command)
-            except Exception as error:
-                self.view.line(f"the executor refused {type(command).__name__}: {error!r}")
-                return [_refusal(command, error, self.clock())]
+            if self.watchdog is not None:
+                self.watchdog.did(command)
+            return self._perform(command)
+        return []
+
+    def _perform(self, command: StartWorker | StopWorker | RunAttempt) -> list[Event]:
+        try:
+            self.executor.perform(command)
+        except Exception as error:
+            self.view.line(f"the executor refused {type(command).__name__}: {error!r}")
+            return [_refusal(command, error, self.clock())]
         return []
 
     def _record(self, command: RecordRow) -> None:
@@ -251,6 +261,11 @@ class Driver:
             progress = dict(self.executor.progress())
         status = self.board.status(now, progress)
         self.view.show(status)
+        if self.watchdog is not None:
+            # The executor reports what becomes of it, as for any worker that ends.
+            for stop in self.watchdog.overdue(status.cards, now):
+                self.view.line(f"worker {stop.worker_id} {stop.reason}")
+                self._late.extend(self._perform(stop))
         with contextlib.suppress(OSError, StoreError):  # rows matter, this does not
             self.write_status(status.to_json())
 

@@ -131,6 +131,7 @@ class FakeExecutor:
         self._events: list[Event] = [NodeJoined(at=clock(), node=each) for each in nodes]
         self.log: list[StartWorker | StopWorker | RunAttempt] = []
         self.closed = False
+        self.attempt_s = 2.0
 
     def perform(self, command: StartWorker | StopWorker | RunAttempt) -> None:
         """Accept one command, or refuse it with AssertionError."""
@@ -147,7 +148,7 @@ class FakeExecutor:
                 assert worker_id in self._ready and worker_id not in self._busy
                 assert self._held[worker_id] == card
                 self._busy[worker_id] = command.attempt
-            self._later(2.0, lambda: self._end(command))
+            self._later(self.attempt_s, lambda: self._end(command))
         else:
             assert command.worker_id in self._held
             self._later(0.1, lambda: self._go(command.worker_id))

@@ -35,6 +35,7 @@ from orchestrator.job import State
 from orchestrator.measurement import Measurement
 from orchestrator.run_status import Board, RunStatus
 from orchestrator.store import Store
+from orchestrator.watchdog import Watchdog
 
 
 class Script:
@@ -132,6 +133,7 @@ class Case:
         self.view = Lines()
         self.stop = StopSignal()
         self.driver = Driver(
+            watchdog=Watchdog({"measure": 30.0}),
             schedule=self.script,
             executor=self.executor,
             store=self.rows,
@@ -287,6 +289,26 @@ def test_every_signal_is_passed_on_and_the_third_ends_at_once() -> None:
     result = case.driver.drive()
     assert not result.finished and result.reason == "SIGINT received"
     assert sum(isinstance(event, StopRequested) for event in case.script.events) >= 2
+
+
+def test_a_hung_worker_is_stopped_and_the_schedule_hears_of_it() -> None:
+    """An attempt that never ends is ended by the watchdog; the schedule sees an ended attempt and
+    a stopped worker like any others."""
+
+    def answer(event: Event) -> list[Command]:
+        if isinstance(event, AttemptEnded):
+            return []
+        return one_job_after_another(event)
+
+    case = Case(answer)
+    case.executor.attempt_s = 1e9
+    assert case.driver.drive().finished
+    ended, stopped = case.script.events[-2:]
+    assert isinstance(ended, AttemptEnded) and ended.outcome.state is State.LOST
+    assert isinstance(stopped, WorkerStopped)
+    limit_s = 30 + 3 * ONE.measure.time_limit_s
+    assert limit_s < case.clock() - MOMENT < limit_s + 10
+    assert any("hung in measure" in line for line in case.view.lines)
 
 
 def test_the_status_file_follows_the_run(tmp_path: Path) -> None:

@@ -154,6 +154,7 @@ def _drive(args: argparse.Namespace, session: Session, plan: Plan, store: Store)
     from orchestrator.plan import Action
     from orchestrator.run_status import Board
     from orchestrator.schedule import Schedule, ScheduleSettings
+    from orchestrator.watchdog import Watchdog
 
     invocation_id = uuid.uuid4().hex[:12]
     origin = provenance()
@@ -192,6 +193,8 @@ def _drive(args: argparse.Namespace, session: Session, plan: Plan, store: Store)
             board=board,
             view=view,
             write_status=lambda text: store.write_file("status.json", text),
+            # Of this very process it could end only all.
+            watchdog=None if args.in_process else Watchdog(),
             stop=stop,
         ).drive()
 
