@@ -114,7 +114,8 @@ class Invariants:
     def _start(self, command: StartWorker) -> None:
         card = command.card
         node = self.nodes.get(card.node_id)
-        _must(node is not None and card in node.cards, "no such card", command)
+        known = node is not None and card.index in node.card_indices
+        _must(known, "no such card", command)
         _must(card not in self._on_card, "the card has a worker already", command)
         _must(command.worker_id not in self.processes, "worker id used twice", command)
         self._must_be_recorded(card)

@@ -57,6 +57,7 @@ class Schedule:
         self.settings = settings
         self.finished = False
         self._begun = False
+        self._closing = False
         self._commands: list[Command] = []
         self._unsupported: list[PlannedJob] = []
         self._records: dict[str, JobRecord] = {}
@@ -85,7 +86,8 @@ class Schedule:
         self._ledger = Ledger(self._records.values(), settings, self._commands)
         self._verdicts = Verdicts(self._ledger)
         self._pools = {
-            kind: Pool(kind, records, settings, self._commands) for kind, records in by_kind.items()
+            kind: Pool(kind, records, settings, self._commands, self._ledger.later)
+            for kind, records in by_kind.items()
         }
 
     # ------------------------------------------------------------ seen from outside
@@ -112,7 +114,7 @@ class Schedule:
             self._stop(event.reason, abort=again or not self.settings.finish_running)
         if self._verdicts.tripped and not self._ledger.stopping:
             self._stop(self._verdicts.tripped, abort=False)
-        self._ledger.release_due()
+        self._ledger.run_due()
         if not isinstance(event, NodeJoined):
             self._assign()
         self._give_up_hopeless()
@@ -120,6 +122,7 @@ class Schedule:
         commands = self._commands[:]
         self._commands.clear()
         for command in commands:
+            self._verdicts.begun(command)
             if isinstance(command, RunAttempt):
                 self._issued[command.attempt.attempt_id] = command.attempt
         return commands
@@ -174,6 +177,7 @@ class Schedule:
         for pool in self._pools.values():
             worker = pool.leases.workers.get(worker_id)
             if worker is not None:
+                self._verdicts.worker_is_up()
                 pool.leases.ready(worker, self._ledger.now)
 
     def _worker_stopped(self, worker_id: str, failure: Failure | None) -> None:
@@ -182,7 +186,7 @@ class Schedule:
             if worker is None:
                 continue
             lease, was = worker.slot.lease, worker.state
-            pool.leases.died(worker)
+            pool.leases.retire(worker)
             if lease is not None and lease.running:  # its end was not reported
                 asked = was is WorkerState.STOPPING
                 kind = FailureClass.NODE_LOST if asked else FailureClass.CRASH
@@ -267,9 +271,11 @@ class Schedule:
     def _finish_if_done(self) -> None:
         if self._ledger.unfinished:
             return
-        for pool in self._pools.values():
-            for worker in list(pool.leases.workers.values()):
-                pool.leases.stop(worker, "all jobs are done")
+        if not self._closing:
+            self._closing = True
+            for pool in self._pools.values():
+                for worker in list(pool.leases.workers.values()):
+                    pool.leases.stop(worker, "all jobs are done")
         if not any(pool.leases.workers for pool in self._pools.values()):
             self.finished = True
             self._commands.append(

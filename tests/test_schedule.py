@@ -333,7 +333,7 @@ def test_out_of_memory_prunes_only_the_same_configuration() -> None:
 
 def test_an_unacquirable_card_is_quarantined_at_once() -> None:
     """No job can have done that; the retry goes elsewhere and nothing comes back here."""
-    cluster = Cluster(planned(*[job(str(n)) for n in range(5)]))
+    cluster = Cluster(planned(*[job(str(n)) for n in range(5)]), card_paroles=0)
     cluster.join(node(cards=2))
     cluster.ready()
     bad = next(iter(cluster.running.values())).attempt
@@ -384,7 +384,9 @@ def test_a_poison_job_does_not_cost_healthy_cards() -> None:
 def test_a_card_on_which_jobs_fail_that_work_elsewhere_is_quarantined() -> None:
     """Twice is enough: it was the card, not the jobs."""
     names = [str(n) for n in range(12)]
-    cluster = Cluster(planned(*[job(n) for n in names]), card_strikes=2, breaker_failures=99)
+    cluster = Cluster(
+        planned(*[job(n) for n in names]), card_strikes=2, card_paroles=0, breaker_failures=99
+    )
     cluster.join(node(cards=2))
     failed = 0
     for _ in range(400):
@@ -421,9 +423,42 @@ def test_a_card_rests_after_a_failed_start_and_is_quarantined_after_some() -> No
     assert cluster.finals()["a"].state is State.SUCCEEDED
 
 
+def test_a_quarantined_card_is_tried_again_after_a_time_that_doubles() -> None:
+    """Whatever held it may have let go; at its first new failure it is out for longer."""
+    cluster = Cluster(
+        planned(job()), card_strikes=2, card_paroles=2, quarantine_s=100, card_rest_s=1
+    )
+    cluster.join(node(cards=1))
+    cluster.stopped(*cluster.starting, failure=ACQUIRE)
+    cluster.tick(1)
+    cluster.stopped(*cluster.starting, failure=ACQUIRE)
+    assert not cards_of(cluster.tick(99))
+    assert len(cards_of(cluster.tick(1))) == 1
+    cluster.stopped(*cluster.starting, failure=ACQUIRE)
+    assert not cards_of(cluster.tick(199))
+    assert len(cards_of(cluster.tick(1))) == 1
+    cluster.play_out()
+    assert cluster.finals()["a"].state is State.SUCCEEDED
+
+
+def test_a_card_that_fails_after_every_quarantine_is_used_no_more() -> None:
+    """There is an end to it, and the job that waited says so."""
+    cluster = Cluster(planned(job()), card_strikes=1, card_paroles=2, wait_for_nodes_s=30)
+    cluster.join(node(cards=1))
+    starts = 0
+    for _ in range(500):
+        if cluster.finished is not None:
+            break
+        starts += len(cluster.starting)
+        cluster.stopped(*cluster.starting, failure=ACQUIRE)
+        cluster.tick(10)
+    assert starts == 3
+    assert cluster.finals()["a"].state is State.LOST
+
+
 def test_a_job_for_which_no_card_is_left_says_so() -> None:
     """All quarantined, and no node joined for a while: LOST, with the reason."""
-    cluster = Cluster(planned(job()), card_strikes=1, wait_for_nodes_s=30)
+    cluster = Cluster(planned(job()), card_strikes=1, card_paroles=0, wait_for_nodes_s=30)
     cluster.join(node(cards=1))
     cluster.stopped(*cluster.starting, failure=ACQUIRE)
     assert cluster.finished is None
@@ -487,7 +522,7 @@ def test_a_job_whose_workers_never_start_is_given_up() -> None:
         cluster.tick(10)
     row = cluster.finals()["gang"]
     assert row.state is State.FAILED
-    assert "3 workers for it did not start" in row.reason
+    assert "4 workers for it did not start" in row.reason  # one more than 3 for its second card
 
 
 # ------------------------------------------------------------ gangs

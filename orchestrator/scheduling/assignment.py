@@ -17,9 +17,10 @@ hundred jobs and of a million.
 
 from __future__ import annotations
 
+from functools import partial
 from math import inf
 
-from orchestrator.scheduling.cards import CardPool, Reservation, Server, SlotSet, Worker
+from orchestrator.scheduling.cards import CardPool, Reservation, Server, Slot, SlotSet, Worker
 from orchestrator.scheduling.leases import Leases, rest_s, spare_s
 from orchestrator.scheduling.pending import FRESH, Bucket, PendingJobs
 from orchestrator.scheduling.record import JobRecord, Phase, ScheduleSettings
@@ -42,9 +43,10 @@ class Assigner:
     def assign(self, now: float) -> float | None:
         """Give out what can be given out; returns when to look again, if time alone may help."""
         self._place_spanning(now)
-        for server in sorted(self.pool.dirty.values(), key=lambda server: server.order):
+        while self.pool.dirty:  # a reservation made on the way may add servers
+            server = min(self.pool.dirty.values(), key=lambda server: server.order)
+            del self.pool.dirty[server.node.node_id]
             self._fill(server, now)
-        self.pool.dirty.clear()
         self._use_warm_workers(now)
         self._swap_models(now)
         self._start_workers(now)
@@ -83,6 +85,9 @@ class Assigner:
         if self.pending.particular.get(1):
             while self._place(server, 1, now):
                 pass
+        for slot in server.slots.values():
+            if slot.reservation is not None and slot.open and slot.worker is None:
+                self._backfill(slot, now)
 
     def _redeem(self, server: Server, now: float) -> bool:
         """Start a gang whose reserved set has become free."""
@@ -178,18 +183,12 @@ class Assigner:
         least = (inf, inf)
         for server in self.pool.servers.values():
             for group in server.groups(record.width):
-                if self._reservable(record, group):
+                if all(_reservable(record, slot) for slot in group):
                     waits = [slot.free_in(now) for slot in group]
                     cost = (max(waits), -sum(waits))
                     if cost < least:
                         best, least = group, cost
         return best
-
-    def _reservable(self, record: JobRecord, slots: SlotSet) -> bool:
-        return all(
-            slot.usable and slot.reservation is None and not record.avoids(slot.card)
-            for slot in slots
-        )
 
     # ------------------------------------------------------------ gangs over several servers
 
@@ -204,26 +203,24 @@ class Assigner:
 
     def _place_on_servers(self, width: int, now: float) -> bool:
         for record in self.pending.candidates(width):
-            for servers in self.pool.spanning_servers(width):
-                count = width // servers[0].node.server_cards
-                free = [
-                    slots
-                    for slots in map(_slots_of, servers)
-                    if self._reservable(record, slots) and all(slot.open for slot in slots)
-                ]
-                if len(free) >= count:
-                    chosen = tuple(slot for slots in free[:count] for slot in slots)
-                    self._lease(self.pending.take(record), chosen, now)
-                    return True
+
+            def free(slot: Slot, record: JobRecord = record) -> bool:
+                return slot.open and _reservable(record, slot)
+
+            for servers in self.pool.spanning_servers(width, free):
+                slots = tuple(slot for server in servers for slot in server)
+                self._lease(self.pending.take(record), slots[:width], now)
+                return True
         return False
 
     def _soonest_servers(self, record: JobRecord, now: float) -> SlotSet | None:
-        for servers in self.pool.spanning_servers(record.width):
-            count = record.width // servers[0].node.server_cards
-            good = [s for s in map(_slots_of, servers) if self._reservable(record, s)]
-            if len(good) >= count:
-                good.sort(key=lambda slots: max(slot.free_in(now) for slot in slots))
-                return tuple(slot for slots in good[:count] for slot in slots)
+        def free_in(server: SlotSet) -> float:
+            return max(slot.free_in(now) for slot in server)
+
+        good = partial(_reservable, record)
+        for servers in self.pool.spanning_servers(record.width, good):
+            soonest = sorted(servers, key=free_in)
+            return tuple(slot for server in soonest for slot in server)[: record.width]
         return None
 
     # ------------------------------------------------------------ one-card jobs
@@ -237,7 +234,7 @@ class Assigner:
         self.pending.arrived.clear()
         for worker in list(self.pool.newly_idle.values()):
             if worker.slot.reservation is not None:
-                self._backfill(worker, _window_s((worker.slot,), now), now)
+                self._backfill(worker.slot, now)
                 continue
             own = worker.bucket or self._bucket_held_by(worker)
             if own is None:
@@ -266,16 +263,19 @@ class Assigner:
             return None
         return bucket
 
-    def _backfill(self, worker: Worker, window_s: float, now: float) -> None:
+    def _backfill(self, slot: Slot, now: float) -> None:
         """Run something that ends before the gang for which the card is reserved can start."""
-        own = self._bucket_held_by(worker)
-        for bucket in (own, self.pending.most_demanding()):
-            if bucket is None or bucket.key == FRESH:
-                continue
-            load = 0.0 if bucket is own else bucket.load_s
-            record = bucket.queue.longest_within(window_s - load)
-            if record is not None:
+        worker = slot.worker
+        window = _window_s((slot,), now) - (0.0 if worker is not None else self.leases.start_s)
+        own = self._bucket_held_by(worker) if worker is not None else None
+        for bucket in self.pending.some_buckets(own):
+            load_s = 0.0 if bucket is own else bucket.load_s
+            record = bucket.queue.longest_within(window - load_s)
+            if record is not None and worker is not None:
                 self._run(self.pending.take(record), worker, now)
+                return
+            if record is not None:
+                self._lease(self.pending.take(record), (slot,), now)
                 return
 
     def _swap_models(self, now: float) -> None:
@@ -374,8 +374,8 @@ class Assigner:
         return now + max(self.leases.start_s, _LOOK_AGAIN_S)
 
 
-def _slots_of(server: Server) -> SlotSet:
-    return tuple(server.slots.values())
+def _reservable(record: JobRecord, slot: Slot) -> bool:
+    return slot.usable and slot.reservation is None and not record.avoids(slot.card)
 
 
 def _has_room(server: Server) -> bool:

@@ -8,7 +8,7 @@ brings its own processes and waits for the old ones to go.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
@@ -67,10 +67,12 @@ class Slot:
     quarantined: str = ""  # why
     resting: bool = False  # after a failed start, for a moment
     strikes: int = 0
+    quarantines: int = 0
+    condemned: bool = False  # quarantined for good
 
     @property
     def usable(self) -> bool:
-        """Whether the card may ever be used again."""
+        """Whether the card may be used, now or when it is free."""
         return not self.quarantined
 
     @property
@@ -108,12 +110,9 @@ class Server:
             )
         return self._groups[width]
 
-    @property
-    def whole(self) -> bool:
-        """Whether every card of the server is ours and usable."""
-        return len(self.slots) == self.node.server_cards and all(
-            slot.usable for slot in self.slots.values()
-        )
+    def whole(self, good: Callable[[Slot], bool]) -> bool:
+        """Whether every card of the server is ours and good."""
+        return len(self.slots) == self.node.server_cards and all(map(good, self.slots.values()))
 
     def broken(self, slot: Slot) -> tuple[int, int]:
         """How many cards of its pair and of its quad are in use: where a one-card job harms
@@ -140,6 +139,7 @@ class CardPool:
         self.usable_cards = 0
         self.changed = False  # cards came or went for good
         self._joined = 0
+        self._spans: dict[int, bool] = {}  # by width; as long as the servers stay the same
 
     def join(self, node: Node) -> None:
         """Add a node; a node of the same id must have left before."""
@@ -149,6 +149,7 @@ class CardPool:
             slot = Slot(card=card, server=server, order=self._joined * 4096 + card.index)
             server.slots[card.index] = slot
         self.servers[node.node_id] = server
+        self._spans.clear()
         self.usable_cards += len(server.slots)
         self.changed = True
         for slot in server.slots.values():
@@ -157,6 +158,7 @@ class CardPool:
     def leave(self, node_id: str) -> Server:
         """Remove a node; its leases and workers are the caller's to end."""
         server = self.servers.pop(node_id)
+        self._spans.clear()
         for index in (self.vacant, self.dirty):
             index.pop(node_id, None)
         for slot in server.slots.values():
@@ -173,10 +175,18 @@ class CardPool:
         return server.slots.get(card.index) if server is not None else None
 
     def quarantine(self, slot: Slot, reason: str) -> None:
-        """Use a card no more."""
-        if slot.usable:
-            slot.quarantined = reason
-            self.usable_cards -= 1
+        """Use a card no more, until it is released."""
+        slot.quarantined = reason or "no reason given"
+        slot.quarantines += 1
+        self.usable_cards -= 1
+        self.changed = True
+        self.refresh(slot)
+
+    def release(self, slot: Slot) -> None:
+        """End a quarantine; nothing happens if the card has gone meanwhile."""
+        if self.slot(slot.card) is slot and not slot.usable:
+            slot.quarantined = ""
+            self.usable_cards += 1
             self.changed = True
             self.refresh(slot)
 
@@ -226,35 +236,27 @@ class CardPool:
         pair_quad = server.broken
         return max(server.vacant.values(), key=lambda slot: (*pair_quad(slot), -slot.order))
 
-    def spanning_servers(self, width: int) -> Iterator[list[Server]]:
-        """Whole servers of one size, several of which hold ``width`` cards; in joining order."""
-        by_size: dict[int, list[Server]] = {}
+    def spanning_servers(self, width: int, good: Callable[[Slot], bool]) -> Iterator[list[SlotSet]]:
+        """The cards of each whole good server, by size of server, where several of that size
+        hold ``width`` cards; in joining order."""
+        by_size: dict[int, list[SlotSet]] = {}
         for server in self.servers.values():
-            if server.whole:
-                by_size.setdefault(server.node.server_cards, []).append(server)
+            size = server.node.server_cards
+            if width > size and width % size == 0 and server.whole(good):
+                by_size.setdefault(size, []).append(tuple(server.slots.values()))
         for size, servers in sorted(by_size.items(), reverse=True):
-            if width > size and width % size == 0 and len(servers) >= width // size:
+            if len(servers) >= width // size:
                 yield servers
 
     def spans(self, width: int) -> bool:
         """Whether a job of this width takes several servers here."""
-        return not any(server.groups(width) for server in self.servers.values())
+        if width not in self._spans:
+            self._spans[width] = not any(s.groups(width) for s in self.servers.values())
+        return self._spans[width]
 
-    def has_usable_set(self, width: int, avoided: JobRecord | None = None) -> bool:
-        """Whether some legal set of this width is usable, were all its cards open."""
-
-        def fits(slots: Iterable[Slot]) -> bool:
-            return all(
-                slot.usable and not (avoided is not None and avoided.avoids(slot.card))
-                for slot in slots
-            )
-
-        if any(fits(group) for server in self.servers.values() for group in server.groups(width)):
-            return True
-        if not self.spans(width):
-            return False
-        for servers in self.spanning_servers(width):
-            good = sum(fits(server.slots.values()) for server in servers)
-            if good >= width // servers[0].node.server_cards:
+    def has_set(self, width: int, good: Callable[[Slot], bool]) -> bool:
+        """Whether some legal set of this width has only good cards, were they all open."""
+        for server in self.servers.values():
+            if any(all(map(good, group)) for group in server.groups(width)):
                 return True
-        return False
+        return self.spans(width) and any(self.spanning_servers(width, good))

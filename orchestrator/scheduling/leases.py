@@ -92,7 +92,6 @@ class Leases:
         """Start a worker that will serve the jobs of ``bucket``, and others after them."""
         worker = self._new_worker(slot, now, for_lease=False)
         self._pending.attach(worker, bucket)
-        bucket.starting += 1
         self._commands.append(StartWorker(worker_id=worker.worker_id, card=slot.card))
         self._pool.refresh(slot)
 
@@ -100,7 +99,9 @@ class Leases:
         """A worker has started."""
         if worker.state is not WorkerState.STARTING:
             return
-        self._no_longer_starting(worker)
+        self.starting -= 1
+        if worker.bucket is not None:
+            worker.bucket.starting -= 1
         took = max(0.0, now - worker.started_at)
         self.start_s += _START_LEARNING * (took - self.start_s)
         lease = worker.slot.lease
@@ -116,22 +117,20 @@ class Leases:
         """Ask a worker to go; its card is free when it has."""
         if worker.state is WorkerState.STOPPING:
             return
-        self._no_longer_starting(worker)
-        self._pending.detach(worker)
-        worker.state = WorkerState.STOPPING
+        self.retire(worker)
         self._commands.append(StopWorker(worker_id=worker.worker_id, reason=reason))
         self._pool.refresh(worker.slot)
 
-    def died(self, worker: Worker) -> None:
-        """A worker's process has ended unasked; ``gone`` follows."""
-        self._no_longer_starting(worker)
+    def retire(self, worker: Worker) -> None:
+        """A worker takes no more work; ``gone`` follows."""
         self._pending.detach(worker)
+        self.starting -= worker.state is WorkerState.STARTING
         worker.state = WorkerState.STOPPING
 
     def gone(self, worker: Worker, now: float) -> None:
         """A worker's process is no more; a lease that waited for its card goes on."""
         slot = worker.slot
-        self.died(worker)
+        self.retire(worker)
         self._pool.forget(worker)
         del self.workers[worker.worker_id]
         slot.worker = None
@@ -142,7 +141,7 @@ class Leases:
 
     def vanished(self, worker: Worker) -> None:
         """A worker is gone with its node."""
-        self.died(worker)
+        self.retire(worker)
         self._pool.forget(worker)
         del self.workers[worker.worker_id]
         worker.slot.worker = None
@@ -243,12 +242,6 @@ class Leases:
         self.workers[worker.worker_id] = worker
         self.starting += 1
         return worker
-
-    def _no_longer_starting(self, worker: Worker) -> None:
-        if worker.state is WorkerState.STARTING:
-            self.starting -= 1
-            if worker.bucket is not None:
-                worker.bucket.starting -= 1
 
 
 def rest_s(worker: Worker, now: float, start_s: float) -> float:

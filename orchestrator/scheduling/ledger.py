@@ -6,13 +6,12 @@ A job's final row is written here and nowhere else, so that there is exactly one
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from heapq import heappop, heappush
 
 from orchestrator.attempt import Attempt, Outcome
 from orchestrator.events import Command, RecordRow, Wake
 from orchestrator.job import Job, State
-from orchestrator.scheduling.cards import Slot
 from orchestrator.scheduling.leases import Lease
 from orchestrator.scheduling.pool import Pool
 from orchestrator.scheduling.record import JobRecord, Phase, ScheduleSettings, configuration_of
@@ -31,8 +30,8 @@ class Ledger:
         self.tally: Counter[State] = Counter()  # ended jobs
         self.unfinished = 0
         self._configurations: dict[Job, list[JobRecord]] = {}
-        self._backoff: list[tuple[float, int, Pool, JobRecord]] = []
-        self._resting: list[tuple[float, int, Pool, Slot]] = []
+        self._due: list[tuple[float, int, Callable[[], None]]] = []
+        self._timers = 0
         for record in records:
             self.unfinished += 1
             if record.search is None:
@@ -103,29 +102,27 @@ class Ledger:
 
     # ------------------------------------------------------------ pauses
 
+    def later(self, delay_s: float, then: Callable[[], None]) -> None:
+        """Do something when time has passed."""
+        due = self.now + delay_s
+        self._timers += 1
+        heappush(self._due, (due, self._timers, then))
+        self.commands.append(Wake(at=due))
+
+    def run_due(self) -> None:
+        """Do what is due."""
+        while self._due and self._due[0][0] <= self.now:
+            heappop(self._due)[2]()
+
     def retry(self, pool: Pool, record: JobRecord, delay_s: float) -> None:
         """Let a job wait for cards again, after a pause."""
         if delay_s <= 0:
             pool.enqueue(record)
             return
         record.phase = Phase.BACKOFF
-        due = self.now + delay_s
-        heappush(self._backoff, (due, record.order, pool, record))
-        self.commands.append(Wake(at=due))
 
-    def rest(self, pool: Pool, slot: Slot) -> None:
-        """Leave a card alone for a moment."""
-        pool.rest(slot)
-        due = self.now + self.settings.card_rest_s
-        heappush(self._resting, (due, slot.order, pool, slot))
-        self.commands.append(Wake(at=due))
-
-    def release_due(self) -> None:
-        """End the pauses of jobs and cards that are over."""
-        while self._backoff and self._backoff[0][0] <= self.now:
-            _, _, pool, record = heappop(self._backoff)
+        def end_of_pause() -> None:
             if record.phase is Phase.BACKOFF:
                 pool.enqueue(record)
-        while self._resting and self._resting[0][0] <= self.now:
-            _, _, pool, slot = heappop(self._resting)
-            pool.rested(slot)
+
+        self.later(delay_s, end_of_pause)

@@ -13,13 +13,10 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from itertools import islice
 from math import inf
-from typing import TYPE_CHECKING
 
 from orchestrator.cluster import Card
+from orchestrator.scheduling.cards import Worker, WorkerState
 from orchestrator.scheduling.record import JobRecord
-
-if TYPE_CHECKING:
-    from orchestrator.scheduling.cards import Worker
 
 _Entry = tuple[float, int, int, int, JobRecord]
 
@@ -256,6 +253,7 @@ class PendingJobs:
         self.detach(worker)
         worker.bucket = bucket
         bucket.workers[worker.worker_id] = self.staff[worker.worker_id] = worker
+        bucket.starting += worker.state is WorkerState.STARTING
         self._changed(bucket)
 
     def detach(self, worker: Worker) -> None:
@@ -263,8 +261,16 @@ class PendingJobs:
         bucket = worker.bucket
         if bucket is not None:
             del bucket.workers[worker.worker_id], self.staff[worker.worker_id]
+            bucket.starting -= worker.state is WorkerState.STARTING
             worker.bucket = None
             self._changed(bucket)
+
+    def some_buckets(self, first: Bucket | None) -> Iterator[Bucket]:
+        """Buckets of warm jobs worth a look for a gap: this one, then a few others."""
+        others = (self.most_demanding(), self.longest_unheld())
+        for bucket in (first, *others, *islice(self.buckets.values(), _LOOK_AHEAD)):
+            if bucket is not None and bucket.key != FRESH and len(bucket.queue):
+                yield bucket
 
     def bucket(self, key: str, load_s: float) -> Bucket:
         """The bucket of a residency key, made when it is new."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from orchestrator.attempt import Outcome
 from orchestrator.cluster import Card, Node
@@ -26,6 +26,7 @@ class Pool:
         records: Sequence[JobRecord],
         settings: ScheduleSettings,
         commands: list[Command],
+        later: Callable[[float, Callable[[], None]], None],
     ) -> None:
         self.cards = CardPool(kind)
         self.pending = PendingJobs()
@@ -36,13 +37,14 @@ class Pool:
         self.unfinished = Counter(record.width for record in records)  # jobs by width
         self.hopeless_at: dict[int, float] = {}  # by width: when to give up, no card set being left
         self._settings = settings
+        self._later = later  # (seconds, what to do then)
 
     # ------------------------------------------------------------ jobs
 
     def enqueue(self, record: JobRecord) -> None:
         """A job waits for cards, from now on."""
         record.phase = Phase.WAITING
-        if record.particular and not self.cards.has_usable_set(record.width, record):
+        if record.particular and not self._can_go_elsewhere(record):
             record.avoid_cards.clear()
             record.avoid_nodes.clear()
         self.pending.push(record)
@@ -75,7 +77,7 @@ class Pool:
         self.cards.changed = False
         found = []
         for width, count in self.unfinished.items():
-            if not count or self.cards.has_usable_set(width):
+            if not count or self.cards.has_set(width, lambda slot: not slot.condemned):
                 self.hopeless_at.pop(width, None)
             elif width not in self.hopeless_at:
                 self.hopeless_at[width] = now + self._settings.wait_for_nodes_s
@@ -109,17 +111,32 @@ class Pool:
         return list(lost.values())
 
     def strike(self, card: Card, reason: str, *, at_once: bool = False) -> None:
-        """Hold a failure against a card; enough of them and it is used no more."""
+        """Hold a failure against a card. After enough of them it is quarantined for a time that
+        doubles with each quarantine, and in the end for good."""
         slot = self.cards.slot(card)
         if slot is None or not slot.usable:
             return
         slot.strikes += 1
-        if at_once or slot.strikes >= self._settings.card_strikes:
-            self.cards.quarantine(slot, reason)
-            self._release_reservation(slot)
-            if slot.worker is not None and slot.lease is None:
-                self.leases.stop(slot.worker, f"{card} is quarantined: {reason}")
-            self._reconsider_particular()
+        if not at_once and slot.strikes < self._settings.card_strikes:
+            return
+        self.cards.quarantine(slot, reason)
+        self._release_reservation(slot)
+        if slot.worker is not None and slot.lease is None:
+            self.leases.stop(slot.worker, f"{card} is quarantined: {reason}")
+        self._reconsider_particular()
+        if slot.quarantines > self._settings.card_paroles:
+            slot.condemned = True
+            return
+        pause = self._settings.quarantine_s * 2 ** (slot.quarantines - 1)
+        self._later(pause, lambda: self._parole(slot))
+
+    def _parole(self, slot: Slot) -> None:
+        """Try a quarantined card again: a sound one earns back its trust, a bad one is back in
+        quarantine at its first failure."""
+        slot.strikes = self._settings.card_strikes - 1
+        self.cards.release(slot)
+        if self.pending.widths():
+            self.cards.touch_all()
 
     def trust(self, lease: Lease) -> None:
         """An attempt has succeeded: its cards are sound, and those on which the same job failed
@@ -132,13 +149,13 @@ class Pool:
         lease.record.suspects.clear()
 
     def rest(self, slot: Slot) -> None:
-        """Leave a card alone for a moment."""
+        """Leave a card alone for a moment after a failed start."""
         slot.resting = True
         self._release_reservation(slot)
         self.cards.refresh(slot)
+        self._later(self._settings.card_rest_s, lambda: self._rested(slot))
 
-    def rested(self, slot: Slot) -> None:
-        """The moment is over."""
+    def _rested(self, slot: Slot) -> None:
         slot.resting = False
         self.cards.refresh(slot)
         if self.pending.widths():
@@ -148,11 +165,16 @@ class Pool:
         if slot.reservation is not None:
             self.enqueue(self.assigner.release(slot.reservation))
 
+    def _can_go_elsewhere(self, record: JobRecord) -> bool:
+        return self.cards.has_set(
+            record.width, lambda slot: slot.usable and not record.avoids(slot.card)
+        )
+
     def _reconsider_particular(self) -> None:
         """Cards went: jobs that must go elsewhere may have nowhere else left."""
         for apart in list(self.pending.particular.values()):
             for record in list(apart.values()):
-                if not self.cards.has_usable_set(record.width, record):
+                if not self._can_go_elsewhere(record):
                     self.enqueue(self.pending.take(record))
 
 

@@ -27,8 +27,10 @@ class ScheduleSettings:
     worker_start_s: float = 8.0  # first guess; the schedule learns from the workers it sees start
     max_starting: int | None = None  # warm workers that may be starting at once; None: any number
     max_attempts: int = 8  # of a job in this run, over all classes of failure
-    max_start_failures: int = 5  # of workers started for one job, before it is given up
+    max_start_failures: int = 5  # of workers for one job, and one more a card, till it is given up
     card_strikes: int = 2  # failures after which a card is quarantined
+    quarantine_s: float = 300.0  # of a card at first; twice as long each time
+    card_paroles: int = 3  # quarantines that end; the next one does not
     card_rest_s: float = 5.0  # before a card whose worker failed to start is tried again
     wait_for_nodes_s: float = 60.0  # before a job that no card set is left for is given up
     breaker_failures: int = 5  # first failures, all alike and at once, that stop the run

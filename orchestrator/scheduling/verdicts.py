@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from orchestrator.attempt import Outcome, RankOutcome
 from orchestrator.batch_search import largest_fit, next_probe
+from orchestrator.events import Command, RunAttempt, StartWorker
 from orchestrator.failure import Failure, FailureClass
 from orchestrator.job import State
 from orchestrator.retry import POLICIES, failure_class_of, judge
@@ -27,7 +28,20 @@ class Verdicts:
         self.ledger = ledger
         self.settings = ledger.settings
         self.tripped: str | None = None
-        self._breaker = Breaker(self.settings.breaker_failures, self.settings.breaker_within_s)
+        limits = (self.settings.breaker_failures, self.settings.breaker_within_s)
+        self._attempts = Breaker("attempts", *limits)
+        self._starts = Breaker("workers", *limits)
+
+    def begun(self, command: Command) -> None:
+        """A worker or an attempt is being started."""
+        if isinstance(command, StartWorker):
+            self._starts.begun(str(command.card))
+        elif isinstance(command, RunAttempt):
+            self._attempts.begun(command.attempt.job_id)
+
+    def worker_is_up(self) -> None:
+        """A worker has started: so can others."""
+        self._starts.success()
 
     def conclude(self, pool: Pool, lease: Lease, outcome: Outcome) -> None:
         """Write the row of a current attempt, then decide about its job, workers and cards."""
@@ -73,9 +87,10 @@ class Verdicts:
         if retry:
             self.ledger.row(record, outcome.state, verdict.reason + detail, lease.attempt, outcome)
         else:
-            stopped = f"; not retried: {self.ledger.stopping}" if verdict.retry else ""
-            reason = verdict.reason + detail + stopped
-            self.ledger.finish(pool, record, verdict.state, reason, lease.attempt, outcome)
+            state, reason = verdict.state, verdict.reason + detail
+            if verdict.retry:  # the end of the run came first, so the job is still open
+                state, reason = State.LOST, f"{reason}; not retried: {self.ledger.stopping}"
+            self.ledger.finish(pool, record, state, reason, lease.attempt, outcome)
         blamed = blamed_cards(lease, outcome, failure_class)
         if policy.blame_card == "at_once":
             for card in blamed:
@@ -104,7 +119,8 @@ class Verdicts:
             outcome = made_up(
                 lease, State.FAILED, failure, self.ledger.now, lease.slots.index(slot)
             )
-            given_up = record.start_failures >= self.settings.max_start_failures
+            limit = self.settings.max_start_failures + record.width - 1  # each card may fail once
+            given_up = record.start_failures >= limit
             if given_up:
                 reason = f"{record.start_failures} workers for it did not start; the last: {why}"
                 state = POLICIES[failure.failure_class].state
@@ -116,9 +132,8 @@ class Verdicts:
                 record.send_elsewhere("card", [slot.card])
                 self.ledger.retry(pool, record, POLICIES[failure.failure_class].backoff_s)
         pool.strike(slot.card, why)
-        if slot.usable:
-            self.ledger.rest(pool, slot)
-        self.tripped = self.tripped or self._breaker.failure(
+        pool.rest(slot)
+        self.tripped = self.tripped or self._starts.failure(
             failure.failure_class, str(slot.card), 0.0, failure.message
         )
 
@@ -135,11 +150,11 @@ class Verdicts:
         self, record: JobRecord, outcome: Outcome, failure_class: FailureClass | None
     ) -> None:
         if failure_class is None:
-            self._breaker.success()
+            self._attempts.success()
             return
         took_s = max((rank.ended_at - rank.started_at for rank in outcome.ranks), default=0.0)
         message = outcome.failure.message if outcome.failure is not None else outcome.state
-        tripped = self._breaker.failure(failure_class, record.job_id, took_s, message)
+        tripped = self._attempts.failure(failure_class, record.job_id, took_s, message)
         self.tripped = self.tripped or tripped
 
     def _why_replace(
@@ -154,6 +169,8 @@ class Verdicts:
         record = lease.record
         if self.ledger.stopping:
             return self.ledger.stopping
+        if worker.slot.quarantined:
+            return f"{worker.slot.card} is quarantined: {worker.slot.quarantined}"
         if len(lease.slots) > 1:
             return "the processes of a gang are not used again"
         if not record.warm:

@@ -1,0 +1,220 @@
+"""Laws of the schedule, over random grids, clusters and histories of faults.
+
+Each example is a whole simulated run in which every command is checked (``invariants.py``):
+nothing oversubscribed, nothing lost, one final row a job, fresh processes where they are due, rows
+before reuse, and an end. A failing example prints the seed that replays it.
+"""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from schedule_cases import job, node
+
+from orchestrator.cluster import Node
+from orchestrator.estimate import Estimate
+from orchestrator.events import StopRequested
+from orchestrator.job import MAX, Accelerator, Job, State
+from orchestrator.plan import Action, PlannedJob
+from orchestrator.schedule import ScheduleSettings
+from orchestrator.simulate import Faults, SimulationResult, SimulationSettings, simulate
+
+#: Whole runs are slow examples; the time limit of the suite is per test, not per example.
+thorough = settings(
+    max_examples=150,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+
+
+class Scattered:
+    """Estimates drawn once per job, from seconds to an hour."""
+
+    def __init__(self, seed: int, load_s: float = 10.0, sigma: float = 1.0) -> None:
+        self.seed, self.load_s, self.sigma = seed, load_s, sigma
+
+    def estimate(self, job: Job) -> Estimate:
+        random = Random(f"{self.seed}{job.dataset}")
+        return Estimate(load_s=self.load_s, run_s=60 * random.lognormvariate(0, self.sigma))
+
+
+@st.composite
+def clusters(draw: st.DrawFn) -> list[Node]:
+    """One to four servers of either kind, whole or shared with others."""
+    nodes = []
+    for number in range(draw(st.integers(1, 4))):
+        size = draw(st.sampled_from([1, 2, 4, 8]))
+        mine = draw(st.sampled_from([size, size, max(1, size - 1)]))
+        kind = draw(st.sampled_from([Accelerator.HPU, Accelerator.HPU, Accelerator.GPU]))
+        nodes.append(
+            node(f"n{number}", accelerator=kind, card_indices=tuple(range(mine)), server_cards=size)
+        )
+    return nodes
+
+
+@st.composite
+def grids(draw: st.DrawFn) -> list[PlannedJob]:
+    """Up to forty jobs of every sort; also some that no card set can ever hold."""
+    count = draw(st.integers(0, 40))
+    random = Random(draw(st.integers(0, 2**32)))
+    jobs = []
+    for number in range(count):
+        action = random.choice([Action.RUN] * 12 + [Action.UNSUPPORTED, Action.REUSE])
+        this = job(
+            str(number // random.choice([1, 3])),
+            model=random.choice(["m1", "m2", "m3"]),
+            accelerator=random.choice([Accelerator.HPU] * 3 + [Accelerator.GPU]),
+            cards=random.choice([1] * 6 + [2, 2, 3, 4, 8, 16]),
+            batch_size=random.choice([1, 2, 4, 8, 16, 32, MAX]),
+            isolation=random.choice(["warm"] * 4 + ["process"]),
+        )
+        jobs.append(PlannedJob(job=this, action=action, reason="as drawn"))
+    return jobs
+
+
+@st.composite
+def faults(draw: st.DrawFn) -> Faults:
+    """Anything from a quiet night to one in which most attempts fail."""
+    rates = st.sampled_from([0.0, 0.0, 0.02, 0.2, 0.7])
+    return Faults(
+        crash=draw(rates),
+        hang=draw(rates),
+        error=draw(rates),
+        start_failure=draw(rates),
+        poison=draw(rates),
+        bad_cards=draw(rates),
+        node_losses=tuple(sorted(draw(st.lists(st.floats(0, 2000), max_size=4)))),
+        rejoin_after_s=draw(st.sampled_from([None, 30.0, 600.0])),
+        late_results=draw(st.booleans()),
+        fits_up_to=draw(st.sampled_from([None, 0, 1, 5, 16])),
+    )
+
+
+@st.composite
+def schedules(draw: st.DrawFn) -> ScheduleSettings:
+    """Settings at their edges."""
+    return ScheduleSettings(
+        max_starting=draw(st.sampled_from([None, 1, 3])),
+        card_strikes=draw(st.sampled_from([1, 2, 50])),
+        card_paroles=draw(st.sampled_from([0, 2])),
+        max_start_failures=draw(st.sampled_from([1, 5])),
+        wait_for_nodes_s=draw(st.sampled_from([0.0, 60.0])),
+        breaker_failures=draw(st.sampled_from([2, 5, 10_000])),
+        finish_running=draw(st.booleans()),
+        max_batch_size=draw(st.sampled_from([1, 7, 64])),
+        urgency=draw(st.sampled_from([0.0, 1.5, 100.0])),
+    )
+
+
+def check_rows(jobs: list[PlannedJob], result: SimulationResult) -> None:
+    """Every job that is to have a row has one final row, and no other job has one."""
+    wanted = {p.job.job_id for p in jobs if p.action in (Action.RUN, Action.UNSUPPORTED)}
+    assert sorted(row.job.job_id for row in result.rows) == sorted(wanted)
+
+
+@thorough
+@given(
+    jobs=grids(),
+    nodes=clusters(),
+    faulty=faults(),
+    how=schedules(),
+    seed=st.integers(0, 2**32),
+    joins=st.lists(st.tuples(st.floats(0, 3000), clusters()), max_size=2),
+    stop_at=st.one_of(st.none(), st.none(), st.floats(0, 4000)),
+)
+def test_every_run_ends_with_every_job_accounted_for(
+    jobs: list[PlannedJob],
+    nodes: list[Node],
+    faulty: Faults,
+    how: ScheduleSettings,
+    seed: int,
+    joins: list[tuple[float, list[Node]]],
+    stop_at: float | None,
+) -> None:
+    """Whatever is asked for, whatever breaks, whoever joins, and whenever it is stopped."""
+    late = tuple(
+        (at, node(f"late{n}-{each.name}", accelerator=each.accelerator, cards=each.server_cards))
+        for n, (at, group) in enumerate(joins)
+        for each in group
+    )
+    stops = [] if stop_at is None else [StopRequested(at=stop_at, reason="morning")]
+    result = simulate(
+        jobs,
+        nodes,
+        Scattered(seed),
+        settings=SimulationSettings(
+            seed=seed, noise=0.3, faults=faulty, joins=late, max_events=60_000
+        ),
+        schedule_settings=how,
+        extra_events=stops,
+    )
+    check_rows(jobs, result)
+
+
+@st.composite
+def sound_runs(draw: st.DrawFn) -> tuple[list[PlannedJob], list[Node], int]:
+    """Jobs that every server can hold, on equal servers."""
+    servers = draw(st.integers(1, 4))
+    random = Random(draw(st.integers(0, 2**32)))
+    widths = draw(st.sampled_from([(1,), (1, 2), (1, 1, 1, 1, 8), (1, 2, 4, 8), (8,)]))
+    jobs = [
+        PlannedJob(
+            job=job(str(n), cards=random.choice(widths), model=random.choice("abc")),
+            action=Action.RUN,
+        )
+        for n in range(draw(st.integers(1, 60)))
+    ]
+    return jobs, [node(f"n{n}") for n in range(servers)], random.randrange(2**32)
+
+
+@thorough
+@given(run=sound_runs())
+def test_sound_runs_succeed_within_twice_the_bound(
+    run: tuple[list[PlannedJob], list[Node], int],
+) -> None:
+    """With no fault and exact estimates every job succeeds, none waits behind idle cards, and
+    the makespan keeps the guarantee of list scheduling: no starvation of gangs or of others."""
+    jobs, nodes, seed = run
+    start, load = 8.0, 10.0
+    result = simulate(
+        jobs, nodes, Scattered(seed, load), settings=SimulationSettings(seed=seed, noise=0.0)
+    )
+    assert {row.state for row in result.rows} == {State.SUCCEEDED}
+    assert result.makespan_s <= 2 * result.bound_s + 3 * (start + load)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_bad_night_on_many_cards(seed: int) -> None:
+    """Hundreds of jobs on 64 cards, with lost nodes and faults of all kinds: all accounted for."""
+    random = Random(seed)
+    jobs = [
+        PlannedJob(
+            job=job(
+                str(n),
+                model=f"m{random.randrange(12)}",
+                cards=random.choice([1, 1, 1, 2, 4, 8, 16]),
+                batch_size=random.choice([1, 4, 16, 64, MAX]),
+                isolation=random.choice(["warm", "warm", "process"]),
+            ),
+            action=Action.RUN,
+        )
+        for n in range(400)
+    ]
+    losses = tuple(sorted(random.uniform(0, 4000) for _ in range(5)))
+    result = simulate(
+        jobs,
+        [node(f"n{n}") for n in range(8)],
+        Scattered(seed),
+        settings=SimulationSettings(
+            seed=seed,
+            noise=0.4,
+            faults=Faults.at_rate(0.03, node_losses=losses),
+            max_events=200_000,
+        ),
+    )
+    check_rows(jobs, result)
+    succeeded = sum(row.state is State.SUCCEEDED for row in result.rows)
+    assert succeeded > 0.9 * len(jobs)
