@@ -62,11 +62,11 @@ class NodeAgent:
         self, address: str, preload: Sequence[str], cards_on_host: int, log_dir: str | None
     ) -> HostFacts:
         """Start the process server. It listens at once and forks once ``preload`` is imported."""
-        directory = tempfile.mkdtemp(prefix="ngp-", dir="/tmp")  # a socket's path has to be short
-        logs = Path(log_dir) if log_dir else _ray_log_dir()
+        session_logs = _ray_log_dir()
+        logs = Path(log_dir) if log_dir else session_logs
         logs.mkdir(parents=True, exist_ok=True)
         cores = physical_cores()
-        path = self._path = f"{directory}/s"
+        path = self._path = f"{_socket_dir(session_logs.parent)}/s"
         # OpenMP reads its variable when torch is imported, which may be in the server.
         threads = max(1, cores // cards_on_host)
         environment = os.environ | environment_for("cpu", 0, threads=threads)
@@ -167,6 +167,14 @@ def _ray_log_dir() -> Path:
     if output.is_file():
         return output.parent
     return Path(tempfile.mkdtemp(prefix="nightgrid-logs-"))
+
+
+def _socket_dir(session: Path) -> str:
+    """A directory for this user alone. In Ray's session, which goes away with the node, unless
+    the path gets too long for a socket (107 characters)."""
+    base = session / "sockets"
+    fits = base.is_dir() and len(str(base)) < 90
+    return tempfile.mkdtemp(prefix="ng", dir=base if fits else "/tmp")
 
 
 def _wait_for(path: str, server: subprocess.Popen[bytes], log: str) -> None:

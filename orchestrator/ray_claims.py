@@ -8,6 +8,7 @@ every worker on it is gone too, and if the node itself lives, it is claimed anew
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from collections.abc import Callable, Collection, Mapping, MutableMapping
 from dataclasses import dataclass
@@ -211,7 +212,10 @@ class Claims:
         self._claims[node.node_id] = claim
 
         def failed(what: str, error: Exception) -> None:
-            self._trouble = f"{what} on {node.name}: {' '.join(str(error).split())[:500]}"
+            trouble = f"{what} on {node.name}: {' '.join(str(error).split())[:500]}"
+            if trouble != self._trouble:
+                logging.getLogger(__name__).warning("node left out: %s", trouble)
+            self._trouble = trouble
             self._drop(claim, self._trouble, left)
 
         def check() -> None:

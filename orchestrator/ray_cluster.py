@@ -20,6 +20,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from orchestrator.cluster import Node
@@ -120,8 +121,9 @@ def emulate(nodes: Sequence[Node], *, dashboard: bool = False) -> Iterator[Emula
     from ray.cluster_utils import Cluster
 
     # Ray's sockets lie in here, and a socket's path has at most 107 characters.
-    base = tempfile.gettempdir()
-    temp_dir = tempfile.mkdtemp(prefix="ng-", dir=base if len(base) < 24 else "/tmp")
+    base = Path(tempfile.gettempdir() if len(tempfile.gettempdir()) < 24 else "/tmp")
+    _remove_leftovers(base)
+    temp_dir = tempfile.mkdtemp(prefix=f"ng-{os.getpid()}-", dir=base)
     cluster = EmulatedCluster(address="", temp_dir=temp_dir, ray_cluster=Cluster())
     with contextlib.ExitStack() as stack:
         stack.callback(shutil.rmtree, temp_dir, ignore_errors=True)
@@ -256,6 +258,25 @@ def _environment(**values: str | None) -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = old
+
+
+def _remove_leftovers(base: Path) -> None:
+    """Remove the directories of emulated clusters whose driver was killed."""
+    for path in base.glob("ng-*-*"):
+        pid = path.name.split("-")[1]
+        with contextlib.suppress(OSError):
+            if pid.isdigit() and path.stat().st_uid == os.getuid() and not _is_alive(int(pid)):
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
 
 
 def _free_port() -> int:

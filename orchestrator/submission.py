@@ -10,6 +10,7 @@ dashboard's port.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import shlex
 import socket
@@ -114,6 +115,7 @@ class JobServer:
         self.address = resolve_job_address(address)
         from ray.job_submission import JobSubmissionClient
 
+        logging.getLogger("ray.dashboard.modules.job.sdk").setLevel(logging.WARNING)
         try:
             self._client = JobSubmissionClient(self.address)
         except Exception as error:

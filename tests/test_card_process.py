@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -317,6 +318,7 @@ def test_workers_end_with_the_server(tmp_path: Path) -> None:
     assert eventually(lambda: not alive(info.pid))
     opened.popen.wait()
     assert isinstance(opened.process().start(), Failure)
+    shutil.rmtree(Path(opened.path).parent)
 
 
 def test_forked_workers_have_what_was_imported_once(tmp_path: Path) -> None:

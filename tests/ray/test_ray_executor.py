@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -247,3 +251,54 @@ def test_a_node_that_goes_away_takes_everything_along(bench: Bench) -> None:
     workers = bench.start(card)
     assert bench.ended(bench.run((card,), workers, "ok")).outcome.state is State.SUCCEEDED
     bench.stop(*workers)
+
+
+_DRIVER = """
+import time
+from orchestrator.cluster import parse_emulation
+from orchestrator.events import NodeJoined, StartWorker, WorkerReady
+from orchestrator.ray_cluster import emulate
+from orchestrator.ray_executor import RayExecutor
+
+with emulate(parse_emulation("1x2", [])) as cluster:
+    executor = RayExecutor(run="r", factory="fake_workers:FakeWorker", preload=False)
+    while True:
+        for event in executor.events(1.0):
+            if isinstance(event, NodeJoined):
+                executor.perform(StartWorker(worker_id="w", card=event.node.cards[0]))
+            if isinstance(event, WorkerReady):
+                print(cluster.temp_dir, event.info.pid, flush=True)
+"""
+
+
+def test_nothing_is_left_of_a_driver_that_was_killed() -> None:
+    """kill -9 on a driver with an emulated cluster: its worker and every process of Ray go."""
+    here, root = Path(__file__).parent, Path(__file__).parents[2]
+    driver = subprocess.Popen(
+        [sys.executable, "-c", _DRIVER],
+        env=os.environ | {"PYTHONPATH": f"{here}{os.pathsep}{root}"},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert driver.stdout is not None
+    temp_dir, pid = driver.stdout.readline().split()
+    assert alive(int(pid))
+    driver.kill()
+    driver.wait()
+    driver.stdout.close()
+
+    def remaining() -> list[str]:
+        """Processes that have the cluster's directory on their command line."""
+        found = []
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            with contextlib.suppress(OSError):
+                if temp_dir in path.read_text() and alive(int(path.parent.name)):
+                    found.append(path.read_text().replace("\0", " ")[:120])
+        return found
+
+    deadline = time.monotonic() + 30
+    while remaining() and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert remaining() == []
+    assert gone_soon(int(pid))
+    shutil.rmtree(temp_dir)

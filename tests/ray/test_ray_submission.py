@@ -1,0 +1,221 @@
+"""Grids sent to a real head node as Ray jobs, and found again from other processes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from orchestrator.job import State
+from orchestrator.store import Store
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
+
+ROOT = Path(__file__).resolve().parents[2]
+
+GRID = """\
+name: submitted
+defaults:
+  workload: text-generation
+  model: tiny-chatglm3
+  dataset: advertisegen-synthetic
+  accelerator: HPU
+  output_tokens: 4
+  prompts: 2
+measure:
+  warmup: 0
+  min_repeats: 1
+  max_repeats: 1
+experiments:
+  - name: one
+    axes:
+      precision: [fp32, fp8]
+      batch_size: [1, 2]
+"""
+
+
+@dataclass
+class Head:
+    """A head node started with `ray start`, as on a real cluster."""
+
+    url: str
+    environment: dict[str, str]
+    home: Path
+
+    def nightgrid(
+        self, *arguments: str, cwd: Path = ROOT, timeout_s: float = 150
+    ) -> subprocess.CompletedProcess[str]:
+        """Run the command line in a process of its own."""
+        return subprocess.run(
+            [sys.executable, "-m", "orchestrator", *arguments],
+            cwd=cwd,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+        )
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports nobody listens on."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+
+
+@pytest.fixture(scope="module")
+def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Head]:
+    """A head node with two emulated HPU cards, which ends with its own process only."""
+    home = tmp_path_factory.mktemp("home")
+    temp_dir = tempfile.mkdtemp(prefix="ngs-", dir="/tmp")
+    port, dashboard, client, agent, metrics = free_ports(5)
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "NIGHTGRID_"))}
+    environment |= {
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT),  # in place of an installation on workstation and cluster
+        "HOME": str(home),
+        "NIGHTGRID_CACHE": os.environ.get("NIGHTGRID_CACHE", str(home / "cache")),
+        "RAY_TMPDIR": temp_dir,
+        "RAY_USAGE_STATS_ENABLED": "0",
+    }
+    log = (home / "ray-start.log").open("w")
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block"),
+            *("--node-name", "hpu-1", "--node-ip-address", "127.0.0.2"),
+            *("--port", str(port), "--dashboard-port", str(dashboard)),
+            *("--ray-client-server-port", str(client)),
+            *("--dashboard-agent-listen-port", str(agent)),
+            *("--metrics-export-port", str(metrics)),
+            *("--num-cpus", "0", "--object-store-memory", "80000000"),
+            *("--resources", '{"HPU": 2, "emulated": 1, "server_cards": 2}'),
+        ],
+        env=environment,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    try:
+        deadline = time.monotonic() + 90
+        while True:
+            with contextlib.suppress(OSError):
+                socket.create_connection(("127.0.0.1", dashboard), timeout=1).close()
+                break
+            assert process.poll() is None and time.monotonic() < deadline, (
+                home / "ray-start.log"
+            ).read_text()[-3000:]
+            time.sleep(0.2)
+        yield Head(url=f"http://127.0.0.1:{dashboard}", environment=environment, home=home)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(20)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        log.close()
+        shutil.rmtree(temp_dir, ignore_errors=True)
+
+
+def test_a_submitted_grid_is_found_again_and_followed(head: Head, tmp_path: Path) -> None:
+    """Submit returns an id at once; status and logs find it from other processes; rows land in
+    the results directory; a repeated submission starts no second job; the rows are reused."""
+    (tmp_path / "grid.yaml").write_text(GRID)
+    results = tmp_path / "results"
+    submit = ("submit", "grid.yaml", "--address", head.url, "--results", str(results))
+    submit += ("--submission-id", "night-1")
+    started = time.monotonic()
+    sent = head.nightgrid(*submit, cwd=tmp_path)
+    assert sent.returncode == 0, sent.stderr
+    assert sent.stdout.splitlines()[0] == "night-1"
+    assert time.monotonic() - started < 60
+
+    again = head.nightgrid(*submit, cwd=tmp_path)
+    assert again.returncode == 0 and "is there already" in again.stdout, again.stderr
+    other = head.nightgrid(*submit, "--run", "other", cwd=tmp_path)
+    assert other.returncode == 5 and "another command" in other.stderr
+
+    followed = head.nightgrid("logs", "night-1", "--address", head.url, "--follow")
+    assert followed.returncode == 0, followed.stdout + followed.stderr
+    assert "\x1b[" not in followed.stdout and "\r" not in followed.stdout
+    assert followed.stdout.count("SUCCEEDED     tiny-chatglm3") == 2
+    assert "UNSUPPORTED" in followed.stdout and not followed.stderr, followed.stdout
+    once = head.nightgrid("logs", "night-1", "--address", head.url)
+    assert once.stdout == followed.stdout
+
+    status = head.nightgrid("status", "night-1", "--address", head.url)
+    assert status.returncode == 0 and "night-1  SUCCEEDED" in status.stdout
+    assert "exit code 0" in status.stdout
+    listed = head.nightgrid("status", "--address", head.url)
+    assert "night-1  SUCCEEDED" in listed.stdout
+    run = head.nightgrid("status", "--results", str(results))
+    assert run.returncode == 0 and run.stdout.startswith("submitted: "), run.stderr
+
+    rows = Store.open(results, "submitted").measurements()
+    states = sorted(str(row.state) for row in rows)
+    assert states == ["SUCCEEDED", "SUCCEEDED", "UNSUPPORTED", "UNSUPPORTED"]
+    measured = [row for row in rows if row.state is State.SUCCEEDED]
+    assert {(row.nodes, row.emulated, row.niceness) for row in measured} == {(("hpu-1",), True, 0)}
+
+
+def test_rays_own_submit_works_from_a_checkout(head: Head, tmp_path: Path) -> None:
+    """`ray job submit --working-dir . -- python -m orchestrator run …` as it stands; without
+    --results the rows outlive the job's working directory, in the home of the driver's node."""
+    checkout = tmp_path / "checkout"
+    checkout.mkdir()
+    for name in ("orchestrator", "workloads"):
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / name, checkout / name, ignore=ignored)
+    for name in (".gitignore", ".rayignore"):
+        shutil.copy(ROOT / name, checkout / name)
+    (checkout / "grids").mkdir()
+    (checkout / "grids" / "small.yaml").write_text(GRID.replace("[1, 2]", "[1]"))
+    for big in (".venv/x", "results/run/rows.bin"):
+        (checkout / big).parent.mkdir(parents=True)
+        (checkout / big).write_bytes(os.urandom(101 * 2**20))  # Ray warns above 10, refuses at 500
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "ray.scripts.scripts", "job", "submit"),
+            *("--address", head.url, "--working-dir", "."),
+            *("--", "python", "-m", "orchestrator", "run", "grids/small.yaml"),
+        ],
+        cwd=checkout,
+        env=head.environment | {"PYTHONPATH": ""},
+        capture_output=True,
+        text=True,
+        timeout=150,
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    assert done.stdout.count("SUCCEEDED     tiny-chatglm3") == 1
+    assert list((head.home / "nightgrid-results" / "submitted" / "rows").glob("*.parquet"))
+    packages = Path(head.environment["RAY_TMPDIR"]).glob("**/_ray_pkg_*.zip")
+    assert not [package for package in packages if package.stat().st_size > 20 * 2**20]
+
+
+def test_what_is_wrong_is_said_at_once(head: Head, tmp_path: Path) -> None:
+    """An unknown job, a grid that would not be uploaded, and a grid that is refused."""
+    unknown = head.nightgrid("status", "nobody", "--address", head.url)
+    assert unknown.returncode == 5 and "no job 'nobody'" in unknown.stderr
+    unknown = head.nightgrid("logs", "nobody", "--follow", "--address", head.url)
+    assert unknown.returncode == 5 and "no job 'nobody'" in unknown.stderr
+    (tmp_path / "grid.yaml").write_text(GRID)
+    (tmp_path / "elsewhere").mkdir()
+    outside = head.nightgrid(
+        *("submit", "../grid.yaml", "--address", head.url), cwd=tmp_path / "elsewhere"
+    )
+    assert outside.returncode == 5 and "--working-dir" in outside.stderr
+    (tmp_path / "bad.yaml").write_text(GRID.replace("fp8", "fp9"))
+    refused = head.nightgrid("submit", "bad.yaml", "--address", head.url, cwd=tmp_path)
+    assert refused.returncode == 2 and "fp9" in refused.stderr

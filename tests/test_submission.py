@@ -1,0 +1,91 @@
+"""Submissions that need no cluster: commands, addresses, and what is refused."""
+
+from __future__ import annotations
+
+import socket
+import time
+from pathlib import Path
+
+import pytest
+
+from orchestrator.errors import SubmitError
+from orchestrator.submission import Submission, new_submission_id, resolve_job_address
+
+
+def submission(tmp_path: Path, **changes: object) -> Submission:
+    """A submission of ``grids/a b.yaml`` in a working directory."""
+    values: dict[str, object] = {
+        "grid": tmp_path / "grids" / "a b.yaml",
+        "working_dir": tmp_path,
+        "run": "night",
+        "submission_id": "id",
+    }
+    return Submission(**(values | changes))  # type: ignore[arg-type]
+
+
+def test_the_job_runs_the_command_one_would_type(tmp_path: Path) -> None:
+    """The grid's path is relative to the upload, and words with blanks stay whole."""
+    sent = submission(tmp_path, results="/data/my rows", arguments=("--retry-failed",))
+    assert sent.entrypoint == (
+        "python -m orchestrator run 'grids/a b.yaml' --run night "
+        "--results '/data/my rows' --retry-failed"
+    )
+
+
+def test_a_grid_that_would_not_be_uploaded_is_refused(tmp_path: Path) -> None:
+    """A grid outside the working directory, also through `..`."""
+    outside = tmp_path / "work" / ".." / "grid.yaml"
+    with pytest.raises(SubmitError, match="outside the directory that is uploaded"):
+        _ = submission(tmp_path, grid=outside, working_dir=tmp_path / "work").entrypoint
+
+
+def test_the_program_travels_unless_it_is_there_anyway(tmp_path: Path) -> None:
+    """From a checkout the working directory is enough; from elsewhere the packages go along."""
+    environment = submission(tmp_path).runtime_env()
+    names = [Path(path).name for path in environment["py_modules"]]
+    assert names == ["orchestrator", "workloads"]
+    (tmp_path / "orchestrator").mkdir()
+    (tmp_path / "orchestrator" / "__main__.py").write_text("")
+    assert "py_modules" not in submission(tmp_path).runtime_env()
+
+
+def test_the_commit_travels_with_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cluster has no repository, so rows get the commit from the workstation."""
+    monkeypatch.setenv("NIGHTGRID_GIT_COMMIT", "0123456789abcdef")
+    monkeypatch.setenv("NIGHTGRID_GIT_DIRTY", "1")
+    variables = submission(tmp_path).runtime_env()["env_vars"]
+    assert variables["NIGHTGRID_GIT_COMMIT"] == "0123456789abcdef"
+    assert variables["NIGHTGRID_GIT_DIRTY"] == "1"
+    assert int(variables["RAY_JOB_STOP_WAIT_TIME_S"]) > 30
+
+
+def test_ids_are_readable_and_differ() -> None:
+    """The run's name is in it, and two are never the same."""
+    ids = {new_submission_id("night") for _ in range(20)}
+    assert len(ids) > 15 and all(each.startswith("nightgrid-night-") for each in ids)
+
+
+@pytest.mark.parametrize("address", ["ray://head:10001", "ftp://head", "http://:8265", "head:xyz"])
+def test_an_address_of_another_kind_is_refused(address: str) -> None:
+    """Ray has three kinds of address; only the dashboard's will do here."""
+    with pytest.raises(SubmitError):
+        resolve_job_address(address)
+
+
+def test_no_address_at_all_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver's RAY_ADDRESS is not a job server's."""
+    monkeypatch.delenv("RAY_API_SERVER_ADDRESS", raising=False)
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    with pytest.raises(SubmitError, match="--address"):
+        resolve_job_address(None)
+
+
+def test_a_dead_address_is_told_quickly() -> None:
+    """Seconds, not Ray's minutes."""
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        port = unused.getsockname()[1]
+        started = time.monotonic()
+        with pytest.raises(SubmitError, match=f"nothing answers at 127.0.0.1:{port}"):
+            resolve_job_address(f"127.0.0.1:{port}")
+        assert time.monotonic() - started < 6
