@@ -1,0 +1,91 @@
+"""Any measurement at all, for laws about tables (hypothesis)."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from orchestrator.job import Accelerator, State
+from orchestrator.measurement import Measurement, Metrics
+from orchestrator.schema import SCHEMA_VERSION
+from workloads.api import Item, MeasureSettings, Sample
+
+NAMES = st.text(max_size=12)
+INTEGERS = st.integers(-(2**63), 2**63 - 1)
+FLOATS = st.floats(allow_nan=False)
+TIMES = st.integers(0, 4_000_000_000_000_000).map(lambda us: us / 1_000_000)
+SCALARS = st.none() | st.booleans() | st.integers() | FLOATS | NAMES
+TEXTS = st.dictionaries(NAMES, NAMES, max_size=3)
+
+samples = st.builds(
+    Sample,
+    repeat=INTEGERS,
+    batch=INTEGERS,
+    warmup=st.booleans(),
+    complete=st.booleans(),
+    wall_s=FLOATS,
+    cpu_s=FLOATS,
+    items=INTEGERS,
+    input_tokens=INTEGERS,
+    output_tokens=INTEGERS,
+    computed_tokens=INTEGERS,
+    ttft_s=st.none() | FLOATS,
+    step_s=st.lists(FLOATS, max_size=3).map(tuple),
+    loss=st.none() | FLOATS,
+)
+items = st.builds(
+    Item,
+    index=INTEGERS,
+    input_tokens=INTEGERS,
+    output_tokens=INTEGERS,
+    latency_s=FLOATS,
+    ttft_s=st.none() | FLOATS,
+    output_text=st.none() | NAMES,
+)
+metrics = st.builds(
+    Metrics,
+    throughput=st.none() | FLOATS,
+    throughput_unit=NAMES,
+    repeats=INTEGERS,
+    loss_last=st.none() | FLOATS,
+)
+measurements = st.builds(
+    Measurement,
+    schema_version=st.just(SCHEMA_VERSION),
+    run=NAMES,
+    invocation_id=NAMES,
+    job_id=st.from_regex(r"[0-9a-f]{16}", fullmatch=True),
+    attempt_id=NAMES,
+    attempt_number=st.integers(0, 999_999_999),
+    final=st.booleans(),
+    purpose=st.sampled_from(["measure", "probe"]),
+    recorded_at=st.none() | TIMES,
+    experiment=NAMES,
+    workload=NAMES,
+    model=NAMES,
+    dataset=NAMES,
+    accelerator=st.sampled_from(Accelerator),
+    cards=INTEGERS,
+    precision=NAMES,
+    batch_size=st.none() | INTEGERS,
+    batch_size_requested=NAMES,
+    engine=NAMES,
+    isolation=NAMES,
+    parameters=st.dictionaries(NAMES, SCALARS, max_size=3),
+    measure=st.builds(MeasureSettings, warmup=INTEGERS, confidence=FLOATS),
+    state=st.sampled_from(State),
+    reason=NAMES,
+    failure_tail=st.none() | NAMES,
+    started_at=st.none() | TIMES,
+    ended_at=st.none() | TIMES,
+    nodes=st.lists(NAMES, max_size=2).map(tuple),
+    card_indices=st.lists(INTEGERS, max_size=2).map(tuple),
+    emulated=st.booleans(),
+    versions=TEXTS,
+    git_dirty=st.none() | st.booleans(),
+    metrics=metrics,
+    weight_bytes=st.none() | INTEGERS,
+    synthetic_data=st.none() | st.booleans(),
+    details=TEXTS,
+    samples=st.lists(st.tuples(st.integers(0, 7), samples), max_size=3).map(tuple),
+    items=st.lists(st.tuples(st.integers(0, 7), items), max_size=3).map(tuple),
+)

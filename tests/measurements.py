@@ -1,0 +1,131 @@
+"""Records to test with: jobs, samples, workers, attempts and rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from orchestrator.attempt import Attempt, Outcome, RankOutcome, WorkerInfo
+from orchestrator.cluster import Card
+from orchestrator.job import Accelerator, Job, State
+from orchestrator.measurement import Measurement, Metrics
+from orchestrator.schema import SCHEMA_VERSION
+from workloads.api import Item, Result, Sample
+
+
+def job(**changes: Any) -> Job:
+    """A one-card text-generation job."""
+    values: dict[str, Any] = {
+        "experiment": "tiny",
+        "workload": "text-generation",
+        "model": "tiny-chatglm3",
+        "dataset": "advertisegen-synthetic",
+        "accelerator": Accelerator.HPU,
+        "cards": 1,
+        "precision": "bf16",
+        "batch_size": 8,
+        "parameters": (("ignore_eos", True), ("output_tokens", 16)),
+    }
+    return Job(**{**values, **changes})
+
+
+def sample(**changes: Any) -> Sample:
+    """One timed batch of one second."""
+    values: dict[str, Any] = {
+        "repeat": 0,
+        "batch": 0,
+        "warmup": False,
+        "complete": True,
+        "wall_s": 1.0,
+        "cpu_s": 0.5,
+        "items": 4,
+        "input_tokens": 40,
+        "output_tokens": 100,
+        "computed_tokens": 160,
+    }
+    return Sample(**{**values, **changes})
+
+
+def worker(**changes: Any) -> WorkerInfo:
+    """What a worker on an emulated card says of itself."""
+    values: dict[str, Any] = {
+        "worker_id": "w",
+        "node_name": "hpu-1",
+        "pid": 4711,
+        "device_name": "emulated HPU on CPU",
+        "driver_version": "",
+        "emulated": True,
+        "visible_cards": "0",
+        "threads": 1,
+        "niceness": 0,
+        "versions": {"python": "3.11.7", "torch": "2.9.0"},
+    }
+    return WorkerInfo(**{**values, **changes})
+
+
+def rank(number: int = 0, result: Result | None = None, **changes: Any) -> RankOutcome:
+    """How one rank ended: well, and after ten seconds."""
+    values: dict[str, Any] = {
+        "rank": number,
+        "state": State.SUCCEEDED,
+        "started_at": 1000.0,
+        "ended_at": 1010.0,
+        "result": result,
+        "worker": worker(),
+    }
+    return RankOutcome(**{**values, **changes})
+
+
+def attempt(of: Job, cards: int = 1, number: int = 1) -> Attempt:
+    """An attempt on the first cards of node ``n1``."""
+    held = tuple(Card(node_id="n1", index=i, accelerator=of.accelerator) for i in range(cards))
+    return Attempt(
+        attempt_id=f"{of.job_id}-{number}", job_id=of.job_id, number=number, job=of, cards=held
+    )
+
+
+def outcome(of: Attempt, *ranks: RankOutcome, state: State = State.SUCCEEDED) -> Outcome:
+    """What became of an attempt."""
+    return Outcome(attempt_id=of.attempt_id, state=state, ranks=ranks)
+
+
+def row(number: int = 0, **changes: Any) -> Measurement:
+    """A successful row of a job of its own per ``number``, with one sample and one item."""
+    one = job(batch_size=number + 1)
+    values: dict[str, Any] = {
+        "schema_version": SCHEMA_VERSION,
+        "run": "night",
+        "invocation_id": "i1",
+        "job_id": one.job_id,
+        "attempt_id": f"{one.job_id}-1",
+        "attempt_number": 1,
+        "final": True,
+        "purpose": "measure",
+        "recorded_at": 1000.0 + number,
+        "experiment": one.experiment,
+        "workload": one.workload,
+        "model": one.model,
+        "dataset": one.dataset,
+        "accelerator": one.accelerator,
+        "cards": 1,
+        "precision": one.precision,
+        "batch_size": number + 1,
+        "batch_size_requested": str(number + 1),
+        "engine": one.engine,
+        "isolation": one.isolation,
+        "parameters": dict(one.parameters),
+        "measure": one.measure,
+        "state": State.SUCCEEDED,
+        "reason": "measured",
+        "started_at": 990.0 + number,
+        "ended_at": 999.5 + number,
+        "nodes": ("hpu-1",),
+        "card_indices": (0,),
+        "emulated": True,
+        "versions": {"python": "3.11.7"},
+        "metrics": Metrics(throughput=100.0 + number, throughput_unit="tokens/s", repeats=3),
+        "load_s": 1.5,
+        "details": {"note": "裤 ✓"},
+        "samples": ((0, sample(step_s=(0.01, 0.02))),),
+        "items": ((0, Item(index=0, input_tokens=5, output_tokens=7, latency_s=0.5)),),
+    }
+    return Measurement(**{**values, **changes})

@@ -1,0 +1,89 @@
+"""Student-t intervals and percentiles against tables and laws."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from workloads.confidence import mean_interval, percentile, student_t_quantile
+
+VALUES = st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=20)
+
+
+@pytest.mark.parametrize(
+    ("probability", "degrees", "expected"),
+    [
+        (0.975, 1, 12.706),
+        (0.975, 2, 4.303),
+        (0.975, 4, 2.776),
+        (0.975, 9, 2.262),
+        (0.975, 30, 2.042),
+        (0.995, 5, 4.032),
+        (0.95, 19, 1.729),
+        (0.9995, 3, 12.924),
+        (0.975, 100_000, 1.960),
+        (0.5, 7, 0.0),
+    ],
+)
+def test_quantiles_are_those_of_printed_tables(
+    probability: float, degrees: int, expected: float
+) -> None:
+    """Quantiles of t agree with the tables in textbooks to their three decimals."""
+    assert student_t_quantile(probability, degrees) == pytest.approx(expected, abs=6e-4)
+
+
+def test_one_degree_of_freedom_is_the_cauchy_distribution() -> None:
+    """With one degree the quantile is tan(pi (p - 1/2)), for all p."""
+    for probability in (0.01, 0.3, 0.6, 0.9, 0.999):
+        expected = math.tan(math.pi * (probability - 0.5))
+        assert student_t_quantile(probability, 1) == pytest.approx(expected, rel=1e-9)
+
+
+def test_nonsense_is_refused() -> None:
+    """Probabilities outside (0, 1) and no degrees of freedom are errors."""
+    for probability, degrees in ((0.0, 3), (1.0, 3), (0.5, 0)):
+        with pytest.raises(ValueError):
+            student_t_quantile(probability, degrees)
+
+
+def test_an_interval_by_hand() -> None:
+    """Of 9, 10, 11 the mean is 10, the standard error 1/sqrt(3), t is 4.3027."""
+    interval = mean_interval([9, 10, 11])
+    assert interval is not None
+    assert interval.mean == 10
+    assert interval.high - 10 == pytest.approx(4.302653 / math.sqrt(3))
+    assert interval.relative_half_width == pytest.approx(0.2484, abs=1e-4)
+
+
+def test_one_value_has_no_interval() -> None:
+    """A single repeat says nothing about its spread."""
+    assert mean_interval([5.0]) is None
+
+
+@given(VALUES, st.floats(0.5, 0.99))
+def test_interval_holds_its_mean_and_grows_with_confidence(
+    values: list[float], confidence: float
+) -> None:
+    """The mean lies inside; a higher level never makes the interval narrower."""
+    narrow, wide = mean_interval(values, confidence), mean_interval(values, 0.995)
+    assert narrow is not None and wide is not None
+    assert narrow.low <= narrow.mean <= narrow.high
+    assert wide.low <= narrow.low and narrow.high <= wide.high
+
+
+@settings(max_examples=200)
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=30), st.floats(0, 100))
+def test_percentile_is_numpys(values: list[float], percent: float) -> None:
+    """Percentiles agree with numpy's default and lie within the data."""
+    ours = percentile(values, percent)
+    assert ours == pytest.approx(float(np.percentile(values, percent)), rel=1e-9, abs=1e-6)
+    assert ours is not None and min(values) <= ours <= max(values)
+
+
+def test_percentile_of_nothing_is_none() -> None:
+    """No samples, no percentile."""
+    assert percentile([], 50) is None
