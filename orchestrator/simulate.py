@@ -1,86 +1,24 @@
 """A discrete-event run of the same ``Schedule`` that runs the night, with seeded faults.
 
-Nothing is measured and no time passes: workers, attempts and nodes are entries in a queue of
-future events. One seed is one history, so a failing one replays exactly. Every command is checked
+Nothing is measured and no time passes (``virtual_cluster.py``). Every command is checked
 (``invariants.py``). The result compares the makespan with a bound that no schedule can beat.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from heapq import heappop, heappush
-from math import exp
-from random import Random
+from dataclasses import dataclass
 
-from orchestrator.attempt import Outcome, RankOutcome, WorkerInfo
-from orchestrator.cluster import Card, Node
+from orchestrator.cluster import Node
 from orchestrator.estimate import Estimate
-from orchestrator.events import (
-    AttemptEnded,
-    Command,
-    Event,
-    NodeJoined,
-    NodeLeft,
-    RecordRow,
-    RunAttempt,
-    StartWorker,
-    StopWorker,
-    Tick,
-    Wake,
-    WorkerReady,
-    WorkerStopped,
-)
-from orchestrator.failure import Failure, FailureClass
-from orchestrator.invariants import Invariants, InvariantViolated
-from orchestrator.job import Job, State
+from orchestrator.events import Event, NodeJoined, RecordRow, Tick
+from orchestrator.job import Job
 from orchestrator.plan import Action, PlannedJob
 from orchestrator.schedule import Schedule, ScheduleSettings
 from orchestrator.scheduling.record import Estimates
+from orchestrator.virtual_cluster import Faults, SimulationSettings, VirtualCluster
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Faults:
-    """What goes wrong, and how often. Rates are probabilities per attempt, start or job."""
-
-    crash: float = 0.0  # the process of one rank dies within an attempt
-    hang: float = 0.0  # an attempt stands still until the watchdog ends it
-    error: float = 0.0  # an exception
-    start_failure: float = 0.0  # a worker does not come up
-    poison: float = 0.0  # a job that crashes wherever it runs
-    bad_cards: float = 0.0  # a card on which no worker ever comes up
-    node_losses: tuple[float, ...] = ()  # when a node goes, seconds
-    rejoin_after_s: float | None = None  # until a lost node is back, as a new one
-    late_results: bool = False  # a lost node had only frozen: its results come afterwards
-    fits_up_to: int | None = None  # largest batch size that does
-
-    @classmethod
-    def at_rate(cls, rate: float, *, node_losses: tuple[float, ...] = ()) -> Faults:
-        """Everything at about the same rate; nodes that are lost come back after ten minutes."""
-        return cls(
-            crash=rate,
-            hang=rate / 4,
-            error=rate / 2,
-            start_failure=rate,
-            poison=rate / 10,
-            bad_cards=rate / 4,
-            node_losses=node_losses,
-            rejoin_after_s=600.0,
-            late_results=True,
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SimulationSettings:
-    """The virtual cluster's behaviour. Times are seconds."""
-
-    seed: int = 0
-    start_s: float = 8.0  # of a worker, at least
-    stop_s: float = 0.5
-    noise: float = 0.1  # sigma of the lognormal factor on each duration
-    faults: Faults = field(default_factory=Faults)
-    joins: tuple[tuple[float, Node], ...] = ()  # nodes that come later
-    max_events: int | None = None  # fail beyond this: the run does not end
+__all__ = ["Faults", "SimulationResult", "SimulationSettings", "simulate"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +64,7 @@ def simulate(
     """
     settings = settings or SimulationSettings()
     schedule = Schedule(jobs, schedule_settings or ScheduleSettings(), estimates)
-    cluster = _Cluster(schedule, settings, truth or estimates.estimate)
+    cluster = VirtualCluster(schedule, settings, truth or estimates.estimate)
     for node in nodes:
         cluster.later(0.0, NodeJoined(at=0.0, node=node))
     for at, node in settings.joins:
@@ -134,303 +72,47 @@ def simulate(
     for event in extra_events:
         cluster.later(event.at, event)
     for at in settings.faults.node_losses:
-        cluster.node_losses.append(at)
-        cluster.later(at, Tick(at=at))
+        cluster.lose_node_at(at)
     cluster.later(0.0, Tick(at=0.0))
     cluster.run()
     to_run = [p.job for p in jobs if p.action in (Action.RUN, Action.UNSUPPORTED)]
     cluster.invariants.check_end(job.job_id for job in to_run)
-    return cluster.result([p.job for p in jobs if p.action is Action.RUN], nodes)
+    joined = [*nodes, *(node for _, node in settings.joins)]
+    return _result(cluster, [p.job for p in jobs if p.action is Action.RUN], joined)
 
 
-@dataclass(slots=True, eq=False)
-class _Process:
-    worker_id: str
-    card: Card
-    started_at: float
-    state: str = "starting"  # starting, up, stopping, gone
-    key: str | None = None
-    attempt_id: str | None = None
-
-
-class _Cluster:
-    """The virtual nodes, processes and clock; an executor for the schedule's commands."""
-
-    def __init__(
-        self, schedule: Schedule, settings: SimulationSettings, truth: Callable[[Job], Estimate]
-    ) -> None:
-        self.schedule, self.settings, self.truth = schedule, settings, truth
-        self.invariants = Invariants()
-        self.random = Random(settings.seed)
-        self.now = 0.0
-        self.queue: list[tuple[float, int, Event]] = []
-        self.processes: dict[str, _Process] = {}
-        self.running: dict[str, tuple[RunAttempt, float]] = {}
-        self.nodes: dict[str, Node] = {}
-        self.node_losses: list[float] = []
-        self.bad: set[Card] = set()
-        self.sequence = self.events = self.commands = self.faults = self.other_rows = 0
-        self.workers = 0
-        self.busy = self.starting = self.last_row = 0.0
-        self.ran: dict[str, float] = {}  # job id -> seconds its successful attempts ran
-
-    def later(self, at: float, event: Event) -> None:
-        """Let an event happen at a time."""
-        self.sequence += 1
-        heappush(self.queue, (at, self.sequence, event))
-
-    def run(self) -> None:
-        """Until the schedule says that the run is finished."""
-        limit = self.settings.max_events
-        while self.queue:
-            at, _, event = heappop(self.queue)
-            self.now = max(self.now, at)
-            for happened in self._happens(event):
-                self.events += 1
-                self.invariants.observe(happened)
-                commands = self.schedule.handle(happened)
-                self.invariants.check(commands)
-                for command in commands:
-                    self._perform(command)
-                if self.schedule.finished:
-                    return
-            if limit is not None and self.events > limit:
-                raise InvariantViolated(f"no end after {limit} events at {self.now:.0f} s")
-        raise InvariantViolated(f"nothing will happen any more: {self.schedule.counts()}")
-
-    # ------------------------------------------------------------ events
-
-    def _happens(self, event: Event) -> list[Event]:
-        """What the schedule sees of a queued event; nothing if the process it is about is gone."""
-        if isinstance(event, Tick) and self.node_losses and self.node_losses[0] <= event.at:
-            self.node_losses.pop(0)
-            return [*self._lose_node(), event]
-        if isinstance(event, NodeJoined):
-            self.nodes[event.node.node_id] = event.node
-            share = self.settings.faults.bad_cards
-            self.bad |= {card for card in event.node.cards if self.random.random() < share}
-        elif isinstance(event, WorkerReady):
-            process = self.processes.get(event.worker_id)
-            if process is None or process.state != "starting":
-                return []
-            process.state = "up"
-            self.starting += self.now - process.started_at
-        elif isinstance(event, WorkerStopped):
-            if self.processes.pop(event.worker_id, None) is None:
-                return []
-        elif isinstance(event, AttemptEnded):
-            return self._ends(event)
-        return [event]
-
-    def _ends(self, event: AttemptEnded) -> list[Event]:
-        run = self.running.pop(event.outcome.attempt_id, None)
-        if run is None:
-            return [event] if self.settings.faults.late_results else []
-        command, started = run
-        self.busy += (self.now - started) * len(command.worker_ids)
-        for worker_id in command.worker_ids:
-            if worker_id in self.processes:
-                self.processes[worker_id].attempt_id = None
-        failure = event.outcome.failure
-        if failure is not None and failure.failure_class is FailureClass.CRASH:
-            rank = event.outcome.ranks[-1].rank
-            dead = command.worker_ids[rank]
-            self.later(self.now, WorkerStopped(at=self.now, worker_id=dead, failure=failure))
-        return [event]
-
-    def _lose_node(self) -> list[Event]:
-        if not self.nodes:
-            return []
-        self.faults += 1
-        node_id = self.random.choice(sorted(self.nodes))
-        node = self.nodes.pop(node_id)
-        gone = [p for p in self.processes.values() if p.card.node_id == node_id]
-        for process in gone:
-            del self.processes[process.worker_id]
-            if process.attempt_id is not None:
-                self._cut_short(process.attempt_id)
-        rejoin = self.settings.faults.rejoin_after_s
-        if rejoin is not None:
-            again = replace(node, node_id=f"{node_id}'")
-            self.later(self.now + rejoin, NodeJoined(at=self.now + rejoin, node=again))
-        return [NodeLeft(at=self.now, node_id=node_id, reason="simulated loss")]
-
-    def _cut_short(self, attempt_id: str) -> None:
-        run = self.running.pop(attempt_id, None)
-        if run is not None:
-            command, started = run
-            self.busy += (self.now - started) * len(command.worker_ids)
-            for worker_id in command.worker_ids:
-                if worker_id in self.processes:
-                    self.processes[worker_id].attempt_id = None
-
-    # ------------------------------------------------------------ commands
-
-    def _perform(self, command: Command) -> None:
-        self.commands += 1
-        if isinstance(command, RunAttempt):
-            self._run(command)
-        elif isinstance(command, StartWorker):
-            self._start(command)
-        elif isinstance(command, StopWorker):
-            self._stop(command)
-        elif isinstance(command, Wake):
-            self.later(max(command.at, self.now), Tick(at=max(command.at, self.now)))
-        elif isinstance(command, RecordRow):
-            self.last_row = self.now
-            self.other_rows += not command.final
-
-    def _start(self, command: StartWorker) -> None:
-        self.workers += 1
-        process = _Process(command.worker_id, command.card, self.now)
-        self.processes[command.worker_id] = process
-        at = self.now + self.settings.start_s * self._scatter()
-        event: Event
-        if command.card in self.bad or self.random.random() < self.settings.faults.start_failure:
-            self.faults += 1
-            failure = Failure(failure_class=FailureClass.ACQUIRE, message="simulated")
-            event = WorkerStopped(at=at, worker_id=command.worker_id, failure=failure)
-        else:
-            info = _INFO
-            event = WorkerReady(at=at, worker_id=command.worker_id, info=info)
-        self.later(at, event)
-
-    def _stop(self, command: StopWorker) -> None:
-        process = self.processes.get(command.worker_id)
-        if process is None:
-            return
-        process.state = "stopping"
-        if process.attempt_id is not None:
-            attempt_id = process.attempt_id
-            self._cut_short(attempt_id)
-            failure = Failure(failure_class=FailureClass.NODE_LOST, message="stopped")
-            lost = _outcome(attempt_id, State.LOST, 1, self.now, self.now, failure)
-            self.later(self.now, AttemptEnded(at=self.now, outcome=lost))
-        at = self.now + self.settings.stop_s
-        self.later(at, WorkerStopped(at=at, worker_id=command.worker_id))
-
-    def _run(self, command: RunAttempt) -> None:
-        attempt = command.attempt
-        processes = [self.processes.get(worker_id) for worker_id in command.worker_ids]
-        estimate = self.truth(attempt.job)
-        lasts = estimate.run_s * self._scatter()
-        if any(p is not None and p.key != attempt.job.residency_key for p in processes):
-            lasts += estimate.load_s * self._scatter()
-        if attempt.purpose == "probe":
-            lasts /= 4
-        for process in processes:
-            if process is not None:
-                process.key, process.attempt_id = attempt.job.residency_key, attempt.attempt_id
-        state, failure, factor = self._fate(command)
-        at = self.now + lasts * factor
-        self.running[attempt.attempt_id] = (command, self.now)
-        rank = self.random.randrange(len(command.worker_ids)) if failure is not None else 0
-        outcome = _outcome(
-            attempt.attempt_id, state, len(command.worker_ids), self.now, at, failure, rank
-        )
-        if state is State.SUCCEEDED and attempt.purpose == "measure":
-            self.ran[attempt.job_id] = lasts
-        self.later(at, AttemptEnded(at=at, outcome=outcome))
-
-    def _fate(self, command: RunAttempt) -> tuple[State, Failure | None, float]:
-        """How an attempt ends, and after which part of its time."""
-        faults, job = self.settings.faults, command.attempt.job
-        if faults.fits_up_to is not None and int(job.batch_size) > faults.fits_up_to:
-            failure = Failure(failure_class=FailureClass.OUT_OF_MEMORY, message="simulated")
-            return State.OUT_OF_MEMORY, failure, 0.3
-        poisoned = faults.poison and Random(f"{self.settings.seed}{command.attempt.job_id}")
-        if poisoned and poisoned.random() < faults.poison:
-            return self._failed(FailureClass.CRASH, State.FAILED, 0.5)
-        luck = self.random.random()
-        for share, failure_class, state, factor in (
-            (faults.crash, FailureClass.CRASH, State.FAILED, 0.5),
-            (faults.hang, FailureClass.HANG, State.TIMED_OUT, 3.0),
-            (faults.error, FailureClass.ERROR, State.FAILED, 0.2),
-        ):
-            if luck < share:
-                return self._failed(failure_class, state, factor)
-            luck -= share
-        return State.SUCCEEDED, None, 1.0
-
-    def _failed(
-        self, failure_class: FailureClass, state: State, factor: float
-    ) -> tuple[State, Failure, float]:
-        self.faults += 1
-        return state, Failure(failure_class=failure_class, message="simulated"), factor
-
-    def _scatter(self) -> float:
-        return exp(self.random.gauss(0.0, self.settings.noise)) if self.settings.noise else 1.0
-
-    # ------------------------------------------------------------ result
-
-    def result(self, jobs: Sequence[Job], nodes: Sequence[Node]) -> SimulationResult:
-        """The figures of a run that has ended."""
-        work = bound = 0.0
-        joined = [*nodes, *(node for _, node in self.settings.joins)]
-        for kind in {job.accelerator for job in jobs}:
-            cards = sum(len(node.cards) for node in joined if node.accelerator is kind)
-            run_s, total_s, longest, longest_total = 0.0, 0.0, 0.0, 0.0
-            for job in jobs:
-                ran = self.ran.get(job.job_id)
-                if job.accelerator is not kind or ran is None:
-                    continue
-                fresh = job.cards > 1 or job.isolation == "process"
-                total = ran + self.settings.start_s if fresh else ran
-                run_s += ran * job.cards
-                total_s += total * job.cards
-                longest, longest_total = max(longest, ran), max(longest_total, total)
-            if cards:
-                work = max(work, run_s / cards, longest)
-                bound = max(bound, total_s / cards, longest_total)
-        card_time = self.last_row * sum(len(node.cards) for node in joined)
-        return SimulationResult(
-            makespan_s=self.last_row,
-            work_bound_s=work,
-            bound_s=bound,
-            busy_fraction=self.busy / card_time if card_time else 0.0,
-            start_fraction=self.starting / card_time if card_time else 0.0,
-            events=self.events,
-            commands=self.commands,
-            workers=self.workers,
-            attempts=sum(self.invariants.attempts.values()),
-            faults=self.faults,
-            rows=tuple(self.invariants.final.values()),
-            other_rows=self.other_rows,
-        )
-
-
-def _outcome(
-    attempt_id: str,
-    state: State,
-    width: int,
-    started_at: float,
-    ended_at: float,
-    failure: Failure | None = None,
-    failed_rank: int = 0,
-) -> Outcome:
-    """Ranks that did well are left out of a failed gang's outcome, as when they are killed."""
-    ranks = range(width) if failure is None else [failed_rank]
-    return Outcome(
-        attempt_id=attempt_id,
-        state=state,
-        failure=failure,
-        ranks=tuple(
-            RankOutcome(
-                rank=rank, state=state, started_at=started_at, ended_at=ended_at, failure=failure
-            )
-            for rank in ranks
-        ),
+def _result(
+    cluster: VirtualCluster, jobs: Sequence[Job], nodes: Sequence[Node]
+) -> SimulationResult:
+    """The figures of a run that has ended."""
+    work_s = bound_s = 0.0
+    for kind in {job.accelerator for job in jobs}:
+        cards = sum(len(node.cards) for node in nodes if node.accelerator is kind)
+        run_s = total_s = longest_s = longest_total_s = 0.0
+        for job in jobs:
+            ran = cluster.ran.get(job.job_id)
+            if job.accelerator is not kind or ran is None:
+                continue
+            fresh = job.cards > 1 or job.isolation == "process"
+            with_start = ran + cluster.settings.start_s if fresh else ran
+            run_s += ran * job.cards
+            total_s += with_start * job.cards
+            longest_s, longest_total_s = max(longest_s, ran), max(longest_total_s, with_start)
+        if cards:
+            work_s = max(work_s, run_s / cards, longest_s)
+            bound_s = max(bound_s, total_s / cards, longest_total_s)
+    card_time = cluster.last_row * sum(len(node.cards) for node in nodes)
+    return SimulationResult(
+        makespan_s=cluster.last_row,
+        work_bound_s=work_s,
+        bound_s=bound_s,
+        busy_fraction=cluster.busy / card_time if card_time else 0.0,
+        start_fraction=cluster.starting / card_time if card_time else 0.0,
+        events=cluster.events,
+        commands=cluster.commands,
+        workers=cluster.workers,
+        attempts=sum(cluster.invariants.attempts.values()),
+        faults=cluster.faults,
+        rows=tuple(cluster.invariants.final.values()),
+        other_rows=cluster.other_rows,
     )
-
-
-_INFO = WorkerInfo(
-    worker_id="simulated",
-    node_name="simulated",
-    pid=0,
-    device_name="simulated",
-    driver_version="",
-    emulated=True,
-    visible_cards="",
-    threads=1,
-    niceness=0,
-)

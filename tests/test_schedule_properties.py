@@ -7,6 +7,7 @@ before reuse, and an end. A failing example prints the seed that replays it.
 
 from __future__ import annotations
 
+import os
 from random import Random
 
 import pytest
@@ -23,8 +24,9 @@ from orchestrator.schedule import ScheduleSettings
 from orchestrator.simulate import Faults, SimulationResult, SimulationSettings, simulate
 
 #: Whole runs are slow examples; the time limit of the suite is per test, not per example.
+#: ``NIGHTGRID_EXAMPLES=5000`` looks longer.
 thorough = settings(
-    max_examples=150,
+    max_examples=int(os.environ.get("NIGHTGRID_EXAMPLES", "150")),
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )

@@ -1,0 +1,124 @@
+"""``nightgrid simulate FILE``: the night in a second, with or without accidents.
+
+The grid's own plan is given to the schedule that would run it, on virtual nodes whose attempts
+last as long as earlier rows (or a prior) suggest, scattered at random. No time passes, no row is
+written. What it prints is how good the schedule is: the makespan beside a bound that none can beat.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections import Counter
+from random import Random
+from typing import TYPE_CHECKING
+
+from orchestrator.commands.plan import add_grid_arguments, earlier_rows, plan_of
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from orchestrator.plan import Plan
+    from orchestrator.simulate import Faults, SimulationResult
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of `nightgrid simulate`."""
+    add_grid_arguments(parser)
+    parser.add_argument(
+        "--faults",
+        metavar="RATE",
+        type=_rate,
+        default=0.0,
+        help="share of attempts and worker starts that fail, 0 to 1 (default: 0)",
+    )
+    parser.add_argument(
+        "--noise",
+        metavar="SIGMA",
+        type=_sigma,
+        default=0.1,
+        help="how far durations scatter around their estimates (default: 0.1)",
+    )
+    parser.add_argument(
+        "--seed", metavar="N", type=int, default=0, help="which history of accidents (default: 0)"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Simulate the plan and print how it went."""
+    from rich.console import Console
+
+    from orchestrator.estimate import Estimator
+    from orchestrator.grid import load_grid
+    from orchestrator.simulate import SimulationSettings, simulate
+
+    plan = plan_of(args)
+    history = earlier_rows(args.results, args.run_name or load_grid(args.grid).name)
+    estimates = Estimator.from_history(history)
+    settings = SimulationSettings(
+        seed=args.seed, noise=args.noise, faults=_faults(args.faults, args.seed, plan)
+    )
+    began = time.perf_counter()
+    result = simulate(plan.jobs, plan.nodes, estimates, settings=settings)
+    _print(result, plan, time.perf_counter() - began, Console(file=sys.stdout))
+    return 0
+
+
+def _faults(rate: float, seed: int, plan: Plan) -> Faults:
+    """Everything at this rate, and that share of the nodes lost once, at some time of the run."""
+    from orchestrator.simulate import Faults
+
+    if not rate:
+        return Faults()
+    random = Random(seed)
+    cards = sum(len(node.cards) for node in plan.nodes)
+    lasts = sum(planned.estimate_s * planned.job.cards for planned in plan.jobs) / max(1, cards)
+    losses = sorted(random.uniform(0, lasts) for _ in plan.nodes if random.random() < rate)
+    return Faults.at_rate(rate, node_losses=tuple(losses))
+
+
+def _print(result: SimulationResult, plan: Plan, took_s: float, console: Console) -> None:
+    from rich.table import Table
+
+    cards = sum(len(node.cards) for node in plan.nodes)
+    table = Table(show_header=False, box=None, pad_edge=False)
+    states = Counter(str(row.state) for row in result.rows)
+    for name, value in (
+        ("jobs", f"{len(result.rows):,}  ({_counted(states)})"),
+        ("nodes, cards", f"{len(plan.nodes):,}, {cards:,}"),
+        ("makespan", f"{result.makespan_s:,.1f} s"),
+        ("lower bound", f"{result.bound_s:,.1f} s  (work over cards, or the longest job)"),
+        ("makespan / bound", f"{result.ratio:.3f}"),
+        ("cards busy", f"{result.busy_fraction:.1%}"),
+        ("cards starting", f"{result.start_fraction:.1%}"),
+        ("attempts, workers", f"{result.attempts:,}, {result.workers:,}"),
+        ("faults", f"{result.faults:,}"),
+        ("events, commands", f"{result.events:,}, {result.commands:,}, all checked"),
+        ("simulated in", f"{took_s:.2f} s  ({result.events / max(took_s, 1e-9):,.0f} events/s)"),
+    ):
+        table.add_row(f"{name}  ", value)
+    console.print(f"[bold]{plan.grid_name}[/bold], simulated: nothing was run or measured")
+    console.print(table)
+
+
+def _counted(states: Counter[str]) -> str:
+    return ", ".join(f"{count:,} {state}" for state, count in states.most_common())
+
+
+def _rate(text: str) -> float:
+    return _between(text, 0.0, 1.0)
+
+
+def _sigma(text: str) -> float:
+    return _between(text, 0.0, 2.0)
+
+
+def _between(text: str, low: float, high: float) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = float("nan")
+    if not low <= value <= high:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from {low:g} to {high:g}")
+    return value
