@@ -170,13 +170,15 @@ def _drive(args: argparse.Namespace, session: Session, plan: Plan, store: Store)
             nodes=board.nodes or plan.nodes,
         )
 
-    with contextlib.ExitStack() as stack:
+    # Signals are ours once the executor is open (Ray sets handlers of its own) and stay so until
+    # it is closed: an impatient Ctrl-C must not leave processes behind.
+    with contextlib.ExitStack() as signals, contextlib.ExitStack() as stack:
         if any(planned.action is Action.RUN for planned in plan.jobs):
             _say(f"starting on {session.description} …")
             executor = stack.enter_context(session.executor(store.run, store.path / "logs"))
         else:
             executor = stack.enter_context(contextlib.closing(InProcessExecutor([])))
-        stop = stack.enter_context(StopSignal().on_signals())
+        stop = signals.enter_context(StopSignal().on_signals())
         view = stack.enter_context(contextlib.closing(open_view(quiet=args.quiet)))
         history = _history(store)
         schedule = Schedule(

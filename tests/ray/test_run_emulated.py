@@ -1,0 +1,156 @@
+"""`nightgrid run --emulate` as a user types it: real Ray nodes, real processes, real signals."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from orchestrator.job import State
+from orchestrator.run_status import RunStatus
+from orchestrator.store import Store
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
+
+ROOT = Path(__file__).resolve().parents[2]
+HEAD = """\
+name: mixed
+defaults:
+  model: tiny-chatglm3
+  dataset: advertisegen-synthetic
+  workload: text-generation
+  precision: fp32
+  prompts: 4
+measure: {warmup: 1, min_repeats: 2, max_repeats: 2, time_limit_s: 5}
+experiments:
+"""
+MIXED = (
+    HEAD
+    + """\
+  - name: gangs
+    accelerator: HPU
+    output_tokens: 4
+    axes:
+      cards: [1, 2]
+  - name: other
+    accelerator: GPU
+    output_tokens: 4
+    axes:
+      batch_size: [1, 2]
+"""
+)
+LONG = (
+    HEAD
+    + """\
+  - name: long
+    accelerator: HPU
+    output_tokens: 3000
+    ignore_eos: true
+    axes:
+      batch_size: [1, 2, 4, 8]
+"""
+)
+
+
+class Run:
+    """One `nightgrid run` in a process group of its own, as a terminal has it."""
+
+    def __init__(self, directory: Path, *options: str) -> None:
+        self.began = time.monotonic()
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "orchestrator", "run", "grid.yaml", *options],
+            cwd=directory,
+            env=environment | {"PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        self.output = ""
+
+    def lines(self) -> Iterator[str]:
+        """The output as it comes."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.output += line
+            yield line
+
+    def finish(self) -> int:
+        """Wait for the end; the exit code."""
+        for _ in self.lines():
+            pass
+        return self.process.wait(60)
+
+
+def processes_naming(text: str) -> list[str]:
+    """Command lines of live processes that contain ``text``."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            except (OSError, UnicodeDecodeError):
+                continue
+            if text in command:
+                found.append(command)
+    return found
+
+
+def test_a_mixed_grid_with_a_gang_runs_on_emulated_nodes(tmp_path: Path) -> None:
+    """HPU and GPU jobs, one of them on two cards, end as rows that say where and with what; the
+    second run starts nothing."""
+    (tmp_path / "grid.yaml").write_text(MIXED)
+    run = Run(tmp_path, "--emulate", "1x2:HPU,1x1:GPU")
+    assert run.finish() == 0, run.output
+    assert "\x1b" not in run.output  # a log, not a terminal
+    rows = Store.existing(tmp_path / "results", "mixed").measurements()
+    assert len(rows) == 4 and {row.state for row in rows} == {State.SUCCEEDED}
+    (gang,) = [row for row in rows if row.cards == 2]
+    assert gang.card_indices == (0, 1) and {rank for rank, _ in gang.samples} == {0, 1}
+    assert {row.nodes for row in rows if row.accelerator == "GPU"} == {("gpu-1",)}
+    assert {row.niceness for row in rows} == {os.getpriority(os.PRIO_PROCESS, 0)}
+    assert all(row.emulated and row.worker_pid for row in rows)
+
+    again = Run(tmp_path, "--emulate", "1x2:HPU,1x1:GPU")
+    assert again.finish() == 0
+    assert "0 run, 4 reuse" in again.output and "starting" not in again.output
+    assert Store.existing(tmp_path / "results", "mixed").measurements() == rows
+
+
+def test_interrupts_end_a_run_in_order_and_leave_nothing_behind(tmp_path: Path) -> None:
+    """Ctrl-C reaches the whole process group: the first keeps the cluster alive and what runs,
+    the second stops that too. Every job has a row, and is run again the next time."""
+    (tmp_path / "grid.yaml").write_text(LONG)
+    run = Run(tmp_path, "--emulate", "1x2:HPU", "--run", "stopped")
+    deadline = time.monotonic() + 120
+    status = tmp_path / "results/stopped/status.json"
+    while not status.exists() or RunStatus.from_json(status.read_text()).running < 2:
+        assert run.process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.5)
+    os.killpg(run.process.pid, signal.SIGINT)
+    time.sleep(2)
+    assert run.process.poll() is None  # what runs may end
+    os.killpg(run.process.pid, signal.SIGINT)
+    assert run.finish() == 10, run.output
+    rows = Store.existing(tmp_path / "results", "stopped").measurements()
+    assert sorted(row.state for row in rows if row.final) == sorted(
+        [State.LOST] * 2 + [State.NOT_STARTED] * 2
+    )
+    assert processes_naming(str(tmp_path)) == []
+    command = "plan grid.yaml --emulate 1x2:HPU --run stopped"
+    plan = subprocess.run(
+        [sys.executable, "-m", "orchestrator", *command.split()],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "4 run, 0 reuse, 0 skip" in plan.stdout
