@@ -105,6 +105,9 @@ class Measurement:
     warmup_s: float | None = None
     weight_bytes: int | None = None
     parameter_count: int | None = None
+    trainable_parameter_count: int | None = None
+    train_flops_per_token: float | None = None
+    tokenization_s: float | None = None
     baseline_host_memory_bytes: int | None = None
     peak_host_memory_bytes: int | None = None
     peak_device_memory_bytes: int | None = None

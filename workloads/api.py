@@ -67,6 +67,12 @@ class Sample:
     ttft_s: float | None = None  # time to first token of the batch
     step_s: tuple[float, ...] = ()  # time of each decoding step after the first
     loss: float | None = None
+    # Shares of a training step's wall time; None where they are not known.
+    data_s: float | None = None  # waiting for the batch
+    forward_s: float | None = None
+    backward_s: float | None = None
+    optimizer_s: float | None = None
+    communication_s: float | None = None  # not hidden behind the others
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +99,9 @@ class Result:
     warmup_s: float = 0.0
     weight_bytes: int | None = None
     parameter_count: int | None = None
+    trainable_parameter_count: int | None = None  # None where nothing is trained
+    train_flops_per_token: float | None = None  # of the linear layers, forward and backward
+    tokenization_s: float | None = None  # for all samples, before the first step
     baseline_host_memory_bytes: int | None = None  # resident after imports, before the model
     peak_host_memory_bytes: int | None = None
     peak_device_memory_bytes: int | None = None

@@ -31,6 +31,11 @@ class Observation:
     ttft_s: float | None = None
     step_s: tuple[float, ...] = ()
     loss: float | None = None
+    data_s: float | None = None
+    forward_s: float | None = None
+    backward_s: float | None = None
+    optimizer_s: float | None = None
+    communication_s: float | None = None
 
 
 #: (repeat, batch) -> a function that says what the batch did.
@@ -190,11 +195,5 @@ class _Loop:
             complete=True,
             wall_s=ended - began,
             cpu_s=cpu_ended - cpu_began,
-            items=seen.items,
-            input_tokens=seen.input_tokens,
-            output_tokens=seen.output_tokens,
-            computed_tokens=seen.computed_tokens,
-            ttft_s=seen.ttft_s,
-            step_s=seen.step_s,
-            loss=seen.loss,
+            **{field.name: getattr(seen, field.name) for field in dataclasses.fields(seen)},
         )

@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
 from workloads.engines import ENGINES
 from workloads.errors import BadConfiguration
+from workloads.finetuning_parameters import FinetuningParameters
+from workloads.finetuning_rules import refuse as refuse_finetuning
 from workloads.parameters import TextGenerationParameters, WorkloadParameters
+from workloads.refusal import Asked, Refusal
 
 if TYPE_CHECKING:
     from workloads.api import Workload
@@ -31,6 +34,8 @@ class WorkloadEntry:
     parameters: type[WorkloadParameters]
     summary: str  # one line for `nightgrid schema` and the documentation
     engines: tuple[str, ...] = ENGINES  # that can run it; the first is the default
+    #: What speaks against a job; pure and without torch, since the plan asks. None: nothing does.
+    refuse: Callable[[Asked], Sequence[Refusal]] | None = None
 
     def validate(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
         """All parameters with their defaults filled in, as plain values.
@@ -47,6 +52,14 @@ _ENTRIES = (
         function="workloads.text_generation:run",
         parameters=TextGenerationParameters,
         summary="Greedy generation with a causal language model: tokens/s, TTFT, latency.",
+    ),
+    WorkloadEntry(
+        name="finetuning",
+        function="workloads.finetuning:run",
+        parameters=FinetuningParameters,
+        summary="Fine-tuning of a causal language model by method and technique: samples/s, loss.",
+        engines=("transformers",),
+        refuse=refuse_finetuning,
     ),
 )
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 import gc
 import random
 import subprocess
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from workloads.errors import CollectiveFailed, CompileFailed, WorkloadError
 
@@ -68,6 +69,23 @@ class Device(ABC):
     @abstractmethod
     def driver_version(self) -> str:
         """Version of the driver, "" where it cannot be found out; for CPUs the kernel's."""
+
+    def stamp(self) -> Any:
+        """A moment in the card's own order of work, for ``seconds_between``; None where the card
+        cannot tell moments without waiting. Here the host's clock, since it does the work."""
+        return time.perf_counter()
+
+    def seconds_between(self, earlier: Any, later: Any) -> float | None:
+        """Time between two stamps, after ``synchronize``."""
+        if earlier is None or later is None:
+            return None
+        return float(later - earlier)
+
+    def fused_adamw(self, parameters: Sequence[Any], *, lr: float, weight_decay: float) -> Any:
+        """The device's AdamW that does all of an update in one pass."""
+        import torch
+
+        return torch.optim.AdamW(parameters, lr=lr, weight_decay=weight_decay, fused=True)
 
     def lacks(self, precision: str) -> str | None:
         """Why this very card cannot do a precision that its kind can; None where it can."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from pathlib import Path
+from typing import Any
 
 from workloads.devices.base import (
     HOST_ALLOCATOR_TEXTS,
@@ -99,6 +100,16 @@ class CudaDevice(Device):
         import torch
 
         torch.cuda.synchronize()
+
+    def stamp(self) -> Any:
+        import torch
+
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def seconds_between(self, earlier: Any, later: Any) -> float | None:
+        return float(earlier.elapsed_time(later)) / 1000
 
     def memory_limit_bytes(self) -> int | None:
         import torch

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+from collections.abc import Sequence
 from typing import Any
 
 from workloads.devices.base import (
@@ -107,6 +108,13 @@ class HpuDevice(Device):
 
     def mark_step(self) -> None:
         importlib.import_module("habana_frameworks.torch.core").mark_step()
+
+    def stamp(self) -> Any:
+        return None  # operations are collected and run later; only whole steps have a time
+
+    def fused_adamw(self, parameters: Sequence[Any], *, lr: float, weight_decay: float) -> Any:
+        optimizers = importlib.import_module("habana_frameworks.torch.hpex.optimizers")
+        return optimizers.FusedAdamW(parameters, lr=lr, weight_decay=weight_decay)
 
     def memory_limit_bytes(self) -> int | None:
         return int(_bridge().memory_stats()["Limit"])

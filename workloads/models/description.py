@@ -21,17 +21,11 @@ from workloads.errors import BadConfiguration
 from workloads.models import chatglm3, hub
 from workloads.models.catalog import TINY, find_model
 from workloads.models.checkpoint_files import architecture_of, read_config
+from workloads.models.targets import ATTENTION_TARGETS
 
 #: Values that share one scale in the usual int4 formats.
 INT4_GROUP = 64
 _LAYER_NUMBER = re.compile(r"(?<=\.)(\d+)(?=\.)")
-_ATTENTION_TARGETS = (
-    ("q_proj", "k_proj", "v_proj"),
-    ("query_key_value",),
-    ("qkv_proj",),
-    ("c_attn",),
-    ("q", "k", "v"),
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,7 +206,7 @@ def lora_sizes(linears: list[Linear], rank: int) -> tuple[Adapter, ...]:
     alone, and on every linear layer."""
     last = {linear.name.rsplit(".", 1)[-1] for linear in linears}
     default: tuple[str, ...] = next(
-        (names for names in _ATTENTION_TARGETS if set(names) <= last), ()
+        (names for names in ATTENTION_TARGETS if set(names) <= last), ()
     )
     choices: list[tuple[str, ...]] = [default] if default else []
     if len(default) == 3:

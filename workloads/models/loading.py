@@ -58,8 +58,12 @@ def open_model(name: str, *, allow_original: bool = False) -> ModelSource:
     return ModelSource(path=str(path), random_weights=entry.random_weights, entry=entry)
 
 
-def load_tokenizer(source: ModelSource) -> Any:
+def load_tokenizer(source: ModelSource, **arguments: Any) -> Any:
     """The model's tokenizer, padding on the left with a pad token that exists.
+
+    Args:
+        source: the model.
+        arguments: of ``AutoTokenizer.from_pretrained``.
 
     Raises:
         DataMissing: the directory has no tokenizer.
@@ -72,7 +76,7 @@ def load_tokenizer(source: ModelSource) -> Any:
             f"{source.path} has no tokenizer.json; a converted ChatGLM3 gets one when "
             "tokenizer.model lies beside its weights: put it there and convert again"
         )
-    tokenizer = AutoTokenizer.from_pretrained(source.path)
+    tokenizer = AutoTokenizer.from_pretrained(source.path, **arguments)
     tokenizer.padding_side = "left"  # a decoder continues at the right end
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token

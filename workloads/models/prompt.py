@@ -69,6 +69,24 @@ def encode_messages(tokenizer: Any, messages: Sequence[Message]) -> list[int]:
     return [*ids, _id(tokenizer, "<|assistant|>")]
 
 
+def encode_answer(tokenizer: Any, text: str, answer: str) -> list[int]:
+    """The ids of the answer to ``text`` as they follow the prompt's, the ending token included.
+
+    Args:
+        tokenizer: from ``loading.load_tokenizer``.
+        text: the content that ``encode_prompt`` was given.
+        answer: what the model is to learn to say.
+    """
+    layout = layout_of(tokenizer)
+    if layout == "chatglm3":
+        ids = _encode_as_text(tokenizer, "\n") + _encode_as_text(tokenizer, answer)
+    elif layout == "chat-template":
+        return _answer_from_template(tokenizer, text, answer)
+    else:
+        ids = list(tokenizer(answer, add_special_tokens=False)["input_ids"])
+    return [*ids, tokenizer.eos_token_id] if tokenizer.eos_token_id is not None else ids
+
+
 def _encode_as_text(tokenizer: Any, text: str) -> list[int]:
     encoded = tokenizer(text, add_special_tokens=False, split_special_tokens=True)
     return list(encoded["input_ids"])
@@ -86,6 +104,17 @@ def _from_template(tokenizer: Any, text: str) -> list[int]:
         [{"role": "user", "content": text}], add_generation_prompt=True, tokenize=False
     )
     return list(tokenizer(rendered, add_special_tokens=False)["input_ids"])
+
+
+def _answer_from_template(tokenizer: Any, text: str, answer: str) -> list[int]:
+    """What the template puts after the prompt: the answer and how a turn ends."""
+    turns = [{"role": "user", "content": text}]
+    prompt = tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
+    turns.append({"role": "assistant", "content": answer})
+    whole = tokenizer.apply_chat_template(turns, tokenize=False)
+    if not whole.startswith(prompt):  # a template that writes a prompt otherwise once answered
+        whole = prompt + answer + (tokenizer.eos_token or "")
+    return list(tokenizer(whole[len(prompt) :], add_special_tokens=False)["input_ids"])
 
 
 def _plain(tokenizer: Any, text: str, source: ModelSource | None) -> list[int]:

@@ -1,0 +1,278 @@
+"""Fine-tuning: how many samples a second a model learns from, by method and technique.
+
+A step takes a batch forward, its gradients backward, and lets the optimizer change what is trained;
+that is about three times the arithmetic of the forward pass alone, and memory for weights,
+gradients, the optimizer's averages and every layer's activations. Cards are short of the latter, so
+methods train less (adapters), store less (4 bits), and techniques trade arithmetic for memory.
+
+Every optimizer step is one timed sample of the row: its repeat is the number of the step, warm-up
+steps come first and are marked. The loss on the first batch is looked at again after the last step:
+a loss that is no number, or that has not fallen there, is told in the row (``loss_flag``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from workloads.api import JobContext, MeasureSettings, Request, Result, Sample
+from workloads.devices.host_memory import HostMemoryPeak, resident_bytes
+from workloads.errors import BadConfiguration
+from workloads.finetuning_parameters import FinetuningParameters, MethodParameters, method_of
+from workloads.finetuning_rules import require
+from workloads.measure import Instruments, Measured, measure
+from workloads.refusal import Asked
+from workloads.techniques import chosen
+from workloads.techniques.base import Loading, Technique, Training
+from workloads.techniques.optimizers import state_bytes
+from workloads.training import adapters, methods
+from workloads.training.base_model import BaseModel, load_base
+from workloads.training.flops import train_flops_per_token
+from workloads.training.samples import TrainingSample, encode_samples
+from workloads.training.step import Steps, batch_maker, plan_data
+
+_evicting = itertools.count()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Loaded:
+    """A base model with its method, and what that took."""
+
+    base: BaseModel
+    applied: methods.Applied
+    load_s: float
+    baseline_host_memory_bytes: int
+
+
+def run(request: Request, context: JobContext) -> Result:
+    """Measure fine-tuning; see ``workloads.api.Workload``."""
+    parameters = FinetuningParameters.model_validate(dict(request.parameters)).model_dump()
+    if request.batch_size < 1:
+        raise BadConfiguration(f"batch size {request.batch_size}; at least 1 is needed")
+    require(_asked(request, context, parameters))
+    method = method_of(parameters)
+    techniques = chosen(parameters)
+    context.device.seed(0)
+    context.enter_phase("load")
+    loaded = _load(request, context, method, techniques)
+    samples, tokenization_s, synthetic = _samples(request, context, method, loaded.base)
+    training = _training(request, context, method, techniques, loaded)
+    data = plan_data(
+        context.device,
+        loaded.base.pad_token_id,
+        method.max_length,
+        request.batch_size,
+        context.world_size,
+    )
+    for technique in techniques:
+        technique.on_data(data)
+    make = batch_maker(data, samples, context.rank)
+    steps = Steps(training, techniques, data, data.feed(make))
+    context.device.release_memory()
+    context.device.reset_peak_memory()
+    with HostMemoryPeak() as host_memory:
+        measured = _measure(steps, method, request.measure, context)
+    peak_device_memory_bytes = context.device.peak_memory_bytes()
+    details = {
+        **training.details,
+        "optimizer_state_bytes": str(state_bytes(training.optimizer)),
+        "host_memory_peak": host_memory.method,
+        **_losses(measured.samples, steps.evaluate(make(0))),
+    }
+    flops = train_flops_per_token(training.model)
+    trainable = sum(parameter.numel() for parameter in training.trainable())
+    details |= _finish(request, context, method, training, steps, make)
+    return Result(
+        samples=measured.samples,
+        stop_reason=measured.stop_reason,
+        load_s=loaded.load_s,
+        warmup_s=measured.warmup_s,
+        weight_bytes=loaded.applied.weights.weight_bytes,
+        parameter_count=loaded.applied.weights.parameter_count,
+        trainable_parameter_count=trainable,
+        train_flops_per_token=flops,
+        tokenization_s=tokenization_s,
+        baseline_host_memory_bytes=loaded.baseline_host_memory_bytes,
+        peak_host_memory_bytes=host_memory.bytes,
+        peak_device_memory_bytes=peak_device_memory_bytes,
+        random_weights=loaded.base.source.random_weights,
+        synthetic_data=synthetic,
+        precision_detail=loaded.applied.detail,
+        details=details,
+    )
+
+
+def _asked(request: Request, context: JobContext, parameters: Mapping[str, Any]) -> Asked:
+    return Asked(
+        model=request.model,
+        dataset=request.dataset,
+        precision=request.precision,
+        device=context.device.name,
+        batch_size=request.batch_size,
+        cards=context.world_size,
+        parameters=parameters,
+    )
+
+
+def _load(
+    request: Request, context: JobContext, method: MethodParameters, techniques: Sequence[Technique]
+) -> _Loaded:
+    """A model of this job's own: training changes it, so no other job may use it."""
+    device = context.device
+    # A key that no job has: whatever a worker kept for others makes room.
+    context.resident(f"{request.residency_key}|{next(_evicting)}", lambda: None)
+    device.release_memory()
+    baseline = resident_bytes()
+    began = context.clock()
+    loading = Loading(
+        device=device,
+        model_arguments=methods.loading_arguments(method.method, request.precision, device),
+        tokenizer_arguments={},
+    )
+    for technique in techniques:
+        technique.before_load(loading)
+    base = load_base(
+        request.model, methods.base_precision(method.method, request.precision), loading
+    )
+    device.seed(0)  # adapters start from random numbers
+    applied = methods.apply(base.model, method, request.precision, device.name)
+    applied.model.to(device.torch_device)
+    applied.model.train()
+    device.synchronize()
+    return _Loaded(
+        base=base,
+        applied=applied,
+        load_s=context.clock() - began,
+        baseline_host_memory_bytes=baseline,
+    )
+
+
+def _samples(
+    request: Request, context: JobContext, method: MethodParameters, base: BaseModel
+) -> tuple[list[TrainingSample], float, bool]:
+    """All samples, how long tokenizing them took, and whether the dataset is synthetic."""
+    from workloads.data.catalog import find_dataset, load_examples
+
+    room = base.context_length
+    if room is not None and method.max_length > room:
+        raise BadConfiguration(
+            f"max_length is {method.max_length}, the model was made for {room} positions"
+        )
+    examples = load_examples(request.dataset)
+    count = max(method.samples, request.batch_size * context.world_size)
+    began = context.clock()
+    samples = encode_samples(examples, count, base.tokenizer, base.source, method.max_length)
+    return samples, context.clock() - began, find_dataset(request.dataset).synthetic
+
+
+def _training(
+    request: Request,
+    context: JobContext,
+    method: MethodParameters,
+    techniques: Sequence[Technique],
+    loaded: _Loaded,
+) -> Training:
+    """The model with everything that the techniques do to it, and its optimizer."""
+    import torch
+
+    rate = methods.learning_rate(method)
+
+    def update() -> None:
+        training.optimizer.step()
+        training.optimizer.zero_grad(set_to_none=True)
+
+    training = Training(
+        device=context.device,
+        cards=context.world_size,
+        method=method.method,
+        precision=request.precision,
+        model=loaded.applied.model,
+        learning_rate=rate,
+        make_optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=rate),
+        backward=lambda loss: loss.backward(),
+        update=update,
+        details={
+            "method": method.method,
+            "learning_rate": f"{rate:g}",
+            "architecture": type(loaded.base.model).__name__,
+            **({"adapter": loaded.applied.adapter} if loaded.applied.adapter else {}),
+        },
+    )
+    for technique in techniques:
+        technique.on_model(training)
+    if not training.trainable():
+        raise BadConfiguration("nothing is left to train: everything is frozen")
+    training.optimizer = training.make_optimizer(training.trainable())
+    for technique in techniques:
+        technique.on_optimizer(training)
+    return training
+
+
+def _measure(
+    steps: Steps, method: MethodParameters, settings: MeasureSettings, context: JobContext
+) -> Measured:
+    """Warm-up steps, then exactly the steps asked for unless the time is up."""
+    once = dataclasses.replace(
+        settings,
+        min_repeats=method.steps,
+        max_repeats=method.steps,
+        relative_half_width=0.0,  # steps are of unlike work, and how many changes what is learned
+    )
+    return measure(
+        steps.run_batch,
+        1,
+        once,
+        Instruments(
+            clock=context.clock,
+            cpu_clock=context.cpu_clock,
+            synchronize=context.device.synchronize,
+            collective=context.collective,
+            enter_phase=context.enter_phase,
+        ),
+    )
+
+
+def _losses(samples: Sequence[Sample], after: float) -> dict[str, str]:
+    """The loss on the first batch before and after training, and what is wrong with losses."""
+    before = samples[0].loss
+    assert before is not None
+    found = {"first_batch_loss_before": f"{before:.6g}", "first_batch_loss_after": f"{after:.6g}"}
+    strange = [n for n, s in enumerate(samples) if s.loss is None or not math.isfinite(s.loss)]
+    if strange:
+        first = "before anything was learned" if strange[0] == 0 else f"first at step {strange[0]}"
+        text = f"the loss is no number in {len(strange)} of {len(samples)} steps, {first}"
+        return found | {"loss_flag": text}
+    if not after < before:
+        text = f"the loss on the first batch did not fall: {before:.6g} before, {after:.6g} after"
+        return found | {"loss_flag": text}
+    return found
+
+
+def _finish(
+    request: Request,
+    context: JobContext,
+    method: MethodParameters,
+    training: Training,
+    steps: Steps,
+    make: Any,
+) -> dict[str, str]:
+    """What remains of the trained model: an adapter under its name, or converted weights."""
+    details: dict[str, str] = {}
+    if method.save_adapter and context.rank == 0:
+        origin = {
+            "model": request.model,
+            "method": method.method,
+            "precision": request.precision,
+            "dataset": request.dataset,
+            "steps": method.steps,
+        }
+        where = adapters.save_adapter(training.model, method.save_adapter, origin)
+        details["saved_adapter"] = str(where)
+    if method.method.startswith("qat"):
+        training.model, details["converted"] = methods.converted(training.model)
+        details["converted_loss"] = f"{steps.evaluate(make(0)):.6g}"
+    return details

@@ -1,0 +1,111 @@
+"""The parameters of fine-tuning: the method's own here, then those of every technique.
+
+Torch-free; ``FinetuningParameters`` is put together from ``workloads.techniques.TECHNIQUES``, so a
+technique that is named there is a setting of grids at once.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, create_model
+
+from workloads.parameters import WorkloadParameters
+from workloads.techniques import TECHNIQUES
+
+Method = Literal["full", "lora", "vera", "dora", "qlora", "qat", "qat-lora"]
+
+#: Methods that train a small adapter over a frozen model.
+ADAPTER_METHODS = ("lora", "vera", "dora", "qlora", "qat-lora")
+
+#: VeRA's two shared random matrices want a large rank; its trained vectors a large rate.
+DEFAULT_RANK = {"vera": 256}
+DEFAULT_LEARNING_RATE = {"full": 5e-5, "qat": 5e-5, "vera": 1e-2}
+
+#: Adapters are directories; names must do on every file system.
+ADAPTER_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
+
+
+class MethodParameters(WorkloadParameters):
+    """What is trained, on how much data, for how long."""
+
+    method: Method = Field(
+        default="lora",
+        description="full trains all weights; lora, dora and vera an adapter; qlora an adapter "
+        "over a 4-bit (NF4) base; qat all weights under fake quantization to int4 weights and int8 "
+        "activations; qat-lora an adapter over such a base.",
+    )
+    rank: int | None = Field(
+        default=None,
+        ge=1,
+        le=4096,
+        description="Rank of the adapter's matrices. Left out: 8, for vera 256.",
+    )
+    alpha: int | None = Field(
+        default=None,
+        ge=1,
+        description="The adapter's product is scaled by alpha / rank. Left out: twice the rank.",
+    )
+    targets: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Linear layers that get an adapter: names separated by commas, or all-linear. "
+        "Left out: the attention's inputs (query, key, value).",
+    )
+    learning_rate: float | None = Field(
+        default=None,
+        gt=0,
+        le=10,
+        description="Constant learning rate. Left out: 2e-4 for adapters, 5e-5 for full and qat, "
+        "1e-2 for vera.",
+    )
+    steps: int = Field(
+        default=20,
+        ge=1,
+        description="Optimizer steps that are timed; measure.warmup of them come first, which "
+        "train as well. Only measure.time_limit_s ends training earlier.",
+    )
+    samples: int = Field(
+        default=1000,
+        ge=1,
+        description="Training samples: the first of the dataset, from its start again where it is "
+        "shorter. Gone through again when the steps need more.",
+    )
+    max_length: int = Field(
+        default=512,
+        ge=8,
+        description="Most tokens of a sample, prompt and answer together. A longer answer is cut "
+        "at its end, down to half of this; then the prompt is.",
+    )
+    save_adapter: str | None = Field(
+        default=None,
+        pattern=ADAPTER_NAME,
+        description="Name to keep the trained adapter under, for `adapter:` of text-generation.",
+    )
+
+
+def _combined() -> Any:
+    """A definition for each field of the method and of all techniques, by name."""
+    fields: dict[str, Any] = {}
+    models: tuple[type[WorkloadParameters], ...] = (MethodParameters, *TECHNIQUES)
+    for model in models:
+        for name, info in model.model_fields.items():
+            if name in fields:
+                raise TypeError(f"two techniques have a parameter {name}")
+            fields[name] = (info.annotation, info)
+    return fields
+
+
+FinetuningParameters: type[WorkloadParameters] = create_model(
+    "FinetuningParameters",
+    __base__=WorkloadParameters,
+    __doc__="Fine-tuning of a causal language model, by a method and with techniques.",
+    **_combined(),
+)
+
+
+def method_of(parameters: Any) -> MethodParameters:
+    """The method's part of all parameters."""
+    return MethodParameters.model_validate(
+        {name: parameters[name] for name in MethodParameters.model_fields}
+    )

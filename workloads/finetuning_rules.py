@@ -1,0 +1,120 @@
+"""Which fine-tuning jobs make sense, and which can run on a device: pure, without torch.
+
+The plan asks before anything starts, and the job asks again, so that nothing runs which the plan
+would have refused. Each technique adds what it knows of itself (``techniques/``); here stands what
+methods, precisions and adapters have to do with each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from workloads.errors import BadConfiguration, Unsupported
+from workloads.finetuning_parameters import ADAPTER_METHODS, MethodParameters, method_of
+from workloads.models import targets
+from workloads.precision import quantized, support
+from workloads.refusal import Asked, Refusal
+from workloads.techniques import chosen
+
+#: Precisions in which weights can be trained, or stand under an adapter, as they are.
+TRAINED_IN = ("fp32", "fp16", "bf16")
+
+
+def refuse(asked: Asked) -> tuple[Refusal, ...]:
+    """All that speaks against a job."""
+    method = method_of(asked.parameters)
+    found = [
+        *_precision(asked, method),
+        *_quantization(asked, method),
+        *_adapter(asked, method),
+        *_cards(asked),
+    ]
+    for technique in chosen(asked.parameters):
+        found += technique.refusals(asked)
+    return tuple(found)
+
+
+def require(asked: Asked) -> None:
+    """For the process that is about to train.
+
+    Raises:
+        BadConfiguration: the job contradicts itself.
+        Unsupported: it cannot run on this device.
+    """
+    refusals = refuse(asked)
+    for refusal in sorted(refusals, key=lambda refusal: refusal.unsupported):
+        hint = f"; {refusal.hint}" if refusal.hint else ""
+        text = f"{refusal.setting}: {refusal.reason}{hint}"
+        raise Unsupported(text) if refusal.unsupported else BadConfiguration(text)
+
+
+def _precision(asked: Asked, method: MethodParameters) -> Iterator[Refusal]:
+    precision = asked.precision
+    if quantized(precision):
+        hint = "method qlora trains an adapter over a 4-bit base" if precision == "int4" else ""
+        yield Refusal(
+            setting="precision",
+            reason=f"weights in {precision} have no gradients, and this version has no adapter "
+            f"over an {precision} base",
+            hint=hint,
+            unsupported=True,
+        )
+    elif precision == "fp16" and method.method not in ADAPTER_METHODS:
+        yield Refusal(
+            setting="precision",
+            reason=f"method {method.method} would update fp16 weights, whose small changes become "
+            "0; loss scaling wants fp32 weights",
+            hint="write precision: fp32 and autocast: fp16",
+        )
+
+
+def _quantization(asked: Asked, method: MethodParameters) -> Iterator[Refusal]:
+    if method.method == "qlora":
+        nf4 = support("int4", asked.device)
+        if not nf4.supported:
+            yield Refusal(setting="method", reason=f"qlora: {nf4.reason}", unsupported=True)
+    if method.method.startswith("qat") and asked.device == "hpu":
+        yield Refusal(
+            setting="method",
+            reason=f"{method.method} is torchao's fake quantization, whose converted int8 × int4 "
+            "layers have no kernels on Gaudi",
+            unsupported=True,
+        )
+
+
+def _adapter(asked: Asked, method: MethodParameters) -> Iterable[Refusal]:
+    found = []
+    if method.method not in ADAPTER_METHODS:
+        for name in ("rank", "alpha", "targets", "save_adapter"):
+            if getattr(method, name) is not None:
+                reason = f"method {method.method} has no adapter"
+                hint = f"leave {name} out, or choose one of {', '.join(ADAPTER_METHODS)}"
+                found.append(Refusal(setting=name, reason=reason, hint=hint))
+        return found
+    if method.method == "vera" and method.alpha is not None:
+        reason = "vera scales by vectors that it learns and has no alpha"
+        found.append(Refusal(setting="alpha", reason=reason, hint="leave alpha out"))
+    if method.targets is not None:
+        found += _targets(asked, method.targets)
+    return found
+
+
+def _targets(asked: Asked, wanted: str) -> Iterator[Refusal]:
+    there = targets.linear_names(asked.model)
+    if there is None:
+        return  # the job itself will look
+    try:
+        targets.choose(wanted, there)
+    except BadConfiguration as error:
+        reason, _, hint = str(error).removeprefix("targets: ").partition("; ")
+        yield Refusal(setting="targets", reason=reason, hint=hint)
+
+
+def _cards(asked: Asked) -> Iterator[Refusal]:
+    if asked.cards > 1:
+        yield Refusal(
+            setting="cards",
+            reason="this version fine-tunes on one card",
+            hint="write cards: 1",
+            unsupported=True,
+        )

@@ -1,0 +1,116 @@
+"""Which linear layers an adapter sits on: the choice for each architecture, and what there is.
+
+Adapters go on the attention's inputs by default: query, key and value, or the one layer in which
+an architecture fuses them. peft has a table of that for many architectures, and none for ``glm``;
+here the model's own layers decide, so an architecture needs no entry.
+
+Planning asks without torch: names then come from the tensors that a checkpoint's files list.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from workloads.errors import BadConfiguration, WorkloadError
+from workloads.models.catalog import SMOLLM2, TINY, find_model
+from workloads.models.checkpoint_files import weight_files
+
+#: The attention's inputs as architectures spell them; the first whole set that a model has.
+ATTENTION_TARGETS = (
+    ("q_proj", "k_proj", "v_proj"),
+    ("query_key_value",),
+    ("qkv_proj",),
+    ("c_attn",),
+    ("Wqkv",),
+    ("q", "k", "v"),
+    ("query", "key", "value"),
+)
+
+#: ``targets`` that means every linear layer but the output layer.
+ALL_LINEAR = "all-linear"
+
+_LLAMA = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+def choose(targets: str | None, layers: Iterable[str]) -> tuple[str, ...]:
+    """The last name components of the layers that an adapter is put on.
+
+    Args:
+        targets: names separated by commas, ``all-linear``, or None for the attention's inputs.
+        layers: full or last names of the model's linear layers, the output layer left out.
+
+    Raises:
+        BadConfiguration: a name is none of the model's, or None finds no attention.
+    """
+    there = sorted({layer.rsplit(".", 1)[-1] for layer in layers})
+    if targets == ALL_LINEAR and there:
+        return tuple(there)
+    if targets is None or targets == ALL_LINEAR:
+        for names in ATTENTION_TARGETS:
+            if set(names) <= set(there):
+                return names
+        raise BadConfiguration(
+            f"this model has none of the usual attention layers; name targets among "
+            f"{', '.join(there) or 'none: it has no linear layers'}"
+        )
+    wanted = split(targets)
+    unknown = [name for name in wanted if name not in there]
+    if unknown or not wanted:
+        raise BadConfiguration(
+            f"targets: no linear layer is named {', '.join(unknown) or repr(targets)}; there is: "
+            f"{', '.join(there)}"
+        )
+    return wanted
+
+
+def split(targets: str) -> tuple[str, ...]:
+    """The names in a list separated by commas, each once."""
+    return tuple(dict.fromkeys(name.strip() for name in targets.split(",") if name.strip()))
+
+
+def linear_names(model: str) -> frozenset[str] | None:
+    """Last names of a model's linear layers by what its files say; None if that cannot be told.
+
+    Nothing is loaded, and torch is not imported: for planning.
+    """
+    try:
+        entry = find_model(model)
+        if entry.name == TINY:
+            from workloads.models.tiny_chatglm3 import native_shapes
+
+            return _from_shapes(native_shapes().items())
+        if entry.name == SMOLLM2:
+            return frozenset(_LLAMA)
+        directory = Path(entry.location)
+        if not directory.is_dir():
+            return None  # on a hub, not downloaded
+        files = [file for file in weight_files(directory) if file.suffix == ".safetensors"]
+        shapes = [item for file in files for item in _safetensors_shapes(file)]
+    except (WorkloadError, OSError, ValueError, KeyError, struct.error):
+        return None
+    return _from_shapes(shapes) or None
+
+
+def _from_shapes(shapes: Iterable[tuple[str, Iterable[int]]]) -> frozenset[str]:
+    """Matrices called ``….layer.weight`` inside layers; embeddings and heads lie outside."""
+    return frozenset(
+        name.split(".")[-2]
+        for name, shape in shapes
+        if name.endswith(".weight")
+        and len(list(shape)) == 2
+        and any(part.isdigit() for part in name.split("."))
+    )
+
+
+def _safetensors_shapes(file: Path) -> list[tuple[str, list[int]]]:
+    """Name and shape of each tensor: 8 bytes of length, then JSON."""
+    with file.open("rb") as handle:
+        (length,) = struct.unpack("<Q", handle.read(8))
+        if length > 100_000_000:
+            raise ValueError(f"{file} is not a safetensors file")
+        header: dict[str, Any] = json.loads(handle.read(length))
+    return [(name, item["shape"]) for name, item in header.items() if name != "__metadata__"]

@@ -1,0 +1,37 @@
+"""What a workload's rules say about a job before anything is loaded: torch-free, pure.
+
+Two kinds of refusal. A job that contradicts itself (a rank of 0, a batch that cannot be divided, a
+technique without an object) is a mistake in the grid, which then starts nothing and points at the
+value. A job that makes sense but cannot run on a device becomes a row that says why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A job as rules see it: what was asked for, and the kind of device it would run on."""
+
+    model: str
+    dataset: str
+    precision: str
+    device: str  # "cpu", "cuda" or "hpu"
+    batch_size: int | Literal["max"]  # per card
+    cards: int
+    parameters: Mapping[str, Any]  # the workload's own, all of them
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """Why a job is refused, and which setting is to blame."""
+
+    setting: str  # a field of the job or a parameter: the grid's file is pointed at there
+    reason: str
+    hint: str = ""  # what would be right
+    #: True: it makes sense and cannot run on this device, so it becomes a row. False: it is wrong
+    #: everywhere, so the grid is refused.
+    unsupported: bool = False

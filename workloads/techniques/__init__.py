@@ -1,0 +1,35 @@
+"""Training techniques, one module each, behind the seam of ``base.py``.
+
+To add one, write its module and name its class here: grids, their schema, the plan and fine-tuning
+take it from this list. The order is the order in which techniques act at each point.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from workloads.techniques.accumulation import GradientAccumulation
+from workloads.techniques.autocast import Autocast
+from workloads.techniques.base import Technique
+from workloads.techniques.checkpointing import GradientCheckpointing
+from workloads.techniques.freezing import Freezing
+from workloads.techniques.optimizers import OptimizerChoice
+from workloads.techniques.padding import Padding
+
+TECHNIQUES: tuple[type[Technique], ...] = (
+    Padding,
+    GradientAccumulation,
+    Freezing,
+    GradientCheckpointing,
+    Autocast,
+    OptimizerChoice,
+)
+
+
+def chosen(parameters: Mapping[str, Any]) -> tuple[Technique, ...]:
+    """Every technique, set as the parameters of a job say."""
+    return tuple(
+        kind.model_validate({name: parameters[name] for name in kind.model_fields})
+        for kind in TECHNIQUES
+    )

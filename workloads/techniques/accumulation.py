@@ -1,0 +1,50 @@
+"""Gradient accumulation: a batch that does not fit, in several passes.
+
+The batch of an optimizer step is cut into micro-batches whose gradients are added up. Memory for
+activations falls with their number, and short samples are padded less, since they meet fewer long
+ones. The loss is divided by the tokens of the whole batch, so nothing else changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import ClassVar
+
+from pydantic import Field
+
+from workloads.refusal import Asked, Refusal
+from workloads.techniques.base import DataPlan, Technique
+
+
+class GradientAccumulation(Technique):
+    """In how many passes a batch is worked off."""
+
+    title: ClassVar[str] = "gradient accumulation"
+
+    gradient_accumulation: int = Field(
+        default=1,
+        ge=1,
+        description="Into how many micro-batches the batch of an optimizer step is cut. batch_size "
+        "stays the samples per card and optimizer step, so this changes memory, not the training.",
+    )
+
+    def refusals(self, asked: Asked) -> Iterable[Refusal]:
+        parts = self.gradient_accumulation
+        if parts == 1:
+            return
+        if asked.batch_size == "max":
+            yield Refusal(
+                setting="gradient_accumulation",
+                reason="batch_size max looks for what fits in one pass",
+                hint="write the batch size as a number, or gradient_accumulation: 1",
+            )
+        elif asked.batch_size % parts:
+            divisors = [n for n in range(1, asked.batch_size + 1) if asked.batch_size % n == 0]
+            yield Refusal(
+                setting="gradient_accumulation",
+                reason=f"a batch of {asked.batch_size} cannot be cut into {parts} equal parts",
+                hint=f"it can be cut into {', '.join(map(str, divisors[:20]))}",
+            )
+
+    def on_data(self, data: DataPlan) -> None:
+        data.micro_batches = self.gradient_accumulation

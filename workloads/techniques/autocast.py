@@ -1,0 +1,75 @@
+"""Automatic mixed precision: weights in one format, products in a shorter one.
+
+Under autocast, matrix products run in bf16 or fp16 while weights, sums and the optimizer keep the
+job's precision. fp16 has so few exponents that small gradients vanish: the loss is scaled up
+before the backward pass, gradients are scaled down before the update, and a step whose gradients
+overflowed is left out. bf16 has the exponents of fp32 and needs none of that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from workloads.refusal import Asked, Refusal
+from workloads.techniques.base import Technique, Training
+
+
+class Autocast(Technique):
+    """The format of matrix products, when it is not that of the weights."""
+
+    title: ClassVar[str] = "mixed precision"
+
+    autocast: Literal["none", "bf16", "fp16"] = Field(
+        default="none",
+        description="Format of matrix products under automatic mixed precision, with weights in "
+        "the job's precision: bf16, or fp16 with loss scaling; none computes in the precision.",
+    )
+
+    def refusals(self, asked: Asked) -> Iterable[Refusal]:
+        if asked.precision == "fp16" and self.autocast != "fp16":
+            yield Refusal(
+                setting="precision",
+                reason="training in plain fp16 ends in NaN, since small gradients become 0",
+                hint="write autocast: fp16 (loss scaling), or precision: bf16",
+            )
+        if asked.precision == "bf16" and self.autocast == "fp16":
+            yield Refusal(
+                setting="autocast",
+                reason="fp16 products of bf16 weights lose range and precision at once",
+                hint="write autocast: bf16, or precision: fp32",
+            )
+        if self.autocast == "fp16" and asked.device == "hpu":
+            yield Refusal(
+                setting="autocast",
+                reason="loss scaling for fp16 is not available on Gaudi, which has bf16",
+                unsupported=True,
+            )
+
+    def on_model(self, training: Training) -> None:
+        if self.autocast == "none":
+            return
+        import torch
+
+        kind = training.device.name
+        dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[self.autocast]
+        training.around_forward.append(lambda: torch.autocast(kind, dtype=dtype))
+
+    def on_optimizer(self, training: Training) -> None:
+        if self.autocast != "fp16":
+            return
+        import torch
+
+        scaler = torch.amp.GradScaler(training.device.name)
+
+        def backward(loss: torch.Tensor) -> None:
+            scaler.scale(loss).backward()
+
+        def update() -> None:
+            scaler.step(training.optimizer)
+            scaler.update()
+            training.optimizer.zero_grad(set_to_none=True)
+
+        training.backward, training.update = backward, update

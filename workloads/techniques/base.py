@@ -1,0 +1,152 @@
+"""The seam of training techniques: each is one switch of fine-tuning, and an axis of a grid.
+
+A technique is a pydantic model of its own parameters (names and descriptions go into grids and
+their schema), with methods for the points at which it may act, in this order:
+
+    refusals     pure: what it does not go together with, decided in the plan
+    before_load  arguments for loading model and tokenizer, settings of the process
+    on_data      how samples become batches, and how batches reach the card
+    on_model     the model is on the card, the fine-tuning method is applied
+    on_optimizer the optimizer is made
+    after_step   a step is over, still inside its timed part
+
+The methods do nothing unless a technique overrides them. What they may change is what the objects
+that they are given hold: replace a function, add to a list. A module of a technique imports torch
+only inside those methods, so that a plan knows all techniques without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from workloads.parameters import WorkloadParameters
+from workloads.refusal import Asked, Refusal
+
+if TYPE_CHECKING:
+    import torch
+
+    from workloads.devices.base import Device
+    from workloads.training.samples import TrainingSample
+
+
+@dataclass(slots=True, kw_only=True)
+class Loading:
+    """What model and tokenizer will be loaded with."""
+
+    device: Device
+    model_arguments: dict[str, Any]  # of ``AutoModelForCausalLM.from_pretrained``
+    tokenizer_arguments: dict[str, Any]  # of ``AutoTokenizer.from_pretrained``
+
+
+@dataclass(slots=True, kw_only=True)
+class Inputs:
+    """The tensors of one micro-batch, each [rows, positions]."""
+
+    input_ids: torch.Tensor
+    labels: torch.Tensor  # -100 where nothing is learned; not shifted
+    attention_mask: torch.Tensor | None = None
+    position_ids: torch.Tensor | None = None
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Those that there are, by name."""
+        named = {
+            "input_ids": self.input_ids,
+            "labels": self.labels,
+            "attention_mask": self.attention_mask,
+            "position_ids": self.position_ids,
+        }
+        return {name: tensor for name, tensor in named.items() if tensor is not None}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepBatch:
+    """What one card works on in one optimizer step."""
+
+    micro_batches: tuple[Inputs, ...]
+    items: int  # samples
+    real_tokens: int  # without padding
+    computed_tokens: int  # with it
+    #: By this the summed loss is divided: the tokens to be learned on all cards, over the number
+    #: of cards, since gradients of cards are averaged.
+    loss_tokens: float
+
+
+@dataclass(slots=True, kw_only=True)
+class DataPlan:
+    """How samples become batches. Functions may be replaced."""
+
+    device: Device
+    pad_token_id: int
+    max_length: int  # tokens of the longest sample there can be
+    batch_size: int  # samples of one card in one optimizer step
+    cards: int
+    #: Samples and samples per global batch -> positions of the samples of each global batch, in
+    #: the order of steps; gone through again when there are more steps. The same on all ranks.
+    arrange: Callable[[Sequence[TrainingSample], int], list[list[int]]]
+    #: Samples of a micro-batch -> tensors on the host.
+    collate: Callable[[Sequence[TrainingSample]], Inputs]
+    #: Number of the step -> its batch on the host. Replaced by what reads ahead.
+    feed: Callable[[Callable[[int], StepBatch]], Iterator[StepBatch]]
+    #: A micro-batch on the host -> the same on the card.
+    move: Callable[[Inputs], Inputs]
+    micro_batches: int = 1  # forward and backward passes per optimizer step
+
+
+@dataclass(slots=True, kw_only=True)
+class Training:
+    """One job's model in training. Functions may be replaced, lists added to."""
+
+    device: Device
+    cards: int
+    method: str
+    precision: str
+    model: Any
+    learning_rate: float
+    #: Trainable parameters -> optimizer.
+    make_optimizer: Callable[[Sequence[torch.nn.Parameter]], Any]
+    optimizer: Any = None  # from ``on_optimizer`` on
+    #: Entered around every forward pass, in this order (autocast).
+    around_forward: list[Callable[[], AbstractContextManager[Any]]] = field(default_factory=list)
+    #: Entered around forward and backward of a micro-batch; told whether it is the step's last
+    #: (gangs exchange gradients only then).
+    around_micro_batch: list[Callable[[bool], AbstractContextManager[Any]]] = field(
+        default_factory=list
+    )
+    #: The loss of a micro-batch -> its gradients, added to those there are.
+    backward: Callable[[torch.Tensor], None]
+    #: Applies the gradients and clears them.
+    update: Callable[[], None]
+    details: dict[str, str] = field(default_factory=dict)  # for the row
+
+    def trainable(self) -> list[torch.nn.Parameter]:
+        """The parameters that the optimizer gets."""
+        return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+
+
+class Technique(WorkloadParameters):
+    """Base of all: acts nowhere, goes together with everything."""
+
+    #: What people call it, for documentation and reports.
+    title: ClassVar[str]
+
+    def refusals(self, asked: Asked) -> Iterable[Refusal]:
+        """What speaks against this technique, as it is set, in this job. Pure; no torch."""
+        return ()
+
+    def before_load(self, loading: Loading) -> None:
+        """Change what is loaded, or a setting of the process (undone after the job)."""
+
+    def on_data(self, data: DataPlan) -> None:
+        """Change how samples become batches."""
+
+    def on_model(self, training: Training) -> None:
+        """Change the model, or what is done around its passes."""
+
+    def on_optimizer(self, training: Training) -> None:
+        """Change the optimizer, or how it is used."""
+
+    def after_step(self, training: Training, step: int) -> None:
+        """Do something after each optimizer step (from 0, warm-up included)."""

@@ -1,0 +1,74 @@
+"""Freezing: train only the upper part of a model.
+
+Lower layers and embeddings change least in fine-tuning. Frozen, they need no gradients and no
+optimizer state, and the backward pass stops above them, which saves their share of its arithmetic.
+Adapters leave the whole model frozen anyway, so this belongs to methods that train all of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from workloads.errors import BadConfiguration
+from workloads.refusal import Asked, Refusal
+from workloads.techniques.base import Technique, Training
+
+#: Methods that train the model's own weights.
+_WHOLE_MODEL = ("full", "qat")
+
+
+class Freezing(Technique):
+    """Which part of the model stays as it is."""
+
+    title: ClassVar[str] = "freezing"
+
+    freeze_embeddings: bool = Field(
+        default=False, description="Leave the embeddings as they are (methods full and qat)."
+    )
+    freeze_layers: int = Field(
+        default=0,
+        ge=0,
+        description="Leave the first so many layers as they are (methods full and qat).",
+    )
+
+    def refusals(self, asked: Asked) -> Iterable[Refusal]:
+        method = asked.parameters["method"]
+        if method in _WHOLE_MODEL:
+            return
+        for name in ("freeze_embeddings", "freeze_layers"):
+            if getattr(self, name):
+                yield Refusal(
+                    setting=name,
+                    reason=f"with method {method} the model's own weights are frozen already",
+                    hint=f"freeze with method {' or '.join(_WHOLE_MODEL)}, or leave it out",
+                )
+
+    def on_model(self, training: Training) -> None:
+        import torch
+
+        if self.freeze_embeddings:
+            for module in training.model.modules():
+                if isinstance(module, torch.nn.Embedding):
+                    module.requires_grad_(False)
+        if self.freeze_layers:
+            layers = _layers(training.model)
+            if self.freeze_layers >= len(layers):
+                raise BadConfiguration(
+                    f"freeze_layers is {self.freeze_layers}; the model has {len(layers)} layers, "
+                    "and one at least has to learn"
+                )
+            for layer in layers[: self.freeze_layers]:
+                layer.requires_grad_(False)
+
+
+def _layers(model: Any) -> list[Any]:
+    """The decoder's layers in order: the model's longest list of modules."""
+    import torch
+
+    lists: list[Any] = [m for m in model.modules() if isinstance(m, torch.nn.ModuleList)]
+    if not lists:
+        raise BadConfiguration(f"{type(model).__name__} has no list of layers to freeze")
+    return list(max((list(modules) for modules in lists), key=len))

@@ -1,0 +1,100 @@
+"""The optimizer: how gradients become changes, and what it remembers for each weight.
+
+AdamW keeps two averages per trained weight, in 32 bits twice the bytes of the weights themselves.
+Fused, it makes one pass over memory where the plain one makes several. The 8-bit kinds keep the
+averages in blocks of 8-bit numbers (small tensors stay in 32 bits), the paged one moves them to
+the host when a card runs full. Adafactor keeps a row and a column of averages for each matrix.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from workloads.errors import Unsupported
+from workloads.refusal import Asked, Refusal
+from workloads.techniques.base import Technique, Training
+
+if TYPE_CHECKING:
+    import torch
+
+#: The package that makes each kind of optimizer, where torch does not.
+_PACKAGES = {
+    "adamw-8bit": "bitsandbytes",
+    "adamw-8bit-paged": "bitsandbytes",
+    "adamw-8bit-torchao": "torchao",
+}
+
+
+class OptimizerChoice(Technique):
+    """Which optimizer."""
+
+    title: ClassVar[str] = "optimizer"
+
+    optimizer: Literal[
+        "adamw", "adamw-fused", "adamw-8bit", "adamw-8bit-paged", "adamw-8bit-torchao", "adafactor"
+    ] = Field(
+        default="adamw",
+        description="adamw is PyTorch's, adamw-fused its one-pass kernel (on Gaudi: Habana's), "
+        "adamw-8bit and adamw-8bit-paged are bitsandbytes', adamw-8bit-torchao torchao's. No "
+        "weight decay, constant learning rate.",
+    )
+
+    def refusals(self, asked: Asked) -> Iterable[Refusal]:
+        if asked.device == "hpu" and self.optimizer in _PACKAGES:
+            yield Refusal(
+                setting="optimizer",
+                reason=f"{self.optimizer}: {_PACKAGES[self.optimizer]} has no 8-bit optimizer "
+                "kernels for Gaudi",
+                unsupported=True,
+            )
+
+    def on_model(self, training: Training) -> None:
+        package = _PACKAGES.get(self.optimizer)
+        if package is not None and importlib.util.find_spec(package) is None:
+            raise Unsupported(
+                f"optimizer {self.optimizer} needs the package '{package}', which is not installed "
+                "here; install it with: pip install 'nightgrid[quant]'"
+            )
+
+        def make(parameters: Sequence[torch.nn.Parameter]) -> Any:
+            return _make(self.optimizer, parameters, training)
+
+        training.make_optimizer = make
+
+
+def _make(name: str, parameters: Sequence[torch.nn.Parameter], training: Training) -> Any:
+    import torch
+
+    settings: dict[str, Any] = {"lr": training.learning_rate, "weight_decay": 0.0}
+    if name == "adamw":
+        return torch.optim.AdamW(parameters, **settings)
+    if name == "adamw-fused":
+        return training.device.fused_adamw(parameters, **settings)
+    if name == "adafactor":
+        return torch.optim.Adafactor(parameters, **settings)
+    if name == "adamw-8bit-torchao":
+        from torchao.optim import AdamW8bit
+
+        return AdamW8bit(parameters, **settings)
+    import bitsandbytes
+
+    kind = bitsandbytes.optim.PagedAdamW8bit if "paged" in name else bitsandbytes.optim.AdamW8bit
+    return kind(parameters, **settings)
+
+
+def state_bytes(optimizer: Any) -> int:
+    """Bytes of the optimizer's state, all tensors of it, on whatever device."""
+    import torch
+
+    from workloads.weights import stored_bytes
+
+    return sum(
+        stored_bytes(value)
+        for state in optimizer.state.values()
+        for value in state.values()
+        if isinstance(value, torch.Tensor)
+    )

@@ -1,0 +1,1 @@
+"""Parts of fine-tuning: samples, rows, methods, adapters, the step."""

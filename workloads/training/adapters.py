@@ -1,0 +1,141 @@
+"""Trained adapters on disk: where they are kept, how they are written, read and put on a model.
+
+An adapter is a directory in peft's layout (``adapter_config.json``, ``adapter_model.safetensors``).
+Jobs know it by name, and the name's directory lies under ``NIGHTGRID_ADAPTERS``, else under
+``adapters`` in the node's cache. On one machine, and where home directories or the cache are
+shared, every later job finds it there. **Nodes that share neither need NIGHTGRID_ADAPTERS set to a
+directory on storage that all of them see**; without, only jobs on the node that trained it find it.
+An adapter is written aside and renamed, so a name that exists is complete; training it again
+replaces it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from workloads.cache import build_aside, cache_root, file_lock
+from workloads.errors import BadConfiguration, DataMissing
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+#: What Nightgrid says of an adapter, beside peft's own files.
+ORIGIN = "nightgrid.json"
+
+
+def adapters_root() -> Path:
+    """The directory of all named adapters on this machine; need not exist."""
+    named = os.environ.get("NIGHTGRID_ADAPTERS")
+    return Path(named).expanduser() if named else cache_root() / "adapters"
+
+
+def find_adapter(name: str) -> Path:
+    """The directory of an adapter, by its name or as a path.
+
+    Raises:
+        DataMissing: there is none; the message says where it was looked for.
+    """
+    root = adapters_root()
+    for directory in (root / name, Path(name).expanduser()):
+        if (directory / CONFIG).is_file():
+            return directory
+    there = sorted(file.parent.name for file in root.glob(f"*/{CONFIG}"))
+    close = difflib.get_close_matches(name, there, n=2, cutoff=0.5)
+    known = f"did you mean {' or '.join(close)}?" if close else f"there is: {', '.join(there)}"
+    raise DataMissing(
+        f"no adapter {name!r} in {root} on this machine, and no directory of that name"
+        f"{'; ' + known if there else ''}. A fine-tuning job keeps one with save_adapter: {name}; "
+        "nodes without shared storage need NIGHTGRID_ADAPTERS on storage that all of them see"
+    )
+
+
+def save_adapter(model: Any, name: str, origin: Mapping[str, Any]) -> Path:
+    """Keep a peft model's adapter under a name; ``origin`` says what it was trained on.
+
+    Raises:
+        DataMissing: the directory cannot be written to.
+    """
+    final = adapters_root() / name
+
+    def build(directory: Path) -> None:
+        # The embeddings are the base model's own; peft would ask a hub whether they changed.
+        model.save_pretrained(directory, safe_serialization=True, save_embedding_layers=False)
+        text = json.dumps(dict(origin), indent=2, ensure_ascii=False)
+        (directory / ORIGIN).write_text(text + "\n", encoding="utf-8")
+
+    try:
+        final.parent.mkdir(parents=True, exist_ok=True)
+        with file_lock(final.with_name(f".{name}.lock")):
+            build_aside(final, build, replace=True)
+    except OSError as error:
+        raise DataMissing(f"the adapter cannot be kept in {final}: {error}") from error
+    return final
+
+
+def attach(model: Any, name: str) -> str:
+    """Put an adapter on a base model, in place and in the model's own format; what it is.
+
+    It stays apart from the weights (not merged), so that quantised bases keep theirs. One that
+    was trained on ChatGLM3's original layout is converted on the way.
+
+    Raises:
+        DataMissing: there is no such adapter.
+        BadConfiguration: it does not fit this model.
+    """
+    from peft import PeftConfig, PeftModel, set_peft_model_state_dict
+
+    directory = find_adapter(name)
+    try:
+        config = PeftConfig.from_pretrained(str(directory))
+        state = read_state(directory)
+        if getattr(model.config, "model_type", "") == "glm":
+            config, state = _native(config, state, model.config)
+        wrapped = PeftModel(model, config, autocast_adapter_dtype=False)
+        outcome = set_peft_model_state_dict(wrapped, state)
+    except (ValueError, RuntimeError, KeyError, TypeError) as error:
+        raise BadConfiguration(
+            f"adapter {name!r} does not fit this model: {' '.join(str(error).split())[:300]}"
+        ) from error
+    missing = [key for key in getattr(outcome, "missing_keys", []) if ".lora_" in key]
+    unexpected = list(getattr(outcome, "unexpected_keys", None) or [])
+    if missing or unexpected:
+        example = (unexpected or missing)[0]
+        raise BadConfiguration(
+            f"adapter {name!r} does not fit this model: {len(unexpected)} of its tensors have no "
+            f"place and {len(missing)} places get none (e.g. {example})"
+        )
+    model.eval()
+    targets = ", ".join(sorted(config.target_modules or ()))
+    return f"{name}: {str(config.peft_type).rsplit('.', 1)[-1]}, rank {config.r}, on {targets}"
+
+
+def read_state(directory: Path) -> dict[str, Any]:
+    """The tensors of an adapter's directory, by peft's names.
+
+    Raises:
+        DataMissing: there is no weight file.
+    """
+    from safetensors.torch import load_file
+
+    if (directory / WEIGHTS).is_file():
+        return dict(load_file(directory / WEIGHTS))
+    binary = directory / "adapter_model.bin"
+    if not binary.is_file():
+        raise DataMissing(f"{directory} has no {WEIGHTS}")
+    import torch
+
+    return dict(torch.load(binary, weights_only=True, map_location="cpu"))
+
+
+def _native(config: Any, state: dict[str, Any], model_config: Any) -> tuple[Any, dict[str, Any]]:
+    from workloads.training import chatglm3_lora
+
+    if not chatglm3_lora.is_original(state):
+        return config, state
+    converted = chatglm3_lora.to_native(
+        chatglm3_lora.Lora.of(config, state), chatglm3_lora.rows_of(model_config)
+    )
+    return converted.config(), dict(converted.state)

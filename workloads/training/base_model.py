@@ -1,0 +1,68 @@
+"""The model that is trained, as loaded: weights, tokenizer, and what the loop needs to know."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from workloads import precision as precisions
+from workloads import weights
+from workloads.errors import BadConfiguration, DataMissing, Unsupported
+from workloads.models.loading import ModelSource, load_tokenizer, open_model
+from workloads.techniques.base import Loading
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BaseModel:
+    """A causal language model on its card, before any method."""
+
+    model: Any
+    tokenizer: Any
+    source: ModelSource
+    pad_token_id: int
+    context_length: int | None
+
+
+def load_base(name: str, precision: str, loading: Loading) -> BaseModel:
+    """Load a model in ``precision`` with the arguments that method and techniques want.
+
+    Raises:
+        DataMissing: it is not there, or incomplete.
+        BadConfiguration: it is no causal language model.
+        Unsupported: this card cannot do the precision, or the model not the attention.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.disable_progress_bar()  # a worker's log is no terminal
+    device = loading.device
+    lacking = device.lacks(precision)
+    if lacking:
+        raise Unsupported(f"{precision}: {lacking}")
+    source = open_model(name)
+    try:
+        weights.check_shapes(AutoConfig.from_pretrained(source.path), precision, device.name)
+        model: Any = AutoModelForCausalLM.from_pretrained(source.path, **loading.model_arguments)
+    except OSError as error:  # a file is missing or cut short
+        raise DataMissing(f"cannot load the model in {source.path}: {error}") from error
+    except ValueError as error:
+        text = str(error)
+        if "Unrecognized configuration class" in text:
+            raise BadConfiguration(
+                f"the model in {source.path} is not a causal language model: {text.splitlines()[0]}"
+            ) from error
+        if "attn_implementation" in text or "scaled_dot_product_attention" in text:
+            raise Unsupported(f"this model has no such attention: {text}") from error
+        raise
+    if "device_map" not in loading.model_arguments:
+        model.to(device.torch_device)
+    precisions.finish_loading(model, precision, device.name)
+    tokenizer = load_tokenizer(source, **loading.tokenizer_arguments)
+    pad = getattr(tokenizer, "pad_token_id", None)
+    return BaseModel(
+        model=model,
+        tokenizer=tokenizer,
+        source=source,
+        pad_token_id=pad if isinstance(pad, int) else 0,
+        context_length=getattr(model.config, "max_position_embeddings", None),
+    )

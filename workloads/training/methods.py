@@ -1,0 +1,223 @@
+"""Fine-tuning methods: how much of a model learns, and in which numbers the rest stands.
+
+*Full* fine-tuning changes every weight. *LoRA* freezes them and learns, for each target layer, a
+product of two thin matrices that is added to it; *DoRA* learns the length of each weight column
+apart from its direction; *VeRA* shares two random matrices among all layers and learns only
+vectors. *QLoRA* keeps the frozen base in 4 bits (NF4). *QAT* trains under fake quantization: the
+forward pass rounds weights to int4 and activations to int8 as the finished model will, so that the
+model learns to live with it; ``finish`` then converts to real int4 weights and looks at them.
+Over a LoRA the fake quantization covers the base weight, not the sum with the adapter.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from workloads import precision as precisions
+from workloads import weights
+from workloads.errors import BadConfiguration, Unsupported
+from workloads.finetuning_parameters import (
+    ADAPTER_METHODS,
+    DEFAULT_LEARNING_RATE,
+    DEFAULT_RANK,
+    MethodParameters,
+)
+from workloads.models import targets
+
+if TYPE_CHECKING:
+    import torch
+
+#: Weights that share one scale in QAT's int4.
+QAT_GROUP = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Applied:
+    """A model ready to be trained by a method."""
+
+    model: Any
+    weights: weights.ModelWeights  # of the base, as loaded
+    detail: str  # for the row: what stands in which numbers, and what learns
+    adapter: str  # for the row: rank, alpha and targets; "" without an adapter
+
+
+def learning_rate(parameters: MethodParameters) -> float:
+    """The one asked for, or the method's default."""
+    return parameters.learning_rate or DEFAULT_LEARNING_RATE.get(parameters.method, 2e-4)
+
+
+def rank(parameters: MethodParameters) -> int:
+    """The one asked for, or the method's default."""
+    return parameters.rank or DEFAULT_RANK.get(parameters.method, 8)
+
+
+def base_precision(method: str, precision: str) -> str:
+    """In which precision of ``workloads.precision`` the base is stored."""
+    return "int4" if method == "qlora" else precision
+
+
+def loading_arguments(method: str, precision: str, device: Any) -> dict[str, Any]:
+    """Keyword arguments of ``from_pretrained`` for the base model.
+
+    Raises:
+        Unsupported: the base cannot be had on this device, or a package is missing.
+    """
+    arguments = precisions.loading_arguments(base_precision(method, precision), device.name)
+    if method != "qlora":
+        return arguments
+    # QLoRA's products are in the job's precision, which is that of everything not in 4 bits.
+    dtype = precisions.compute_dtype(precision)
+    arguments["quantization_config"].bnb_4bit_compute_dtype = dtype
+    keyword = next(name for name in arguments if name.endswith("dtype"))
+    return arguments | {keyword: dtype, "device_map": {"": device.torch_device}}
+
+
+def apply(model: Any, parameters: MethodParameters, precision: str, device: str) -> Applied:
+    """Make a loaded base model ready for its method. Freezes what does not learn.
+
+    Raises:
+        BadConfiguration: targets that match nothing; weights that are not in the precision.
+        Unsupported: sizes that the quantization cannot divide; a missing package.
+    """
+    method = parameters.method
+    base = weights.inspect(model, base_precision(method, precision), device)
+    names = _layer_names(model)
+    detail = f"{precision} weights" if method != "qlora" else f"NF4 base, {precision} products"
+    if method == "qlora":
+        from peft import prepare_model_for_kbit_training
+
+        # Norms, embeddings and output layer become fp32; checkpointing is a technique of its own.
+        model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
+    if method.startswith("qat"):
+        _fake_quantize(model)
+        detail += f", rounded to int4 in groups of {QAT_GROUP} under int8 activations"
+    adapter = ""
+    if method in ADAPTER_METHODS:
+        chosen = targets.choose(parameters.targets, names)
+        model = _with_adapter(model, parameters, chosen)
+        alpha = "" if method == "vera" else f", alpha {parameters.alpha or 2 * rank(parameters)}"
+        adapter = f"rank {rank(parameters)}{alpha} on {', '.join(chosen)}"
+        detail += f"; {method} adapter in {_trained_formats(model)}"
+    return Applied(model=model, weights=base, detail=detail, adapter=adapter)
+
+
+def _layer_names(model: Any) -> list[str]:
+    from workloads.models.description import linear_layers
+
+    return [layer.name for layer in linear_layers(model)]
+
+
+def _with_adapter(model: Any, parameters: MethodParameters, chosen: tuple[str, ...]) -> Any:
+    from peft import LoraConfig, TaskType, VeraConfig, get_peft_model
+
+    r = rank(parameters)
+    # Conv1D, GPT-2's linear layer, stores its matrix the other way round.
+    transposed = any(type(module).__name__ == "Conv1D" for module in model.modules())
+    common: dict[str, Any] = {"target_modules": list(chosen), "task_type": TaskType.CAUSAL_LM}
+    if parameters.method == "vera":
+        config: Any = VeraConfig(r=r, fan_in_fan_out=transposed, **common)
+    else:
+        config = LoraConfig(
+            r=r,
+            lora_alpha=parameters.alpha or 2 * r,
+            use_dora=parameters.method == "dora",
+            fan_in_fan_out=transposed,
+            **common,
+        )
+    try:
+        return get_peft_model(model, config)
+    except (ValueError, NotImplementedError) as error:  # e.g. VeRA on shapes it cannot share
+        raise Unsupported(f"{parameters.method} on this model: {error}") from error
+
+
+def _trained_formats(model: Any) -> str:
+    kinds = {str(p.dtype).removeprefix("torch.") for p in model.parameters() if p.requires_grad}
+    return " and ".join(sorted(kinds))
+
+
+# ------------------------------------------------------------------ quantization-aware training
+
+
+def _qat_base() -> Any:
+    import torch
+    from torchao.quantization import Int8DynamicActivationIntxWeightConfig, PerGroup
+
+    return Int8DynamicActivationIntxWeightConfig(
+        weight_dtype=torch.int4,  # type: ignore[attr-defined]
+        weight_granularity=PerGroup(QAT_GROUP),
+    )
+
+
+def _qat(model: Any, step: str, belongs: Callable[[Any, str], bool]) -> None:
+    try:
+        from torchao.quantization import quantize_
+        from torchao.quantization.qat import QATConfig
+    except ImportError as error:
+        raise Unsupported(f"quantization-aware training needs torchao: {error}") from error
+
+    logging.getLogger("torchao").setLevel(logging.ERROR)
+    quantize_(model, QATConfig(_qat_base(), step=step), belongs)
+
+
+def _fake_quantize(model: Any) -> None:
+    import torch
+
+    output = model.get_output_embeddings()
+    uneven = [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.Linear)
+        and module is not output
+        and module.in_features % QAT_GROUP
+    ]
+    if uneven:
+        raise Unsupported(
+            f"quantization-aware training rounds in groups of {QAT_GROUP}, which do not divide "
+            f"the inputs of {uneven[0]}"
+        )
+    _qat(model, "prepare", lambda m, _: isinstance(m, torch.nn.Linear) and m is not output)
+    if not any("FakeQuantized" in type(module).__name__ for module in model.modules()):
+        raise BadConfiguration("torchao put fake quantization on none of the model's layers")
+
+
+def converted(model: Any) -> tuple[Any, str]:
+    """A model trained with QAT as it will be used, and what it is, for the row.
+
+    An adapter is merged first. ``model`` is used up.
+
+    Raises:
+        BadConfiguration: a layer came out that is not int4.
+    """
+    import torch
+
+    if hasattr(model, "merge_and_unload"):
+        model = model.merge_and_unload()
+    fake = {n for n, m in model.named_modules() if "FakeQuantized" in type(m).__name__}
+    before = sum(weights.stored_bytes(p) for p in model.parameters())
+    _qat(model, "convert", lambda module, name: isinstance(module, torch.nn.Linear))
+    left = {n for n, m in model.named_modules() if "FakeQuantized" in type(m).__name__}
+    integer = {n for n in fake if _is_int4(model.get_submodule(n).weight)}
+    if left or not fake or integer != fake:
+        raise BadConfiguration(
+            f"after conversion {len(integer)} of {len(fake)} layers are int4 and {len(left)} "
+            "still fake-quantised"
+        )
+    after = sum(weights.stored_bytes(p) for p in model.parameters())
+    return model, f"{len(integer)} layers to int4 weights; {before} to {after} bytes as stored"
+
+
+def _is_int4(weight: torch.Tensor) -> bool:
+    """Whether all stored values lie in -8 … 7, whatever integer they are stored as."""
+    import torch
+
+    integers = [
+        part
+        for part in weights.stored_tensors(weight)
+        if not part.is_floating_point() and part.numel() > weight.shape[0]
+    ]
+    return bool(integers) and all(
+        int(torch.amin(part)) >= -8 and int(torch.amax(part)) <= 7 for part in integers
+    )

@@ -1,0 +1,179 @@
+"""One optimizer step: batch in, loss out, each part timed.
+
+The loss is the sum over all tokens to be learned divided by their number in the whole step, on all
+cards and in all micro-batches. So cutting a batch up, padding it otherwise or spreading it over
+cards changes how it is computed, and not what is learned.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from workloads.measure import Observation
+from workloads.techniques.base import DataPlan, Inputs, StepBatch, Technique, Training
+from workloads.training import rows
+from workloads.training.samples import NOT_LEARNED, TrainingSample
+
+if TYPE_CHECKING:
+    import torch
+
+    from workloads.devices.base import Device
+
+
+def plan_data(
+    device: Device, pad_token_id: int, max_length: int, batch_size: int, cards: int
+) -> DataPlan:
+    """Batches as they are without any technique: in order, padded to the longest, read in turn."""
+
+    def move(inputs: Inputs) -> Inputs:
+        moved = {name: t.to(device.torch_device) for name, t in inputs.tensors().items()}
+        return Inputs(**moved)
+
+    return DataPlan(
+        device=device,
+        pad_token_id=pad_token_id,
+        max_length=max_length,
+        batch_size=batch_size,
+        cards=cards,
+        arrange=rows.in_order,
+        collate=lambda samples: rows.padded(samples, pad_token_id),
+        feed=lambda make: map(make, itertools.count()),
+        move=move,
+    )
+
+
+def batch_maker(
+    data: DataPlan, samples: Sequence[TrainingSample], rank: int
+) -> Callable[[int], StepBatch]:
+    """Number of the step -> this rank's batch on the host.
+
+    Sample i of a global batch goes to rank i mod cards, as prompts do.
+    """
+    batches = data.arrange(samples, data.batch_size * data.cards)
+
+    def make(step: int) -> StepBatch:
+        everywhere = [samples[index] for index in batches[step % len(batches)]]
+        mine = everywhere[rank :: data.cards]
+        size = len(mine) // data.micro_batches
+        parts = [mine[start : start + size] for start in range(0, len(mine), size)]
+        micro_batches = tuple(data.collate(part) for part in parts)
+        return StepBatch(
+            micro_batches=micro_batches,
+            items=len(mine),
+            real_tokens=sum(len(sample.ids) for sample in mine),
+            computed_tokens=sum(int(inputs.input_ids.numel()) for inputs in micro_batches),
+            # At least 1: where nothing is to be learned the loss is 0 and not 0 / 0.
+            loss_tokens=max(sum(s.learned_tokens for s in everywhere), 1) / data.cards,
+        )
+
+    return make
+
+
+def summed_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Cross entropy of each next token, summed over the labelled ones, in float32.
+
+    Args:
+        logits: [rows, positions, vocabulary].
+        labels: [rows, positions], not shifted.
+    """
+    import torch
+
+    return torch.nn.functional.cross_entropy(
+        logits[:, :-1].flatten(0, 1).float(),
+        labels[:, 1:].flatten(),
+        ignore_index=NOT_LEARNED,
+        reduction="sum",
+    )
+
+
+class Steps:
+    """Runs optimizer steps one after another, as ``measure`` asks for them."""
+
+    def __init__(
+        self, training: Training, techniques: Sequence[Technique], data: DataPlan, feed: Any
+    ) -> None:
+        self._training = training
+        self._techniques = techniques
+        self._data = data
+        self._feed: Iterator[StepBatch] = feed
+        self._step = 0
+
+    def run_batch(self, repeat: int, batch: int) -> Callable[[], Observation]:
+        """One optimizer step; the returned function reads loss and times off the card."""
+        training, device = self._training, self._training.device
+        stamps: dict[str, list[tuple[Any, Any]]] = {
+            "data_s": [],
+            "forward_s": [],
+            "backward_s": [],
+            "optimizer_s": [],
+        }
+
+        @contextlib.contextmanager
+        def timed(part: str) -> Iterator[None]:
+            began = device.stamp()
+            yield
+            stamps[part].append((began, device.stamp()))
+
+        with timed("data_s"):
+            step = next(self._feed)
+        losses = []
+        for number, host in enumerate(step.micro_batches):
+            with timed("data_s"):
+                inputs = self._data.move(host)
+            last = number == len(step.micro_batches) - 1
+            with contextlib.ExitStack() as around:
+                for enter in training.around_micro_batch:
+                    around.enter_context(enter(last))
+                with timed("forward_s"):
+                    loss = self.loss(inputs) / step.loss_tokens
+                with timed("backward_s"):
+                    training.backward(loss)
+            losses.append(loss.detach())
+            device.mark_step()
+        with timed("optimizer_s"):
+            training.update()
+        for technique in self._techniques:
+            technique.after_step(training, self._step)
+        device.mark_step()
+        self._step += 1
+
+        def observe() -> Observation:
+            shares: dict[str, Any] = {
+                part: _seconds(device, pairs) for part, pairs in stamps.items()
+            }
+            return Observation(
+                items=step.items,
+                input_tokens=step.real_tokens,
+                computed_tokens=step.computed_tokens,
+                loss=sum(float(loss) for loss in losses),
+                **shares,
+            )
+
+        return observe
+
+    def loss(self, inputs: Inputs) -> torch.Tensor:
+        """Summed loss of a micro-batch on the card."""
+        arguments = inputs.tensors()
+        labels = arguments.pop("labels")
+        with contextlib.ExitStack() as around:
+            for enter in self._training.around_forward:
+                around.enter_context(enter())
+            logits = self._training.model(**arguments, use_cache=False).logits
+        return summed_loss(logits, labels)
+
+    def evaluate(self, step: StepBatch) -> float:
+        """The loss on a batch as the model is now; nothing is learned."""
+        import torch
+
+        with torch.no_grad():
+            total = sum(float(self.loss(self._data.move(part))) for part in step.micro_batches)
+        return total / step.loss_tokens
+
+
+def _seconds(device: Device, pairs: Sequence[tuple[Any, Any]]) -> float | None:
+    times = [device.seconds_between(earlier, later) for earlier, later in pairs]
+    known = [time for time in times if time is not None]
+    return sum(known) if known and len(known) == len(times) else None
