@@ -3,8 +3,8 @@
 A ``CardActor`` holds its card in Ray's accounts and gives it a name in the dashboard; the work is
 done by a process beneath it (``card_process.py``) which can crash, hang and be replaced in a
 fraction of a second while the actor stays. A ``NodeAgent`` starts those processes. A ``CardProbe``
-holds all cards of a node for a moment to learn their indices. This module imports no Ray; the
-executor turns the classes into actors.
+holds all cards of a node for a moment to learn their indices. They are plain classes, which
+``ray_claims.py`` turns into actors.
 """
 
 from __future__ import annotations
@@ -112,12 +112,11 @@ class NodeAgent:
 class CardProbe:
     """Holds every card of a node that Ray will give us."""
 
-    def indices(self, kind: str) -> tuple[str, tuple[str, ...]]:
-        """Ray's node id, and the indices (as Ray words them) of the cards of ``kind`` held."""
+    def indices(self, kind: str) -> tuple[str, ...]:
+        """The indices, as Ray words them, of the cards of ``kind`` that this actor holds."""
         import ray
 
-        context = ray.get_runtime_context()
-        return context.get_node_id(), tuple(context.get_accelerator_ids().get(kind, ()))
+        return tuple(ray.get_runtime_context().get_accelerator_ids().get(kind, ()))
 
 
 class CardActor:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping, MutableMapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from orchestrator.cluster import Node
 from orchestrator.errors import ClusterError
 from orchestrator.job import Accelerator
 from orchestrator.ray_actors import CardActor, CardProbe, HostFacts, NodeAgent
+from orchestrator.ray_calls import Calls
 from orchestrator.ray_cluster import node_of, nodes_of
 
 #: What a process on a node that computes on the CPU imports once, for all its workers.
@@ -35,8 +36,6 @@ _CLAIM_PATIENCE_S = 60.0
 _RETRY_S = 5.0
 #: Ray runs its workers at niceness 15, which a benchmark would feel.
 _RUNTIME_ENV = {"env_vars": {"RAY_worker_niceness": "0"}}
-
-Calls = MutableMapping[Any, Callable[[Any], None]]
 
 
 @dataclass(slots=True)
@@ -101,7 +100,13 @@ class Claims:
         log_dir: Path | None,
         preload: bool,
         clock: Callable[[], float],
+        calls: Calls,
+        joined: Callable[[Claim], None],
+        left: Callable[[Claim, str], None],
     ) -> None:
+        self._calls = calls
+        self._joined = joined
+        self._left = left
         self._accelerators = accelerators
         self._log_dir = log_dir
         self._preload = preload
@@ -117,12 +122,7 @@ class Claims:
         claim = self._claims.get(node_id)
         return claim if claim is not None and claim.joined else None
 
-    def poll(
-        self,
-        calls: Calls,
-        joined: Callable[[Claim], None],
-        left: Callable[[Claim, str], None],
-    ) -> None:
+    def poll(self) -> None:
         """Compare Ray's list of nodes with ours, at most once a second.
 
         Raises:
@@ -137,10 +137,10 @@ class Claims:
         ray_nodes = {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
         for node_id, claim in list(self._claims.items()):
             if node_id not in ray_nodes:
-                self._drop(claim, "Ray declared it dead", left)
+                self._drop(claim, "Ray declared it dead")
             elif not claim.joined and now - claim.since > _CLAIM_PATIENCE_S:
                 self._trouble = f"the cards of {claim.node.name} are in use by others"
-                self._drop(claim, self._trouble, left)
+                self._drop(claim, self._trouble)
         wanted = [
             node
             for node in nodes_of(ray_nodes.values())
@@ -149,7 +149,7 @@ class Claims:
         for node in wanted:
             if node.node_id not in self._claims and self._retry_at.get(node.node_id, 0) <= now:
                 cards_here = _cards_on_host(ray_nodes[node.node_id], wanted, ray_nodes)
-                self._claim(node, ray_nodes[node.node_id], cards_here, calls, joined, left)
+                self._claim(node, ray_nodes[node.node_id], cards_here)
         if any(claim.joined for claim in self._claims.values()):
             self._empty_since = now
         elif now - self._empty_since > _CLAIM_PATIENCE_S + _RETRY_S:
@@ -172,99 +172,81 @@ class Claims:
 
     # ------------------------------------------------------------ one node
 
-    def _claim(
-        self,
-        node: Node,
-        ray_node: Mapping[str, Any],
-        cards_on_host: int,
-        calls: Calls,
-        joined: Callable[[Claim], None],
-        left: Callable[[Claim, str], None],
-    ) -> None:
+    def _claim(self, node: Node, ray_node: Mapping[str, Any], cards_on_host: int) -> None:
+        """Ask for the node's free cards and start its agent; the answers come as calls end."""
         bundle = _free_bundle(node)
         if not bundle:
             self._trouble = f"{node.name} has no free {node.accelerator} card"
             self._retry_at[node.node_id] = self._clock() + _RETRY_S
             return
-        import ray
         from ray.util import placement_group
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         here = [{"ray.io/node-id": node.node_id}]
-        group = placement_group([bundle], strategy="STRICT_PACK", bundle_label_selector=here)
-        agent_options: dict[str, Any] = {
-            "num_cpus": 0,
-            "max_concurrency": 8,
-            "max_restarts": 0,
-            "runtime_env": _RUNTIME_ENV,
-            "name": f"agent {node.name} {time.monotonic_ns()}",
-            "scheduling_strategy": NodeAffinitySchedulingStrategy(node.node_id, soft=False),
-        }
-        agent = _remote(NodeAgent).options(**agent_options).remote()
         claim = Claim(
             node=node,
             ray_node=ray_node,
-            group=group,
-            agent=agent,
+            group=placement_group([bundle], strategy="STRICT_PACK", bundle_label_selector=here),
+            agent=_agent_on(node),
             bundle=bundle,
             since=self._clock(),
         )
         self._claims[node.node_id] = claim
-
-        def failed(what: str, error: Exception) -> None:
-            trouble = f"{what} on {node.name}: {' '.join(str(error).split())[:500]}"
-            if trouble != self._trouble:
-                logging.getLogger(__name__).warning("node left out: %s", trouble)
-            self._trouble = trouble
-            self._drop(claim, self._trouble, left)
-
-        def check() -> None:
-            if claim.found is None or claim.indices is None or claim.joined:
-                return
-            if self._claims.get(node.node_id) is not claim:
-                return
-            if claim.facts.version != __version__:
-                failed("another version", ValueError(f"{claim.facts.version}, not {__version__}"))
-                return
-            claim.node = node_of(ray_node, node.name, node.accelerator, claim.indices)
-            claim.joined = True
-            joined(claim)
-
-        def on_facts(value: Any) -> None:
-            if isinstance(value, Exception):
-                failed("the agent cannot start", value)
-                return
-            claim.found = value
-            watch = agent.watch.remote()
-            calls[watch] = lambda _: self._drop(claim, "its agent or process server died", left)
-            check()
-
-        serve = agent.serve.remote(
+        serve = claim.agent.serve.remote(
             str(ray_node["NodeManagerAddress"]),
             PRELOAD if self._preload and _computes_on_cpu(node) else (),
             cards_on_host,
             str(self._log_dir.resolve()) if self._log_dir else None,
         )
-        calls[serve] = on_facts
+        self._calls.add(serve, lambda value: self._facts_came(claim, value))
         if node.accelerator is Accelerator.CPU:
             claim.indices = node.card_indices
             return
         probe = _remote(CardProbe).options(**claim.in_bundle(int(_cards_in(bundle)))).remote()
+        read = probe.indices.remote(node.accelerator.value)
+        self._calls.add(read, lambda value: self._indices_came(claim, probe, value))
 
-        def on_indices(value: Any) -> None:
-            ray.kill(probe)
-            try:
-                if isinstance(value, Exception):
-                    raise value
-                claim.indices = tuple(sorted(int(index) for index in value[1]))
-            except Exception as error:
-                failed("cannot read which cards are ours", error)
-                return
-            check()
+    def _facts_came(self, claim: Claim, value: Any) -> None:
+        if isinstance(value, Exception):
+            self._failed(claim, "the agent cannot start", value)
+        elif value.version != __version__:
+            self._failed(claim, "Nightgrid is", ValueError(f"{value.version}, not {__version__}"))
+        else:
+            claim.found = value
+            lost = "its agent or process server died"
+            self._calls.add(claim.agent.watch.remote(), lambda _: self._drop(claim, lost))
+            self._join(claim)
 
-        calls[probe.indices.remote(node.accelerator.value)] = on_indices
+    def _indices_came(self, claim: Claim, probe: Any, value: Any) -> None:
+        import ray
 
-    def _drop(self, claim: Claim, reason: str, left: Callable[[Claim, str], None]) -> None:
+        ray.kill(probe)  # only now can workers have the cards
+        try:
+            if isinstance(value, Exception):
+                raise value
+            claim.indices = tuple(sorted(int(index) for index in value))
+        except Exception as error:
+            self._failed(claim, "cannot read which cards are ours", error)
+            return
+        self._join(claim)
+
+    def _join(self, claim: Claim) -> None:
+        """Count the node as joined once both answers are there."""
+        current = self._claims.get(claim.node.node_id) is claim
+        if not current or claim.joined or claim.found is None or claim.indices is None:
+            return
+        node = claim.node
+        claim.node = node_of(claim.ray_node, node.name, node.accelerator, claim.indices)
+        claim.joined = True
+        self._joined(claim)
+
+    def _failed(self, claim: Claim, what: str, error: Exception) -> None:
+        trouble = f"{claim.node.name}: {what}: {' '.join(str(error).split())[:500]}"
+        if trouble != self._trouble:
+            logging.getLogger(__name__).warning("node left out: %s", trouble)
+        self._trouble = trouble
+        self._drop(claim, trouble)
+
+    def _drop(self, claim: Claim, reason: str) -> None:
         """Forget a claim; if its node is still there, it is claimed anew after a while."""
         import ray
         from ray.util import remove_placement_group
@@ -275,9 +257,24 @@ class Claims:
         del self._claims[claim.node.node_id]
         self._retry_at[claim.node.node_id] = self._clock() + _RETRY_S
         if was_joined:
-            left(claim, reason)
+            self._left(claim, reason)
         ray.kill(claim.agent)
         remove_placement_group(claim.group)
+
+
+def _agent_on(node: Node) -> Any:
+    """Start the agent of a node."""
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    options: dict[str, Any] = {
+        "num_cpus": 0,
+        "max_concurrency": 8,
+        "max_restarts": 0,
+        "runtime_env": _RUNTIME_ENV,
+        "name": f"agent {node.name} {time.monotonic_ns()}",
+        "scheduling_strategy": NodeAffinitySchedulingStrategy(node.node_id, soft=False),
+    }
+    return _remote(NodeAgent).options(**options).remote()
 
 
 def _remote(actor_class: type, **options: Any) -> Any:

@@ -14,12 +14,11 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from orchestrator.attempt import Attempt, Outcome, RankOutcome, WorkerInfo
+from orchestrator.attempt import RankOutcome, WorkerInfo
 from orchestrator.cluster import Card
 from orchestrator.events import (
     AttemptEnded,
@@ -36,53 +35,14 @@ from orchestrator.executor import Progress
 from orchestrator.failure import Failure, FailureClass
 from orchestrator.job import Accelerator, State
 from orchestrator.ray_actors import RankReply
+from orchestrator.ray_calls import Calls, ProgressPoll
 from orchestrator.ray_claims import Claim, Claims
 from orchestrator.ray_failures import actor_failure
+from orchestrator.ray_workers import CardHandle, Running, Worker
 from orchestrator.worker_launch import launch_of
 
-_PROGRESS_INTERVAL_S = 1.0
 _STOP_PATIENCE_S = 20.0  # for an actor that does not confirm a stop
 _GANG_STOPPED = "another rank of the gang ended early"
-
-
-@dataclass(slots=True)
-class _Worker:
-    """One started worker: its card's actor, and how far it is."""
-
-    worker_id: str
-    card: Card
-    actor: _CardHandle
-    info: WorkerInfo | None = None
-    attempt_id: str | None = None
-    stopping: bool = False  # a stop is on its way, or done but not yet told
-    asked: bool = False  # by the schedule, so its end is no failure
-    failure: Failure | None = None  # why it ends
-    gone: bool = False  # its process is, and its card is free
-    stop_deadline: float = float("inf")
-
-
-@dataclass(slots=True)
-class _CardHandle:
-    """The actor of one card; it stays while worker processes come and go."""
-
-    card: Card
-    actor: Any
-    dead: bool = False
-
-    def control(self, method: str) -> Any:
-        """A method that is answered while the actor is busy."""
-        return getattr(self.actor, method).options(concurrency_group="control")
-
-
-@dataclass(slots=True)
-class _Running:
-    """An attempt in progress: which workers are its ranks, and how those ended that have."""
-
-    attempt: Attempt
-    worker_ids: tuple[str, ...]
-    started_at: float
-    ended: dict[int, RankOutcome] = field(default_factory=dict)
-    first: RankOutcome | None = None  # the rank that failed first
 
 
 class RayExecutor:
@@ -110,19 +70,23 @@ class RayExecutor:
         self._run = run
         self._factory = factory
         self._clock = clock
-        self._claims = Claims(
-            accelerators=accelerators, log_dir=log_dir, preload=preload, clock=clock
-        )
-        self._handles: dict[Card, _CardHandle] = {}
-        self._workers: dict[str, _Worker] = {}
-        self._running: dict[str, _Running] = {}
-        self._calls: dict[Any, Callable[[Any], None]] = {}  # outstanding call -> what then
-        self._progress: dict[str, Progress] = {}
-        self._asked_progress: dict[Any, str] = {}  # outstanding call -> worker id
-        self._next_progress_at = 0.0
+        self._handles: dict[Card, CardHandle] = {}
+        self._workers: dict[str, Worker] = {}
+        self._running: dict[str, Running] = {}
+        self._calls = Calls()
+        self._progress = ProgressPoll(clock)
         self._events: deque[Event] = deque()
         self._actors_made = 0
-        self._claims.poll(self._calls, self._node_joined, self._node_left)
+        self._claims = Claims(
+            accelerators=accelerators,
+            log_dir=log_dir,
+            preload=preload,
+            clock=clock,
+            calls=self._calls,
+            joined=self._node_joined,
+            left=self._node_left,
+        )
+        self._claims.poll()
 
     # ------------------------------------------------------------ the protocol
 
@@ -144,35 +108,22 @@ class RayExecutor:
         Raises:
             ClusterError: no node could be claimed for a minute.
         """
-        import ray
-
-        self._claims.poll(self._calls, self._node_joined, self._node_left)
-        self._ask_progress()
-        self._give_up_waiting()
         deadline = time.monotonic() + timeout_s
+        self._give_up_waiting()
         while True:
+            self._claims.poll()
+            self._progress.poll(self._busy)
             left = max(0.0, deadline - time.monotonic())
-            wait = 0.0 if self._events else min(left, self._claims.poll_interval_s)
-            if not self._calls:
-                time.sleep(wait)
-            else:
-                calls = list(self._calls)
-                ready, _ = ray.wait(calls, num_returns=1, timeout=wait, fetch_local=False)
-                if ready:
-                    ready, _ = ray.wait(calls, num_returns=len(calls), timeout=0)
-                for call in ready:
-                    self._ended(call)
+            self._calls.wait(0.0 if self._events else min(left, self._claims.poll_interval_s))
             if self._events or left == 0.0:
                 break
-            self._claims.poll(self._calls, self._node_joined, self._node_left)
-            self._ask_progress()
         happened = list(self._events)
         self._events.clear()
         return happened
 
     def progress(self) -> Mapping[str, Progress]:
         """The busy workers, by worker id, as last heard."""
-        return dict(self._progress)
+        return self._progress.known()
 
     def close(self) -> None:
         """Stop every worker and release every card."""
@@ -200,23 +151,23 @@ class RayExecutor:
             )
             return
         handle = self._handle(command.card, claim)
-        worker = _Worker(worker_id=command.worker_id, card=command.card, actor=handle)
+        worker = Worker(worker_id=command.worker_id, card=command.card, actor=handle)
         self._workers[command.worker_id] = worker
         launch = launch_of(command, claim.node, claim.facts, self._factory)
         label = f"start {command.worker_id}"
         call = handle.actor.start.options(name=label).remote(launch)
-        self._calls[call] = lambda value: self._started(worker, value)
+        self._calls.add(call, lambda value: self._started(worker, value))
 
-    def _handle(self, card: Card, claim: Claim) -> _CardHandle:
+    def _handle(self, card: Card, claim: Claim) -> CardHandle:
         handle = self._handles.get(card)
         if handle is None or handle.dead:
             self._actors_made += 1
             name = f"{self._run} {claim.node.name}/{card.accelerator}{card.index}"
-            handle = _CardHandle(card=card, actor=claim.card_actor(f"{name} #{self._actors_made}"))
+            handle = CardHandle(card=card, actor=claim.card_actor(f"{name} #{self._actors_made}"))
             self._handles[card] = handle
         return handle
 
-    def _started(self, worker: _Worker, value: Any) -> None:
+    def _started(self, worker: Worker, value: Any) -> None:
         if isinstance(value, WorkerInfo):
             worker.info = value
             if not worker.stopping:
@@ -231,16 +182,16 @@ class RayExecutor:
             worker.failure = value
         self._worker_gone(worker)
 
-    def _stop(self, worker: _Worker, reason: str) -> None:
+    def _stop(self, worker: Worker, reason: str) -> None:
         if worker.stopping or worker.gone:
             return
         worker.stopping = True
         worker.stop_deadline = self._clock() + _STOP_PATIENCE_S
         if not worker.actor.dead:
             call = worker.actor.control("stop").remote(reason)
-            self._calls[call] = lambda value: self._stopped(worker, value)
+            self._calls.add(call, lambda value: self._stopped(worker, value))
 
-    def _stopped(self, worker: _Worker, value: Any) -> None:
+    def _stopped(self, worker: Worker, value: Any) -> None:
         if value is None:
             self._worker_gone(worker)
         else:
@@ -254,7 +205,7 @@ class RayExecutor:
                 worker.stop_deadline = now + _STOP_PATIENCE_S
                 self._actor_died(worker, None)
 
-    def _actor_died(self, worker: _Worker, error: Any) -> None:
+    def _actor_died(self, worker: Worker, error: Any) -> None:
         """The actor is gone or does not answer; make sure that its process is gone as well."""
         import ray
 
@@ -271,9 +222,9 @@ class RayExecutor:
             self._worker_gone(worker)  # its node is gone
             return
         call = claim.agent.end.remote(worker.worker_id)
-        self._calls[call] = lambda _: self._worker_gone(worker)
+        self._calls.add(call, lambda _: self._worker_gone(worker))
 
-    def _worker_gone(self, worker: _Worker) -> None:
+    def _worker_gone(self, worker: Worker) -> None:
         """Its process is gone. The event waits for the end of its attempt on all ranks."""
         worker.gone = True
         if worker.attempt_id is not None:
@@ -288,7 +239,7 @@ class RayExecutor:
 
     def _run_attempt(self, command: RunAttempt) -> None:
         attempt = command.attempt
-        running = _Running(attempt=attempt, worker_ids=command.worker_ids, started_at=self._clock())
+        running = Running(attempt=attempt, worker_ids=command.worker_ids, started_at=self._clock())
         self._running[attempt.attempt_id] = running
         workers = [self._workers.get(worker_id) for worker_id in command.worker_ids]
         for worker in workers:
@@ -308,13 +259,13 @@ class RayExecutor:
             name = attempt.job.label if len(workers) == 1 else f"{attempt.job.label} rank {rank}"
             run = worker.actor.actor.run.options(name=name)
             call = run.remote(attempt, rank, rendezvous)
-            self._calls[call] = self._then_rank_ended(running, rank, worker)
+            self._calls.add(call, self._then_rank_ended(running, rank, worker))
 
     def _then_rank_ended(
-        self, running: _Running, rank: int, worker: _Worker
+        self, running: Running, rank: int, worker: Worker
     ) -> Callable[[Any], None]:
         def then(value: Any) -> None:
-            self._progress.pop(worker.worker_id, None)
+            self._progress.forget(worker.worker_id)
             if not isinstance(value, RankReply):
                 self._actor_died(worker, value)
                 failure = worker.failure
@@ -332,16 +283,14 @@ class RayExecutor:
 
         return then
 
-    def _rank_lost(
-        self, running: _Running, rank: int, worker: _Worker | None, message: str
-    ) -> None:
+    def _rank_lost(self, running: Running, rank: int, worker: Worker | None, message: str) -> None:
         failure = (worker.failure if worker else None) or Failure(
             failure_class=FailureClass.CRASH, message=message
         )
         self._rank_ended(running, rank, self._lost(running, rank, worker, failure))
 
     def _lost(
-        self, running: _Running, rank: int, worker: _Worker | None, failure: Failure
+        self, running: Running, rank: int, worker: Worker | None, failure: Failure
     ) -> RankOutcome:
         return RankOutcome(
             rank=rank,
@@ -352,7 +301,7 @@ class RayExecutor:
             worker=worker.info if worker else None,
         )
 
-    def _rank_ended(self, running: _Running, rank: int, outcome: RankOutcome) -> None:
+    def _rank_ended(self, running: Running, rank: int, outcome: RankOutcome) -> None:
         """One rank is over. The first that fails ends the gang: the others would wait for it."""
         if rank in running.ended or running.attempt.attempt_id not in self._running:
             return
@@ -365,7 +314,7 @@ class RayExecutor:
         if len(running.ended) == len(running.worker_ids):
             self._attempt_ended(running)
 
-    def _stop_gang(self, running: _Running, failed_rank: int) -> None:
+    def _stop_gang(self, running: Running, failed_rank: int) -> None:
         for rank, worker_id in enumerate(running.worker_ids):
             worker = self._workers.get(worker_id)
             if worker is None or worker.gone:
@@ -377,17 +326,9 @@ class RayExecutor:
                 )
             self._stop(worker, _GANG_STOPPED)
 
-    def _attempt_ended(self, running: _Running) -> None:
+    def _attempt_ended(self, running: Running) -> None:
         del self._running[running.attempt.attempt_id]
-        ranks = tuple(running.ended[rank] for rank in sorted(running.ended))
-        first = running.first
-        outcome = Outcome(
-            attempt_id=running.attempt.attempt_id,
-            state=first.state if first else State.SUCCEEDED,
-            ranks=ranks,
-            failure=first.failure if first else None,
-        )
-        self._events.append(AttemptEnded(at=self._clock(), outcome=outcome))
+        self._events.append(AttemptEnded(at=self._clock(), outcome=running.outcome()))
         for worker_id in running.worker_ids:
             worker = self._workers.get(worker_id)
             if worker is not None and worker.attempt_id == running.attempt.attempt_id:
@@ -418,48 +359,14 @@ class RayExecutor:
                     worker = self._workers[worker_id]
                     self._rank_ended(running, rank, self._lost(running, rank, worker, failure))
         for worker in lost:
-            self._progress.pop(worker.worker_id, None)
+            self._progress.forget(worker.worker_id)
             self._worker_gone(worker)
         for card in [card for card in self._handles if card.node_id == node_id]:
             del self._handles[card]
         self._events.append(NodeLeft(at=self._clock(), node_id=node_id, reason=reason))
 
-    # ------------------------------------------------------------ calls
-
-    def _ended(self, call: Any) -> None:
-        """A call has its answer: a value, or the exception that Ray has instead."""
-        import ray
-
-        then = self._calls.pop(call)
-        try:
-            value = ray.get(call)
-        except Exception as error:
-            value = error
-        then(value)
-
-    def _ask_progress(self) -> None:
-        """Collect answers, and ask busy workers anew once a second, one call each."""
-        import ray
-
-        if self._asked_progress:
-            asked = list(self._asked_progress)
-            ready, _ = ray.wait(asked, num_returns=len(asked), timeout=0)
-            for call in ready:
-                worker_id = self._asked_progress.pop(call)
-                try:
-                    answer = ray.get(call)
-                except Exception:  # its death is told by the call that runs the attempt
-                    answer = None
-                busy = self._workers.get(worker_id)
-                if answer is not None and busy is not None and busy.attempt_id is not None:
-                    self._progress[worker_id] = answer
-        now = self._clock()
-        if now < self._next_progress_at:
-            return
-        self._next_progress_at = now + _PROGRESS_INTERVAL_S
-        waiting = set(self._asked_progress.values())
+    def _busy(self) -> Iterator[tuple[str, Any]]:
+        """The ids of busy workers, with the method that asks for their progress."""
         for worker in self._workers.values():
-            busy_now = worker.attempt_id is not None and not worker.gone and not worker.actor.dead
-            if busy_now and worker.worker_id not in waiting:
-                call = worker.actor.control("progress").remote()
-                self._asked_progress[call] = worker.worker_id
+            if worker.attempt_id is not None and not worker.gone and not worker.actor.dead:
+                yield worker.worker_id, worker.actor.control("progress")

@@ -1,0 +1,60 @@
+"""What the executor remembers: the actor of a card, a worker, an attempt in progress."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from orchestrator.attempt import Attempt, Outcome, RankOutcome, WorkerInfo
+from orchestrator.cluster import Card
+from orchestrator.failure import Failure
+from orchestrator.job import State
+
+
+@dataclass(slots=True)
+class CardHandle:
+    """The actor of one card; it stays while worker processes come and go."""
+
+    card: Card
+    actor: Any
+    dead: bool = False
+
+    def control(self, method: str) -> Any:
+        """A method that is answered while the actor is busy."""
+        return getattr(self.actor, method).options(concurrency_group="control")
+
+
+@dataclass(slots=True)
+class Worker:
+    """One started worker: its card's actor, and how far it is."""
+
+    worker_id: str
+    card: Card
+    actor: CardHandle
+    info: WorkerInfo | None = None
+    attempt_id: str | None = None
+    stopping: bool = False  # a stop is on its way, or done but not yet told
+    asked: bool = False  # by the schedule, so its end is no failure
+    failure: Failure | None = None  # why it ends
+    gone: bool = False  # its process is, and its card is free
+    stop_deadline: float = float("inf")
+
+
+@dataclass(slots=True)
+class Running:
+    """An attempt in progress: which workers are its ranks, and how those ended that have."""
+
+    attempt: Attempt
+    worker_ids: tuple[str, ...]
+    started_at: float
+    ended: dict[int, RankOutcome] = field(default_factory=dict)
+    first: RankOutcome | None = None  # the rank that failed first
+
+    def outcome(self) -> Outcome:
+        """All ranks together, once all have ended."""
+        return Outcome(
+            attempt_id=self.attempt.attempt_id,
+            state=self.first.state if self.first else State.SUCCEEDED,
+            ranks=tuple(self.ended[rank] for rank in sorted(self.ended)),
+            failure=self.first.failure if self.first else None,
+        )
