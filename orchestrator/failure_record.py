@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import traceback
 from typing import TYPE_CHECKING
 
@@ -20,8 +21,13 @@ if TYPE_CHECKING:
     from workloads.devices.base import Device
 
 TAIL_LINES = 40
-#: How the refusal of memory by the kernel surfaces, besides MemoryError.
-_REFUSED = ("can't allocate memory", "Cannot allocate memory", "bad_alloc", "bad allocation")
+#: How the refusal of memory by the kernel surfaces, besides MemoryError: torch's allocator, C++,
+#: and oneDNN, which finds no room for its code or buffers ("primitive descriptor" is another thing).
+_REFUSED = re.compile(
+    r"can't allocate memory|cannot allocate memory|bad_alloc|bad allocation"
+    r"|could not create a (primitive|memory object|memory)\s*$",
+    re.IGNORECASE,
+)
 
 
 def describe(
@@ -66,7 +72,7 @@ def _memory_was_refused(error: BaseException) -> bool:
         return True
     if isinstance(error, OSError) and error.errno == errno.ENOMEM:
         return True
-    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in _REFUSED)
+    return isinstance(error, RuntimeError) and bool(_REFUSED.search(str(error)))
 
 
 def _let_go(error: BaseException) -> None:
