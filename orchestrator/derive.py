@@ -22,7 +22,7 @@ from orchestrator.job import Accelerator, State
 from orchestrator.measurement import Measurement, Metrics
 from orchestrator.schema import SCHEMA_VERSION
 from workloads.api import Item, Result, Sample
-from workloads.confidence import mean_interval, percentile
+from workloads.confidence import mean_interval, percentile, ratio_interval
 
 Ranked = tuple[tuple[int, Sample], ...]
 
@@ -65,13 +65,20 @@ def metrics_of(
     totals = [_totals(repeat) for repeat in complete.values()] or [_totals(timed)]
     totals = [total for total in totals if total.wall_s > 0]
     generates = any(sample.output_tokens for _, sample in counted)
+    interval = None
+    trains = any(sample.loss is not None for _, sample in counted)
+    if trains and complete and totals:
+        walls = [total.wall_s for total in totals]
+        interval = ratio_interval([total.items for total in totals], walls, confidence)
+        totals = [_sum(totals)]
     rates = {
         "generated_tokens_per_s": [t.output_tokens / t.wall_s for t in totals if generates],
         "total_tokens_per_s": [(t.input_tokens + t.output_tokens) / t.wall_s for t in totals],
         "items_per_s": [t.items / t.wall_s for t in totals],
     }
     primary = rates["generated_tokens_per_s" if generates else "items_per_s"]
-    interval = mean_interval(primary, confidence) if complete else None
+    if complete and not trains:
+        interval = mean_interval(primary, confidence)
     steps = [step for _, sample in counted for step in sample.step_s]
     first_tokens = [sample.ttft_s for _, sample in counted if sample.ttft_s is not None]
     latencies = [item.latency_s for _, item in items]
@@ -122,6 +129,16 @@ def _totals(pairs: Iterable[tuple[int, Sample]]) -> _Totals:
         items=sum(sample.items for _, sample in pairs),
         input_tokens=sum(sample.input_tokens for _, sample in pairs),
         output_tokens=sum(sample.output_tokens for _, sample in pairs),
+    )
+
+
+def _sum(totals: Sequence[_Totals]) -> _Totals:
+    """Several repeats as one."""
+    return _Totals(
+        wall_s=math.fsum(total.wall_s for total in totals),
+        items=sum(total.items for total in totals),
+        input_tokens=sum(total.input_tokens for total in totals),
+        output_tokens=sum(total.output_tokens for total in totals),
     )
 
 

@@ -20,7 +20,7 @@ from orchestrator.grid_expand import Expander
 from orchestrator.grid_experiment import Experiment, ExperimentReader
 from orchestrator.grid_fields import FIELD_NAMES, Vocabulary, explain, shown, suggestion
 from orchestrator.grid_yaml import Document, Path_
-from orchestrator.planning import card_problems
+from orchestrator.planning import card_problems, refusal_problems
 from workloads.api import MeasureSettings
 
 MAX_PROBLEMS = 100  # beyond these, reading on helps nobody
@@ -86,6 +86,7 @@ class GridReader:
                 for origin, path in experiment.origins.items()
             },
         )
+        self.problems += refusal_problems(grid, self.vocabulary.workloads)
         if self.nodes_for is not None:
             self.problems += card_problems(grid, self.nodes_for(grid.accelerators()))
         if self.problems:

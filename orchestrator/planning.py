@@ -1,17 +1,19 @@
 """jobs + cards + what is measured already -> the plan, decided before anything starts.
 
-A job is *unsupported* when its precision does not exist on the device it would run on, or when no
-node has its kind of card; that is decided anew each time, since tables and clusters change. Else
-its newest terminal row decides: a success is *reused*, a failure that would only repeat itself is
-*skipped*, and all others *run*. A row counts only on the same footing: what emulated cards measured
-never stands in for real ones. A card count that the cluster can never give is an error in the grid.
+A job is *unsupported* when its precision does not exist on the device it would run on, when no
+node has its kind of card, or when its workload's own rules say so (``workloads/refusal.py``); that
+is decided anew each time, since tables and clusters change. Else its newest terminal row decides: a
+success is *reused*, a failure that would only repeat itself is *skipped*, and all others *run*. A
+row counts only on the same footing: what emulated cards measured never stands in for real ones. A
+card count that the cluster can never give is an error in the grid, and so are settings that the
+workload's rules call wrong.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from orchestrator.cluster import Node, legal_card_sets
 from orchestrator.errors import ClusterError, GridError, Problem
@@ -19,6 +21,7 @@ from orchestrator.history import PastRow
 from orchestrator.job import Accelerator, Job, State
 from orchestrator.plan import Action, Plan, PlannedJob
 from workloads.precision import support
+from workloads.refusal import Asked, Refusal
 
 if TYPE_CHECKING:
     from orchestrator.estimate import Estimator
@@ -105,12 +108,17 @@ class _Planner:
         self.nowhere = 0  # jobs whose kind of card no node has
         self._cards: dict[tuple[Accelerator, int], _Cards] = {}
         self._unsupported: dict[tuple[str, Accelerator], str] = {}
+        self._rules = _Rules()
 
     def decide(self, job: Job) -> tuple[Action, str]:
         """What becomes of a job, and why unless it simply runs."""
         cards = self.cards(job)
         self.nowhere += bool(cards.missing)
-        reason = cards.missing or self.unsupported(job.precision, job.accelerator, cards.emulated)
+        reason = (
+            cards.missing
+            or self.unsupported(job.precision, job.accelerator, cards.emulated)
+            or self.refused(job, cards.emulated)
+        )
         if reason:
             return Action.UNSUPPORTED, reason
         row = self.past.get((job.job_id, cards.emulated))
@@ -149,6 +157,64 @@ class _Planner:
                     reason = f"{precision} on {where}: {entry.reason}"
             self._unsupported[key] = reason
         return self._unsupported[key]
+
+    def refused(self, job: Job, emulated: bool) -> str:
+        """Why the workload's own rules say that a job cannot run, there or on the CPU."""
+        for device in dict.fromkeys([job.accelerator.device, *(["cpu"] if emulated else [])]):
+            for refusal in self._rules.refusals(job, device):
+                if refusal.unsupported:
+                    here = "" if device == job.accelerator.device else " (on cpu, which emulates)"
+                    hint = f"; {refusal.hint}" if refusal.hint else ""
+                    return f"{refusal.reason}{here}{hint}"
+        return ""
+
+
+class _Rules:
+    """The refusals of workloads, each kind of job asked about once."""
+
+    def __init__(self, workloads: Mapping[str, Any] | None = None) -> None:
+        if workloads is None:
+            from workloads.registry import WORKLOADS
+
+            workloads = WORKLOADS
+        self._workloads = workloads
+        self._known: dict[tuple[object, ...], tuple[Refusal, ...]] = {}
+
+    def refusals(self, job: Job, device: str) -> tuple[Refusal, ...]:
+        """What speaks against a job on a device."""
+        rule = getattr(self._workloads.get(job.workload), "refuse", None)
+        if rule is None:
+            return ()
+        what = (job.workload, job.model, job.dataset, job.precision, job.parameters)
+        key = (*what, device, job.batch_size, job.cards)
+        if key not in self._known:
+            asked = Asked(
+                model=job.model,
+                dataset=job.dataset,
+                precision=job.precision,
+                device=device,
+                batch_size=job.batch_size,
+                cards=job.cards,
+                parameters=dict(job.parameters),
+            )
+            self._known[key] = tuple(rule(asked))
+        return self._known[key]
+
+
+def refusal_problems(grid: Grid, workloads: Mapping[str, Any]) -> list[Problem]:
+    """A problem for each setting that the rules of ``workloads`` call wrong, wherever it runs."""
+    rules = _Rules(workloads)
+    problems: dict[tuple[str, str, str], Problem] = {}
+    for job in grid.jobs():
+        for refusal in rules.refusals(job, job.accelerator.device):
+            known = (job.experiment, refusal.setting, refusal.reason)
+            if refusal.unsupported or known in problems:
+                continue
+            value = {**job.identity(), **dict(job.parameters)}[refusal.setting]
+            message = f"{refusal.setting} {value}: {refusal.reason}"
+            hint = refusal.hint
+            problems[known] = grid.problem(job, refusal.setting, value, message, hint)  # type: ignore[arg-type]
+    return list(problems.values())
 
 
 def card_problems(grid: Grid, nodes: Sequence[Node]) -> list[Problem]:

@@ -38,6 +38,26 @@ def mean_interval(values: Sequence[float], confidence: float = 0.95) -> Interval
     return Interval(mean=mean, low=mean - half, high=mean + half)
 
 
+def ratio_interval(
+    amounts: Sequence[float], times: Sequence[float], confidence: float = 0.95
+) -> Interval | None:
+    """All amounts over all times, with the interval of that ratio (linearised); for parts that
+    are of unlike size, where the mean of the parts' own rates would favour the short ones.
+
+    None for fewer than two parts.
+    """
+    count = len(amounts)
+    total = math.fsum(times)
+    if count < 2 or total <= 0:
+        return None
+    ratio = math.fsum(amounts) / total
+    residuals = (amount - ratio * time for amount, time in zip(amounts, times, strict=True))
+    variance = math.fsum(residual**2 for residual in residuals) / (count - 1)
+    quantile = student_t_quantile((1 + confidence) / 2, count - 1)
+    half = quantile * math.sqrt(variance / count) / (total / count)
+    return Interval(mean=ratio, low=ratio - half, high=ratio + half)
+
+
 def percentile(values: Sequence[float], percent: float) -> float | None:
     """The percentile by linear interpolation between order statistics (numpy's default)."""
     if not values:
@@ -73,6 +93,19 @@ def student_t_quantile(probability: float, degrees: int) -> float:
             low = middle
         else:
             high = middle
+
+
+def student_t_two_sided(t: float, degrees: float) -> float:
+    """P(|T| >= t) for t >= 0; ``degrees`` of freedom need not be whole, infinity is the normal.
+
+    Raises:
+        ValueError: ``degrees`` is not positive, or ``t`` is negative.
+    """
+    if t < 0 or degrees <= 0:
+        raise ValueError(f"no tail beyond {t} of t with {degrees} degrees of freedom")
+    if degrees > 1e7:
+        return math.erfc(t / math.sqrt(2))
+    return _incomplete_beta(degrees / 2, 0.5, degrees / (degrees + t * t)) if t else 1.0
 
 
 def _student_t_cdf(t: float, degrees: int) -> float:

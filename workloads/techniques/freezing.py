@@ -71,4 +71,5 @@ def _layers(model: Any) -> list[Any]:
     lists: list[Any] = [m for m in model.modules() if isinstance(m, torch.nn.ModuleList)]
     if not lists:
         raise BadConfiguration(f"{type(model).__name__} has no list of layers to freeze")
-    return list(max((list(modules) for modules in lists), key=len))
+    layers: list[Any] = list(sorted(lists, key=lambda modules: len(list(modules)))[-1])
+    return layers
