@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 TAIL_LINES = 40
 #: How the refusal of memory by the kernel surfaces, besides MemoryError: torch's allocator, C++,
-#: and oneDNN, which finds no room for its code or buffers ("primitive descriptor" is another thing).
+#: and oneDNN without room for its code or buffers (its "primitive descriptor" is another thing).
 _REFUSED = re.compile(
     r"can't allocate memory|cannot allocate memory|bad_alloc|bad allocation"
     r"|could not create a (primitive|memory object|memory)\s*$",
