@@ -73,13 +73,6 @@ def _quantization(asked: Asked, method: MethodParameters) -> Iterator[Refusal]:
         nf4 = support("int4", asked.device)
         if not nf4.supported:
             yield Refusal(setting="method", reason=f"qlora: {nf4.reason}", unsupported=True)
-    if method.method.startswith("qat") and asked.device == "hpu":
-        yield Refusal(
-            setting="method",
-            reason=f"{method.method} is torchao's fake quantization, whose converted int8 × int4 "
-            "layers have no kernels on Gaudi",
-            unsupported=True,
-        )
 
 
 def _adapter(asked: Asked, method: MethodParameters) -> Iterable[Refusal]:

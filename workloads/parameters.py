@@ -49,6 +49,12 @@ class TextGenerationParameters(WorkloadParameters):
         description="Attention implementation: sdpa is PyTorch's scaled_dot_product_attention, "
         "eager plain matrix products, flash_attention_2 the package flash-attn (CUDA only).",
     )
+    adapter: str | None = Field(
+        default=None,
+        min_length=1,
+        description="A trained adapter to put on the model, not merged: the name that a "
+        "fine-tuning job gave it (save_adapter), or a directory in peft's layout.",
+    )
     keep_texts: int = Field(
         default=3,
         ge=0,

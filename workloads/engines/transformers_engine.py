@@ -31,6 +31,7 @@ from workloads.devices.base import Device
 from workloads.engines.base import Generated
 from workloads.errors import BadConfiguration, DataMissing, Unsupported
 from workloads.models.loading import ModelSource, encode_prompt, load_tokenizer, open_model
+from workloads.training import adapters
 from workloads.weights import ModelWeights
 
 
@@ -150,17 +151,21 @@ def load(request: Request, device: Device) -> TransformersEngine:
     end_token_ids = _end_token_ids(model, tokenizer)
     pad_token_id = _pad_token_id(model, tokenizer)
     model.generation_config = GenerationConfig(pad_token_id=pad_token_id)
+    found_weights = weights.inspect(model, request.precision, device.name)
+    details = {"attention": attention, "architecture": type(model).__name__}
+    if request.parameters.get("adapter"):
+        details["adapter"] = adapters.attach(model, str(request.parameters["adapter"]))
     return TransformersEngine(
         model=model,
         tokenizer=tokenizer,
         source=source,
         device=device,
-        weights=weights.inspect(model, request.precision, device.name),
+        weights=found_weights,
         random_weights=source.random_weights,
         end_token_ids=end_token_ids,
         pad_token_id=pad_token_id,
         context_length=getattr(model.config, "max_position_embeddings", None),
-        details={"attention": attention, "architecture": type(model).__name__},
+        details=details,
     )
 
 

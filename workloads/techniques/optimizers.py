@@ -51,6 +51,12 @@ class OptimizerChoice(Technique):
                 "kernels for Gaudi",
                 unsupported=True,
             )
+        if asked.device == "cpu" and self.optimizer == "adamw-8bit-paged":
+            yield Refusal(
+                setting="optimizer",
+                reason="on a CPU there is nowhere to page to: bitsandbytes makes it adamw-8bit",
+                unsupported=True,
+            )
 
     def on_model(self, training: Training) -> None:
         package = _PACKAGES.get(self.optimizer)

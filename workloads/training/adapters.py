@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from workloads.cache import build_aside, cache_root, file_lock
-from workloads.errors import BadConfiguration, DataMissing
+from workloads.errors import BadConfiguration, DataMissing, Unsupported
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 #: What Nightgrid says of an adapter, beside peft's own files.
@@ -84,6 +84,7 @@ def attach(model: Any, name: str) -> str:
     Raises:
         DataMissing: there is no such adapter.
         BadConfiguration: it does not fit this model.
+        Unsupported: peft has no such adapter over weights in this precision.
     """
     from peft import PeftConfig, PeftModel, set_peft_model_state_dict
 
@@ -96,9 +97,10 @@ def attach(model: Any, name: str) -> str:
         wrapped = PeftModel(model, config, autocast_adapter_dtype=False)
         outcome = set_peft_model_state_dict(wrapped, state)
     except (ValueError, RuntimeError, KeyError, TypeError) as error:
-        raise BadConfiguration(
-            f"adapter {name!r} does not fit this model: {' '.join(str(error).split())[:300]}"
-        ) from error
+        text = " ".join(str(error).split())[:300]
+        if "torchao" in text or isinstance(error, NotImplementedError):
+            raise Unsupported(f"adapter {name!r} over a base in this precision: {text}") from error
+        raise BadConfiguration(f"adapter {name!r} does not fit this model: {text}") from error
     missing = [key for key in getattr(outcome, "missing_keys", []) if ".lora_" in key]
     unexpected = list(getattr(outcome, "unexpected_keys", None) or [])
     if missing or unexpected:

@@ -1,0 +1,67 @@
+"""What the tests of fine-tuning share: a small job, and the rules' view of one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from generation_cases import Worker
+
+from workloads.api import MeasureSettings, Request, Result
+from workloads.refusal import Asked
+from workloads.registry import find_workload
+
+MODEL = "tiny-chatglm3"
+FIELDS = ("model", "dataset", "precision", "batch_size", "measure")
+
+
+def parameters(**given: Any) -> dict[str, Any]:
+    """All parameters of a job that takes three steps, with defaults filled in."""
+    small = {"steps": 3, "samples": 32, "max_length": 160}
+    return find_workload("finetuning").validate(small | given)
+
+
+def request(**changes: Any) -> Request:
+    """A small job; keywords of Request's go there, all others are parameters."""
+    fields: dict[str, Any] = {
+        "model": MODEL,
+        "dataset": "advertisegen-synthetic",
+        "precision": "fp32",
+        "batch_size": 4,
+        "measure": MeasureSettings(warmup=0, time_limit_s=600),
+    }
+    given = {name: value for name, value in changes.items() if name not in FIELDS}
+    fields |= {name: value for name, value in changes.items() if name in FIELDS}
+    return Request(
+        workload="finetuning",
+        engine="transformers",
+        residency_key="finetuning",
+        parameters=parameters(**given),
+        **fields,
+    )
+
+
+def train(worker: Worker | None = None, **changes: Any) -> Result:
+    """Run a small job."""
+    from workloads import finetuning
+
+    return finetuning.run(request(**changes), (worker or Worker()).context())
+
+
+def losses(result: Result) -> list[float]:
+    """The loss of each step."""
+    return [sample.loss for sample in result.samples if sample.loss is not None]
+
+
+def asked(**changes: Any) -> Asked:
+    """A job as the rules see it."""
+    fields: dict[str, Any] = {
+        "model": MODEL,
+        "dataset": "advertisegen-synthetic",
+        "precision": "bf16",
+        "device": "cpu",
+        "batch_size": 4,
+        "cards": 1,
+    }
+    given = {name: value for name, value in changes.items() if name not in fields}
+    fields |= {name: value for name, value in changes.items() if name in fields}
+    return Asked(parameters=parameters(**given), **fields)

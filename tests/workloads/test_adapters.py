@@ -1,0 +1,256 @@
+"""Adapters: kept and found again with the same logits, used by inference, carried between
+ChatGLM3's layouts exactly."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from finetuning_cases import train
+from generation_cases import Worker, request
+
+from workloads import text_generation
+from workloads.errors import BadConfiguration, DataMissing
+from workloads.training import adapters, chatglm3_lora
+from workloads.training.chatglm3_lora import Lora
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "models"))
+import chatglm3_reference as reference
+
+IDS = torch.tensor([[5, 9, 77, 12, 300, 41, 8, 9]])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    with pytest.MonkeyPatch.context() as patch:
+        directory = tmp_path_factory.mktemp("cache")
+        patch.setenv("NIGHTGRID_CACHE", str(directory))
+        patch.setenv("NIGHTGRID_ADAPTERS", str(directory / "shared"))
+        yield directory
+
+
+def _base() -> Any:
+    from transformers import AutoModelForCausalLM
+
+    from workloads.models.loading import open_model
+
+    path = open_model("tiny-chatglm3").path
+    return AutoModelForCausalLM.from_pretrained(path, torch_dtype=torch.float32).eval()
+
+
+def _logits(model: Any, ids: torch.Tensor = IDS) -> torch.Tensor:
+    with torch.no_grad():
+        found: torch.Tensor = model(input_ids=ids, use_cache=False).logits
+    return found
+
+
+@pytest.mark.parametrize("method", ["lora", "dora", "vera", "qat-lora"])
+def test_a_saved_adapter_gives_the_same_logits_again(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a fresh base model, the adapter from disk does what the trained model did; and that is
+    not what the base does."""
+    trained: list[torch.Tensor] = []
+    save = adapters.save_adapter
+
+    def watching(model: Any, name: str, origin: Any) -> Path:
+        if method != "qat-lora":  # there the base in training is rounded
+            trained.append(_logits(model.eval()))
+        return save(model, name, origin)
+
+    monkeypatch.setattr(adapters, "save_adapter", watching)
+    result = train(method=method, learning_rate=0.1, save_adapter=f"kept-{method}", samples=8)
+    directory = Path(result.details["saved_adapter"])
+    assert {file.name for file in directory.iterdir()} >= {
+        "adapter_config.json",
+        "adapter_model.safetensors",
+        "nightgrid.json",
+    }
+    assert json.loads((directory / "nightgrid.json").read_text())["model"] == "tiny-chatglm3"
+    base = _base()
+    plain = _logits(base)
+    detail = adapters.attach(base, f"kept-{method}")
+    assert detail.startswith(f"kept-{method}: ") and "q_proj" in detail
+    again = _logits(base)
+    assert (again - plain).abs().max() > 0.01
+    for logits in trained:
+        torch.testing.assert_close(again, logits, rtol=0, atol=0)
+
+
+def test_inference_runs_with_the_adapter_of_a_training_job() -> None:
+    """A generation job that names it writes other texts than the base, and its row says so."""
+    train(learning_rate=0.1, save_adapter="for-inference", samples=8)
+    settings = {"prompts": 4, "output_tokens": 8}
+    dataset = "advertisegen-synthetic"
+    run = text_generation.run
+    plain = run(request(dataset, **settings), Worker().context())
+    adapted = run(request(dataset, adapter="for-inference", **settings), Worker().context())
+    assert "adapter" not in plain.details
+    assert adapted.details["adapter"].startswith("for-inference: LORA, rank 8")
+    assert [i.output_text for i in adapted.items] != [i.output_text for i in plain.items]
+    quantized = run(
+        request(dataset, adapter="for-inference", precision="int4", **settings), Worker().context()
+    )
+    assert "NF4" in quantized.precision_detail
+
+
+def test_training_an_adapter_again_replaces_it() -> None:
+    """The name then means the newer one; a half-written one is never seen."""
+    train(learning_rate=0.1, save_adapter="twice", steps=1)
+    first = adapters.read_state(adapters.find_adapter("twice"))
+    train(learning_rate=0.2, save_adapter="twice", steps=1, rank=4)
+    second = adapters.read_state(adapters.find_adapter("twice"))
+    assert next(iter(second.values())).shape != next(iter(first.values())).shape
+    assert not [p.name for p in adapters.adapters_root().iterdir() if "building" in p.name]
+
+
+def test_a_missing_adapter_is_named_with_where_it_was_looked_for(cache: Path) -> None:
+    """The message gives the close name and how nodes share adapters."""
+    train(save_adapter="the-night", steps=1)
+    with pytest.raises(DataMissing, match=r"did you mean the-night.*NIGHTGRID_ADAPTERS"):
+        adapters.find_adapter("the-nigth")
+
+
+def test_an_adapter_of_another_model_is_refused(tmp_path: Path) -> None:
+    """Other sizes and other layers are errors, not an adapter that does nothing."""
+    train(save_adapter="small", steps=1)
+    directory = adapters.find_adapter("small")
+    model, _, _ = _converted(tmp_path)
+    with pytest.raises(BadConfiguration, match=r"small' does not fit this model.*size mismatch"):
+        adapters.attach(model, str(directory))
+
+
+# ------------------------------------------------------------------ between ChatGLM3's layouts
+
+
+def _converted(directory: Path) -> tuple[Any, dict[str, torch.Tensor], tuple[int, int, int]]:
+    """A native model converted from a random checkpoint of the original layout, and that one."""
+    from transformers import AutoModelForCausalLM
+
+    from workloads.models.conversion import convert
+
+    state = reference.random_state()
+    source = reference.write_checkpoint(directory / "original", state)
+    convert(source, directory / "native")
+    model = AutoModelForCausalLM.from_pretrained(directory / "native", torch_dtype=torch.float32)
+    return model.eval(), state, chatglm3_lora.rows_of(model.config)
+
+
+def _fused_lora(targets: tuple[str, ...] = ("query_key_value",), rank: int = 4) -> Lora:
+    """A random adapter over the original layout, large enough to show."""
+    generator = torch.Generator().manual_seed(1)
+    config = reference.CONFIG
+    shapes = {
+        "query_key_value": ("self_attention", 64 + 2 * 32, 64),
+        "dense": ("self_attention", 64, 64),
+        "dense_h_to_4h": ("mlp", 2 * 96, 64),
+        "dense_4h_to_h": ("mlp", 64, 96),
+    }
+    state = {}
+    for layer in range(int(config["num_layers"])):  # type: ignore[call-overload]
+        for target in targets:
+            block, outputs, inputs = shapes[target]
+            at = f"base_model.model.transformer.encoder.layers.{layer}.{block}.{target}"
+            for part, shape in (("lora_A", (rank, inputs)), ("lora_B", (outputs, rank))):
+                tensor = torch.randn(*shape, generator=generator) * 0.2
+                state[f"{at}.{part}.weight"] = tensor
+    return Lora(state=state, rank=rank, alpha=6.0, targets=targets)
+
+
+def _merged(state: dict[str, torch.Tensor], lora: Lora) -> dict[str, torch.Tensor]:
+    """The original weights with the adapter added, written out by hand."""
+    merged = dict(state)
+    for name, down in lora.state.items():
+        if ".lora_A." not in name:
+            continue
+        up = lora.state[name.replace("lora_A", "lora_B")]
+        target = name.split(".")[-3]
+        rank = lora.rank_pattern.get(target, lora.rank)
+        scale = lora.alpha_pattern.get(target, lora.alpha) / rank
+        assert down.shape[0] == rank
+        weight = name.removeprefix("base_model.model.").replace(".lora_A", "")
+        merged[weight] = merged[weight] + scale * up @ down
+    return merged
+
+
+def _write(directory: Path, lora: Lora) -> Path:
+    from safetensors.torch import save_file
+
+    directory.mkdir()
+    lora.config().save_pretrained(directory)
+    save_file(
+        {name: t.contiguous() for name, t in lora.state.items()},
+        directory / "adapter_model.safetensors",
+    )
+    return directory
+
+
+@pytest.mark.parametrize(
+    "targets",
+    [("query_key_value",), ("dense", "dense_4h_to_h", "dense_h_to_4h", "query_key_value")],
+    ids=["attention", "all-linear"],
+)
+def test_lora_on_the_original_layout_works_on_the_converted_model(
+    targets: tuple[str, ...], tmp_path: Path
+) -> None:
+    """Logits of the native class with the adapter are those of the original with it merged, by
+    the reference's own arithmetic; ``attach`` converts on the way."""
+    model, state, _ = _converted(tmp_path)
+    fused = _fused_lora(targets)
+    plain = reference.logits(state, IDS)
+    expected = reference.logits(_merged(state, fused), IDS)
+    assert (expected - plain).abs().max() > 0.1
+    torch.testing.assert_close(_logits(model), plain, rtol=0, atol=1e-4)
+    adapters.attach(model, str(_write(tmp_path / "adapter", fused)))
+    torch.testing.assert_close(_logits(model), expected, rtol=0, atol=1e-4)
+
+
+def test_from_fused_to_split_and_back_is_the_same_adapter(tmp_path: Path) -> None:
+    """Bit for bit, with its rank and alpha."""
+    rows = (64, 32, 32)
+    fused = _fused_lora(("dense", "query_key_value"))
+    split = chatglm3_lora.to_native(fused, rows)
+    assert set(split.targets) == {"q_proj", "k_proj", "v_proj", "o_proj"}
+    back = chatglm3_lora.to_original(split, rows)
+    assert (back.rank, back.alpha, back.targets) == (4, 6.0, ("dense", "query_key_value"))
+    assert set(back.state) == set(fused.state)
+    assert all(tensor.equal(back.state[name]) for name, tensor in fused.state.items())
+
+
+def test_lora_trained_on_the_converted_model_goes_back(tmp_path: Path) -> None:
+    """Three unlike adapters become one of three times the rank, with the same logits."""
+    model, state, rows = _converted(tmp_path)
+    split = chatglm3_lora.to_native(_fused_lora(("dense", "query_key_value")), rows)
+    generator = torch.Generator().manual_seed(2)
+    unlike = {
+        name: tensor + torch.randn(tensor.shape, generator=generator) * 0.1
+        for name, tensor in split.state.items()
+    }
+    split = Lora(state=unlike, rank=split.rank, alpha=split.alpha, targets=split.targets)
+    back = chatglm3_lora.to_original(split, rows)
+    assert back.rank_pattern == {"query_key_value": 12} and back.rank == 4
+    expected = reference.logits(_merged(state, back), IDS)
+    adapters.attach(model, str(_write(tmp_path / "adapter", split)))
+    torch.testing.assert_close(_logits(model), expected, rtol=0, atol=1e-4)
+
+
+def test_what_is_not_plain_lora_is_refused(tmp_path: Path) -> None:
+    """DoRA and rank-stabilised LoRA are not sums of rows; a lone query adapter has no fused one."""
+    from peft import LoraConfig
+
+    for flag in ("use_dora", "use_rslora"):
+        with pytest.raises(BadConfiguration, match="only plain LoRA"):
+            Lora.of(LoraConfig(target_modules=["query_key_value"], **{flag: True}), {})
+    split = chatglm3_lora.to_native(_fused_lora(), (64, 32, 32))
+    lone = {name: tensor for name, tensor in split.state.items() if "q_proj" in name}
+    with pytest.raises(BadConfiguration, match="all of q_proj, k_proj, v_proj"):
+        chatglm3_lora.to_original(
+            Lora(state=lone, rank=4, alpha=6.0, targets=("q_proj",)), (64, 32, 32)
+        )
+    with pytest.raises(BadConfiguration, match="this model's query, key and value 136 together"):
+        chatglm3_lora.to_native(_fused_lora(), (72, 32, 32))

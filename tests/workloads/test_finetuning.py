@@ -1,0 +1,259 @@
+"""Fine-tuning on the embedded model: every method trains, and the row says what was done."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from finetuning_cases import losses, request, train
+from generation_cases import Worker
+
+from workloads.api import MeasureSettings, Result
+from workloads.errors import BadConfiguration, Unsupported
+
+RATE = {"vera": 0.3}  # its vectors start small
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The embedded model is built into a cache of the tests' own."""
+    with pytest.MonkeyPatch.context() as patch:
+        directory = tmp_path_factory.mktemp("cache")
+        patch.setenv("NIGHTGRID_CACHE", str(directory))
+        patch.delenv("NIGHTGRID_ADAPTERS", raising=False)
+        yield directory
+
+
+@pytest.fixture(scope="module")
+def lora() -> Result:
+    return train(measure=MeasureSettings(warmup=1, time_limit_s=600))
+
+
+@pytest.mark.parametrize(
+    ("method", "precision", "trainable", "detail"),
+    [
+        ("full", "fp32", 3_075_008, "fp32 weights"),
+        ("full", "bf16", 3_075_008, "bf16 weights"),
+        ("lora", "bf16", 28_672, "bf16 weights; lora adapter in float32"),
+        ("dora", "fp32", 29_952, "fp32 weights; dora adapter in float32"),
+        ("vera", "fp32", 4_352, "fp32 weights; vera adapter in float32"),
+        ("qlora", "bf16", 28_672, "NF4 base, bf16 products; qlora adapter in float32"),
+        ("qat", "fp32", 3_075_008, "fp32 weights, rounded to int4 in groups of 32"),
+        ("qat-lora", "fp32", 28_672, "rounded to int4 in groups of 32"),
+    ],
+)
+def test_every_method_learns(method: str, precision: str, trainable: int, detail: str) -> None:
+    """Trained on its few samples, the model's loss on the first batch falls; the row says how
+    much of it was trained and in which numbers it stood."""
+    result = train(
+        method=method, precision=precision, learning_rate=RATE.get(method, 1e-2), samples=4
+    )
+    assert result.trainable_parameter_count == trainable
+    assert detail in result.precision_detail
+    assert "loss_flag" not in result.details
+    before = float(result.details["first_batch_loss_before"])
+    assert before == pytest.approx(losses(result)[0], rel=1e-5)
+    assert float(result.details["first_batch_loss_after"]) < before - 0.01
+
+
+def test_a_4_bit_base_is_stored_in_4_bits(lora: Result) -> None:
+    """QLoRA's base takes less memory than bf16 would, with the same number of parameters."""
+    result = train(method="qlora", precision="bf16", steps=1)
+    assert result.parameter_count == lora.parameter_count
+    assert lora.parameter_count is not None and result.weight_bytes is not None
+    assert result.weight_bytes < 0.8 * 2 * lora.parameter_count
+
+
+@pytest.mark.parametrize("method", ["qat", "qat-lora"])
+def test_quantization_aware_training_ends_in_int4_weights(method: str) -> None:
+    """All linear layers are converted, and the converted model has the loss that training saw."""
+    result = train(method=method, learning_rate=1e-3)
+    assert result.details["converted"].startswith("24 layers to int4 weights")
+    # An adapter is added to rounded weights in training and rounded with them afterwards.
+    tolerance = 1e-4 if method == "qat" else 2e-2
+    assert float(result.details["converted_loss"]) == pytest.approx(
+        float(result.details["first_batch_loss_after"]), abs=tolerance
+    )
+
+
+def test_each_step_is_a_sample(lora: Result) -> None:
+    """Warm-up steps are apart, each later step is a repeat, and its parts fit into its time."""
+    assert [(s.repeat, s.batch, s.warmup) for s in lora.samples] == [
+        (0, 0, True),
+        (1, 0, False),
+        (2, 0, False),
+        (3, 0, False),
+    ]
+    assert lora.stop_reason == "max_repeats"
+    for sample in lora.samples:
+        assert sample.items == 4 and sample.output_tokens == 0 and sample.complete
+        parts = (sample.data_s, sample.forward_s, sample.backward_s, sample.optimizer_s)
+        assert all(part is not None and part > 0 for part in parts)
+        assert sum(part for part in parts if part is not None) <= sample.wall_s
+
+
+def test_padding_is_computed_but_not_counted(lora: Result) -> None:
+    """Real tokens are those of the samples, computed ones fill the rectangle of the batch."""
+    from workloads.data.catalog import load_examples
+    from workloads.models.loading import load_tokenizer, open_model
+    from workloads.training.samples import encode_samples
+
+    source = open_model("tiny-chatglm3")
+    samples = encode_samples(
+        load_examples("advertisegen-synthetic"), 32, load_tokenizer(source), source, 160
+    )
+    for step, sample in enumerate(lora.samples):
+        lengths = [len(each.ids) for each in samples[4 * step : 4 * step + 4]]
+        assert sample.input_tokens == sum(lengths)
+        assert sample.computed_tokens == 4 * max(lengths)
+    assert any(s.input_tokens < s.computed_tokens for s in lora.samples)
+
+
+def test_the_first_loss_is_that_of_the_model_itself(lora: Result) -> None:
+    """Against transformers' own loss, sample by sample: only answers are learned, each token
+    counts alike whatever its sample's length."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from workloads.data.catalog import load_examples
+    from workloads.models.loading import load_tokenizer, open_model
+    from workloads.training.samples import encode_samples
+
+    source = open_model("tiny-chatglm3")
+    examples = load_examples("advertisegen-synthetic")
+    samples = encode_samples(examples, 4, load_tokenizer(source), source, 160)
+    model = AutoModelForCausalLM.from_pretrained(source.path, torch_dtype=torch.float32)
+    total, tokens = 0.0, 0
+    for sample in samples:
+        labels = torch.tensor([sample.labels])
+        with torch.no_grad():
+            loss = model(input_ids=torch.tensor([sample.ids]), labels=labels).loss
+        total += float(loss) * sample.learned_tokens
+        tokens += sample.learned_tokens
+    assert losses(lora)[0] == pytest.approx(total / tokens, abs=1e-5)
+
+
+def test_samples_end_as_the_model_should(cache: Path) -> None:
+    """A sample is the prompt as it is asked, then the answer and the end; cut, both are kept."""
+    from workloads.data.catalog import load_examples
+    from workloads.models.loading import encode_prompt, load_tokenizer, open_model
+    from workloads.training.samples import encode_samples
+
+    source = open_model("tiny-chatglm3")
+    tokenizer = load_tokenizer(source)
+    examples = load_examples("advertisegen-synthetic")
+    for example, sample in zip(
+        examples, encode_samples(examples, 8, tokenizer, source, 4000), strict=False
+    ):
+        prompt = encode_prompt(tokenizer, source, example.content)
+        assert list(sample.ids[: sample.prompt_tokens]) == prompt
+        assert sample.ids[-1] == tokenizer.eos_token_id
+        answer = tokenizer.decode(sample.ids[sample.prompt_tokens : -1])
+        assert answer.strip() == example.summary
+    for sample in encode_samples(examples, 8, tokenizer, source, 24):
+        assert len(sample.ids) == 24 and sample.learned_tokens >= 12
+
+
+def test_the_row_says_what_it_is(lora: Result) -> None:
+    """Sizes, shares of arithmetic, random weights and synthetic data."""
+    assert lora.random_weights and lora.synthetic_data
+    assert lora.parameter_count and lora.weight_bytes == 4 * lora.parameter_count
+    assert lora.details["adapter"] == "rank 8, alpha 16 on q_proj, k_proj, v_proj"
+    assert lora.tokenization_s is not None and lora.tokenization_s > 0
+    linear = lora.parameter_count - 4672 * 192 - (2 * 4 + 1) * 192 - 4 * (192 + 2 * 64)
+    # 2 operations a weight forward, 2 back to the inputs, 2 more for what is trained.
+    # The adapter's own layers are linear layers as well; below the first one nothing is trained.
+    expected = 4 * (linear + 28_672) + 2 * 28_672 - 2 * 192 * 192
+    assert lora.train_flops_per_token == expected
+
+
+def test_a_loss_that_rises_is_told(cache: Path) -> None:
+    """A learning rate far too large gives a row with a flag, and the losses as they were."""
+    result = train(method="full", learning_rate=1.0, samples=4)
+    assert "did not fall" in result.details["loss_flag"]
+
+
+def test_a_loss_that_is_no_number_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NaN stays in the samples and is named with the step where it began."""
+    from workloads.training import step
+
+    healthy = step.summed_loss
+    calls: list[int] = []
+
+    def sick(logits: Any, labels: Any) -> Any:
+        calls.append(1)
+        return healthy(logits, labels) * (math.nan if len(calls) > 1 else 1.0)
+
+    monkeypatch.setattr(step, "summed_loss", sick)
+    result = train()
+    assert [math.isnan(loss) for loss in losses(result)] == [False, True, True]
+    assert result.details["loss_flag"] == ("the loss is no number in 2 of 3 steps, first at step 1")
+
+
+def test_a_job_cut_by_its_time_limit_keeps_its_steps() -> None:
+    """With no time at all there is one step, and the row says why it is only one."""
+    result = train(measure=MeasureSettings(warmup=0, time_limit_s=0.0))
+    assert result.stop_reason == "time_limit" and len(result.samples) == 1
+
+
+def test_training_leaves_no_trace_in_the_next_job() -> None:
+    """Two equal jobs in one worker give the same losses; neither gets the other's model."""
+    worker = Worker()
+    first = train(worker, method="full", learning_rate=1e-2)
+    assert losses(train(worker, method="full", learning_rate=1e-2)) == losses(first)
+    assert all(loaded is None for loaded in worker.loaded.values())
+
+
+def test_a_plain_text_is_learned_whole() -> None:
+    """Examples without an answer train a model on the text itself."""
+    result = train(dataset="english-prompts", samples=8, steps=1)
+    assert losses(result)[0] > 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "words"),
+    [
+        ({"batch_size": 0}, BadConfiguration, "batch size 0"),
+        ({"max_length": 9000}, BadConfiguration, "was made for 8192 positions"),
+        ({"targets": "w_pack"}, BadConfiguration, "no linear layer is named w_pack; there is: "),
+        ({"method": "full", "rank": 4}, BadConfiguration, "method full has no adapter"),
+        ({"precision": "int8"}, Unsupported, "weights in int8 have no gradients"),
+        ({"method": "full", "freeze_layers": 4}, BadConfiguration, "the model has 4 layers"),
+    ],
+)
+def test_what_cannot_run_says_why(
+    changes: dict[str, Any], error: type[Exception], words: str
+) -> None:
+    """The job refuses what the plan would have refused, and what only the model shows."""
+    with pytest.raises(error, match=words):
+        train(**changes)
+
+
+def test_the_answer_of_a_chat_template_follows_its_prompt() -> None:
+    """For models with a template the answer is what the template adds, its ending included."""
+    from workloads.models.loading import load_tokenizer, open_model
+    from workloads.models.prompt import encode_answer
+
+    tokenizer = load_tokenizer(open_model("tiny-chatglm3"))
+    tokenizer.init_kwargs.pop("prompt_layout")
+    tokenizer.chat_template = (
+        "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}</s>{% endfor %}"
+        "{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
+    ids = encode_answer(tokenizer, "问", "显瘦")
+    assert tokenizer.decode(ids).strip() == "显瘦</s>"
+    tokenizer.chat_template = None
+    assert encode_answer(tokenizer, "问", "显瘦")[-1] == tokenizer.eos_token_id
+
+
+def test_a_request_is_plain_json() -> None:
+    """Every parameter is a scalar, so that it can be an axis and a column."""
+    assert all(
+        value is None or isinstance(value, (str, int, float, bool))
+        for value in request().parameters.values()
+    )
+    json.dumps(dict(request().parameters))

@@ -1,0 +1,168 @@
+"""The rules of fine-tuning: what is wrong everywhere, and what one device cannot do."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from finetuning_cases import asked
+from pydantic import ValidationError
+
+from workloads.errors import BadConfiguration
+from workloads.finetuning_parameters import ADAPTER_METHODS
+from workloads.finetuning_rules import refuse
+from workloads.models import targets
+from workloads.registry import find_workload
+
+METHODS = ("full", "lora", "vera", "dora", "qlora", "qat", "qat-lora")
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("device", ["cpu", "cuda", "hpu"])
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_is_allowed_on_every_device(method: str, device: str, precision: str) -> None:
+    """In fp32 and bf16 all of them."""
+    assert not refuse(asked(method=method, device=device, precision=precision))
+
+
+@pytest.mark.parametrize(
+    ("changes", "setting", "words"),
+    [
+        ({"method": "full", "rank": 4}, "rank", "method full has no adapter"),
+        ({"method": "qat", "save_adapter": "a"}, "save_adapter", "method qat has no adapter"),
+        ({"method": "vera", "alpha": 4}, "alpha", "has no alpha"),
+        ({"targets": "q_proj,kproj"}, "targets", "no linear layer is named kproj"),
+        ({"targets": ","}, "targets", "no linear layer"),
+        ({"gradient_accumulation": 3}, "gradient_accumulation", "cannot be cut into 3"),
+        ({"gradient_accumulation": 8}, "gradient_accumulation", "cannot be cut into 8"),
+        (
+            {"batch_size": "max", "gradient_accumulation": 2},
+            "gradient_accumulation",
+            "what fits in one pass",
+        ),
+        ({"freeze_layers": 1}, "freeze_layers", "frozen already"),
+        ({"method": "dora", "freeze_embeddings": True}, "freeze_embeddings", "frozen already"),
+        ({"precision": "fp16"}, "precision", "plain fp16 ends in NaN"),
+        ({"precision": "fp16", "autocast": "fp16", "method": "full"}, "precision", "fp16 weights"),
+        ({"autocast": "fp16"}, "autocast", "lose range and precision"),
+    ],
+)
+def test_a_contradiction_is_wrong_on_every_device(
+    changes: dict[str, Any], setting: str, words: str
+) -> None:
+    """The refusal names the setting and the reason, and is not a matter of the device."""
+    for device in ("cpu", "cuda"):
+        (refusal,) = refuse(asked(device=device, **changes))
+        assert (refusal.setting, refusal.unsupported) == (setting, False)
+        assert words in refusal.reason and refusal.hint
+
+
+@pytest.mark.parametrize(
+    ("changes", "device", "words"),
+    [
+        ({"precision": "int8"}, "cpu", "weights in int8 have no gradients"),
+        ({"precision": "int4"}, "cuda", "weights in int4 have no gradients"),
+        ({"precision": "fp8"}, "cuda", "weights in fp8 have no gradients"),
+        ({"optimizer": "adamw-8bit"}, "hpu", "no 8-bit optimizer kernels for Gaudi"),
+        ({"optimizer": "adamw-8bit-paged"}, "cpu", "nowhere to page to"),
+        ({"precision": "fp32", "autocast": "fp16"}, "hpu", "not available on Gaudi"),
+        ({"cards": 2}, "cuda", "fine-tunes on one card"),
+    ],
+)
+def test_what_a_device_cannot_do_is_unsupported(
+    changes: dict[str, Any], device: str, words: str
+) -> None:
+    """It makes sense elsewhere, so it becomes a row with the reason."""
+    (refusal,) = refuse(asked(device=device, **changes))
+    assert refusal.unsupported and words in refusal.reason
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"rank": 0},
+        {"rank": "8"},
+        {"method": "prefix"},
+        {"steps": 0},
+        {"learning_rate": 0.0},
+        {"save_adapter": "../elsewhere"},
+        {"gradient_accumulation": 0},
+        {"freeze_layers": -1},
+        {"padding": "left"},
+        {"optimizer": "sgd"},
+        {"accumulate": 2},
+    ],
+)
+def test_values_out_of_range_are_refused_by_themselves(wrong: dict[str, Any]) -> None:
+    """Types, ranges and names are checked before any rule is asked."""
+    with pytest.raises(ValidationError):
+        find_workload("finetuning").validate(wrong)
+
+
+def test_adapter_methods_are_the_ones_with_adapters() -> None:
+    """A rank is refused for exactly the other methods."""
+    refused = {m for m in METHODS if refuse(asked(method=m, rank=4))}
+    assert refused == set(METHODS) - set(ADAPTER_METHODS)
+
+
+def test_rules_and_registry_load_neither_torch_nor_transformers() -> None:
+    """The plan asks them for every job, targets of a model included."""
+    code = (
+        "import sys\n"
+        "from finetuning_cases import asked\n"
+        "from workloads.finetuning_rules import refuse\n"
+        "assert refuse(asked(targets='nothing'))\n"
+        "heavy = {'torch', 'transformers', 'peft', 'ray'} & set(sys.modules)\n"
+        "sys.exit(','.join(heavy) or 0)"
+    )
+    here = Path(__file__).resolve()
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        cwd=here.parent,
+        env={"PYTHONPATH": str(here.parents[2]), "PATH": ""},
+    )
+    assert done.returncode == 0, done.stderr
+
+
+# ------------------------------------------------------------------ targets
+
+
+def test_targets_are_chosen_from_what_there_is() -> None:
+    """By name, all of them, or the attention's inputs."""
+    layers = [f"model.layers.{n}.self_attn.{p}_proj" for n in range(2) for p in "qkvo"]
+    assert targets.choose(None, layers) == ("q_proj", "k_proj", "v_proj")
+    assert targets.choose("v_proj, q_proj", layers) == ("v_proj", "q_proj")
+    assert targets.choose("all-linear", layers) == ("k_proj", "o_proj", "q_proj", "v_proj")
+    with pytest.raises(BadConfiguration, match=r"none of the usual attention layers.* w1, w2"):
+        targets.choose(None, ["a.0.w1", "a.0.w2"])
+    with pytest.raises(BadConfiguration, match="there is: k_proj, o_proj, q_proj, v_proj"):
+        targets.choose("query", layers)
+
+
+def test_names_of_a_checkpoint_are_read_from_its_header(tmp_path: Path) -> None:
+    """What the plan reads from the files is what the loaded model has."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from workloads.models.description import linear_layers
+
+    config = LlamaConfig(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+    )
+    model = LlamaForCausalLM(config)
+    model.save_pretrained(tmp_path)
+    expected = {layer.name.rsplit(".", 1)[-1] for layer in linear_layers(model)}
+    assert targets.linear_names(str(tmp_path)) == expected
+    assert targets.linear_names("tiny-chatglm3") == {
+        *("q_proj", "k_proj", "v_proj", "o_proj"),
+        *("gate_up_proj", "down_proj"),
+    }
+    assert targets.linear_names(str(tmp_path / "nothing")) is None

@@ -1,0 +1,357 @@
+"""Techniques: each changes what it is meant to change, and nothing of what is learned."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from finetuning_cases import losses, train
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from workloads.api import Result
+from workloads.errors import Unsupported
+from workloads.techniques import TECHNIQUES, chosen
+from workloads.training import rows
+from workloads.training.samples import NOT_LEARNED, TrainingSample, cut
+
+#: Losses in fp32 differ by the order of sums only.
+SAME = {"rel": 1e-5}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    with pytest.MonkeyPatch.context() as patch:
+        directory = tmp_path_factory.mktemp("cache")
+        patch.setenv("NIGHTGRID_CACHE", str(directory))
+        yield directory
+
+
+@pytest.fixture(scope="module")
+def baseline() -> Result:
+    """Dynamic padding, plain AdamW, everything else off; a rate at which steps matter."""
+    return train(learning_rate=1e-2)
+
+
+@pytest.fixture(scope="module")
+def full() -> Result:
+    return train(method="full", learning_rate=1e-3)
+
+
+@pytest.mark.parametrize(
+    "technique",
+    [
+        {"gradient_accumulation": 2},
+        {"gradient_accumulation": 4},
+        {"gradient_checkpointing": True},
+        {"padding": "fixed"},
+        {"padding": "packing"},
+        {"padding": "packing", "gradient_accumulation": 2},
+        {"optimizer": "adamw-fused"},
+    ],
+    ids=lambda technique: "-".join(map(str, technique.values())),
+)
+def test_the_loss_curve_is_that_of_the_plain_job(
+    technique: dict[str, Any], baseline: Result
+) -> None:
+    """However the same batch is computed, the same is learned from it, step for step."""
+    changed = train(learning_rate=1e-2, **technique)
+    assert losses(changed) == pytest.approx(losses(baseline), **SAME)
+    assert [s.input_tokens for s in changed.samples] == [s.input_tokens for s in baseline.samples]
+
+
+def test_the_loss_curve_would_show_a_difference(baseline: Result) -> None:
+    """The test above would prove little if another training gave the same losses."""
+    other = train(learning_rate=1.1e-2)
+    assert losses(other) != pytest.approx(losses(baseline), **SAME)
+
+
+def test_paddings_differ_in_what_they_waste(baseline: Result) -> None:
+    """Fixed pads most, packing next to nothing; the real tokens are the same."""
+
+    def computed(result: Result) -> int:
+        return sum(sample.computed_tokens for sample in result.samples)
+
+    fixed, packed = train(padding="fixed"), train(padding="packing", max_length=160)
+    assert all(s.computed_tokens == 4 * 160 for s in fixed.samples)
+    assert computed(packed) <= computed(baseline) < computed(fixed)
+    wide = train(padding="packing", max_length=1024)
+    assert all(s.computed_tokens == s.input_tokens for s in wide.samples)
+
+
+def test_uniform_length_brings_like_lengths_together() -> None:
+    """Over a pass through the data, sorted windows compute less than the data's own order."""
+
+    def computed(padding: str) -> int:
+        result = train(padding=padding, steps=8, max_length=200)
+        return sum(sample.computed_tokens for sample in result.samples)
+
+    assert computed("uniform-length") < 0.95 * computed("dynamic")
+
+
+def test_freezing_trains_the_upper_part_only(full: Result) -> None:
+    """Frozen embeddings and layers leave the count, the arithmetic and the optimizer's state."""
+    frozen = train(method="full", learning_rate=1e-3, freeze_embeddings=True, freeze_layers=3)
+    assert full.trainable_parameter_count and frozen.trainable_parameter_count
+    assert frozen.trainable_parameter_count < 0.5 * full.trainable_parameter_count
+    assert frozen.train_flops_per_token and full.train_flops_per_token
+    assert frozen.train_flops_per_token < 0.8 * full.train_flops_per_token
+    state = "optimizer_state_bytes"
+    assert int(frozen.details[state]) < 0.5 * int(full.details[state])
+    assert losses(frozen)[0] == pytest.approx(losses(full)[0], **SAME)
+    assert losses(frozen)[-1] < losses(frozen)[0]
+
+
+def test_frozen_weights_do_not_change() -> None:
+    """After a large step the frozen layers are bit for bit what they were, the others not."""
+    from workloads.techniques.freezing import Freezing
+
+    model = _random_model("llama")
+    training = _training(model)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    Freezing(freeze_embeddings=True, freeze_layers=1).on_model(training)
+    _one_step(training)
+    changed = {n for n, t in model.state_dict().items() if not t.equal(before[n])}
+    assert not any("embed_tokens" in name or "layers.0." in name for name in changed)
+    assert any("layers.1." in name for name in changed)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw-fused", "adamw-8bit", "adafactor"])
+def test_optimizers_learn_the_same_thing(optimizer: str, full: Result) -> None:
+    """Their curves stay near AdamW's; the 8-bit ones keep a third of its state or less."""
+    result = train(method="full", learning_rate=1e-3, optimizer=optimizer)
+    if optimizer == "adafactor":  # another rule: it learns, at its own pace
+        assert losses(result)[-1] < losses(result)[0]
+    else:
+        assert losses(result) == pytest.approx(losses(full), rel=5e-3)
+    if "8bit" in optimizer:
+        state = "optimizer_state_bytes"
+        assert int(result.details[state]) < int(full.details[state]) / 3
+
+
+def test_autocast_computes_in_the_short_format(baseline: Result) -> None:
+    """Losses are near those in fp32 and not equal to them; weights stay fp32."""
+    result = train(learning_rate=1e-2, autocast="bf16")
+    assert losses(result) == pytest.approx(losses(baseline), rel=5e-3)
+    assert losses(result) != pytest.approx(losses(baseline), rel=1e-6)
+    assert result.precision_detail == baseline.precision_detail
+
+
+def test_loss_scaling_leaves_the_update_as_it_is() -> None:
+    """Scaled up before the backward pass and down before the update, a step changes weights as
+    without; an overflowed one is left out."""
+    import torch
+
+    from workloads.techniques.autocast import Autocast
+
+    plain, scaled = _training(_random_model("llama")), _training(_random_model("llama"))
+    Autocast(autocast="fp16").on_optimizer(scaled)
+    for training in (plain, scaled):
+        _one_step(training)
+    for one, other in zip(plain.model.parameters(), scaled.model.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+    before = [parameter.clone() for parameter in scaled.model.parameters()]
+    scaled.backward(scaled.model.lm_head.weight.sum() * float("inf"))
+    scaled.update()
+    assert all(a.equal(b) for a, b in zip(before, scaled.model.parameters(), strict=True))
+
+
+def test_every_technique_says_what_it_is() -> None:
+    """A title, described parameters with defaults, and names that no other technique has."""
+    names = [name for kind in TECHNIQUES for name in kind.model_fields]
+    assert len(names) == len(set(names))
+    for kind in TECHNIQUES:
+        assert kind.title and kind.__doc__
+        assert all(field.description for field in kind.model_fields.values())
+    assert [type(technique) for technique in chosen(_defaults())] == list(TECHNIQUES)
+
+
+def test_packed_samples_do_not_meet_or_the_job_refuses() -> None:
+    """Where position_ids separate them, it passes; a model that ignores them is refused."""
+    from workloads.devices import device_for
+
+    for kind in ("glm", "llama", "qwen2", "gpt2"):
+        rows.check_packing(_random_model(kind), device_for("cpu"))
+    with pytest.raises(Unsupported, match="lets packed samples attend to each other"):
+        rows.check_packing(_random_model("bloom"), device_for("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "targets"),
+    [
+        ("glm", ("q_proj", "k_proj", "v_proj")),
+        ("llama", ("q_proj", "k_proj", "v_proj")),
+        ("qwen2", ("q_proj", "k_proj", "v_proj")),
+        ("gpt2", ("c_attn",)),
+        ("gpt_neox", ("query_key_value",)),
+        ("bloom", ("query_key_value",)),
+        ("phi3", ("qkv_proj",)),
+        ("opt", ("q_proj", "k_proj", "v_proj")),
+    ],
+)
+def test_default_targets_suit_every_architecture(kind: str, targets: tuple[str, ...]) -> None:
+    """The adapter sits on the attention's inputs of every layer, and a step changes it."""
+    from workloads.finetuning_parameters import method_of
+    from workloads.training import methods
+
+    model = _random_model(kind)
+    applied = methods.apply(model, method_of(_defaults()), "fp32", "cpu")
+    assert applied.adapter == f"rank 8, alpha 16 on {', '.join(targets)}"
+    adapted = {n.split(".lora_A")[0] for n, p in applied.model.named_parameters() if "lora_A" in n}
+    assert len(adapted) == 2 * len(targets)
+    training = _training(applied.model)
+    assert all("lora" in n for n, p in applied.model.named_parameters() if p.requires_grad)
+    _one_step(training)
+    assert any(
+        float(p.detach().abs().sum()) > 0
+        for n, p in applied.model.named_parameters()
+        if "lora_B" in n
+    )
+
+
+# ------------------------------------------------------------------ rows, without a model
+
+SAMPLES = st.lists(
+    st.builds(
+        lambda ids, prompt: TrainingSample(tuple(ids), min(prompt, len(ids))),
+        st.lists(st.integers(3, 99), min_size=1, max_size=20),
+        st.integers(1, 20),
+    ),
+    min_size=1,
+    max_size=12,
+)
+
+
+@settings(deadline=None)
+@given(samples=SAMPLES, capacity=st.integers(20, 60))
+def test_packing_keeps_every_sample_whole(samples: list[TrainingSample], capacity: int) -> None:
+    """Read back by their positions, the rows hold each sample once, with its labels, and no row
+    is longer than it may be."""
+    packed = rows.packed(samples, 0, capacity)
+    assert packed.attention_mask is None and packed.position_ids is not None
+    assert packed.input_ids.shape[1] <= capacity
+    found = []
+    for ids, labels, positions in zip(
+        packed.input_ids.tolist(),
+        packed.labels.tolist(),
+        packed.position_ids.tolist(),
+        strict=True,
+    ):
+        starts = [n for n, position in enumerate(positions) if position == 0] + [len(ids)]
+        for start, end in pairwise(starts):
+            assert positions[start:end] == list(range(end - start))
+            found.append((ids[start:end], labels[start:end]))
+    filling = [part for part in found if set(part[0]) == {0}]
+    assert all(set(labels) == {NOT_LEARNED} for _, labels in filling)
+    real = sorted(part for part in found if part not in filling)
+    assert real == sorted((list(s.ids), s.labels) for s in samples)
+
+
+@settings(deadline=None)
+@given(lengths=st.lists(st.integers(1, 30), min_size=1, max_size=40), capacity=st.integers(30, 90))
+def test_first_fit_wastes_less_than_half(lengths: list[int], capacity: int) -> None:
+    """Every length is in one bin, none overflows, and at most one bin is half empty."""
+    bins = rows.first_fit(lengths, capacity)
+    assert sorted(index for held in bins for index in held) == list(range(len(lengths)))
+    sums = [sum(lengths[index] for index in held) for held in bins]
+    assert max(sums) <= capacity
+    assert sum(total * 2 <= capacity for total in sums) <= 1
+
+
+@settings(deadline=None)
+@given(samples=SAMPLES, batch=st.integers(1, 5), window=st.integers(2, 4))
+def test_batches_cover_the_data(samples: list[TrainingSample], batch: int, window: int) -> None:
+    """In both orders each batch is full and each sample is in a pass once, or twice where the
+    last batch is filled up."""
+    for batches in (
+        rows.in_order(samples, batch),
+        rows.uniform_length(samples, batch, window),
+    ):
+        assert all(len(one) == batch for one in batches)
+        assert {index for one in batches for index in one} == set(range(len(samples)))
+
+
+@settings(deadline=None)
+@given(prompt=st.integers(1, 40), answer=st.integers(1, 40), longest=st.integers(8, 50))
+def test_cutting_leaves_both_parts(prompt: int, answer: int, longest: int) -> None:
+    """What fits stays whole; else the length is used up and the answer keeps half of it."""
+    kept, learned = cut(range(prompt), range(answer), longest)
+    assert len(kept) >= 1 and len(learned) >= 1
+    if prompt + answer <= longest:
+        assert (len(kept), len(learned)) == (prompt, answer)
+    else:
+        assert len(kept) + len(learned) == longest
+        assert len(learned) >= min(answer, longest // 2)
+
+
+# ------------------------------------------------------------------ small models of each kind
+
+
+def _defaults() -> dict[str, Any]:
+    from finetuning_cases import parameters
+
+    return parameters()
+
+
+def _random_model(kind: str) -> Any:
+    """Two layers of an architecture with random weights, without dropout."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    sizes = {
+        "vocab_size": 128,
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "max_position_embeddings": 64,
+        "pad_token_id": 0,
+    }
+    per_kind: dict[str, dict[str, Any]] = {
+        "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64},
+        "bloom": {"n_layer": 2, "n_head": 4},
+        "opt": {"ffn_dim": 64, "word_embed_proj_dim": 32},
+        "glm": {"head_dim": 8, "num_key_value_heads": 2, "intermediate_size": 64},
+    }
+    common = {"intermediate_size": 64, "num_key_value_heads": 4}
+    names = {"vocab_size": 128} if kind == "gpt2" else sizes
+    rates = ("attn_pdrop", "embd_pdrop", "resid_pdrop", "hidden_dropout", "dropout")
+    dropout = dict.fromkeys(rates, 0.0)
+    config = AutoConfig.for_model(kind, **{**dropout, **names, **per_kind.get(kind, common)})
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(config).train()
+
+
+def _training(model: Any) -> Any:
+    import torch
+
+    from workloads.devices import device_for
+    from workloads.techniques.base import Training
+
+    def update() -> None:
+        training.optimizer.step()
+        training.optimizer.zero_grad()
+
+    training = Training(
+        device=device_for("cpu"),
+        cards=1,
+        method="full",
+        precision="fp32",
+        model=model,
+        learning_rate=0.1,
+        make_optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        backward=lambda loss: loss.backward(),
+        update=update,
+    )
+    training.optimizer = training.make_optimizer(training.trainable())
+    return training
+
+
+def _one_step(training: Any) -> None:
+    import torch
+
+    ids = torch.tensor([[3, 4, 5, 6, 7, 8]])
+    training.backward(training.model(input_ids=ids, labels=ids).loss)
+    training.update()
