@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from orchestrator.errors import StoreError
 if TYPE_CHECKING:
     from orchestrator.measurement import Measurement
     from orchestrator.report.summary import Summary
+    from orchestrator.run_status import RunStatus
     from orchestrator.store import Store
 
 PAGE_NAME = "report.html"
@@ -39,11 +41,31 @@ def read_summary(store: Store) -> tuple[Summary, tuple[Measurement, ...]]:
     Raises:
         StoreError: the rows cannot be read.
     """
+    from orchestrator.reference_data import reference
+    from orchestrator.report.effects import workload_defaults
+    from orchestrator.report.progress import underway_of
     from orchestrator.report.summary import summarize
 
+    status = read_status(store)  # before the rows, so that it never counts more of them
     contents = store.read()
-    damaged = [f"{damage.path.name} ({damage.reason})" for damage in contents.damaged]
-    return summarize(contents.measurements, damaged), contents.measurements
+    summary = summarize(
+        contents.measurements,
+        [f"{damage.path.name} ({damage.reason})" for damage in contents.damaged],
+        underway=underway_of(status, time.time()),
+        reference=reference(),
+        defaults=workload_defaults,
+    )
+    return summary, contents.measurements
+
+
+def read_status(store: Store) -> RunStatus | None:
+    """What the run's driver wrote last; None where there is no such word, or none to understand."""
+    from orchestrator.run_status import RunStatus
+
+    try:
+        return RunStatus.from_json((store.path / "status.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
 
 
 def write_aside(path: Path, text: str) -> Path:

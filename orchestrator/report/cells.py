@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from orchestrator.job import State
@@ -9,6 +10,16 @@ from orchestrator.measurement import Measurement
 from orchestrator.report import units
 from orchestrator.report.contests import memory_kind, peak_memory_bytes
 from orchestrator.report.summary import SHORT_STATE, Table
+
+
+#: Choices that go without saying. ``contests.FREE_PARAMETERS`` has the names of all.
+USUAL: Mapping[str, object] = {
+    "attention": "sdpa",
+    "autocast": "none",
+    "gradient_accumulation": 1,
+    "gradient_checkpointing": False,
+    "padding": "dynamic",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,12 +57,17 @@ def plus_minus(row: Measurement) -> str:
 
 
 def choice(row: Measurement) -> str:
-    """The free choices of a row, short: ``bf16 b=32``, with the engine where it is not usual."""
+    """The free choices of a row, short: ``bf16 b=32``, with what else of them is not usual."""
     words = [row.precision, f"b={row.batch_size if row.batch_size is not None else '?'}"]
     if row.engine != "transformers":
         words.append(row.engine)
     if row.parameters.get("compile"):
         words.append("compiled")
+    for name, usual in USUAL.items():
+        value = row.parameters.get(name, usual)
+        if value != usual:
+            told = name.replace("_", " ")
+            words.append(told if value is True else f"{told} {value}")
     return " ".join(words)
 
 

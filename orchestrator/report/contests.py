@@ -17,7 +17,18 @@ from orchestrator.report.grouping import Setting
 
 #: Parameters that change how the work is done, not what work it is. Any other parameter is taken
 #: for part of the work, so that unequal work is never ranked.
-FREE_PARAMETERS = frozenset({"attention", "compile", "keep_texts"})
+FREE_PARAMETERS = frozenset(
+    {
+        "attention",
+        "autocast",
+        "compile",
+        "gradient_accumulation",
+        "gradient_checkpointing",
+        "keep_texts",
+        "length_window",
+        "padding",
+    }
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +52,7 @@ def hold_contests(
     entered: dict[tuple[Setting, str], list[Measurement]] = {}
     for row in rows:
         if row.state is State.SUCCEEDED and row.metrics.throughput is not None:
-            key = (_work(settings[row.job_id]), row.metrics.throughput_unit)
+            key = (work_of(settings[row.job_id]), row.metrics.throughput_unit)
             entered.setdefault(key, []).append(row)
     return tuple(_judge(setting, unit, group) for (setting, unit), group in entered.items())
 
@@ -67,8 +78,8 @@ def memory_kind(row: Measurement) -> str:
     return "device" if row.peak_device_memory_bytes else "host"
 
 
-def _work(setting: Setting) -> Setting:
-    """The setting without what is free to choose."""
+def work_of(setting: Setting) -> Setting:
+    """The setting without what is free to choose: rows that agree in it did the same work."""
     parameters = tuple(p for p in setting.parameters if p[0] not in FREE_PARAMETERS)
     return replace(setting, engine="", isolation="", parameters=parameters)
 

@@ -15,21 +15,25 @@ from html import escape
 from orchestrator.job import State
 from orchestrator.report import units
 from orchestrator.report.contests import interval
+from orchestrator.report.drawing import (
+    BOTTOM,
+    HEIGHT,
+    LEFT,
+    RIGHT,
+    SHAPES,
+    TOP,
+    WIDTH,
+    axis_names,
+    nice_top,
+    precision_style,
+    svg,
+)
 from orchestrator.report.safe import visible
 from orchestrator.report.summary import Table
 
-WIDTH, HEIGHT = 520, 320
-LEFT, RIGHT, TOP, BOTTOM = 62, 64, 16, 56
-
-#: Marker shapes as SVG path data around the origin, by place in the report order of precisions.
-SHAPES = (
-    "m-4 0a4 4 0 1 0 8 0a4 4 0 1 0-8 0z",  # circle
-    "m-3.6-3.6h7.2v7.2h-7.2z",  # square
-    "m0-5l5 5l-5 5l-5-5z",  # diamond
-    "m0-5l4.8 8.4h-9.6z",  # triangle
-    "m0 5l4.8-8.4h-9.6z",  # triangle, upside down
-    "m-4.5-1.5h3v-3h3v3h3v3h-3v3h-3v-3h-3z",  # cross
-)
+#: An interval that reaches beyond this many times the largest value is clipped there: a bar of
+#: three wild repeats must not press all curves into the bottom of the figure.
+TALLEST_BAR = 1.35
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +44,6 @@ class _Point:
     high: float
 
 
-def precision_style(precision: str) -> int:
-    """Number of the colour and shape of a precision, from 0 to 5."""
-    known = {"fp32": 0, "tf32": 0, "fp16": 1, "bf16": 2, "fp8": 3, "int8": 4, "int4": 5}
-    return known.get(precision, sum(map(ord, precision)) % len(SHAPES))
-
-
 def throughput_curve(table: Table, title: str) -> str:
     """The drawing of a table as an ``<svg>`` element; empty if fewer than two batch sizes ran."""
     series = _series(table)
@@ -54,23 +52,16 @@ def throughput_curve(table: Table, title: str) -> str:
     ticks_x = sorted({*sizes, *(batch for batch, _ in failed)})
     if len(sizes) < 2:
         return ""
-    top, step = nice_top(max(p.high for points in series.values() for p in points))
-    parts = [
-        f'<svg class="curve" viewBox="0 0 {WIDTH} {HEIGHT}" role="img">'
-        f"<title>{escape(visible(title))}</title>",
-        _axes(ticks_x, top, step, table.unit),
-    ]
+    highest = max(p.value for points in series.values() for p in points)
+    wanted = max(p.high for points in series.values() for p in points)
+    top, step = nice_top(min(wanted, highest * TALLEST_BAR))
+    parts = [_axes(ticks_x, top, step, table.unit)]
     ends: list[tuple[float, str]] = []
     for precision, points in series.items():
         at = [(_x(p.batch, ticks_x), p) for p in points]
         style = precision_style(precision)
         line = "M" + "L".join(f"{x:.1f} {_y(p.value, top):.1f}" for x, p in at)
-        bars = "".join(
-            f"M{x:.1f} {_y(p.low, top):.1f}V{_y(p.high, top):.1f}"
-            f"m-3 0h6M{x - 3:.1f} {_y(p.low, top):.1f}h6"
-            for x, p in at
-            if p.high > p.low
-        )
+        bars = "".join(_bar(x, p, top) for x, p in at if p.high > p.low)
         marks = "".join(f"M{x:.1f} {_y(p.value, top):.1f}{SHAPES[style]}" for x, p in at)
         parts.append(
             f'<g class="p{style}"><path class="line" d="{line}"/>'
@@ -79,18 +70,23 @@ def throughput_curve(table: Table, title: str) -> str:
         ends.append((_y(points[-1].value, top), precision))
     parts.append(_end_labels(ends, series, ticks_x, top))
     parts.append(_crosses(failed, ticks_x))
-    parts.append("</svg>")
-    return "".join(parts)
+    return svg(title, *parts)
 
 
-def nice_top(value: float) -> tuple[float, float]:
-    """The top of an axis that holds ``value``, and the step of its four to six ticks."""
-    if not math.isfinite(value) or value <= 0:
-        return 1.0, 0.25
-    raw = value / 4.5
-    power = 10.0 ** math.floor(math.log10(raw))
-    step = next(power * m for m in (1, 2, 2.5, 5, 10) if power * m >= raw * 0.999)
-    return step * math.ceil(value / step - 1e-9), step
+def clipped(table: Table) -> bool:
+    """Whether an interval of the drawing reaches beyond its frame, above or below zero."""
+    points = [p for series in _series(table).values() for p in series]
+    highest = max((p.value for p in points), default=0.0)
+    return any(p.low < 0 or p.high > highest * TALLEST_BAR for p in points)
+
+
+def _bar(x: float, point: _Point, top: float) -> str:
+    """An error bar; an end outside the frame is drawn as an arrow head instead of a cap."""
+    low, high = _y(max(point.low, 0.0), top), _y(min(point.high, top), top)
+    lower = f"M{x - 3:.1f} {low:.1f}h6" if point.low >= 0 else f"M{x - 3:.1f} {low - 4:.1f}l3 4l3-4"
+    inside = point.high <= top * 1.000001
+    upper = f"M{x - 3:.1f} {high:.1f}h6" if inside else f"M{x - 3:.1f} {high + 4:.1f}l3-4l3 4"
+    return f"M{x:.1f} {low:.1f}V{high:.1f}{upper}{lower}"
 
 
 def _series(table: Table) -> dict[str, list[_Point]]:
@@ -153,14 +149,7 @@ def _axes(sizes: Sequence[int], top: float, step: float, unit: str) -> str:
                 f'text-anchor="middle">{size}</text>'
             )
             last = x
-    middle = (LEFT + WIDTH - RIGHT) / 2
-    parts.append(
-        f'<text class="axis" x="{middle}" y="{HEIGHT - 10}" text-anchor="middle">'
-        "batch size per card</text>"
-        f'<text class="axis" transform="translate(13 {(TOP + HEIGHT - BOTTOM) / 2}) rotate(-90)" '
-        f'text-anchor="middle">{escape(visible(unit))}</text>'
-    )
-    return "".join(parts)
+    return "".join(parts) + axis_names("batch size per card", unit)
 
 
 def _end_labels(

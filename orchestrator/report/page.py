@@ -16,13 +16,25 @@ from typing import TYPE_CHECKING
 
 from orchestrator.job import State
 from orchestrator.measurement import Measurement
+from orchestrator.reference_data import DeviceSheet
 from orchestrator.report import cells, units
 from orchestrator.report.causes import SETTLED, STATE_ORDER
 from orchestrator.report.contests import interval
-from orchestrator.report.figures import precision_style, throughput_curve
-from orchestrator.report.grouping import described, distinguishing
+from orchestrator.report.drawing import precision_style
+from orchestrator.report.figures import clipped, throughput_curve
+from orchestrator.report.grouping import Setting, described, distinguishing
 from orchestrator.report.payload import payload
+from orchestrator.report.plots import (
+    MOST_LINES,
+    front_figure,
+    ratio_bars,
+    roofline_figure,
+    scaling_figure,
+)
+from orchestrator.report.published import REFERENCES
+from orchestrator.report.roofline import Share
 from orchestrator.report.safe import one_line, script_json, tail, visible
+from orchestrator.report.scaling import Scaling
 from orchestrator.report.summary import SHORT_STATE, STATE_MEANING, Summary, Table
 
 if TYPE_CHECKING:
@@ -31,6 +43,9 @@ if TYPE_CHECKING:
 SCRIPTS = ("data.js", "tips.js", "tables.js", "scatter.js", "timeline.js", "rows.js")
 OPEN_TABLES = 6  # further ones are folded
 LISTED = 12  # further winners and causes are folded
+OPEN_FRONTS = 12  # further ones are not drawn
+OPEN_EFFECTS = 16  # further ones are folded
+MOST_EFFECTS = 300
 
 
 def render(summary: Summary, measurements: Sequence[Measurement]) -> str:
@@ -57,7 +72,20 @@ def render(summary: Summary, measurements: Sequence[Measurement]) -> str:
             contest_settings=[contest.setting for contest in summary.contests],
             distinguishing=distinguishing,
             index={row.job_id: number for number, row in enumerate(summary.rows)},
+            OPEN_FRONTS=OPEN_FRONTS,
+            OPEN_EFFECTS=OPEN_EFFECTS,
+            MOST_EFFECTS=MOST_EFFECTS,
+            MOST_LINES=MOST_LINES,
+            REFERENCES=REFERENCES,
             curve=throughput_curve,
+            clipped=clipped,
+            front_figure=front_figure,
+            scaling_figure=scaling_figure,
+            roofline_figure=roofline_figure,
+            ratio_bars=ratio_bars,
+            scaling_groups=scaling_groups(summary.scalings),
+            scaling_settings=[one.setting for one in summary.scalings],
+            roofline_groups=roofline_groups(summary.roofline.shares),
             heat=heat,
             bar=bar,
             tops=_tops(summary),
@@ -80,6 +108,28 @@ def bar(row: Measurement, top: float) -> tuple[float, float, float]:
     value = row.metrics.throughput or 0.0
     shares = [100 * v / top if top else 0.0 for v in (value, low, high)]
     return round(shares[0], 2), round(shares[1], 2), round(shares[2], 2)
+
+
+def scaling_groups(scalings: Sequence[Scaling]) -> list[list[Scaling]]:
+    """The entries of one piece of work each, which share a figure."""
+    groups: dict[Setting, list[Scaling]] = {}
+    for one in scalings:
+        groups.setdefault(one.setting, []).append(one)
+    return list(groups.values())
+
+
+def roofline_groups(shares: Sequence[Share]) -> list[tuple[DeviceSheet, list[Share]]]:
+    """The rows of each card, nearest to one of its limits first."""
+    groups: dict[str, list[Share]] = {}
+    for share in shares:
+        groups.setdefault(share.sheet.device, []).append(share)
+    return [
+        (group[0].sheet, sorted(group, key=_nearness, reverse=True)) for group in groups.values()
+    ]
+
+
+def _nearness(share: Share) -> float:
+    return max(share.bandwidth or 0.0, share.compute or 0.0)
 
 
 def _tops(summary: Summary) -> dict[str, float]:
@@ -115,6 +165,9 @@ def _environment() -> Environment:
         finalize=lambda value: visible(value) if type(value) is str else value,
     )
     environment.filters["choice"] = cells.choice
+    environment.filters["choice_without_precision"] = lambda row: cells.choice(row).partition(" ")[
+        2
+    ]
     environment.filters["label"] = cells.label
     environment.filters["one_line"] = one_line
     environment.filters["tail"] = tail

@@ -2,7 +2,9 @@
 
 In order: did the night finish; which setting wins on each device; the precision x batch-size
 tables with the cells that have no number told apart (out of memory, pruned, unsupported, failed);
-what did not run and why; what the cards did meanwhile; and how far the figures can be trusted.
+throughput against latency; what each technique buys; how it scales; how near to the card's limits
+it is and how it stands to what others published; what the cards did meanwhile; what did not run
+and why; and how far the figures can be trusted.
 Terminal, page, Markdown and exports all print this one object.
 """
 
@@ -14,6 +16,7 @@ from dataclasses import dataclass, field
 
 from orchestrator.job import State
 from orchestrator.measurement import Measurement
+from orchestrator.reference_data import Reference
 from orchestrator.report.causes import (
     SETTLED,
     STATE_ORDER,
@@ -23,6 +26,8 @@ from orchestrator.report.causes import (
     retried,
 )
 from orchestrator.report.contests import Contest, hold_contests
+from orchestrator.report.effects import Defaults, Effect, effects_of
+from orchestrator.report.fronts import Front, fronts_of
 from orchestrator.report.grouping import (
     Setting,
     distinguishing,
@@ -31,7 +36,11 @@ from orchestrator.report.grouping import (
     settings_of,
     shared_facts,
 )
+from orchestrator.report.progress import Underway
 from orchestrator.report.provenance import Flag, Provenance, flags_of, provenance_of
+from orchestrator.report.published import Comparison, against_published
+from orchestrator.report.roofline import Roofline, roofline_of
+from orchestrator.report.scaling import Scaling, scalings_of
 from orchestrator.report.timeline import Timeline, timeline_of
 from orchestrator.report.units import plural
 
@@ -97,11 +106,17 @@ class Summary:
     shared: Mapping[str, str] = field(default_factory=dict)
     contests: tuple[Contest, ...] = ()
     tables: tuple[Table, ...] = ()
+    fronts: tuple[Front, ...] = ()
+    effects: tuple[Effect, ...] = ()
+    scalings: tuple[Scaling, ...] = ()
+    roofline: Roofline = field(default_factory=Roofline)
+    published: tuple[Comparison, ...] = ()
     causes: tuple[Cause, ...] = ()
     retried: tuple[Retried, ...] = ()
     timeline: Timeline = field(default_factory=Timeline)
     provenance: Provenance = field(default_factory=Provenance)
     settings: Mapping[str, Setting] = field(default_factory=dict)  # by job id
+    underway: Underway | None = None  # None: finished, or nothing is known of a driver
 
     @property
     def unsettled(self) -> int:
@@ -111,6 +126,8 @@ class Summary:
     @property
     def verdict(self) -> str:
         """One sentence: did the night finish?"""
+        if self.underway is not None:
+            return self.underway.sentence
         if not self.rows:
             return "No row has been written yet."
         jobs = len(self.rows)
@@ -124,11 +141,24 @@ class Summary:
         )
 
 
-def summarize(measurements: Sequence[Measurement], damaged: Sequence[str] = ()) -> Summary:
+def summarize(
+    measurements: Sequence[Measurement],
+    damaged: Sequence[str] = (),
+    *,
+    underway: Underway | None = None,
+    reference: Reference | None = None,
+    defaults: Defaults = lambda workload: {},
+) -> Summary:
     """The summary of one run's rows, in the order in which they were written.
 
-    ``damaged`` names files that should have held rows and could not be read.
+    Args:
+        measurements: all rows of the run.
+        damaged: names of files that should have held rows and could not be read.
+        underway: how far the run is, where it is not finished.
+        reference: what others published, to compare with.
+        defaults: of a workload's parameters, by its name; they tell a baseline.
     """
+    reference = reference or Reference()
     rows = newest_final(measurements)
     settings = settings_of(rows)
     contests = hold_contests(rows, settings)
@@ -143,11 +173,17 @@ def summarize(measurements: Sequence[Measurement], damaged: Sequence[str] = ()) 
         shared=shared_facts(sorted(set(settings.values()))),
         contests=contests,
         tables=_tables(rows, settings),
+        fronts=fronts_of(rows, settings),
+        effects=effects_of(rows, settings, defaults),
+        scalings=scalings_of(rows, settings),
+        roofline=roofline_of(rows, reference.devices),
+        published=against_published(rows, reference.published),
         causes=causes_of(rows),
         retried=retried(measurements, {row.job_id: row for row in rows}),
         timeline=timeline_of(measurements),
         provenance=provenance_of(rows, measurements),
         settings=settings,
+        underway=underway,
     )
 
 

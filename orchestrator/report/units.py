@@ -73,6 +73,13 @@ def percent(value: float | None, digits: int = 2) -> str:
     return f"{number(value * 100, digits)}%"
 
 
+def times(value: float | None) -> str:
+    """A factor: ``1.52×``, with two decimals below ten."""
+    if value is None or not math.isfinite(value):
+        return MISSING
+    return f"{value:,.2f}×" if value < 9.995 else f"{number(value, 3)}×"
+
+
 def moment(value: float | None) -> str:
     """Seconds since the epoch as a UTC date and time."""
     if value is None or not math.isfinite(value):

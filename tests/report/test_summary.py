@@ -14,7 +14,7 @@ from measurement_factory import START, Night, a_job, every_state, precision_grid
 from orchestrator.job import MAX, Accelerator, State
 from orchestrator.measurement import Measurement
 from orchestrator.report.contests import peak_memory_bytes
-from orchestrator.report.figures import nice_top
+from orchestrator.report.drawing import nice_top
 from orchestrator.report.grouping import newest_final
 from orchestrator.report.summary import summarize
 from orchestrator.report.timeline import held_cards, timeline_of, union

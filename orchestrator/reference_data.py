@@ -1,0 +1,153 @@
+"""Figures that others published: data sheets of accelerators, and a benchmark to compare with.
+
+They lie in ``results/published.csv`` and ``results/devices.csv``, each line with its source: in the
+repository where Nightgrid runs from a checkout, else where the installation put them
+(``share/nightgrid``). There is one copy of each, and none of its figures stands in the code.
+"""
+
+from __future__ import annotations
+
+import csv
+import importlib.metadata
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+_CHECKOUT = Path(__file__).resolve().parent.parent / "results"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Published:
+    """One published figure. ``batch_size`` is per card; ``unit`` is samples/s or s/image."""
+
+    task: str
+    model: str
+    dataset: str
+    device: str
+    cards: int
+    batch_size: int
+    precision: str
+    metric: str  # "throughput", or "latency", where less is better
+    value: float
+    unit: str
+    note: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceSheet:
+    """What a maker says one card can do; None where the sheet is silent."""
+
+    device: str
+    memory_gb: float | None
+    bandwidth_bytes_per_s: float | None
+    flops: Mapping[str, float]  # by arithmetic: "bf16", "fp8"; dense, per second
+    tdp_w: float | None
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reference:
+    """Everything there is to compare with; both empty where the files are not found."""
+
+    published: tuple[Published, ...] = ()
+    devices: tuple[DeviceSheet, ...] = ()
+
+
+@cache
+def reference() -> Reference:
+    """The published figures and data sheets that came with this program."""
+    published, devices = find("published.csv"), find("devices.csv")
+    return Reference(
+        published=read_published(published) if published else (),
+        devices=read_devices(devices) if devices else (),
+    )
+
+
+def find(name: str) -> Path | None:
+    """Where the file of this name lies: in the checkout, else in the installation."""
+    beside = _CHECKOUT / name
+    return beside if beside.is_file() else _installed(name, _files())
+
+
+def read_published(path: Path) -> tuple[Published, ...]:
+    """The lines of ``published.csv``.
+
+    Raises:
+        ValueError: a number is none.
+    """
+    return tuple(
+        Published(
+            task=line["task"],
+            model=line["model"],
+            dataset=line["dataset"],
+            device=line["device"],
+            cards=int(line["cards"]),
+            batch_size=int(line["batch_size_per_card"]),
+            precision=line["precision"],
+            metric=line["metric"],
+            value=float(line["value"]),
+            unit=line["unit"],
+            note=line["note"],
+            source=line["source"],
+        )
+        for line in _lines(path)
+    )
+
+
+def read_devices(path: Path) -> tuple[DeviceSheet, ...]:
+    """The lines of ``devices.csv``, in bytes and operations per second.
+
+    Raises:
+        ValueError: a number is none.
+    """
+    return tuple(
+        DeviceSheet(
+            device=line["device"],
+            memory_gb=_number(line["memory_gb"]),
+            bandwidth_bytes_per_s=_times(line["bandwidth_tb_s"], 1e12),
+            flops={
+                kind: rate
+                for kind in ("bf16", "fp8")
+                if (rate := _times(line[f"{kind}_tflops_dense"], 1e12)) is not None
+            },
+            tdp_w=_number(line["tdp_w"]),
+            source=line["source"],
+        )
+        for line in _lines(path)
+    )
+
+
+def _lines(path: Path) -> list[dict[str, str]]:
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def _number(text: str) -> float | None:
+    if not text.strip():
+        return None
+    value = float(text)
+    if not math.isfinite(value) or value <= 0:
+        raise ValueError(f"{text!r} is no figure of a data sheet")
+    return value
+
+
+def _times(text: str, factor: float) -> float | None:
+    value = _number(text)
+    return None if value is None else value * factor
+
+
+def _files() -> Iterable[Path]:
+    try:
+        distribution = importlib.metadata.distribution("nightgrid")
+    except importlib.metadata.PackageNotFoundError:
+        return []
+    return [Path(str(distribution.locate_file(file))) for file in distribution.files or []]
+
+
+def _installed(name: str, files: Iterable[Path]) -> Path | None:
+    """The installed file ``…/share/nightgrid/<name>``, wherever that prefix is."""
+    wanted = ("share", "nightgrid", name)
+    return next((f for f in files if f.parts[-3:] == wanted and f.is_file()), None)

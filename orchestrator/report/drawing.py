@@ -1,0 +1,189 @@
+"""Axes, ticks and marks of the page's SVG figures.
+
+Figures are drawn here and not in the browser, so that they are there without scripts, print well
+and can be tested. Colours are CSS classes, so they follow the page into the dark; every precision
+also has a shape of its own, and every figure a table with the same values beside it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from html import escape
+
+from orchestrator.report.safe import visible
+
+#: Marker shapes as SVG path data around the origin, by place in the report order of precisions.
+SHAPES = (
+    "m-4 0a4 4 0 1 0 8 0a4 4 0 1 0-8 0z",  # circle
+    "m-3.6-3.6h7.2v7.2h-7.2z",  # square
+    "m0-5l5 5l-5 5l-5-5z",  # diamond
+    "m0-5l4.8 8.4h-9.6z",  # triangle
+    "m0 5l4.8-8.4h-9.6z",  # triangle, upside down
+    "m-4.5-1.5h3v-3h3v3h3v3h-3v3h-3v-3h-3z",  # cross
+)
+
+WIDTH, HEIGHT = 520, 320
+LEFT, RIGHT, TOP, BOTTOM = 62, 64, 16, 56
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Axis:
+    """Values from ``low`` to ``high`` laid from pixel ``start`` to ``end``."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+    log: bool
+    ticks: tuple[float, ...]
+    name: str
+    text: Callable[[float], str]
+
+    def at(self, value: float) -> float:
+        """The pixel of a value; one beyond the axis is laid on its end."""
+        value = min(max(value, self.low), self.high)
+        if self.log:
+            share = math.log(value / self.low) / math.log(self.high / self.low)
+        else:
+            share = (value - self.low) / (self.high - self.low)
+        return self.start + (self.end - self.start) * share
+
+
+def x_axis(values: Sequence[float], name: str, text: Callable[[float], str]) -> Axis:
+    """A logarithmic axis along the bottom that holds all values, which are above zero."""
+    low, high = log_limits(values)
+    return Axis(
+        low=low,
+        high=high,
+        start=LEFT,
+        end=WIDTH - RIGHT,
+        log=True,
+        ticks=log_ticks(low, high),
+        name=name,
+        text=text,
+    )
+
+
+def y_axis(values: Sequence[float], name: str, text: Callable[[float], str], *, log: bool) -> Axis:
+    """An axis up the left side; one that is not logarithmic starts at zero."""
+    if log:
+        low, high = log_limits(values)
+        ticks = log_ticks(low, high)
+    else:
+        low, (high, step) = 0.0, nice_top(max(values))
+        ticks = tuple(i * step for i in range(round(high / step) + 1))
+    return Axis(
+        low=low,
+        high=high,
+        start=HEIGHT - BOTTOM,
+        end=TOP,
+        log=log,
+        ticks=ticks,
+        name=name,
+        text=text,
+    )
+
+
+def nice_top(value: float) -> tuple[float, float]:
+    """The top of an axis that holds ``value``, and the step of its four to six ticks."""
+    if not math.isfinite(value) or value <= 0:
+        return 1.0, 0.25
+    raw = value / 4.5
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next(power * m for m in (1, 2, 2.5, 5, 10) if power * m >= raw * 0.999)
+    return step * math.ceil(value / step - 1e-9), step
+
+
+def log_limits(values: Sequence[float]) -> tuple[float, float]:
+    """A little more than the range of the values, and never less than a factor of two."""
+    low, high = min(values), max(values)
+    room = max((high / low) ** 0.06, math.sqrt(2 / min(2, high / low)), 1.05)
+    return low / room, high * room
+
+
+def log_ticks(low: float, high: float) -> tuple[float, ...]:
+    """Between two and about eight round values of a logarithmic axis."""
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    span = math.log10(high / low)
+    sets: tuple[tuple[float, ...], ...] = ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 5, 7))
+    for steps in sets if span > 1.6 else sets[2:]:
+        ticks = tuple(10.0**d * m for d in decades for m in steps if low <= 10.0**d * m <= high)
+        if len(ticks) >= 3:
+            return ticks if len(ticks) <= 9 else ticks[:: math.ceil(len(ticks) / 9)]
+    return (low, high)
+
+
+def frame(x: Axis, y: Axis) -> str:
+    """Grid lines, ticks and the names of both axes."""
+    parts = []
+    for value in y.ticks:
+        at = y.at(value)
+        parts.append(
+            f'<path class="grid" d="M{LEFT} {at:.1f}H{WIDTH - RIGHT}"/>'
+            f'<text class="tick" x="{LEFT - 8}" y="{at + 4:.1f}" text-anchor="end">'
+            f"{escape(y.text(value))}</text>"
+        )
+    last = -100.0
+    for value in x.ticks:
+        at = x.at(value)
+        text = x.text(value)
+        if at - last >= 4 + 6.5 * len(text):
+            parts.append(
+                f'<text class="tick" x="{at:.1f}" y="{HEIGHT - BOTTOM + 20}" '
+                f'text-anchor="middle">{escape(text)}</text>'
+            )
+            last = at
+    return "".join(parts) + axis_names(x.name, y.name)
+
+
+def axis_names(x_name: str, y_name: str) -> str:
+    """The names of both axes."""
+    middle = (LEFT + WIDTH - RIGHT) / 2
+    return (
+        f'<text class="axis" x="{middle}" y="{HEIGHT - 10}" text-anchor="middle">'
+        f"{escape(visible(x_name))}</text>"
+        f'<text class="axis" transform="translate(13 {(TOP + HEIGHT - BOTTOM) / 2}) rotate(-90)" '
+        f'text-anchor="middle">{escape(visible(y_name))}</text>'
+    )
+
+
+def svg(title: str, *parts: str) -> str:
+    """The ``<svg>`` element, named for those who do not see it."""
+    return (
+        f'<svg class="curve" viewBox="0 0 {WIDTH} {HEIGHT}" role="img">'
+        f"<title>{escape(visible(title))}</title>{''.join(parts)}</svg>"
+    )
+
+
+def mark(x: float, y: float, precision: str, kind: str = "mark") -> str:
+    """The shape of a precision at a point, in its colour."""
+    style = precision_style(precision)
+    return f'<path class="{kind} p{style}" d="M{x:.1f} {y:.1f}{SHAPES[style]}"/>'
+
+
+def word(x: float, y: float, text: str, precision: str, anchor: str = "start") -> str:
+    """A name beside a mark, in the colour of a precision."""
+    return (
+        f'<text class="name p{precision_style(precision)}" x="{x:.1f}" y="{y:.1f}" '
+        f'text-anchor="{anchor}">{escape(visible(text))}</text>'
+    )
+
+
+def apart(places: Sequence[float], distance: float, low: float, high: float) -> list[float]:
+    """Heights near ``places`` (ascending), at least ``distance`` apart, pushed up from ``high``."""
+    placed: list[float] = []
+    for place in places:
+        placed.append(max(place, placed[-1] + distance if placed else low))
+    ceiling = high
+    for index in range(len(placed) - 1, -1, -1):
+        placed[index] = min(placed[index], ceiling)
+        ceiling = placed[index] - distance
+    return placed
+
+
+def precision_style(precision: str) -> int:
+    """Number of the colour and shape of a precision, from 0 to 5."""
+    known = {"fp32": 0, "tf32": 0, "fp16": 1, "bf16": 2, "fp8": 3, "int8": 4, "int4": 5}
+    return known.get(precision, sum(map(ord, precision)) % len(SHAPES))

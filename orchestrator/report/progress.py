@@ -1,0 +1,67 @@
+"""A run that is under way: how far it is, by the status that its driver writes about once a second.
+
+Rows alone cannot say how many jobs are still to come, nor whether anyone is working on them. The
+driver's last word can; when that word is old, the driver may be dead, and the report says so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from orchestrator.report.units import moment, plural, seconds
+from orchestrator.run_status import CardStatus, RunStatus
+
+#: A living driver writes its status every second; after this long it is worth a look.
+STALE_AFTER_S = 120.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Underway:
+    """A run whose driver has not said that it is finished. Times in seconds since the epoch."""
+
+    done: int
+    total: int
+    running: int  # attempts
+    at: float
+    eta_s: float | None
+    silent_s: float  # between the driver's last word and this report
+    stopping: str
+    cards: tuple[CardStatus, ...]  # that run something
+
+    @property
+    def stale(self) -> bool:
+        """Whether the driver has been silent for too long."""
+        return self.silent_s > STALE_AFTER_S
+
+    @property
+    def sentence(self) -> str:
+        """``Under way: 12 of 48 jobs done, 8 running, about 42 min 00 s left.``"""
+        words = [f"{self.done:,} of {plural(self.total, 'job')} done"]
+        if self.stale:
+            return (
+                f"Not finished: {words[0]}. The driver has been silent for "
+                f"{seconds(self.silent_s)}, since {moment(self.at)}."
+            )
+        if self.running:
+            words.append(f"{self.running:,} running")
+        if self.stopping:
+            words.append(f"stopping: {self.stopping}")
+        elif self.eta_s:
+            words.append(f"about {seconds(float(max(1, round(self.eta_s))))} left")
+        return f"Under way: {', '.join(words)}."
+
+
+def underway_of(status: RunStatus | None, now: float) -> Underway | None:
+    """The progress of a run at ``now``; None when it is finished, or nothing is known of it."""
+    if status is None or status.finished:
+        return None
+    return Underway(
+        done=status.done,
+        total=status.total,
+        running=status.running,
+        at=status.at,
+        eta_s=status.eta_s,
+        silent_s=max(0.0, now - status.at),
+        stopping=status.stopping,
+        cards=tuple(card for card in status.cards if card.job),
+    )

@@ -1,0 +1,177 @@
+"""Measured against published: others' figures and ours in neighbouring rows, never mixed.
+
+A row of ours stands beside a published figure when it is the same task, model, precision, batch
+size per card and number of cards. The device may differ: that is the question. Rows of emulated
+cards never stand there. The speed-up columns are those of the published comparison: over Gaudi1
+and over the A100, at the same batch size where the source has one, else at the one it gives.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from orchestrator.job import State
+from orchestrator.measurement import Measurement
+from orchestrator.reference_data import Published
+
+#: Published task -> workloads of ours that do it.
+TASKS: dict[str, frozenset[str]] = {
+    "pretraining": frozenset({"pretraining", "masked-lm"}),
+    "text-to-image": frozenset({"text-to-image"}),
+    "summarization-finetuning": frozenset({"summarization", "finetuning"}),
+}
+
+#: Devices over which the published comparison gives its speed-ups.
+REFERENCES = ("Gaudi1", "A100-80GB")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One figure, published or ours (then ``row`` is set), with its speed-ups by device."""
+
+    figure: Published  # of ours: the figure it matched, with its own device and value
+    row: Measurement | None
+    speedups: dict[str, float]
+
+    @property
+    def ours(self) -> bool:
+        """Whether this run measured it."""
+        return self.row is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """One task: the published lines in their order, each followed by those of ours that match."""
+
+    task: str
+    model: str
+    dataset: str
+    cards: int
+    unit: str
+    lower_is_better: bool
+    lines: tuple[Line, ...]
+    emulated: int  # rows of ours that would match if they had not been emulated
+
+    @property
+    def measured(self) -> bool:
+        """Whether any line is ours."""
+        return any(line.ours for line in self.lines)
+
+
+def against_published(
+    rows: Sequence[Measurement], published: Sequence[Published]
+) -> tuple[Comparison, ...]:
+    """One comparison for each task of the published figures, whether we measured it or not."""
+    groups: dict[tuple[str, str, str, int], list[Published]] = {}
+    for figure in published:
+        key = (figure.task, figure.model, figure.dataset, figure.cards)
+        groups.setdefault(key, []).append(figure)
+    return tuple(_comparison(group, rows) for group in groups.values())
+
+
+def matches(row: Measurement, figure: Published) -> bool:
+    """Whether the row did what the figure is about, on whatever device."""
+    return (
+        row.workload in TASKS.get(figure.task, frozenset())
+        and same_model(row.model, figure.model)
+        and (not figure.dataset or _plain(row.dataset) == _plain(figure.dataset))
+        and same_precision(row, figure.precision)
+        and row.batch_size == figure.batch_size
+        and row.cards == figure.cards
+    )
+
+
+def same_model(ours: str, theirs: str) -> bool:
+    """Whether two names mean one model: the owner before the slash and the case do not count."""
+    return _plain(ours.rstrip("/").rsplit("/", 1)[-1]) == _plain(theirs)
+
+
+def same_precision(row: Measurement, precision: str) -> bool:
+    """Whether the row computed as published; ``bf16-mixed`` is fp32 weights under autocast."""
+    autocast = str(row.parameters.get("autocast") or "none")
+    base, _, mixed = precision.partition("-")
+    if mixed == "mixed":
+        return row.precision == precision or (row.precision == "fp32" and autocast == base)
+    return row.precision == precision and autocast in ("none", precision)
+
+
+def speedup(metric: str, value: float, reference: float) -> float:
+    """How many times as fast ``value`` is as ``reference``; of latencies less is faster."""
+    return reference / value if metric == "latency" else value / reference
+
+
+def _comparison(figures: Sequence[Published], rows: Sequence[Measurement]) -> Comparison:
+    first = figures[0]
+    lines: list[Line] = []
+    emulated: set[str] = set()
+    seen: set[str] = set()
+    for figure in figures:
+        lines.append(Line(figure=figure, row=None, speedups=_speedups(figure, figures)))
+    for figure in figures:
+        for row in rows:
+            if row.state is not State.SUCCEEDED or row.job_id in seen or not matches(row, figure):
+                continue
+            if row.emulated:
+                emulated.add(row.job_id)
+                continue
+            value = _value(row, figure)
+            if value is None:
+                continue
+            seen.add(row.job_id)
+            mine = _as_published(row, figure, value)
+            lines.append(Line(figure=mine, row=row, speedups=_speedups(mine, figures)))
+    return Comparison(
+        task=first.task,
+        model=first.model,
+        dataset=first.dataset,
+        cards=first.cards,
+        unit=first.unit,
+        lower_is_better=first.metric == "latency",
+        lines=tuple(lines),
+        emulated=len(emulated),
+    )
+
+
+def _speedups(figure: Published, published: Sequence[Published]) -> dict[str, float]:
+    """Over each reference device: its figure at the same batch size, else the one there is."""
+    found = {}
+    for device in REFERENCES:
+        candidates = [f for f in published if f.device == device]
+        same_batch = [f for f in candidates if f.batch_size == figure.batch_size]
+        reference = next(iter(same_batch or candidates), None)
+        if reference is not None and reference is not figure:
+            found[device] = speedup(figure.metric, figure.value, reference.value)
+    return found
+
+
+def _value(row: Measurement, figure: Published) -> float | None:
+    """Our figure in the published unit."""
+    rate = row.metrics.items_per_s
+    if rate is None or not math.isfinite(rate) or rate <= 0:
+        return None
+    if figure.unit == "samples/s":
+        return rate
+    return row.cards / rate if figure.unit == "s/image" else None
+
+
+def _as_published(row: Measurement, figure: Published, value: float) -> Published:
+    return Published(
+        task=figure.task,
+        model=row.model,
+        dataset=row.dataset,
+        device=row.device_name or str(row.accelerator),
+        cards=row.cards,
+        batch_size=figure.batch_size,
+        precision=figure.precision,
+        metric=figure.metric,
+        value=value,
+        unit=figure.unit,
+        note="",
+        source="this run",
+    )
+
+
+def _plain(name: str) -> str:
+    return "".join(c for c in name.lower() if c.isalnum())

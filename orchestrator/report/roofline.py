@@ -1,0 +1,124 @@
+"""The roofline: how close to what the card could do at best.
+
+Every decoding step must read all weights, whatever the batch size, so weight bytes over the time
+of a step is a lower bound of the memory traffic, and its share of the card's bandwidth says how
+near the limit decoding is. The operations that the tokens need (two for each parameter and token,
+in training what the workload counted) over the card's published peak are its share of compute.
+With a small batch bandwidth limits, with a large one compute: the ridge between them is the
+intensity, operations per byte, at which the two limits meet. Emulated cards have no peak.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from orchestrator.job import State
+from orchestrator.measurement import Measurement
+from orchestrator.reference_data import DeviceSheet
+
+#: What drivers call a card -> its name in devices.csv. The whole name must match: a slice of a
+#: card (MIG) or another board of the same chip is not that card.
+DEVICE_NAMES: tuple[tuple[str, str], ...] = (
+    (r"(Intel )?(Habana )?(HL-225\w*|Gaudi ?2)", "Gaudi2"),
+    (r"(Intel )?(Habana )?(HL-325\w*|Gaudi ?3)", "Gaudi3"),
+    (r"(NVIDIA )?A100-SXM4?-80GB", "A100-SXM-80GB"),
+    (r"(NVIDIA )?H100(-SXM5?)?( 80GB HBM3|-80GB-HBM3)", "H100-SXM"),
+    (r"(NVIDIA )?H200(-SXM)?( 141GB HBM3e)?", "H200-SXM"),
+    (r"(NVIDIA )?L40S", "L40S"),
+)
+
+#: The arithmetic that a precision computes in. Weights in int8 or int4 are unpacked to bf16 first;
+#: fp32 has no published dense peak in the table.
+ARITHMETIC = {"bf16": "bf16", "fp16": "bf16", "int8": "bf16", "int4": "bf16", "fp8": "fp8"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """One row against its card's data sheet; None where a figure is missing."""
+
+    row: Measurement
+    sheet: DeviceSheet
+    bandwidth: float | None  # share of the peak, 0 to 1: a lower bound
+    compute: float | None
+    arithmetic: str  # "bf16", "fp8", or ""
+    intensity: float | None  # operations per byte of weights, of one decoding step
+    flops_per_s: float | None  # of one card
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Roofline:
+    """All rows that could be held against a data sheet, and why others could not."""
+
+    shares: tuple[Share, ...] = ()
+    emulated: int = 0  # succeeded rows on emulated cards
+    unknown: tuple[str, ...] = ()  # real devices without a data sheet
+
+
+def roofline_of(rows: Sequence[Measurement], sheets: Sequence[DeviceSheet]) -> Roofline:
+    """Each succeeded row on a real card with a data sheet."""
+    shares, unknown, emulated = [], [], 0
+    for row in rows:
+        if row.state is not State.SUCCEEDED:
+            continue
+        if row.emulated:
+            emulated += 1
+            continue
+        sheet = sheet_of(row.device_name or "", sheets)
+        if sheet is None:
+            unknown.append(row.device_name or "no device name")
+            continue
+        share = share_of(row, sheet)
+        if share.bandwidth is not None or share.compute is not None:
+            shares.append(share)
+    return Roofline(shares=tuple(shares), emulated=emulated, unknown=tuple(dict.fromkeys(unknown)))
+
+
+def sheet_of(device_name: str, sheets: Sequence[DeviceSheet]) -> DeviceSheet | None:
+    """The data sheet of a card that the driver calls so; None if it is not exactly that card."""
+    for pattern, name in DEVICE_NAMES:
+        if re.fullmatch(pattern, device_name.strip(), re.IGNORECASE):
+            return next((sheet for sheet in sheets if sheet.device == name), None)
+    return None
+
+
+def share_of(row: Measurement, sheet: DeviceSheet) -> Share:
+    """One row, which ran on ``sheet``'s card, against its peaks."""
+    metrics = row.metrics
+    step_s = metrics.tpot_p50_s if metrics.tpot_p50_s and metrics.tpot_p50_s > 0 else None
+    bandwidth = None
+    if step_s and row.weight_bytes and sheet.bandwidth_bytes_per_s:
+        bandwidth = row.weight_bytes / step_s / sheet.bandwidth_bytes_per_s
+    arithmetic = _arithmetic(row)
+    peak = sheet.flops.get(arithmetic)
+    operations = _operations_per_s(row)
+    intensity = None
+    if step_s and row.weight_bytes and row.parameter_count and row.batch_size:
+        intensity = 2 * row.parameter_count * row.batch_size / row.weight_bytes
+    return Share(
+        row=row,
+        sheet=sheet,
+        bandwidth=bandwidth,
+        compute=operations / peak if operations and peak else None,
+        arithmetic=arithmetic if peak else "",
+        intensity=intensity,
+        flops_per_s=operations,
+    )
+
+
+def _arithmetic(row: Measurement) -> str:
+    autocast = row.parameters.get("autocast")
+    precision = autocast if isinstance(autocast, str) and autocast in ARITHMETIC else row.precision
+    return ARITHMETIC.get(precision, "")
+
+
+def _operations_per_s(row: Measurement) -> float | None:
+    """Operations that the real tokens needed, per second and card; padding is not counted."""
+    tokens = row.metrics.total_tokens_per_s
+    if not tokens:
+        return None
+    per_token = row.train_flops_per_token
+    if per_token is None and row.metrics.generated_tokens_per_s and row.parameter_count:
+        per_token = 2.0 * row.parameter_count
+    return tokens * per_token / row.cards if per_token else None
