@@ -11,7 +11,6 @@ from orchestrator.report import units
 from orchestrator.report.contests import memory_kind, peak_memory_bytes
 from orchestrator.report.summary import SHORT_STATE, Table
 
-
 #: Choices that go without saying. ``contests.FREE_PARAMETERS`` has the names of all.
 USUAL: Mapping[str, object] = {
     "attention": "sdpa",

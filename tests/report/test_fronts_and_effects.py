@@ -1,0 +1,164 @@
+"""The Pareto front, what each technique buys, and scaling over cards."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from measurement_factory import Night, a_job, precision_grid
+
+from orchestrator.job import MAX, State
+from orchestrator.measurement import Measurement
+from orchestrator.report.effects import baseline, effects_of, workload_defaults
+from orchestrator.report.fronts import fronts_of, latency, pareto, throughput
+from orchestrator.report.grouping import settings_of
+from orchestrator.report.scaling import scalings_of
+from orchestrator.report.summary import summarize
+
+ONE = Night().add(a_job())
+
+
+def with_rate(
+    row: Measurement, value: float, half: float = 1.0, latency_s: float = 1.0
+) -> Measurement:
+    """The row with this throughput, half width of its interval, and latency."""
+    metrics = replace(
+        row.metrics,
+        throughput=value,
+        throughput_low=value - half,
+        throughput_high=value + half,
+        latency_p50_s=latency_s,
+    )
+    return replace(row, metrics=metrics)
+
+
+@given(st.lists(st.tuples(st.integers(1, 30), st.integers(1, 30)), min_size=1, max_size=25))
+def test_the_front_holds_exactly_what_nothing_beats(points: list[tuple[int, int]]) -> None:
+    """No row of the front is beaten, and every row that is left out is beaten or a copy."""
+    rows = [with_rate(ONE, float(rate), latency_s=float(wait)) for rate, wait in points]
+    front = pareto(rows)
+    told = {(throughput(row), latency(row)) for row in front}
+    assert len(told) == len(front)
+
+    def beaten(row: Measurement) -> bool:
+        return any(
+            throughput(other) >= throughput(row)
+            and latency(other) <= latency(row)
+            and (throughput(other), latency(other)) != (throughput(row), latency(row))
+            for other in rows
+        )
+
+    for row in rows:
+        assert beaten(row) is ((throughput(row), latency(row)) not in told)
+    assert [latency(row) for row in front] == sorted(latency(row) for row in front)
+
+
+def test_fronts_never_mix_devices_or_work() -> None:
+    """Each device and each amount of work has a front of its own; one row alone has none."""
+    night = Night(emulated=False)
+    precision_grid(night, sizes=(1, 8), precisions=("bf16",))
+    precision_grid(night, sizes=(1, 8), precisions=("bf16",), cards=4)
+    night.add(a_job(dataset="english-prompts"))
+    fronts = fronts_of(night.rows, settings_of(night.rows))
+    assert [front.setting.cards for front in fronts] == [1, 4]
+
+
+def effects(rows: list[Measurement]) -> dict[tuple[str, str, str], float]:
+    """Ratios by what was changed, with the workload's own defaults."""
+    found = effects_of(rows, settings_of(rows), workload_defaults)
+    return {(e.name, e.before, e.after): round(e.ratio.value, 6) for e in found}
+
+
+def finetuning(**parameters: object) -> dict[str, object]:
+    """A fine-tuning job's fields; what is not given is the default."""
+    known = {"method": "lora", "padding": "dynamic", "gradient_checkpointing": False, "steps": 20}
+    merged = {**known, **parameters}
+    return {"workload": "finetuning", "parameters": tuple(sorted(merged.items()))}
+
+
+def test_effects_are_rows_that_differ_in_one_setting() -> None:
+    """Each technique is told by itself; a row with two changes tells nothing."""
+    night = Night()
+    rows = [
+        with_rate(night.add(a_job(**finetuning())), 100.0),
+        with_rate(night.add(a_job(**finetuning(padding="packing"))), 170.0),
+        with_rate(night.add(a_job(**finetuning(gradient_checkpointing=True))), 70.0),
+        with_rate(night.add(a_job(**finetuning(method="full"))), 67.0),
+        with_rate(night.add(a_job(**finetuning(method="full", padding="packing"))), 120.0),
+        with_rate(night.add(a_job(**finetuning(), precision="fp32")), 45.0),
+        with_rate(night.add(a_job(**finetuning(steps=40))), 99.0),
+    ]
+    assert effects(rows) == {
+        ("padding", "dynamic", "packing"): 1.7,
+        ("gradient_checkpointing", "false", "true"): 0.7,
+        ("method", "lora", "full"): 0.67,
+        ("precision", "bf16", "fp32"): 0.45,
+    }
+
+
+def test_an_effect_is_the_geometric_mean_over_batch_sizes() -> None:
+    """The same change at two batch sizes is one line with both pairs."""
+    night = Night()
+    rows = []
+    for batch, (plain, packed) in {8: (100.0, 200.0), 16: (100.0, 800.0)}.items():
+        rows.append(with_rate(night.add(a_job(**finetuning(), batch_size=batch)), plain))
+        job = a_job(**finetuning(padding="packing"), batch_size=batch)
+        rows.append(with_rate(night.add(job), packed))
+    (effect,) = effects_of(rows, settings_of(rows), workload_defaults)
+    assert effect.ratio.value == pytest.approx(4.0)
+    assert [pair.row.batch_size for pair in effect.pairs] == [8, 16]
+    assert effect.ratio.decided and effect.ratio.low is not None and effect.ratio.low < 4.0
+
+
+def test_an_effect_within_noise_is_not_decided() -> None:
+    """Two rows whose intervals are wide are not told apart."""
+    night = Night()
+    rows = [
+        with_rate(night.add(a_job(**finetuning())), 100.0, half=20.0),
+        with_rate(night.add(a_job(**finetuning(padding="packing"))), 104.0, half=20.0),
+    ]
+    (effect,) = effects_of(rows, settings_of(rows))
+    assert not effect.ratio.decided
+
+
+def test_the_baseline_is_the_default_then_the_centre_of_the_star() -> None:
+    """Defaults win; without them the row with most neighbours at one step does."""
+    star = [(("a", x), ("b", y)) for x, y in (("1", "0"), ("0", "0"), ("2", "0"), ("0", "1"))]
+    assert baseline(star, {}) == (("a", "0"), ("b", "0"))
+    assert baseline(star, {"a": "2", "b": "0"}) == (("a", "2"), ("b", "0"))
+
+
+def test_scaling_tells_speedup_and_efficiency() -> None:
+    """Two cards that give 1.8 times one card's throughput are 90 % efficient."""
+    night = Night()
+    rows = [
+        with_rate(night.add(a_job(cards=cards)), rate)
+        for cards, rate in ((1, 100.0), (2, 180.0), (4, 300.0))
+    ]
+    (scaling,) = scalings_of(rows, settings_of(rows))
+    assert [round(step.speedup.value, 3) for step in scaling.steps] == [1.0, 1.8, 3.0]
+    assert [round(step.efficiency, 3) for step in scaling.steps] == [1.0, 0.9, 0.75]
+
+
+def test_scaling_compares_equal_batches_only() -> None:
+    """Where the largest batch was searched for and differs, there is no efficiency."""
+    night = Night()
+    rows = [
+        night.add(a_job(cards=1, batch_size=MAX), batch_size=64),
+        night.add(a_job(cards=2, batch_size=MAX), batch_size=32),
+        night.add(a_job(cards=2, precision="fp32"), State.OUT_OF_MEMORY),
+    ]
+    assert scalings_of(rows, settings_of(rows)) == ()
+
+
+def test_effects_do_not_explode_on_a_full_factorial() -> None:
+    """Of k settings with all combinations measured, each change is told once."""
+    night = Night()
+    rows = [
+        with_rate(night.add(a_job(**finetuning(padding=p, gradient_checkpointing=g))), 100.0)
+        for p in ("dynamic", "packing", "fixed")
+        for g in (False, True)
+    ]
+    assert len(summarize(rows, defaults=workload_defaults).effects) == 3

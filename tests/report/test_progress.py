@@ -1,0 +1,133 @@
+"""A report of a run that is under way, and the new figures on the page."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from measurement_factory import Night, a_job, precision_grid
+
+from orchestrator.job import Accelerator
+from orchestrator.reference_data import reference
+from orchestrator.report import drawing, read_summary, write_report
+from orchestrator.report.figures import clipped, throughput_curve
+from orchestrator.report.page import render
+from orchestrator.report.progress import underway_of
+from orchestrator.report.summary import Table, summarize
+from orchestrator.run_status import CardStatus, RunStatus
+from orchestrator.store import Store
+
+
+def a_status(**changes: object) -> RunStatus:
+    """A run with 12 of 48 jobs done."""
+    card = CardStatus(card="hpu-1/HPU3", phase="measure", phase_age_s=4.0, job="b", attempt_id="x")
+    known: dict[str, object] = {
+        "run": "live",
+        "at": 1000.0,
+        "started_at": 0.0,
+        "total": 48,
+        "done": 12,
+        "counts": {"SUCCEEDED": 12},
+        "attempts": 12,
+        "emulated": True,
+        "cards": (card, CardStatus(card="hpu-1/HPU4")),
+        "eta_s": 3000.0,
+    }
+    return RunStatus(**{**known, **changes})  # type: ignore[arg-type]
+
+
+def test_a_run_under_way_says_how_far_it_is() -> None:
+    """Jobs done of all, those running and the time left."""
+    underway = underway_of(a_status(), 1001.0)
+    assert underway is not None
+    assert underway.sentence == (
+        "Under way: 12 of 48 jobs done, 1 running, about 50 min 00 s left."
+    )
+
+
+def test_a_silent_driver_is_named() -> None:
+    """A status that is old says so instead of a time left."""
+    underway = underway_of(a_status(), 1000.0 + 3600)
+    assert underway is not None and underway.stale
+    assert underway.sentence.startswith("Not finished: 12 of 48 jobs done. The driver has been si")
+
+
+def test_a_finished_or_unknown_run_is_told_by_its_rows() -> None:
+    """The driver's last word is finished, or there is none."""
+    assert underway_of(a_status(finished=True), 1e9) is None
+    assert underway_of(None, 0.0) is None
+
+
+def test_the_page_of_a_run_under_way(tmp_path: Path) -> None:
+    """The status beside the rows is read; one that cannot be understood is ignored."""
+    with Store.open(tmp_path, "live") as store:
+        store.append(Night(run="live").add(a_job()))
+        store.write_file("status.json", a_status().to_json())
+        text = write_report(store).read_text(encoding="utf-8")
+        assert "12 of 48 jobs done" in text and 'aria-valuenow="12"' in text
+        assert "hpu-1/HPU3" in text
+        store.write_file("status.json", "{")
+        summary, _ = read_summary(store)
+        assert summary.underway is None
+
+
+def one_table(low: float | None = None, high: float | None = None) -> Table:
+    """A table of three batch sizes, of which the last has this interval."""
+    night = Night()
+    precision_grid(night, sizes=(1, 2, 4), precisions=("bf16",))
+    from dataclasses import replace
+
+    last = night.rows[-1]
+    if low is not None:
+        metrics = replace(last.metrics, throughput_low=low, throughput_high=high)
+        night.rows[-1] = replace(last, metrics=metrics)
+    (table,) = summarize(night.rows).tables
+    return table
+
+
+def test_error_bars_stay_inside_the_figure() -> None:
+    """An interval below zero or far above the values ends in an arrow head at the frame."""
+    plain, wild = one_table(), one_table(-1e5, 1e6)
+    assert not clipped(plain) and clipped(wild)
+    drawn = throughput_curve(wild, "title")
+    bars = re.findall(r'class="bar" d="([^"]+)"', drawn)
+    assert "l3 4l3-4" in bars[0] and "l3-4l3 4" in bars[0]
+    heights = [float(y) for _, y in re.findall(r"M([\d.]+) (-?[\d.]+)V", bars[0])]
+    heights += [float(y) for y in re.findall(r"V(-?[\d.]+)", bars[0])]
+    floor = drawing.HEIGHT - drawing.BOTTOM
+    assert all(drawing.TOP <= y <= floor for y in heights)
+    tick = max(float(t.replace(",", "")) for t in re.findall(r'"end">([\d.,]+)<', drawn))
+    assert tick < 2000, "the curve is not pressed down by one interval"
+
+
+def test_the_new_sections_are_on_the_page() -> None:
+    """A real run over cards has fronts, effects, scaling, shares of limits and published rows."""
+    night = Night(emulated=False)
+    for cards in (1, 2, 4):
+        precision_grid(night, cards=cards, sizes=(8, 32), precisions=("bf16", "int8"))
+    precision_grid(night, accelerator=Accelerator.GPU, sizes=(8, 32), precisions=("bf16",))
+    page = render(summarize(night.rows, reference=reference()), night.rows)
+    for name in ("fronts", "effects", "scaling", "roofline", "published"):
+        assert f'<section id="{name}">' in page and f'href="#{name}"' in page
+    assert page.index('id="best"') < page.index('id="tables"') < page.index('id="fronts"')
+    assert page.index('id="effects"') < page.index('id="scaling"') < page.index('id="roofline"')
+    assert page.index('id="published"') < page.index('id="cards"') < page.index('id="provenance"')
+    assert "Roofline of Gaudi2" in page and "Roofline of H200-SXM" in page
+
+
+def test_emulated_rows_are_told_to_have_no_limits() -> None:
+    """Instead of a roofline the page says why there is none."""
+    night = Night()
+    precision_grid(night, sizes=(1, 2), precisions=("bf16",))
+    page = render(summarize(night.rows, reference=reference()), night.rows)
+    assert "2 measured rows ran on emulated cards" in page and "roofline_figure" not in page
+
+
+@pytest.mark.parametrize("values", [(1.0, 1.0), (0.01, 9000.0), (3.0, 4.0), (1e-9, 2e-9)])
+def test_logarithmic_axes_have_ticks_inside(values: tuple[float, float]) -> None:
+    """Between two and nine ticks, all within the limits, which hold the values."""
+    low, high = drawing.log_limits(values)
+    ticks = drawing.log_ticks(low, high)
+    assert low < min(values) and high > max(values)
+    assert 2 <= len(ticks) <= 9 and all(low <= t <= high for t in ticks)

@@ -1,0 +1,177 @@
+"""Data sheets, the roofline, and measured against published."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from measurement_factory import Night, a_job, precision_grid
+
+from orchestrator import reference_data
+from orchestrator.measurement import Measurement
+from orchestrator.reference_data import reference
+from orchestrator.report.published import against_published, same_model, same_precision
+from orchestrator.report.roofline import roofline_of, share_of, sheet_of
+
+PUBLISHED = reference().published
+SHEETS = reference().devices
+
+
+def t5(**changes: object) -> Measurement:
+    """A row that did what the published summarization figures are about."""
+    job = a_job(
+        workload="finetuning",
+        model="google-t5/t5-3b",
+        dataset="cnn_dailymail",
+        cards=8,
+        precision="fp32",
+        batch_size=1,
+        parameters=(("gradient_checkpointing", True), ("method", "full")),
+    )
+    row = Night(emulated=False).add(job)
+    metrics = replace(row.metrics, items_per_s=40.0, throughput_unit="samples/s")
+    return replace(row, metrics=metrics, **changes)  # type: ignore[arg-type]
+
+
+def test_the_ten_published_figures_are_there_with_their_speedups() -> None:
+    """The figures read back, and the speed-ups are those that the comparison gave."""
+    assert len(PUBLISHED) == 10
+    comparisons = against_published([], PUBLISHED)
+    assert [one.task for one in comparisons] == [
+        "pretraining",
+        "text-to-image",
+        "summarization-finetuning",
+    ]
+    told = {
+        (line.figure.device, line.figure.batch_size): {
+            device: round(value, 2) for device, value in line.speedups.items()
+        }
+        for one in comparisons
+        if one.task == "pretraining"
+        for line in one.lines
+    }
+    assert told["Gaudi2", 32] == {"Gaudi1": 3.04, "A100-80GB": 1.61}
+    assert told["Gaudi2", 64] == {"Gaudi1": 3.53, "A100-80GB": 1.7}
+    assert told["A100-80GB", 32] == {"Gaudi1": 1.89}
+    images = {line.figure.device: line.speedups for line in comparisons[1].lines}
+    assert images["Gaudi2"]["Gaudi1"] == pytest.approx(3.25 / 0.925)
+    assert comparisons[2].lines[0].speedups == {"A100-80GB": pytest.approx(19.7 / 8.07)}
+
+
+def test_our_row_stands_beside_published_ones_and_is_marked() -> None:
+    """A matching row of ours is a line of its own, with its own device and speed-ups."""
+    (one,) = [c for c in against_published([t5()], PUBLISHED) if c.measured]
+    (ours,) = [line for line in one.lines if line.ours]
+    assert ours.figure.device == "Gaudi2" and ours.figure.value == 40.0
+    assert ours.speedups["A100-80GB"] == pytest.approx(40.0 / 8.07)
+    assert [line.figure.value for line in one.lines if not line.ours] == [19.7, 8.07]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"workload": "text-generation"},
+        {"model": "t5-large"},
+        {"dataset": "advertisegen"},
+        {"precision": "bf16"},
+        {"batch_size": 2},
+        {"cards": 1},
+        {"parameters": {"autocast": "bf16"}},
+    ],
+)
+def test_a_row_that_did_something_else_is_not_set_beside(changes: dict[str, object]) -> None:
+    """One difference in task, model, data, precision, batch or cards is enough."""
+    assert not any(c.measured for c in against_published([t5(**changes)], PUBLISHED))
+
+
+def test_emulated_rows_are_counted_and_left_out() -> None:
+    """A processor's figure never stands beside a card's."""
+    comparisons = against_published([t5(emulated=True)], PUBLISHED)
+    assert not any(one.measured for one in comparisons)
+    assert [one.emulated for one in comparisons] == [0, 0, 1]
+
+
+def test_names_and_precisions_are_matched_by_meaning() -> None:
+    """The owner of a model does not count; bf16-mixed is fp32 weights under autocast."""
+    assert same_model("google-bert/bert-base-uncased", "bert-base-uncased")
+    assert not same_model("bert-large-uncased", "bert-base-uncased")
+    mixed = t5(parameters={"autocast": "bf16"})
+    assert same_precision(mixed, "bf16-mixed") and not same_precision(mixed, "fp32")
+    assert not same_precision(t5(precision="bf16"), "bf16-mixed")
+
+
+@pytest.mark.parametrize(
+    ("driver", "sheet"),
+    [
+        ("Gaudi2", "Gaudi2"),
+        ("HL-225", "Gaudi2"),
+        ("NVIDIA H200", "H200-SXM"),
+        ("NVIDIA A100-SXM4-80GB", "A100-SXM-80GB"),
+        ("NVIDIA H100 80GB HBM3", "H100-SXM"),
+        ("NVIDIA H100 PCIe", None),
+        ("NVIDIA H200 NVL", None),
+        ("NVIDIA H200 MIG 1g.18gb", None),
+        ("NVIDIA A100-SXM4-40GB", None),
+        ("AMD EPYC 9B14", None),
+        ("", None),
+    ],
+)
+def test_a_data_sheet_is_of_exactly_that_card(driver: str, sheet: str | None) -> None:
+    """Other boards of the same chip and slices of a card have no sheet here."""
+    found = sheet_of(driver, SHEETS)
+    assert (found.device if found else None) == sheet
+
+
+def test_shares_of_bandwidth_and_compute_by_hand() -> None:
+    """100 GB of weights in a 50 ms step are 2 TB/s; operations are two a parameter and token."""
+    row = Night(emulated=False).add(a_job(batch_size=4))
+    metrics = replace(
+        row.metrics, tpot_p50_s=0.05, total_tokens_per_s=1000.0, generated_tokens_per_s=800.0
+    )
+    row = replace(row, metrics=metrics, weight_bytes=100 * 10**9, parameter_count=50 * 10**9)
+    sheet = next(s for s in SHEETS if s.device == "Gaudi2")
+    share = share_of(row, sheet)
+    assert share.bandwidth == pytest.approx(2.0 / 2.46)
+    assert share.compute == pytest.approx(2 * 50e9 * 1000 / 432e12)
+    assert share.intensity == pytest.approx(4.0)
+    training = replace(row, train_flops_per_token=3e11, cards=2, precision="fp32")
+    training = replace(training, parameters={"autocast": "bf16"})
+    assert share_of(training, sheet).compute == pytest.approx(3e11 * 1000 / 2 / 432e12)
+    assert share_of(replace(row, precision="fp32"), sheet).compute is None
+
+
+def test_emulated_cards_have_no_roofline() -> None:
+    """Nothing is given for them, and how many there were is said."""
+    night = Night()
+    precision_grid(night, sizes=(1, 2), precisions=("bf16",))
+    roofline = roofline_of(night.rows, SHEETS)
+    assert not roofline.shares and roofline.emulated == 2
+    night = Night(emulated=False)
+    night.add(a_job(), device_name="NVIDIA H100 PCIe")
+    assert roofline_of(night.rows, SHEETS).unknown == ("NVIDIA H100 PCIe",)
+
+
+def test_the_files_are_found_when_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Away from the repository they are found through the installation's list of files."""
+    installed = tmp_path / "prefix" / "share" / "nightgrid" / "devices.csv"
+    installed.parent.mkdir(parents=True)
+    installed.write_text("device\n", encoding="utf-8")
+    monkeypatch.setattr(reference_data, "_CHECKOUT", tmp_path / "site-packages" / "results")
+    monkeypatch.setattr(reference_data, "_files", lambda: [tmp_path / "a.py", installed])
+    assert reference_data.find("devices.csv") == installed
+    assert reference_data.find("published.csv") is None
+
+
+def test_a_damaged_data_sheet_is_refused(tmp_path: Path) -> None:
+    """A figure that is no number does not become a share."""
+    path = tmp_path / "devices.csv"
+    path.write_text(
+        "device,memory_gb,bandwidth_tb_s,bf16_tflops_dense,fp8_tflops_dense,tdp_w,source\n"
+        "X,96,-1,1,1,1,nobody\n",
+        encoding="utf-8",
+    )
+    with pytest.raises(ValueError, match="data sheet"):
+        reference_data.read_devices(path)
