@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -31,6 +32,10 @@ COMMANDS: dict[str, str] = {
 }
 
 
+#: Libraries that log, when imported, what no user can act on.
+CHATTERERS = ("torchao", "torch.utils._pytree")
+
+
 def build_parser(chosen: str | None) -> argparse.ArgumentParser:
     """The parser with every command named and the chosen one's options filled in."""
     parser = argparse.ArgumentParser(
@@ -52,6 +57,8 @@ def build_parser(chosen: str | None) -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; errors meant for the user are printed without a traceback."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    for name in CHATTERERS:
+        logging.getLogger(name).setLevel(logging.ERROR)
     chosen = next((word for word in arguments if not word.startswith("-")), None)
     args = build_parser(chosen).parse_args(arguments)
     try:
