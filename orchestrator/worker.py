@@ -326,6 +326,7 @@ def request_of(attempt: Attempt) -> Request:
         residency_key=job.residency_key,
         parameters=find_workload(job.workload).validate(dict(job.parameters)),
         measure=measure,
+        probe=attempt.purpose == "probe",
     )
 
 

@@ -44,6 +44,7 @@ class Request:
     residency_key: str  # equal keys may share what ``JobContext.resident`` loaded
     parameters: Mapping[str, Any]  # the workload's own, validated (``parameters.py``)
     measure: MeasureSettings
+    probe: bool = False  # asked only whether the batch fits: do what takes most memory, once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

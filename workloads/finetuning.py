@@ -35,6 +35,9 @@ from workloads.training.flops import train_flops_per_token
 from workloads.training.samples import TrainingSample, encode_samples
 from workloads.training.step import Steps, batch_maker, plan_data
 
+#: The first step allocates the optimizer's averages, the second meets them in its passes.
+PROBE_STEPS = 2
+
 _evicting = itertools.count()
 
 
@@ -55,6 +58,8 @@ def run(request: Request, context: JobContext) -> Result:
         raise BadConfiguration(f"batch size {request.batch_size}; at least 1 is needed")
     require(_asked(request, context, parameters))
     method = method_of(parameters)
+    if request.probe:
+        method = method.model_copy(update={"steps": PROBE_STEPS, "save_adapter": None})
     techniques = chosen(parameters)
     context.device.seed(0)
     context.enter_phase("load")
@@ -85,7 +90,8 @@ def run(request: Request, context: JobContext) -> Result:
     }
     flops = train_flops_per_token(training.model)
     trainable = sum(parameter.numel() for parameter in training.trainable())
-    details |= _finish(request, context, method, training, steps, make)
+    if not request.probe:
+        details |= _finish(request, context, method, training, steps, make)
     return Result(
         samples=measured.samples,
         stop_reason=measured.stop_reason,
@@ -140,7 +146,8 @@ def _load(
     )
     device.seed(0)  # adapters start from random numbers
     applied = methods.apply(base.model, method, request.precision, device.name)
-    applied.model.to(device.torch_device)
+    if "device_map" not in loading.model_arguments:  # else it is there, and may not be moved
+        applied.model.to(device.torch_device)
     applied.model.train()
     device.synchronize()
     return _Loaded(
@@ -166,6 +173,9 @@ def _samples(
     count = max(method.samples, request.batch_size * context.world_size)
     began = context.clock()
     samples = encode_samples(examples, count, base.tokenizer, base.source, method.max_length)
+    if request.probe:  # the longest samples decide whether a batch fits
+        samples = sorted(samples, key=lambda sample: -len(sample.ids))
+        samples = samples[: request.batch_size * context.world_size]
     return samples, context.clock() - began, find_dataset(request.dataset).synthetic
 
 

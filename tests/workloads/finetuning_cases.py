@@ -11,7 +11,7 @@ from workloads.refusal import Asked
 from workloads.registry import find_workload
 
 MODEL = "tiny-chatglm3"
-FIELDS = ("model", "dataset", "precision", "batch_size", "measure")
+FIELDS = ("model", "dataset", "precision", "batch_size", "measure", "probe")
 
 
 def parameters(**given: Any) -> dict[str, Any]:

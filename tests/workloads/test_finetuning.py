@@ -200,6 +200,15 @@ def test_a_job_cut_by_its_time_limit_keeps_its_steps() -> None:
     assert result.stop_reason == "time_limit" and len(result.samples) == 1
 
 
+def test_a_probe_takes_the_longest_samples_twice() -> None:
+    """The second step has the optimizer's state and activations at once; nothing is kept."""
+    result = train(probe=True, steps=50, batch_size=2, save_adapter="never", max_length=400)
+    plain = train(steps=2, batch_size=2, max_length=400)
+    assert len(result.samples) == 2 and "saved_adapter" not in result.details
+    assert result.samples[0].input_tokens == result.samples[1].input_tokens
+    assert result.samples[0].input_tokens > max(sample.input_tokens for sample in plain.samples)
+
+
 def test_training_leaves_no_trace_in_the_next_job() -> None:
     """Two equal jobs in one worker give the same losses; neither gets the other's model."""
     worker = Worker()
