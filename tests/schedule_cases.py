@@ -65,15 +65,21 @@ def node(name: str = "n1", cards: int = 8, **changes: object) -> Node:
 
 
 class Fixed:
-    """Estimates by dataset name, the same for all other jobs."""
+    """Estimates by dataset name or batch size, the same for all other jobs."""
 
     def __init__(
-        self, run_s: float = 100.0, load_s: float = 10.0, by_name: Mapping[str, float] | None = None
+        self,
+        run_s: float = 100.0,
+        load_s: float = 10.0,
+        by_name: Mapping[str, float] | None = None,
+        by_batch: Mapping[object, float] | None = None,
     ) -> None:
-        self.run_s, self.load_s, self.by_name = run_s, load_s, dict(by_name or {})
+        self.run_s, self.load_s = run_s, load_s
+        self.by_name, self.by_batch = by_name or {}, by_batch or {}
 
     def estimate(self, job: Job) -> Estimate:
-        return Estimate(load_s=self.load_s, run_s=self.by_name.get(job.dataset, self.run_s))
+        by_batch = self.by_batch.get(job.batch_size, self.run_s)
+        return Estimate(load_s=self.load_s, run_s=self.by_name.get(job.dataset, by_batch))
 
 
 class Cluster:

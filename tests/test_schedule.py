@@ -102,18 +102,17 @@ def test_a_worker_goes_on_with_the_model_it_holds() -> None:
 
 
 def test_a_model_nobody_holds_is_begun_before_it_is_too_late() -> None:
-    """A job longer than all that is left goes before more of the same model."""
-    estimates = Fixed(by_name={"a1": 60, "a2": 50, "a3": 50, "b": 55, "c": 40})
-    jobs = [job("a1"), job("a2"), job("a3"), job("b", model="b"), job("c", model="c")]
-    cluster = Cluster(planned(*jobs), estimates=estimates, max_starting=1)
-    cluster.join(node(cards=2))
-    first = []
-    for _ in range(2):
-        cluster.ready()
-        first += [run.attempt.job.dataset for run in cluster.running.values()]
-    cluster.ends(cluster.run_of("a1"))
-    assert "a1" in first
-    assert "b" in first or cluster.run_of("b")
+    """A job longer than all that is left goes before more of the model that a worker holds."""
+    names = [f"a{n}" for n in range(6)]
+    jobs = [*[job(name) for name in names], job("long", model="b")]
+    lasts = dict.fromkeys(names, 30.0) | {"long": 500.0}
+    cluster = Cluster(planned(*jobs), estimates=Fixed(by_name=lasts))
+    cluster.join(node("n1", cards=2), node("n2", cards=2))
+    cluster.ready()
+    cluster.leave(cluster.run_of("long").cards[0].node_id)
+    assert len(cluster.running) == 2  # of the other model, of which more is waiting
+    cluster.ends(next(iter(cluster.running.values())).attempt, took=30)
+    assert cluster.run_of("long")
 
 
 def test_an_idle_worker_with_the_model_is_used_before_a_new_one_is_started() -> None:
@@ -130,18 +129,61 @@ def test_an_idle_worker_with_the_model_is_used_before_a_new_one_is_started() -> 
     assert cluster.only().cards[0].node_id == survivor
 
 
+def test_of_two_idle_workers_the_one_with_the_model_is_used() -> None:
+    """A job that comes back goes where its model is, not to whoever has waited longest."""
+    jobs = [job("x", model="x"), job("y1", model="y"), job("y2", model="y")]
+    cluster = Cluster(planned(*jobs))
+    cluster.join(node("n1", cards=1), node("n2", cards=1), node("n3", cards=1))
+    cluster.ready()
+    held = cluster.run_of("y1").cards
+    lost = cluster.run_of("y2").cards[0].node_id
+    cluster.ends(cluster.run_of("x"))
+    cluster.ends(cluster.run_of("y1"))
+    cluster.leave(lost)
+    assert cluster.run_of("y2").cards == held
+
+
 def test_an_idle_worker_takes_another_model_before_a_new_worker_is_started() -> None:
     """Loading costs less than starting and loading."""
+    jobs = [job("x", model="x"), job("y", model="y")]
+    cluster = Cluster(planned(*jobs))
+    cluster.join(node("n1", cards=2), node("n2", cards=1))
+    cluster.ready()
+    gone = cluster.run_of("x").cards[0].node_id
+    stays = "y" if gone == "n2" else "x"
+    goes = "x" if stays == "y" else "y"
+    cluster.ends(cluster.run_of(stays))
+    commands = cluster.leave("n2")
+    assert not cards_of(commands)
+    assert cluster.run_of(goes).cards[0].node_id == "n1"
+
+
+def test_a_model_is_not_given_a_worker_that_a_busy_one_makes_needless() -> None:
+    """Another model's job of two seconds waits for the worker that is free in two, though a
+    card stands empty: a new worker takes eight to start."""
     jobs = [job("a"), job("b", model="b")]
-    cluster = Cluster(planned(*jobs), estimates=Fixed(by_name={"a": 10}), max_starting=1)
-    cluster.join(node(cards=1), node("n2", cards=1))
+    cluster = Cluster(planned(*jobs), estimates=Fixed(run_s=2, load_s=0.1), max_starting=1)
+    cluster.join(node(cards=2))
     cluster.ready()
-    started = len([c for c in cluster.log if isinstance(c, StartWorker)])
-    assert started == 2  # b cannot wait for a
+    assert not cluster.starting
+    cluster.ends(cluster.only(), took=2)
+    assert cluster.running and not cluster.starting
+
+
+def test_a_job_does_not_wait_for_a_worker_that_overruns() -> None:
+    """Left to a busy worker because that is sooner; when it is not, another is started."""
+    estimates = Fixed(load_s=0.1, by_name={"a": 4.0, "b": 2.0})
+    cluster = Cluster(planned(job("a"), job("b")), estimates=estimates, max_starting=1)
+    cluster.join(node(cards=2))
     cluster.ready()
-    cluster.ends(cluster.run_of("b"))
-    cluster.ends(cluster.run_of("a"))
-    assert len([c for c in cluster.log if isinstance(c, StartWorker)]) == 2
+    assert cluster.only().job.dataset == "a"
+    assert not cluster.starting
+    waited = 0
+    while not cluster.starting:
+        waited += 1
+        assert waited < 20
+        cluster.tick(min(at for at in cluster.wakes if at > cluster.now) - cluster.now)
+    assert cluster.only().job.dataset == "a"
 
 
 def test_no_worker_is_started_for_work_that_is_done_sooner_without() -> None:
@@ -298,24 +340,45 @@ def test_a_retry_stays_where_it_is_when_there_is_nowhere_else() -> None:
     assert cluster.finals()["a"].state is State.SUCCEEDED
 
 
+def test_a_retry_comes_back_when_elsewhere_has_gone() -> None:
+    """It waits for the other card, whose node is then lost."""
+    cluster = Cluster(planned(job("a"), job("b")))
+    cluster.join(node("n1", cards=1), node("n2", cards=1))
+    cluster.ready()
+    first = cluster.run_of("a")
+    other = cluster.run_of("b").cards[0].node_id
+    cluster.ends(first, State.FAILED, FailureClass.ERROR, took=1)
+    cluster.stopped()
+    assert not cluster.starting  # it will not have the card it failed on
+    cluster.leave(other)
+    cluster.ready()
+    assert cluster.running
+    cluster.play_out()
+    assert {row.state for row in cluster.finals().values()} == {State.SUCCEEDED}
+
+
 def test_out_of_memory_prunes_larger_batches_that_do_not_run() -> None:
-    """16 runs and keeps its own result; 32 and 64 would fail too; 4 is smaller."""
-    cluster = Cluster(planned(*sweep(8, 16, 32, 64, 4), job("else", batch_size=64)))
+    """8 does not fit: 32 and 64 would fail too. 16 runs already and keeps its own result, 4 is
+    smaller, and another dataset is another configuration."""
+    lasts = {16: 400.0, 8: 300.0, 32: 200.0, 64: 100.0, 4: 50.0}
+    jobs = [*sweep(4, 8, 16, 32, 64), job("else", batch_size=64)]
+    cluster = Cluster(planned(*jobs), estimates=Fixed(by_name={"else": 10.0}, by_batch=lasts))
     cluster.join(node(cards=2))
     cluster.ready()
     by_size = {run.attempt.job.batch_size: run.attempt for run in cluster.running.values()}
-    while 8 not in by_size:
-        cluster.ends(next(iter(by_size.values())))
-        by_size = {run.attempt.job.batch_size: run.attempt for run in cluster.running.values()}
-    running = set(by_size)
-    cluster.ends(by_size[8], State.OUT_OF_MEMORY)
-    pruned = {n for n, row in batch_finals(cluster).items() if row.state is State.PRUNED}
-    assert pruned == {16, 32, 64} - running - {
-        n for n, row in batch_finals(cluster).items() if row.state is State.SUCCEEDED
+    assert set(by_size) == {8, 16}
+    commands = cluster.ends(by_size[8], State.OUT_OF_MEMORY)
+    rows = {row.job.batch_size: row for row in commands if isinstance(row, RecordRow)}
+    assert {size: row.state for size, row in rows.items()} == {
+        8: State.OUT_OF_MEMORY,
+        32: State.PRUNED,
+        64: State.PRUNED,
     }
-    reason = next(row.reason for row in cluster.rows if row.state is State.PRUNED)
-    assert "batch size 8" in reason and by_size[8].attempt_id in reason
+    assert "batch size 8" in rows[32].reason and by_size[8].attempt_id in rows[32].reason
+    cluster.ends(by_size[16])
     cluster.play_out()
+    assert batch_finals(cluster)[16].state is State.SUCCEEDED
+    assert batch_finals(cluster)[4].state is State.SUCCEEDED
     assert cluster.finals()["else"].state is State.SUCCEEDED
 
 
@@ -345,20 +408,18 @@ def test_an_unacquirable_card_is_quarantined_at_once() -> None:
 
 
 def test_only_the_rank_that_failed_quarantines_its_card() -> None:
-    """A gang of four of which rank 2 could not get its card."""
-    cluster = Cluster(planned(job("gang", cards=4), *[job(str(n)) for n in range(8)]))
+    """A gang of four of which rank 2 could not get its card: the other three are used."""
+    cluster = Cluster(
+        planned(job("gang", cards=4), *[job(str(n)) for n in range(8)]),
+        card_paroles=0,
+        wait_for_nodes_s=1e6,
+    )
     cluster.join(node(cards=4))
     cluster.ready()
-    gang = cluster.only()
-    cluster.ends(gang, State.FAILED, FailureClass.ACQUIRE, ranks=(2,))
+    cluster.ends(cluster.only(), State.FAILED, FailureClass.ACQUIRE, ranks=(2,))
     cluster.stopped()
-    used = {card.index for card in cards_of(cluster.log[-40:])}
-    assert gang.cards[2].index not in {card.index for card in cards_of(cluster.stopped())}
-    cluster.play_out()
-    placed = [run.attempt for run in cluster.log if isinstance(run, RunAttempt)]
-    after = {attempt.cards[0].index for attempt in placed if attempt.job.cards == 1}
-    assert after == {0, 1, 3}
-    assert used
+    cluster.ready()
+    assert {run.attempt.cards[0].index for run in cluster.running.values()} == {0, 1, 3}
 
 
 def test_a_poison_job_does_not_cost_healthy_cards() -> None:
@@ -404,6 +465,30 @@ def test_a_card_on_which_jobs_fail_that_work_elsewhere_is_quarantined() -> None:
         cluster.tick(5)
     assert {row.state for row in cluster.finals().values()} == {State.SUCCEEDED}
     assert 2 <= failed < 6
+
+
+def test_a_card_that_is_quarantined_while_it_runs_loses_its_worker_afterwards() -> None:
+    """What runs there is finished and counted; then the card is left alone."""
+    jobs = [job("p"), job("q"), job("r")]
+    lasts = {"p": 300.0, "q": 200.0, "r": 100.0}
+    cluster = Cluster(planned(*jobs), estimates=Fixed(by_name=lasts), card_strikes=1)
+    cluster.join(node(cards=2))
+    cluster.ready()
+    bad = cluster.run_of("p").cards[0]
+    cluster.ends(cluster.run_of("p"), State.FAILED, FailureClass.CRASH, took=1)
+    cluster.stopped()
+    cluster.ready()
+    assert cluster.run_of("r").cards[0] == bad
+    cluster.tick(2)
+    cluster.ends(cluster.run_of("q"))
+    cluster.stopped()
+    cluster.ready()
+    cluster.ends(cluster.run_of("p"))  # it works on the other card: the bad one is to blame
+    on_bad = next(name for name, start in cluster.up.items() if start.card == bad)
+    commands = cluster.ends(cluster.run_of("r"))
+    stops = {c.worker_id: c.reason for c in commands if isinstance(c, StopWorker)}
+    assert "is quarantined" in stops[on_bad]
+    assert cluster.finals()["r"].state is State.SUCCEEDED
 
 
 # ------------------------------------------------------------ workers that do not start
@@ -591,7 +676,7 @@ def late_gang(*, cards: int = 8, singles: int = 60, run_s: float = 50.0) -> Clus
 
 
 def test_a_gang_never_starves_behind_one_card_jobs() -> None:
-    """Its set is drained: no card of it gets a job that ends after the others are free."""
+    """Its set is drained: sixty jobs wait, and not one more is started before it."""
     cluster = late_gang(singles=60)
     ended = 0
     while not any(s.world_size == 8 for s in cluster.starting.values()):
@@ -636,7 +721,8 @@ def test_backfill_refuses_what_would_delay_the_gang() -> None:
     cluster.ends(cluster.run_of("b"), took=80)  # "a" has 10 s left, "late" takes 75
     assert {run.attempt.job.dataset for run in cluster.running.values()} == {"a"}
     cluster.ends(cluster.run_of("a"), took=10)
-    assert all(s.world_size == 2 for s in cluster.stopping and cluster.starting.values())
+    cluster.stopped()
+    assert {s.world_size for s in cluster.starting.values()} == {2}
     cluster.play_out()
     assert {row.state for row in cluster.finals().values()} == {State.SUCCEEDED}
 
@@ -933,6 +1019,28 @@ def test_the_breaker_is_disarmed_by(
     first, *others = list(cluster.running.values())
     cluster.ends(first.attempt, state, failure_class, took=took)
     for run in others:
+        cluster.ends(run.attempt, State.FAILED, FailureClass.CRASH, took=1)
+    assert State.NOT_STARTED not in {row.state for row in cluster.rows}
+    cluster.play_out()
+
+
+def test_faults_of_the_jobs_do_not_trip_the_breaker() -> None:
+    """A grid of nonsense fails job by job, each with its own reason."""
+    cluster = Cluster(planned(*[job(str(n)) for n in range(30)]), breaker_failures=3)
+    cluster.join(node())
+    for _ in range(30):
+        cluster.ready()
+        first = next(iter(cluster.running.values())).attempt
+        cluster.ends(first, State.FAILED, FailureClass.BAD_CONFIGURATION, took=1)
+    assert {row.state for row in cluster.rows} == {State.FAILED}
+
+
+def test_a_few_that_fail_first_among_many_do_not_trip_the_breaker() -> None:
+    """Three of eight crash at once while those begun before them are still well."""
+    cluster = Cluster(planned(*[job(str(n)) for n in range(30)]), breaker_failures=3)
+    cluster.join(node())
+    cluster.ready()
+    for run in list(cluster.running.values())[-3:]:
         cluster.ends(run.attempt, State.FAILED, FailureClass.CRASH, took=1)
     assert State.NOT_STARTED not in {row.state for row in cluster.rows}
     cluster.play_out()

@@ -332,8 +332,6 @@ class Assigner:
 
     def _gains_from_another(self, bucket: Bucket, start_s: float, now: float) -> bool:
         """Whether its own workers leave it work for the time another takes to start and load."""
-        if len(bucket.queue) <= bucket.starting:
-            return False
         setup = start_s + bucket.load_s
         waiting = bucket.queue.work_s
         if not bucket.workers or waiting > len(bucket.workers) * setup:

@@ -100,8 +100,7 @@ class Leases:
         if worker.state is not WorkerState.STARTING:
             return
         self.starting -= 1
-        if worker.bucket is not None:
-            worker.bucket.starting -= 1
+        self._pending.started(worker)
         took = max(0.0, now - worker.started_at)
         self.start_s += _START_LEARNING * (took - self.start_s)
         lease = worker.slot.lease

@@ -142,7 +142,8 @@ class _LazyMaxHeap:
 
 
 def _demand(bucket: Bucket) -> float | None:
-    return bucket.demand_s if len(bucket.queue) else None
+    spoken_for = bucket.starting  # each worker that is starting will take a job
+    return bucket.demand_s if len(bucket.queue) > spoken_for else None
 
 
 def _unheld_work(bucket: Bucket) -> float | None:
@@ -255,6 +256,12 @@ class PendingJobs:
         bucket.workers[worker.worker_id] = self.staff[worker.worker_id] = worker
         bucket.starting += worker.state is WorkerState.STARTING
         self._changed(bucket)
+
+    def started(self, worker: Worker) -> None:
+        """A worker is up; its state is still the old one."""
+        if worker.bucket is not None:
+            worker.bucket.starting -= 1
+            self._changed(worker.bucket)
 
     def detach(self, worker: Worker) -> None:
         """The worker serves no bucket any more."""
