@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,9 +25,10 @@ from workloads.errors import BadConfiguration
 from workloads.finetuning_parameters import FinetuningParameters, MethodParameters, method_of
 from workloads.finetuning_rules import require
 from workloads.measure import Instruments, Measured, measure
+from workloads.parallel.layout import Layout, tensor_size
 from workloads.refusal import Asked
 from workloads.techniques import chosen
-from workloads.techniques.base import Loading, Technique, Training
+from workloads.techniques.base import DataPlan, Loading, Technique, Training
 from workloads.techniques.optimizers import state_bytes
 from workloads.training import adapters, methods
 from workloads.training.base_model import BaseModel, load_base
@@ -51,6 +52,14 @@ class _Loaded:
     baseline_host_memory_bytes: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Whole:
+    """The model before cards divide it among them."""
+
+    flops_per_token: float
+    trainable: int
+
+
 def run(request: Request, context: JobContext) -> Result:
     """Measure fine-tuning; see ``workloads.api.Workload``."""
     parameters = FinetuningParameters.model_validate(dict(request.parameters)).model_dump()
@@ -64,18 +73,19 @@ def run(request: Request, context: JobContext) -> Result:
     context.device.seed(0)
     context.enter_phase("load")
     loaded = _load(request, context, method, techniques)
-    samples, tokenization_s, synthetic = _samples(request, context, method, loaded.base)
-    training = _training(request, context, method, techniques, loaded)
+    layout = Layout(
+        rank=context.rank,
+        world_size=context.world_size,
+        tensor=tensor_size(parameters, context.world_size),
+    )
+    samples, tokenization_s, synthetic = _samples(request, context, method, loaded.base, layout)
     data = plan_data(
-        context.device,
-        loaded.base.pad_token_id,
-        method.max_length,
-        request.batch_size,
-        context.world_size,
+        context.device, loaded.base.pad_token_id, method.max_length, request.batch_size, layout
     )
     for technique in techniques:
         technique.on_data(data)
-    make = batch_maker(data, samples, context.rank)
+    training, whole = _training(request, context, method, techniques, loaded, layout, data)
+    make = batch_maker(data, samples, layout.data_rank)
     steps = Steps(training, techniques, data, data.feed(make))
     context.device.release_memory()
     context.device.reset_peak_memory()
@@ -86,10 +96,8 @@ def run(request: Request, context: JobContext) -> Result:
         **training.details,
         "optimizer_state_bytes": str(state_bytes(training.optimizer)),
         "host_memory_peak": host_memory.method,
-        **_losses(measured.samples, steps.evaluate(make(0))),
+        **_losses(measured.samples, context.collective.gather, steps.evaluate(make(0))),
     }
-    flops = train_flops_per_token(training.model)
-    trainable = sum(parameter.numel() for parameter in training.trainable())
     if not request.probe:
         details |= _finish(request, context, method, training, steps, make)
     return Result(
@@ -99,8 +107,8 @@ def run(request: Request, context: JobContext) -> Result:
         warmup_s=measured.warmup_s,
         weight_bytes=loaded.applied.weights.weight_bytes,
         parameter_count=loaded.applied.weights.parameter_count,
-        trainable_parameter_count=trainable,
-        train_flops_per_token=flops,
+        trainable_parameter_count=whole.trainable,
+        train_flops_per_token=whole.flops_per_token,
         tokenization_s=tokenization_s,
         baseline_host_memory_bytes=loaded.baseline_host_memory_bytes,
         peak_host_memory_bytes=host_memory.bytes,
@@ -159,7 +167,11 @@ def _load(
 
 
 def _samples(
-    request: Request, context: JobContext, method: MethodParameters, base: BaseModel
+    request: Request,
+    context: JobContext,
+    method: MethodParameters,
+    base: BaseModel,
+    layout: Layout,
 ) -> tuple[list[TrainingSample], float, bool]:
     """All samples, how long tokenizing them took, and whether the dataset is synthetic."""
     from workloads.data.catalog import find_dataset, load_examples
@@ -170,12 +182,12 @@ def _samples(
             f"max_length is {method.max_length}, the model was made for {room} positions"
         )
     examples = load_examples(request.dataset)
-    count = max(method.samples, request.batch_size * context.world_size)
+    count = max(method.samples, request.batch_size * layout.data_size)
     began = context.clock()
     samples = encode_samples(examples, count, base.tokenizer, base.source, method.max_length)
     if request.probe:  # the longest samples decide whether a batch fits
         samples = sorted(samples, key=lambda sample: -len(sample.ids))
-        samples = samples[: request.batch_size * context.world_size]
+        samples = samples[: request.batch_size * layout.data_size]
     return samples, context.clock() - began, find_dataset(request.dataset).synthetic
 
 
@@ -185,7 +197,9 @@ def _training(
     method: MethodParameters,
     techniques: Sequence[Technique],
     loaded: _Loaded,
-) -> Training:
+    layout: Layout,
+    data: DataPlan,
+) -> tuple[Training, _Whole]:
     """The model with everything that the techniques do to it, and its optimizer."""
     import torch
 
@@ -198,6 +212,9 @@ def _training(
     training = Training(
         device=context.device,
         cards=context.world_size,
+        layout=layout,
+        batch_size=data.batch_size,
+        micro_batches=data.micro_batches,
         method=method.method,
         precision=request.precision,
         model=loaded.applied.model,
@@ -216,10 +233,16 @@ def _training(
         technique.on_model(training)
     if not training.trainable():
         raise BadConfiguration("nothing is left to train: everything is frozen")
+    whole = _Whole(
+        flops_per_token=train_flops_per_token(training.model),
+        trainable=sum(parameter.numel() for parameter in training.trainable()),
+    )
+    for technique in techniques:
+        technique.on_cards(training)
     training.optimizer = training.make_optimizer(training.trainable())
     for technique in techniques:
         technique.on_optimizer(training)
-    return training
+    return training, whole
 
 
 def _measure(
@@ -246,10 +269,15 @@ def _measure(
     )
 
 
-def _losses(samples: Sequence[Sample], after: float) -> dict[str, str]:
-    """The loss on the first batch before and after training, and what is wrong with losses."""
-    before = samples[0].loss
-    assert before is not None
+def _losses(
+    samples: Sequence[Sample], gather: Callable[[Any], list[Any]], my_loss_after: float
+) -> dict[str, str]:
+    """The loss on the first batch before and after training, and what is wrong with losses.
+
+    Each rank has its part of that batch; the mean of their losses is that of the whole batch.
+    """
+    pairs = gather((samples[0].loss, my_loss_after))
+    before, after = (math.fsum(values) / len(pairs) for values in zip(*pairs, strict=True))
     found = {"first_batch_loss_before": f"{before:.6g}", "first_batch_loss_after": f"{after:.6g}"}
     strange = [n for n, s in enumerate(samples) if s.loss is None or not math.isfinite(s.loss)]
     if strange:
@@ -272,7 +300,7 @@ def _finish(
 ) -> dict[str, str]:
     """What remains of the trained model: an adapter under its name, or converted weights."""
     details: dict[str, str] = {}
-    if method.save_adapter and context.rank == 0:
+    if method.save_adapter:
         origin = {
             "model": request.model,
             "method": method.method,
@@ -280,9 +308,13 @@ def _finish(
             "dataset": request.dataset,
             "steps": method.steps,
         }
-        where = adapters.save_adapter(training.model, method.save_adapter, origin)
-        details["saved_adapter"] = str(where)
+        with training.gathered():
+            if context.rank == 0:
+                where = adapters.save_adapter(training.model, method.save_adapter, origin)
+                details["saved_adapter"] = str(where)
+        context.collective.barrier()  # ranks end together, and with them the gang
     if method.method.startswith("qat"):
+        training.wrapper = None
         training.model, details["converted"] = methods.converted(training.model)
         details["converted_loss"] = f"{steps.evaluate(make(0)):.6g}"
     return details

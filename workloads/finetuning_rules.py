@@ -27,7 +27,6 @@ def refuse(asked: Asked) -> tuple[Refusal, ...]:
         *_precision(asked, method),
         *_quantization(asked, method),
         *_adapter(asked, method),
-        *_cards(asked),
     ]
     for technique in chosen(asked.parameters):
         found += technique.refusals(asked)
@@ -101,13 +100,3 @@ def _targets(asked: Asked, wanted: str) -> Iterator[Refusal]:
     except BadConfiguration as error:
         reason, _, hint = str(error).removeprefix("targets: ").partition("; ")
         yield Refusal(setting="targets", reason=reason, hint=hint)
-
-
-def _cards(asked: Asked) -> Iterator[Refusal]:
-    if asked.cards > 1:
-        yield Refusal(
-            setting="cards",
-            reason="this version fine-tunes on one card",
-            hint="write cards: 1",
-            unsupported=True,
-        )

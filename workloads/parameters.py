@@ -55,6 +55,12 @@ class TextGenerationParameters(WorkloadParameters):
         description="A trained adapter to put on the model, not merged: the name that a "
         "fine-tuning job gave it (save_adapter), or a directory in peft's layout.",
     )
+    tensor_parallel: int | None = Field(
+        default=None,
+        ge=1,
+        description="Cards that split each matrix; groups of so many cards share out the prompts "
+        "(data × tensor). Left out, every card has the whole model.",
+    )
     keep_texts: int = Field(
         default=3,
         ge=0,

@@ -18,6 +18,7 @@ from workloads.engines import ENGINES
 from workloads.errors import BadConfiguration
 from workloads.finetuning_parameters import FinetuningParameters
 from workloads.finetuning_rules import refuse as refuse_finetuning
+from workloads.parallel.tensor_rules import refuse_generation
 from workloads.parameters import TextGenerationParameters, WorkloadParameters
 from workloads.refusal import Asked, Refusal
 
@@ -52,6 +53,7 @@ _ENTRIES = (
         function="workloads.text_generation:run",
         parameters=TextGenerationParameters,
         summary="Greedy generation with a causal language model: tokens/s, TTFT, latency.",
+        refuse=refuse_generation,
     ),
     WorkloadEntry(
         name="finetuning",

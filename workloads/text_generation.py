@@ -23,6 +23,7 @@ from workloads.engines import engine_loader
 from workloads.engines.base import Generated, GenerationEngine
 from workloads.errors import BadConfiguration
 from workloads.measure import Instruments, Measured, Observation, measure
+from workloads.parallel.layout import Layout
 from workloads.parameters import TextGenerationParameters
 
 
@@ -62,7 +63,14 @@ def run(request: Request, context: JobContext) -> Result:
     # Loading passes through more memory than running; the peaks are those of running.
     context.device.release_memory()
     context.device.reset_peak_memory()
-    generation = _Generation(engine, batches, parameters, context.clock, context.device.synchronize)
+    generation = _Generation(
+        engine,
+        batches,
+        parameters,
+        context.clock,
+        context.device.synchronize,
+        counts=_layout(parameters, context).counts,
+    )
     with HostMemoryPeak() as host_memory:
         measured = measure(
             generation.run_batch,
@@ -131,6 +139,14 @@ def _resident(request: Request, context: JobContext) -> tuple[_Resident, float]:
     return loaded, took[0] if took else 0.0
 
 
+def _layout(parameters: TextGenerationParameters, context: JobContext) -> Layout:
+    return Layout(
+        rank=context.rank,
+        world_size=context.world_size,
+        tensor=parameters.tensor_parallel or 1,
+    )
+
+
 def _prompts(
     request: Request,
     parameters: TextGenerationParameters,
@@ -141,10 +157,11 @@ def _prompts(
     from workloads.data.catalog import find_dataset, load_examples
 
     examples = load_examples(request.dataset)
-    total = max(parameters.prompts, request.batch_size * context.world_size)
+    layout = _layout(parameters, context)
+    total = max(parameters.prompts, request.batch_size * layout.data_size)
     encoded: dict[int, tuple[int, ...]] = {}
     prompts = []
-    for position in share_of_rank(total, context.rank, context.world_size):
+    for position in share_of_rank(total, layout.data_rank, layout.data_size):
         index = position % len(examples)
         if index not in encoded:
             ids = engine.encode(examples[index].content)
@@ -177,7 +194,10 @@ class _Generation:
         parameters: TextGenerationParameters,
         clock: Callable[[], float],
         synchronize: Callable[[], None],
+        *,
+        counts: bool = True,  # False where another rank counts the same prompts
     ) -> None:
+        self._counts = counts
         self._engine = engine
         self._batches = batches
         self._parameters = parameters
@@ -223,10 +243,12 @@ class _Generation:
                     output_text=self._engine.decode(ids[:count]) if keep else None,
                 )
             )
+        if not self._counts:
+            self._items.pop(repeat)
         return Observation(
-            items=len(prompts),
-            input_tokens=sum(len(prompt.ids) for prompt in prompts),
-            output_tokens=sum(counts),
+            items=len(prompts) if self._counts else 0,
+            input_tokens=sum(len(prompt.ids) for prompt in prompts) if self._counts else 0,
+            output_tokens=sum(counts) if self._counts else 0,
             computed_tokens=generated.computed_tokens,
             ttft_s=times[0] - began,
             step_s=tuple(after - before for before, after in pairwise(times)),

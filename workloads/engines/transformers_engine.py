@@ -155,6 +155,8 @@ def load(request: Request, device: Device) -> TransformersEngine:
     details = {"attention": attention, "architecture": type(model).__name__}
     if request.parameters.get("adapter"):
         details["adapter"] = adapters.attach(model, str(request.parameters["adapter"]))
+    if int(request.parameters.get("tensor_parallel") or 1) > 1:
+        details["tensor_parallel_plan"] = _split(model, int(request.parameters["tensor_parallel"]))
     return TransformersEngine(
         model=model,
         tokenizer=tokenizer,
@@ -167,6 +169,17 @@ def load(request: Request, device: Device) -> TransformersEngine:
         context_length=getattr(model.config, "max_position_embeddings", None),
         details=details,
     )
+
+
+def _split(model: Any, tensor: int) -> str:
+    """Keep this rank's part of every matrix; what was done."""
+    import torch.distributed as dist
+
+    from workloads.parallel.layout import Layout, make_groups
+    from workloads.parallel.tensor import split
+
+    layout = Layout(rank=dist.get_rank(), world_size=dist.get_world_size(), tensor=tensor)
+    return split(model, layout, make_groups(layout))
 
 
 def _check_attention(attention: str, device: Device) -> None:

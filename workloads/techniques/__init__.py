@@ -16,6 +16,7 @@ from workloads.techniques.checkpointing import GradientCheckpointing
 from workloads.techniques.freezing import Freezing
 from workloads.techniques.optimizers import OptimizerChoice
 from workloads.techniques.padding import Padding
+from workloads.techniques.strategy import Strategy
 
 TECHNIQUES: tuple[type[Technique], ...] = (
     Padding,
@@ -24,6 +25,7 @@ TECHNIQUES: tuple[type[Technique], ...] = (
     GradientCheckpointing,
     Autocast,
     OptimizerChoice,
+    Strategy,  # last: what the others have made is what cards share
 )
 
 

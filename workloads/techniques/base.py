@@ -7,6 +7,7 @@ their schema), with methods for the points at which it may act, in this order:
     before_load  arguments for loading model and tokenizer, settings of the process
     on_data      how samples become batches, and how batches reach the card
     on_model     the model is on the card, the fine-tuning method is applied
+    on_cards     the model is as it will be trained; several cards divide it among them
     on_optimizer the optimizer is made
     after_step   a step is over, still inside its timed part
 
@@ -18,10 +19,11 @@ only inside those methods, so that a plan knows all techniques without it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from workloads.parallel.layout import Layout
 from workloads.parameters import WorkloadParameters
 from workloads.refusal import Asked, Refusal
 
@@ -82,7 +84,7 @@ class DataPlan:
     pad_token_id: int
     max_length: int  # tokens of the longest sample there can be
     batch_size: int  # samples of one card in one optimizer step
-    cards: int
+    cards: int  # that share a batch
     #: Samples and samples per global batch -> positions of the samples of each global batch, in
     #: the order of steps; gone through again when there are more steps. The same on all ranks.
     arrange: Callable[[Sequence[TrainingSample], int], list[list[int]]]
@@ -93,6 +95,7 @@ class DataPlan:
     #: A micro-batch on the host -> the same on the card.
     move: Callable[[Inputs], Inputs]
     micro_batches: int = 1  # forward and backward passes per optimizer step
+    counted: bool = True  # False where another rank counts the same samples
 
 
 @dataclass(slots=True, kw_only=True)
@@ -120,6 +123,19 @@ class Training:
     #: Applies the gradients and clears them.
     update: Callable[[], None]
     details: dict[str, str] = field(default_factory=dict)  # for the row
+    layout: Layout = field(default_factory=lambda: Layout(rank=0, world_size=1))
+    batch_size: int = 1  # samples of one card in one optimizer step
+    micro_batches: int = 1
+    #: What several cards put around the model (DDP, DeepSpeed's engine) and is called instead of
+    #: it; from ``on_cards`` on, with DeepSpeed from ``on_optimizer`` on.
+    wrapper: Any = None
+    #: Entered by all ranks together to see what is trained whole, where cards have parts of it.
+    gathered: Callable[[], AbstractContextManager[Any]] = nullcontext
+
+    @property
+    def called(self) -> Any:
+        """What a batch is given to."""
+        return self.model if self.wrapper is None else self.wrapper
 
     def trainable(self) -> list[torch.nn.Parameter]:
         """The parameters that the optimizer gets."""
@@ -144,6 +160,9 @@ class Technique(WorkloadParameters):
 
     def on_model(self, training: Training) -> None:
         """Change the model, or what is done around its passes."""
+
+    def on_cards(self, training: Training) -> None:
+        """Divide work or model among several cards. All ranks are here."""
 
     def on_optimizer(self, training: Training) -> None:
         """Change the optimizer, or how it is used."""

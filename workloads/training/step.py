@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from workloads.measure import Observation
+from workloads.parallel.layout import Layout
 from workloads.techniques.base import DataPlan, Inputs, StepBatch, Technique, Training
 from workloads.training import rows
 from workloads.training.samples import NOT_LEARNED, TrainingSample
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def plan_data(
-    device: Device, pad_token_id: int, max_length: int, batch_size: int, cards: int
+    device: Device, pad_token_id: int, max_length: int, batch_size: int, layout: Layout
 ) -> DataPlan:
     """Batches as they are without any technique: in order, padded to the longest, read in turn."""
 
@@ -37,7 +38,8 @@ def plan_data(
         pad_token_id=pad_token_id,
         max_length=max_length,
         batch_size=batch_size,
-        cards=cards,
+        cards=layout.data_size,
+        counted=layout.counts,
         arrange=rows.in_order,
         collate=lambda samples: rows.padded(samples, pad_token_id),
         feed=lambda make: map(make, itertools.count()),
@@ -50,7 +52,7 @@ def batch_maker(
 ) -> Callable[[int], StepBatch]:
     """Number of the step -> this rank's batch on the host.
 
-    Sample i of a global batch goes to rank i mod cards, as prompts do.
+    Sample i of a global batch goes to (data-parallel) rank i mod cards, as prompts do.
     """
     batches = data.arrange(samples, data.batch_size * data.cards)
 
@@ -145,8 +147,8 @@ class Steps:
                 part: _seconds(device, pairs) for part, pairs in stamps.items()
             }
             return Observation(
-                items=step.items,
-                input_tokens=step.real_tokens,
+                items=step.items if self._data.counted else 0,
+                input_tokens=step.real_tokens if self._data.counted else 0,
                 computed_tokens=step.computed_tokens,
                 loss=sum(float(loss) for loss in losses),
                 **shares,
@@ -161,7 +163,7 @@ class Steps:
         with contextlib.ExitStack() as around:
             for enter in self._training.around_forward:
                 around.enter_context(enter())
-            logits = self._training.model(**arguments, use_cache=False).logits
+            logits = self._training.called(**arguments, use_cache=False).logits
         return summed_loss(logits, labels)
 
     def evaluate(self, step: StepBatch) -> float:

@@ -1,0 +1,75 @@
+"""DeepSpeed's configuration, generated from a job: a pure function, its result kept in the row.
+
+Nothing is left to ``auto`` or to a file, so that a row says with what it was measured. The
+optimizer is torch's AdamW everywhere: DeepSpeed's own kernels are compiled where they are first
+used, which needs a compiler on every node and would be timed with the job.
+
+On Gaudi (HabanaAI's fork) gradients are neither kept contiguous nor exchanged while they are
+computed, ZeRO 2 sums them instead of scattering, ZeRO 3 gathers weights when a model is saved, and
+gradients are clipped to a norm of 1.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+#: Parameters that are smaller than this (elements) stay whole on every card in ZeRO 3; DeepSpeed's
+#: default would keep all of a small model.
+PERSISTENCE_THRESHOLD = 1000
+
+
+def deepspeed_config(
+    *,
+    stage: int,
+    device: str,
+    precision: str,
+    batch_size: int,
+    micro_batches: int,
+    data_size: int,
+    learning_rate: float,
+    offload_optimizer: bool = False,
+    offload_parameters: bool = False,
+) -> dict[str, Any]:
+    """The configuration of one job.
+
+    Args:
+        stage: of ZeRO, 0 to 3.
+        device: "cpu", "cuda" or "hpu".
+        precision: of the job; bf16 keeps a master copy of what is trained in fp32.
+        batch_size: samples of one card in one optimizer step.
+        micro_batches: passes in which a card works them off.
+        data_size: cards that share a batch.
+        learning_rate: of AdamW, without weight decay.
+        offload_optimizer: keep optimizer state, and update, on the host.
+        offload_parameters: keep weights on the host between uses.
+    """
+    hpu = device == "hpu"
+    zero: dict[str, Any] = {
+        "stage": stage,
+        "contiguous_gradients": not hpu,
+        "overlap_comm": False if device != "cuda" else stage > 1,
+    }
+    if stage == 2:
+        zero["reduce_scatter"] = not hpu
+    if stage == 3:
+        zero["stage3_gather_16bit_weights_on_model_save"] = True
+        zero["stage3_param_persistence_threshold"] = PERSISTENCE_THRESHOLD
+    on_host = {"device": "cpu", "pin_memory": device == "cuda"}
+    if offload_optimizer:
+        zero["offload_optimizer"] = on_host
+    if offload_parameters:
+        zero["offload_param"] = on_host
+    return {
+        "train_batch_size": batch_size * data_size,
+        "train_micro_batch_size_per_gpu": batch_size // micro_batches,
+        "gradient_accumulation_steps": micro_batches,
+        "gradient_clipping": 1.0 if hpu else 0.0,
+        "steps_per_print": 1_000_000_000,
+        "bf16": {"enabled": precision == "bf16"},
+        "optimizer": {
+            "type": "AdamW",
+            "params": {"lr": learning_rate, "weight_decay": 0.0, "torch_adam": True},
+        },
+        "zero_force_ds_cpu_optimizer": False,
+        "zero_optimization": zero,
+    }

@@ -1,0 +1,85 @@
+"""DeepSpeed around a model in training: started from a generated configuration, and checked.
+
+Two things go wrong silently. A process that DeepSpeed takes for the only one trains on everything
+that it is given and succeeds, so the world size is compared. And on a machine without a compiler,
+or without patience, it would build kernels at start: none is needed here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import json
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from workloads.errors import BadConfiguration, Unsupported
+from workloads.techniques.base import Training
+
+
+def announce(device: str) -> None:
+    """Tell DeepSpeed, before its import, on what it runs (undone after the job).
+
+    Raises:
+        Unsupported: it is not installed.
+    """
+    if importlib.util.find_spec("deepspeed") is None:
+        raise Unsupported(
+            "strategies zero0 to zero3 need the package 'deepspeed', which is not installed here; "
+            "install it with: pip install 'nightgrid[deepspeed]' (on Gaudi: HabanaAI's fork)"
+        )
+    os.environ["DS_ACCELERATOR"] = device
+    # Of the cards that this process sees, which is one.
+    os.environ["LOCAL_RANK"] = "0"
+
+
+def start(training: Training, config: Mapping[str, Any]) -> None:
+    """Hand model and optimizer over to DeepSpeed.
+
+    Raises:
+        BadConfiguration: it does not see the gang as it is.
+    """
+    deepspeed = importlib.import_module("deepspeed")
+    with contextlib.suppress(AttributeError, KeyError):
+        # Shared memory between processes of a CPU: would be compiled, and gloo does as well.
+        importlib.import_module("deepspeed.ops").__compatible_ops__["deepspeed_shm_comm"] = False
+    deepspeed.init_distributed(
+        dist_backend=training.device.collective_backend,
+        auto_mpi_discovery=False,
+        verbose=False,
+        dist_init_required=False,
+    )
+    engine, optimizer, _, _ = deepspeed.initialize(
+        model=training.model,
+        model_parameters=training.trainable(),
+        config=dict(config),
+        dist_init_required=False,
+    )
+    if int(engine.world_size) != training.cards:
+        raise BadConfiguration(
+            f"DeepSpeed sees {engine.world_size} processes where there are {training.cards}"
+        )
+    stage = int(config["zero_optimization"]["stage"])
+    if int(engine.zero_optimization_stage()) != stage:
+        raise BadConfiguration(
+            f"DeepSpeed runs ZeRO {engine.zero_optimization_stage()} instead of {stage}"
+        )
+    training.wrapper, training.optimizer = engine, optimizer
+    # Losses are divided by the tokens of the whole step already.
+    training.backward = lambda loss: engine.backward(loss, scale_wrt_gas=False)
+    training.update = engine.step
+
+    @contextlib.contextmanager
+    def micro_batch(last: bool) -> Iterator[None]:
+        yield
+        if not last:
+            engine.step()  # counts; the update comes with the last one
+
+    training.around_micro_batch.append(micro_batch)
+    if stage == 3:
+        parameters = training.trainable()
+        training.gathered = lambda: deepspeed.zero.GatheredParameters(parameters)
+    training.details["deepspeed_config"] = json.dumps(config, sort_keys=True)
+    training.details["deepspeed"] = str(deepspeed.__version__)
