@@ -183,11 +183,15 @@ class Assigner:
         least = (inf, inf)
         for server in self.pool.servers.values():
             for group in server.groups(record.width):
-                if all(_reservable(record, slot) for slot in group):
-                    waits = [slot.free_in(now) for slot in group]
-                    cost = (max(waits), -sum(waits))
-                    if cost < least:
-                        best, least = group, cost
+                latest = total = 0.0
+                for slot in group:  # the one loop over the whole cluster: kept lean
+                    if not _reservable(record, slot):
+                        break
+                    wait = slot.free_in(now)
+                    latest, total = max(latest, wait), total + wait
+                else:
+                    if (latest, -total) < least:
+                        best, least = group, (latest, -total)
         return best
 
     # ------------------------------------------------------------ gangs over several servers
@@ -373,7 +377,9 @@ class Assigner:
 
 
 def _reservable(record: JobRecord, slot: Slot) -> bool:
-    return slot.usable and slot.reservation is None and not record.avoids(slot.card)
+    if slot.reservation is not None or slot.quarantined:
+        return False
+    return not (record.particular and record.avoids(slot.card))
 
 
 def _has_room(server: Server) -> bool:

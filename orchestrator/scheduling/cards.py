@@ -223,8 +223,10 @@ class CardPool:
         self.newly_idle.pop(worker.worker_id, None)
 
     def touch_all(self) -> None:
-        """Look at every server again: a job came that may fit on cards long open."""
-        self.dirty.update(self.servers)
+        """Look again at every server with an open card: a job came that may fit there."""
+        for node_id, server in self.servers.items():
+            if any(slot.open for slot in server.slots.values()):
+                self.dirty[node_id] = server
 
     def pick_vacant(self, *, pack: bool) -> Slot:
         """A vacant card for a new warm worker: spread over servers, or packed so that aligned
