@@ -7,7 +7,10 @@
     │   ├── StoreLocked    another driver holds the run
     │   ├── StoreFull      no space is left for results; nothing was lost
     │   └── SchemaMismatch rows of a schema version this program cannot read
-    └── SubmitError        a Ray job could not be submitted or found
+    ├── SubmitError        a Ray job could not be submitted or found
+    ├── QueryError         a query over results is refused
+    ├── NotComparable      two runs have no rows that may be compared
+    └── ExtraMissing       an optional package is not installed
 
 What goes wrong *inside* a job is not an exception here but a row: see ``failure.py``.
 ``exit_code`` is what the command line returns for the class.
@@ -85,3 +88,28 @@ class SubmitError(NightgridError):
     """A Ray job could not be submitted, found or followed."""
 
     exit_code = 5
+
+
+class QueryError(NightgridError):
+    """A query over results is refused, by the database or by its rules."""
+
+    exit_code = 2
+
+
+class NotComparable(NightgridError):
+    """Two runs have no rows that may be compared; the message names the keys that differ."""
+
+    exit_code = 6
+
+
+class ExtraMissing(NightgridError):
+    """An optional package is needed and not installed; the message says how to get it."""
+
+    exit_code = 7
+
+    def __init__(self, package: str, *, extra: str, wanted_for: str) -> None:
+        self.package = package
+        super().__init__(
+            f"{wanted_for} need {package}, which is not installed. "
+            f"Get it with:  pip install 'nightgrid[{extra}]'"
+        )

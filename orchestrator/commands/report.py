@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator.errors import StoreError
-from orchestrator.report import PAGE_NAME, read_summary, write_aside
+from orchestrator.report import PAGE_NAME, read_summary, units, write_aside
 
 if TYPE_CHECKING:
     from orchestrator.report.summary import Summary
     from orchestrator.store import Store
 
-FORMATS = ("terminal", "html", "md", "csv", "json")
+FORMATS = ("terminal", "html", "md", "csv", "json", "vendor")
 STANDARD_OUTPUT = Path("-")
 
 
@@ -33,7 +33,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--format",
         choices=FORMATS,
-        help="only this (default: tables in the terminal, and the HTML page)",
+        help="only this (default: tables in the terminal, and the HTML page); vendor is CSV with "
+        "model, cards, precision, lengths, batch and tokens/s",
+    )
+    parser.add_argument(
+        "--json", action="store_const", const="json", dest="format", help="as --format json"
+    )
+    parser.add_argument(
+        "--figures",
+        type=Path,
+        metavar="DIR",
+        help="only write every figure as PNG, and its data as CSV, into this directory",
     )
     parser.add_argument(
         "--output",
@@ -52,6 +62,9 @@ def run(args: argparse.Namespace) -> int:
     """
     store = open_run(args.results, args.run_name)
     summary, measurements = read_summary(store)
+    if args.figures is not None:
+        write_figures(summary, args.figures)
+        return 0
     page_path = args.output or store.path / PAGE_NAME
     if args.format is None:
         sys.stdout.write(tables(summary, None))
@@ -63,6 +76,25 @@ def run(args: argparse.Namespace) -> int:
         output = args.output or STANDARD_OUTPUT
         _deliver(_text(summary, args.format, output), output)
     return 0
+
+
+def write_figures(summary: Summary, directory: Path) -> None:
+    """The CSV of every figure, then its pictures.
+
+    Raises:
+        ExtraMissing: matplotlib is not installed; the CSV files are written.
+        StoreError: a file cannot be written.
+    """
+    from orchestrator.report.figure_data import figure_data, write_csv
+    from orchestrator.report.images import write_images
+
+    tables = write_csv(figure_data(summary))
+    for name, text in tables.items():
+        write_aside(directory / name, text)
+    print(f"data: {units.plural(len(tables), 'table')} in {directory.resolve()}")
+    paths, left_out = write_images(summary, directory)
+    more = f"; {left_out:,} more were not drawn, the tables have their data" if left_out else ""
+    print(f"figures: {units.plural(len(paths), 'picture')} in {directory.resolve()}{more}")
 
 
 def open_run(results: Path | None, name: str | None) -> Store:
@@ -112,6 +144,10 @@ def _text(summary: Summary, form: str, output: Path) -> str:
         from orchestrator.report.markdown import to_markdown
 
         return to_markdown(summary)
+    if form == "vendor":
+        from orchestrator.report.vendor import to_vendor_csv
+
+        return to_vendor_csv(summary)
     from orchestrator.report.export import to_csv, to_json
 
     return to_csv(summary) if form == "csv" else to_json(summary)

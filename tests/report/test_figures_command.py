@@ -1,0 +1,163 @@
+"""Figures as PNG with their data as CSV, and the table in the shape that vendors publish."""
+
+from __future__ import annotations
+
+import csv
+import io
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from measurement_factory import Night, a_job, every_state, precision_grid
+
+from orchestrator.cli import main
+from orchestrator.job import State
+from orchestrator.reference_data import reference
+from orchestrator.report.figure_data import figure_data
+from orchestrator.report.images import MOST_IMAGES, images_of
+from orchestrator.report.summary import summarize
+from orchestrator.report.vendor import lengths, to_vendor_csv
+from orchestrator.store import Store
+
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two runs: every state on emulated cards, and a small real one over several cards."""
+    directory = tmp_path_factory.mktemp("results")
+    with Store.open(directory, "every") as store:
+        for row in every_state(items=2):
+            store.append(row)
+    night = Night(emulated=False, run="real")
+    for cards in (1, 2):
+        precision_grid(night, cards=cards, sizes=(8, 32), precisions=("bf16",), items=3)
+    with Store.open(directory, "real") as store:
+        for row in night.rows:
+            store.append(row)
+    return directory
+
+
+def test_every_figure_has_a_picture_and_its_data(
+    results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each kind of figure is there as CSV and as PNG, and what was written is said."""
+    pytest.importorskip("matplotlib")
+    directory = tmp_path / "figures"
+    options = ["report", "real", "--results", str(results), "--figures", str(directory)]
+    assert main(options) == 0
+    kinds = {"heat-map", "throughput-against-batch-size", "throughput-against-latency", "prompts",
+             "techniques", "scaling", "roofline", "published", "cards"}  # fmt: skip
+    kinds.discard("techniques")  # one precision and no technique: nothing to compare
+    pictures = {path.stem.rstrip("0123456789").rstrip("-") for path in directory.glob("*.png")}
+    assert pictures == kinds
+    tables = {path.stem for path in directory.glob("*.csv")}
+    assert tables == kinds - {"heat-map"} | {"best-settings", "precision-by-batch-size"}
+    for path in directory.glob("*.png"):
+        data = path.read_bytes()
+        assert data.startswith(PNG) and len(data) > 5000, path.name
+    assert f"data: {len(tables)} tables" in capsys.readouterr().out
+    assert not (results / "real" / "report.html").exists()
+
+
+def test_hostile_and_odd_rows_are_drawn(results: Path, tmp_path: Path) -> None:
+    """Names that hold markup, dollars and control characters do not stop the drawing."""
+    pytest.importorskip("matplotlib")
+    from orchestrator.report.images import write_images
+
+    night = Night()
+    for batch in (1, 2):
+        night.add(a_job(model="$x_{$ <b> \x1b[31m", batch_size=batch))
+        night.add(a_job(model="$x_{$ <b> \x1b[31m", batch_size=batch, precision="int8"))
+    last = night.rows[-1]
+    night.rows[-1] = replace(last, metrics=replace(last.metrics, throughput_low=-1e4))
+    paths, left_out = write_images(summarize(night.rows), tmp_path)
+    assert left_out == 0 and len(paths) >= 4
+
+
+def test_without_matplotlib_the_data_is_written_and_the_way_out_said(
+    results: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The message names the extra; the CSV files are there all the same."""
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    options = ["report", "real", "--results", str(results), "--figures", str(tmp_path)]
+    assert main(options) == 7
+    assert "nightgrid[report]" in capsys.readouterr().err
+    assert (tmp_path / "scaling.csv").exists()
+
+
+def test_the_report_loads_no_matplotlib_without_being_asked(results: Path) -> None:
+    """Tables and page need no extra."""
+    import subprocess
+
+    code = (
+        "import sys; from orchestrator.cli import main; "
+        f"main(['report', 'real', '--results', {str(results)!r}, '--format', 'csv']); "
+        "sys.exit('matplotlib' in sys.modules)"
+    )
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_figure_data_is_whole() -> None:
+    """Every cell, prompt and span is a line; numbers are those of the rows."""
+    rows = every_state(items=3)
+    summary = summarize(rows, reference=reference())
+    data = {one.name: one for one in figure_data(summary)}
+    assert len(data["precision-by-batch-size"].records) == len(summary.rows)
+    prompts = sum(len(row.items) for row in summary.rows if row.state is State.SUCCEEDED)
+    assert len(data["prompts"].records) == prompts
+    spans = sum(len(lane.spans) for lane in summary.timeline.lanes)
+    assert len(data["cards"].records) == spans
+    read = list(csv.DictReader(io.StringIO(data["throughput-against-batch-size"].to_csv())))
+    by_job = {row.job_id: row for row in summary.rows}
+    for line in read:
+        assert float(line["throughput"]) == by_job[line["job_id"]].metrics.throughput
+        assert line["emulated"] == "true"
+    assert "roofline" not in data and len(data["published"].records) == 10
+
+
+def test_a_huge_grid_is_not_drawn_picture_by_picture() -> None:
+    """Of each kind at most so many are drawn, and the rest is counted."""
+    night = Night()
+    for number in range(MOST_IMAGES + 5):
+        night.add(a_job(model=f"model-{number}"))
+    images, left_out = images_of(summarize(night.rows))
+    assert sum(image.name.startswith("heat-map") for image in images) == MOST_IMAGES
+    assert left_out == 5
+
+
+def test_the_vendors_table_has_their_columns(
+    results: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Model, cards, precision, lengths, batch of the whole job and tokens/s; one line a row."""
+    assert main(["report", "real", "--results", str(results), "--format", "vendor"]) == 0
+    read = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert [(line["cards"], line["batch_size"]) for line in read] == [
+        ("1", "8"),
+        ("1", "32"),
+        ("2", "16"),
+        ("2", "64"),
+    ]
+    assert {line["device"] for line in read} == {"Gaudi2"}
+    assert {line["length_kind"] for line in read} == {"mean"}
+
+
+def test_lengths_are_fixed_only_where_the_job_fixed_them() -> None:
+    """Without ignore_eos a prompt may end early, and the mean is told."""
+    row = Night().add(a_job())
+    fixed = {"input_tokens": 128, "output_tokens": 64, "ignore_eos": True}
+    assert lengths(replace(row, parameters=fixed)) == (128, 64, "fixed")
+    assert lengths(replace(row, parameters={**fixed, "ignore_eos": False}))[2] == "mean"
+    assert lengths(replace(row, parameters={}, items=())) == (None, None, "")
+
+
+def test_the_vendors_table_says_what_is_not_real() -> None:
+    """Emulated cards and random weights are columns of it."""
+    (line,) = csv.DictReader(io.StringIO(to_vendor_csv(summarize([Night().add(a_job())]))))
+    assert line["emulated"] == line["random_weights"] == line["synthetic_data"] == "true"
