@@ -12,6 +12,7 @@ a loss that is no number, or that has not fallen there, is told in the row (``lo
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import math
@@ -48,6 +49,7 @@ class _Loaded:
 
     base: BaseModel
     applied: methods.Applied
+    details: dict[str, str]  # of what was loaded, for the row
     load_s: float
     baseline_host_memory_bytes: int
 
@@ -62,6 +64,11 @@ class _Whole:
 
 def run(request: Request, context: JobContext) -> Result:
     """Measure fine-tuning; see ``workloads.api.Workload``."""
+    with contextlib.ExitStack() as ending:
+        return _run(request, context, ending)
+
+
+def _run(request: Request, context: JobContext, ending: contextlib.ExitStack) -> Result:
     parameters = FinetuningParameters.model_validate(dict(request.parameters)).model_dump()
     if request.batch_size < 1:
         raise BadConfiguration(f"batch size {request.batch_size}; at least 1 is needed")
@@ -72,7 +79,7 @@ def run(request: Request, context: JobContext) -> Result:
     techniques = chosen(parameters)
     context.device.seed(0)
     context.enter_phase("load")
-    loaded = _load(request, context, method, techniques)
+    loaded = _load(request, context, method, techniques, ending)
     layout = Layout(
         rank=context.rank,
         world_size=context.world_size,
@@ -82,17 +89,24 @@ def run(request: Request, context: JobContext) -> Result:
     data = plan_data(
         context.device, loaded.base.pad_token_id, method.max_length, request.batch_size, layout
     )
+    data.ending = ending
     for technique in techniques:
         technique.on_data(data)
     training, whole = _training(request, context, method, techniques, loaded, layout, data)
     make = batch_maker(data, samples, layout.data_rank)
     steps = Steps(training, techniques, data, data.feed(make))
+    for technique in techniques:
+        technique.before_steps(training, lambda step: steps.rehearse(make(step)))
     context.device.release_memory()
     context.device.reset_peak_memory()
     with HostMemoryPeak() as host_memory:
         measured = _measure(steps, method, request.measure, context)
     peak_device_memory_bytes = context.device.peak_memory_bytes()
+    for technique in techniques:
+        technique.after_steps(training)
     details = {
+        **loaded.details,
+        **data.details,
         **training.details,
         "optimizer_state_bytes": str(state_bytes(training.optimizer)),
         "host_memory_peak": host_memory.method,
@@ -104,6 +118,7 @@ def run(request: Request, context: JobContext) -> Result:
         samples=measured.samples,
         stop_reason=measured.stop_reason,
         load_s=loaded.load_s,
+        compile_s=training.compile_s,
         warmup_s=measured.warmup_s,
         weight_bytes=loaded.applied.weights.weight_bytes,
         parameter_count=loaded.applied.weights.parameter_count,
@@ -133,7 +148,11 @@ def _asked(request: Request, context: JobContext, parameters: Mapping[str, Any])
 
 
 def _load(
-    request: Request, context: JobContext, method: MethodParameters, techniques: Sequence[Technique]
+    request: Request,
+    context: JobContext,
+    method: MethodParameters,
+    techniques: Sequence[Technique],
+    ending: contextlib.ExitStack,
 ) -> _Loaded:
     """A model of this job's own: training changes it, so no other job may use it."""
     device = context.device
@@ -146,6 +165,7 @@ def _load(
         device=device,
         model_arguments=methods.loading_arguments(method.method, request.precision, device),
         tokenizer_arguments={},
+        ending=ending,
     )
     for technique in techniques:
         technique.before_load(loading)
@@ -161,6 +181,7 @@ def _load(
     return _Loaded(
         base=base,
         applied=applied,
+        details=loading.details,
         load_s=context.clock() - began,
         baseline_host_memory_bytes=baseline,
     )
@@ -222,6 +243,8 @@ def _training(
         make_optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=rate),
         backward=lambda loss: loss.backward(),
         update=update,
+        enter_phase=context.enter_phase,
+        ending=data.ending,
         details={
             "method": method.method,
             "learning_rate": f"{rate:g}",

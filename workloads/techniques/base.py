@@ -9,18 +9,21 @@ their schema), with methods for the points at which it may act, in this order:
     on_model     the model is on the card, the fine-tuning method is applied
     on_cards     the model is as it will be trained; several cards divide it among them
     on_optimizer the optimizer is made
+    before_steps everything is ready, nothing is timed yet
     after_step   a step is over, still inside its timed part
+    after_steps  the last step is over, no longer timed
 
 The methods do nothing unless a technique overrides them. What they may change is what the objects
-that they are given hold: replace a function, add to a list. A module of a technique imports torch
-only inside those methods, so that a plan knows all techniques without it.
+that they are given hold: replace a function, add to a list. What has to end with the job, however
+it ends (processes, files), is put on their ``ending``. A module of a technique imports torch only
+inside those methods, so that a plan knows all techniques without it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from workloads.parallel.layout import Layout
@@ -30,6 +33,7 @@ from workloads.refusal import Asked, Refusal
 if TYPE_CHECKING:
     import torch
 
+    from workloads.api import Phase
     from workloads.devices.base import Device
     from workloads.training.samples import TrainingSample
 
@@ -41,6 +45,10 @@ class Loading:
     device: Device
     model_arguments: dict[str, Any]  # of ``AutoModelForCausalLM.from_pretrained``
     tokenizer_arguments: dict[str, Any]  # of ``AutoTokenizer.from_pretrained``
+    #: Given model and tokenizer as loaded: whether they are what was asked for.
+    checks: list[Callable[[Any, Any], None]] = field(default_factory=list)
+    details: dict[str, str] = field(default_factory=dict)  # for the row
+    ending: ExitStack = field(default_factory=ExitStack)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -75,6 +83,15 @@ class StepBatch:
     #: of cards, since gradients of cards are averaged.
     loss_tokens: float
 
+    def pin_memory(self) -> StepBatch:
+        """The same in page-locked memory, from which a card copies without the host's help; the
+        name by which torch's DataLoader asks for it."""
+        pinned = tuple(
+            Inputs(**{name: tensor.pin_memory() for name, tensor in inputs.tensors().items()})
+            for inputs in self.micro_batches
+        )
+        return replace(self, micro_batches=pinned)
+
 
 @dataclass(slots=True, kw_only=True)
 class DataPlan:
@@ -96,6 +113,8 @@ class DataPlan:
     move: Callable[[Inputs], Inputs]
     micro_batches: int = 1  # forward and backward passes per optimizer step
     counted: bool = True  # False where another rank counts the same samples
+    details: dict[str, str] = field(default_factory=dict)  # for the row
+    ending: ExitStack = field(default_factory=ExitStack)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -131,6 +150,9 @@ class Training:
     wrapper: Any = None
     #: Entered by all ranks together to see what is trained whole, where cards have parts of it.
     gathered: Callable[[], AbstractContextManager[Any]] = nullcontext
+    compile_s: float = 0.0  # spent on compiling before the first step
+    enter_phase: Callable[[Phase], None] = lambda phase: None
+    ending: ExitStack = field(default_factory=ExitStack)
 
     @property
     def called(self) -> Any:
@@ -167,5 +189,12 @@ class Technique(WorkloadParameters):
     def on_optimizer(self, training: Training) -> None:
         """Change the optimizer, or how it is used."""
 
+    def before_steps(self, training: Training, rehearse: Callable[[int], None]) -> None:
+        """Do something before the first step. ``rehearse`` runs the batch of a step forward and
+        backward, and forgets its gradients."""
+
     def after_step(self, training: Training, step: int) -> None:
         """Do something after each optimizer step (from 0, warm-up included)."""
+
+    def after_steps(self, training: Training) -> None:
+        """Do something after the last step, before the trained model is looked at."""

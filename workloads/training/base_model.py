@@ -58,6 +58,8 @@ def load_base(name: str, precision: str, loading: Loading) -> BaseModel:
         model.to(device.torch_device)
     precisions.finish_loading(model, precision, device.name)
     tokenizer = load_tokenizer(source, **loading.tokenizer_arguments)
+    for check in loading.checks:
+        check(model, tokenizer)
     pad = getattr(tokenizer, "pad_token_id", None)
     return BaseModel(
         model=model,

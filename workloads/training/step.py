@@ -156,6 +156,19 @@ class Steps:
 
         return observe
 
+    def rehearse(self, step: StepBatch) -> None:
+        """Forward and backward of a batch, of which nothing remains."""
+        training = self._training
+        for number, host in enumerate(step.micro_batches):
+            last = number == len(step.micro_batches) - 1
+            with contextlib.ExitStack() as around:
+                for enter in training.around_micro_batch:
+                    around.enter_context(enter(last))
+                training.backward(self.loss(self._data.move(host)) / step.loss_tokens)
+            training.device.mark_step()
+        training.optimizer.zero_grad(set_to_none=True)
+        training.device.synchronize()
+
     def loss(self, inputs: Inputs) -> torch.Tensor:
         """Summed loss of a micro-batch on the card."""
         arguments = inputs.tensors()
