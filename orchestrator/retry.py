@@ -182,15 +182,19 @@ class Verdict:
 
 
 def failure_class_of(outcome: Outcome) -> FailureClass:
-    """The class of a failed attempt; told from its state when no failure came with it."""
+    """The class of a failed attempt, from its state and its ranks' failures.
+
+    When one rank of a gang runs out of memory the others report a broken collective, often
+    sooner; the cause goes before its consequences.
+    """
+    classes = {rank.failure.failure_class for rank in outcome.ranks if rank.failure is not None}
+    if outcome.state is State.OUT_OF_MEMORY or FailureClass.OUT_OF_MEMORY in classes:
+        return FailureClass.OUT_OF_MEMORY
+    if outcome.state is State.UNSUPPORTED:
+        return FailureClass.UNSUPPORTED
     if outcome.failure is not None:
         return outcome.failure.failure_class
-    by_state = {
-        State.OUT_OF_MEMORY: FailureClass.OUT_OF_MEMORY,
-        State.UNSUPPORTED: FailureClass.UNSUPPORTED,
-        State.TIMED_OUT: FailureClass.HANG,
-        State.LOST: FailureClass.NODE_LOST,
-    }
+    by_state = {State.TIMED_OUT: FailureClass.HANG, State.LOST: FailureClass.NODE_LOST}
     return by_state.get(outcome.state, FailureClass.ERROR)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.attempt import Outcome
+from orchestrator.attempt import Outcome, RankOutcome
 from orchestrator.failure import Failure, FailureClass
 from orchestrator.job import State
 from orchestrator.retry import MAX_BACKOFF_S, POLICIES, failure_class_of, judge
@@ -83,3 +83,33 @@ def test_the_failure_of_an_outcome_goes_before_its_state() -> None:
     failure = Failure(failure_class=FailureClass.CRASH, message="signal 9")
     outcome = Outcome(attempt_id="x", state=State.LOST, ranks=(), failure=failure)
     assert failure_class_of(outcome) is FailureClass.CRASH
+
+
+def test_out_of_memory_of_one_rank_explains_the_collective_failure_of_the_others() -> None:
+    """The first to report is not always the first to fail."""
+    collective = Failure(failure_class=FailureClass.COLLECTIVE, message="peer closed connection")
+    memory = Failure(failure_class=FailureClass.OUT_OF_MEMORY, message="tried to allocate 2 GiB")
+    ranks = tuple(
+        RankOutcome(rank=rank, state=state, started_at=0.0, ended_at=1.0, failure=failure)
+        for rank, (state, failure) in enumerate(
+            [(State.FAILED, collective), (State.OUT_OF_MEMORY, memory), (State.FAILED, collective)]
+        )
+    )
+    outcome = Outcome(attempt_id="x", state=State.FAILED, ranks=ranks, failure=collective)
+    assert failure_class_of(outcome) is FailureClass.OUT_OF_MEMORY
+
+
+@pytest.mark.parametrize(
+    ("state", "expected"),
+    [
+        (State.OUT_OF_MEMORY, FailureClass.OUT_OF_MEMORY),
+        (State.UNSUPPORTED, FailureClass.UNSUPPORTED),
+    ],
+)
+def test_a_state_that_says_it_all_goes_before_the_failure(
+    state: State, expected: FailureClass
+) -> None:
+    """A row of that state is never followed by a retry."""
+    failure = Failure(failure_class=FailureClass.ERROR, message="of no known class")
+    outcome = Outcome(attempt_id="x", state=state, ranks=(), failure=failure)
+    assert failure_class_of(outcome) is expected
