@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from orchestrator.job import Accelerator, Scalar
+from orchestrator.job import Accelerator, Scalar, State, supersedes
 from orchestrator.measurement import Measurement
 
 #: Report order; a precision that is not listed comes after these, by name.
@@ -45,7 +45,9 @@ class Setting:
 def newest_final(measurements: Sequence[Measurement]) -> tuple[Measurement, ...]:
     """The newest final row of each job, in the order of the jobs' first appearance.
 
-    Newest is by time; a row without times (it never ran) is as new as the rows before it.
+    Newest is by time; a row without times (it never ran) is as new as the rows before it. What was
+    measured is never hidden by a row that measured nothing, nor by one from emulated cards when it
+    came from real ones.
     """
     newest: dict[str, tuple[float, Measurement]] = {}
     reached = float("-inf")
@@ -56,9 +58,15 @@ def newest_final(measurements: Sequence[Measurement]) -> tuple[Measurement, ...]
         if not row.final:
             continue
         known = newest.get(row.job_id)
-        if known is None or time >= known[0]:
+        if known is None or (time >= known[0] and _stands_for(row, known[1])):
             newest[row.job_id] = (time, row)
     return tuple(row for _, row in newest.values())
+
+
+def _stands_for(newer: Measurement, older: Measurement) -> bool:
+    if newer.emulated and not older.emulated and older.state is State.SUCCEEDED:
+        return False
+    return supersedes(newer.state, older.state)
 
 
 def settings_of(rows: Sequence[Measurement]) -> dict[str, Setting]:

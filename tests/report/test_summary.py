@@ -59,6 +59,22 @@ def test_a_row_without_times_is_as_new_as_its_place() -> None:
     assert newest_final([ran, unsupported]) == (unsupported,)
 
 
+def test_what_measured_nothing_never_hides_a_success() -> None:
+    """A run that measures everything anew and is cut short keeps the answers it had."""
+    night = Night()
+    measured = night.add(a_job(), recorded_at=START)
+    cut_short = night.add(a_job(), State.NOT_STARTED, recorded_at=START + 2)
+    assert newest_final([measured, cut_short]) == (measured,)
+
+
+def test_emulated_cards_never_hide_what_real_ones_measured() -> None:
+    """The same grid rehearsed on emulated cards after the real night leaves the night's rows."""
+    real = Night(emulated=False).add(a_job(), recorded_at=START)
+    emulated = Night(emulated=True).add(a_job(), recorded_at=START + 2)
+    assert newest_final([real, emulated]) == (real,)
+    assert newest_final([emulated, real]) == (real,)
+
+
 def test_the_time_of_recording_decides_which_row_is_newest() -> None:
     """A row recorded later wins, whatever clock the card's node had."""
     night = Night()
