@@ -53,6 +53,12 @@ class State(str, Enum):
         return self not in (State.PENDING, State.RUNNING)
 
 
+def supersedes(newer: State, older: State) -> bool:
+    """Whether a job's newer final row stands for it: one that measured nothing never hides a
+    success, which happens when a run that measures everything anew is cut short."""
+    return not (older is State.SUCCEEDED and newer in (State.NOT_STARTED, State.LOST))
+
+
 _canonical_json = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 
 
