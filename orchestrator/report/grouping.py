@@ -58,15 +58,18 @@ def newest_final(measurements: Sequence[Measurement]) -> tuple[Measurement, ...]
         if not row.final:
             continue
         known = newest.get(row.job_id)
-        if known is None or (time >= known[0] and _stands_for(row, known[1])):
+        if known is None or _stands_for(row, known[1], newer=time >= known[0]):
             newest[row.job_id] = (time, row)
     return tuple(row for _, row in newest.values())
 
 
-def _stands_for(newer: Measurement, older: Measurement) -> bool:
-    if newer.emulated and not older.emulated and older.state is State.SUCCEEDED:
-        return False
-    return supersedes(newer.state, older.state)
+def _stands_for(row: Measurement, other: Measurement, *, newer: bool) -> bool:
+    """Whether ``row`` tells of the job rather than ``other`` does."""
+    if row.emulated != other.emulated:
+        real = other if row.emulated else row
+        if real.state is State.SUCCEEDED:
+            return real is row
+    return supersedes(row.state, other.state) if newer else not supersedes(other.state, row.state)
 
 
 def settings_of(rows: Sequence[Measurement]) -> dict[str, Setting]:
