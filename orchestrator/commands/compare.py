@@ -1,0 +1,163 @@
+"""``nightgrid compare RUN_A RUN_B``: what became slower or faster, with how much confidence."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from orchestrator.comparison import RunComparison
+    from orchestrator.measurement import Measurement
+
+#: Something got worse by more than --fail-on-regression allows.
+EXIT_REGRESSION = 11
+
+EPILOG = """\
+RUN is the name of a run in the results directory, or the path of a run's directory.
+
+exit codes:
+  0    compared; with --fail-on-regression: nothing got worse by that much
+  11   with --fail-on-regression only: some job is slower by at least that much and the change is
+       significant, or some job that worked does not any more
+  6    there is nothing to compare: no job in common, or every pair is refused
+  4    a run cannot be read
+
+docs/compare.md says how a change is called significant and which rows are not comparable.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of `nightgrid compare`."""
+    from orchestrator.results_dir import default_results_dir
+
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = EPILOG
+    parser.add_argument("before", metavar="RUN_A", help="the run to compare with")
+    parser.add_argument("after", metavar="RUN_B", help="the run in question")
+    parser.add_argument(
+        "--results",
+        metavar="DIR",
+        type=Path,
+        default=default_results_dir(),
+        help="where runs lie (default: $NIGHTGRID_RESULTS, else ./results)",
+    )
+    parser.add_argument(
+        "--fail-on-regression",
+        metavar="SHARE",
+        type=share,
+        help="exit with 11 if a job lost at least this share of its throughput, such as 5%%",
+    )
+    parser.add_argument(
+        "--confidence", metavar="SHARE", type=share, default=0.95, help="default: 95%%"
+    )
+    parser.add_argument(
+        "--noise",
+        metavar="SHARE",
+        type=share,
+        help="standard deviation between two runs of the same thing (default: estimated)",
+    )
+    parser.add_argument(
+        "--allow",
+        metavar="KEY",
+        action="append",
+        default=[],
+        help="compare although rows differ in this key, such as device; may be repeated",
+    )
+    parser.add_argument("--all", action="store_true", help="list unchanged jobs too")
+    parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Compare and print.
+
+    Raises:
+        StoreError: a run cannot be read.
+        NotComparable: no pair of rows may be compared.
+    """
+    from orchestrator.comparison import RULES, compare
+    from orchestrator.errors import NotComparable
+
+    forgivable = [rule.key for rule in RULES if rule.effect == "blocks" and rule.forgivable]
+    for key in args.allow:
+        if key not in forgivable:
+            raise NotComparable(f"--allow {key}: only {', '.join(forgivable)} can be allowed")
+    comparison = compare(
+        newest_rows(args.results, args.before),
+        newest_rows(args.results, args.after),
+        names=(args.before, args.after),
+        confidence=args.confidence,
+        noise=args.noise,
+        allow=frozenset(args.allow),
+    )
+    if args.json:
+        from orchestrator.report.comparison_text import comparison_json
+
+        print(json.dumps(comparison_json(comparison, args.fail_on_regression), indent=2))
+    else:
+        from rich.console import Console
+
+        from orchestrator.report.comparison_text import print_comparison
+
+        console = Console(file=sys.stdout, highlight=False)
+        print_comparison(comparison, console, every=args.all)
+    if not comparison.changes and not comparison.broken:
+        raise NotComparable(nothing(comparison))
+    return verdict(comparison, args.fail_on_regression)
+
+
+def verdict(comparison: RunComparison, limit: float | None) -> int:
+    """The exit code."""
+    if limit is None:
+        return 0
+    worse = comparison.regressions(limit) or comparison.broken
+    return EXIT_REGRESSION if worse else 0
+
+
+def nothing(comparison: RunComparison) -> str:
+    """Why no pair of rows could be compared."""
+    if comparison.refused:
+        keys = dict.fromkeys(d.key for r in comparison.refused for d in r.differences)
+        return (
+            f"none of the {len(comparison.refused):,} jobs that both runs measured is comparable: "
+            f"they differ in {', '.join(keys)}"
+        )
+    return (
+        f"{comparison.before} and {comparison.after} have no job in common that both measured "
+        f"({comparison.only_before:,} jobs only in the first, {comparison.only_after:,} only in "
+        "the second)"
+    )
+
+
+def newest_rows(results: Path, run: str) -> tuple[Measurement, ...]:
+    """The newest final row of each job of a run, with raw samples.
+
+    Raises:
+        StoreError: there is no such run, or it cannot be read.
+    """
+    from orchestrator.report.grouping import newest_final
+    from orchestrator.store import Store
+
+    path = Path(run)
+    if (path / "rows").is_dir():
+        path = path.resolve()
+        results, run = path.parent, path.name
+    return newest_final(Store.existing(results, run).measurements())
+
+
+def share(text: str) -> float:
+    """``5%`` or ``0.05`` as 0.05.
+
+    Raises:
+        argparse.ArgumentTypeError: it is not a share between 0 and 1.
+    """
+    number = text.strip()
+    try:
+        value = float(number[:-1]) / 100 if number.endswith("%") else float(number)
+    except ValueError:
+        value = -1.0
+    if not 0 < value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no share between 0 and 1, such as 5%")
+    return value

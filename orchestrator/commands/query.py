@@ -1,0 +1,130 @@
+"""``nightgrid query "select …"``: SQL over the rows of all runs."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from orchestrator.results_dir import default_results_dir
+
+if TYPE_CHECKING:
+    from orchestrator.query import Answer
+
+EPILOG = """\
+views: rows (attempts), jobs (the newest final row of each job in each run), samples (timed
+batches), items (prompts). `nightgrid schema results` lists the columns.
+
+examples:
+  nightgrid query "select run, state, count(*) from jobs group by all order by all"
+  nightgrid query "select precision, max(throughput) from jobs where not emulated group by 1"
+  nightgrid query "select job_id, repeat, sum(wall_s) from samples where not warmup group by all"
+  nightgrid query "select parameters['output_tokens'] as output_tokens, throughput from jobs"
+
+exit codes: 0 answered; 2 the statement is refused; 4 no runs, or a run cannot be read;
+7 duckdb is not installed
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of `nightgrid query`."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = EPILOG
+    parser.add_argument("sql", metavar="SQL", help="one statement; - reads it from standard input")
+    parser.add_argument(
+        "--results",
+        metavar="DIR",
+        type=Path,
+        default=default_results_dir(),
+        help="where runs lie (default: $NIGHTGRID_RESULTS, else ./results)",
+    )
+    parser.add_argument(
+        "--run",
+        metavar="NAME",
+        action="append",
+        dest="run_names",
+        default=[],
+        help="only this run; may be repeated (default: all)",
+    )
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="a JSON array of objects")
+    form.add_argument("--csv", action="store_true", help="comma-separated values")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Answer and print.
+
+    Raises:
+        ExtraMissing: duckdb is not installed.
+        StoreError: there are no runs, or one cannot be read.
+        QueryError: the statement is refused.
+    """
+    from orchestrator.query import query
+
+    sql = sys.stdin.read() if args.sql == "-" else args.sql
+    answer = query(args.results, sql, args.run_names)
+    for damage in answer.damaged:
+        print(f"nightgrid query: not read: {damage}", file=sys.stderr)
+    if args.json:
+        _print_json(answer)
+    elif args.csv:
+        _print_csv(answer)
+    else:
+        _print_table(answer)
+    return 0
+
+
+def _print_json(answer: Answer) -> None:
+    from orchestrator.query import plain_value
+
+    records = [{k: plain_value(v) for k, v in record.items()} for record in answer.records()]
+    print(json.dumps(records, ensure_ascii=False, indent=1))
+
+
+def _print_csv(answer: Answer) -> None:
+    from orchestrator.query import plain_value
+    from orchestrator.report.figure_data import plain
+
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow(answer.columns)
+    for row in answer.rows:
+        values = map(plain_value, row)
+        writer.writerow(
+            json.dumps(v, ensure_ascii=False) if isinstance(v, (dict, list)) else plain(v)
+            for v in values
+        )
+
+
+def _print_table(answer: Answer) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from orchestrator.query import plain_value
+    from orchestrator.report.safe import one_line
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    numbers = [
+        all(isinstance(row[i], (int, float)) or row[i] is None for row in answer.rows)
+        for i in range(len(answer.columns))
+    ]
+    for column, number in zip(answer.columns, numbers, strict=True):
+        table.add_column(Text(one_line(column)), justify="right" if number else "left")
+    for row in answer.rows:
+        table.add_row(*(Text(one_line(_shown(plain_value(value)))) for value in row))
+    console = Console(highlight=False)
+    console.print(table)
+    count = len(answer.rows)
+    console.print(f"{count:,} {'row' if count == 1 else 'rows'}", style="dim")
+
+
+def _shown(value: object) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:,.6g}"
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, (dict, list)) else str(value)

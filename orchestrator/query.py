@@ -1,0 +1,165 @@
+"""SQL over all runs of a results directory, by DuckDB (the extra ``query``).
+
+    rows      one row an attempt, all columns of docs/schema.md but the raw ones
+    jobs      of these, the newest final row of each job in each run
+    samples   one row a timed batch, with the run and job it belongs to
+    items     one row a prompt of the last complete repeat, likewise
+
+Rows come through Nightgrid's own reader, so files are verified and each row is seen once, also
+while a run writes. The database lives in memory and may touch no file: a query cannot change or
+read anything else. Times are UTC, without a time zone of their own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.errors import ExtraMissing, QueryError, StoreError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_KEYS = "run, invocation_id, attempt_id, job_id, final"
+_VIEWS = {
+    "rows": "CREATE VIEW rows AS SELECT * EXCLUDE (samples, items) FROM measurements",
+    "jobs": "CREATE VIEW jobs AS SELECT * FROM rows WHERE final QUALIFY row_number() "
+    "OVER (PARTITION BY run, job_id ORDER BY recorded_at DESC NULLS LAST) = 1",
+    "samples": f"CREATE VIEW samples AS SELECT {_KEYS}, unnest(s) FROM "
+    f"(SELECT {_KEYS}, unnest(samples) AS s FROM measurements)",
+    "items": f"CREATE VIEW items AS SELECT {_KEYS}, unnest(i) FROM "
+    f"(SELECT {_KEYS}, unnest(items) AS i FROM measurements)",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """Columns and rows of a query's result, as plain Python values."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Any, ...], ...]
+    damaged: tuple[str, ...] = ()  # files that could not be read
+
+    def records(self) -> list[dict[str, Any]]:
+        """One mapping a row."""
+        return [dict(zip(self.columns, row, strict=True)) for row in self.rows]
+
+
+def query(results: Path, sql: str, runs: Sequence[str] = ()) -> Answer:
+    """Answer one statement over all runs, or over those named.
+
+    Raises:
+        ExtraMissing: duckdb is not installed.
+        StoreError: there are no runs, or one cannot be read.
+        QueryError: the database refuses the statement; the message is its own.
+    """
+    try:
+        import duckdb
+    except ImportError as error:
+        raise ExtraMissing("duckdb", extra="query", wanted_for="Queries") from error
+    raw = re.search(r"\b(samples|items|measurements)\b", sql, re.IGNORECASE) is not None
+    table, damaged = read_runs(results, runs, raw=raw)
+    connection = duckdb.connect(config={"threads": 2})
+    try:
+        connection.register("given", _naive(table))
+        connection.execute("CREATE TABLE measurements AS SELECT * FROM given")
+        connection.unregister("given")
+        for statement in _VIEWS.values():
+            connection.execute(statement)
+        connection.execute("SET enable_external_access = false")
+        connection.execute("SET lock_configuration = true")
+        answer = connection.execute(sql)
+        columns = tuple(column[0] for column in answer.description or ())
+        rows = tuple(tuple(row) for row in answer.fetchall())
+    except duckdb.Error as error:
+        raise QueryError(f"{error}\n{HINT}") from error
+    finally:
+        connection.close()
+    return Answer(columns=columns, rows=rows, damaged=damaged)
+
+
+HINT = (
+    "There are rows, jobs, samples and items; `nightgrid schema results` lists their columns, "
+    "and DESCRIBE jobs does too."
+)
+
+
+def read_runs(
+    results: Path, runs: Sequence[str] = (), *, raw: bool = True
+) -> tuple[pa.Table, tuple[str, ...]]:
+    """All rows of the runs (of all, if none is named) as one table, and the files left out.
+
+    Without ``raw`` the raw columns are there and empty, which is much faster.
+
+    Raises:
+        StoreError: there are no runs, or one cannot be read.
+    """
+    import pyarrow as pa
+
+    from orchestrator.scan import scan_rows
+    from orchestrator.schema import column_names, undocumented_schema
+    from orchestrator.store import Store
+    from orchestrator.store import runs as known_runs
+
+    names = list(runs) or sorted(known_runs(results))
+    if not names:
+        raise StoreError(f"there are no runs in {results}. Start one with `nightgrid run GRID`.")
+    schema = undocumented_schema()
+    tables = [schema.empty_table()]
+    damaged: list[str] = []
+    for name in names:
+        scan = scan_rows(Store.existing(results, name).tables_path, column_names(raw=raw))
+        damaged += [f"{damage.path}: {damage.reason}" for damage in scan.damaged]
+        if scan.tables:
+            tables.append(_in_order(scan.joined(), schema))
+    return pa.concat_tables(tables), tuple(damaged)
+
+
+def _naive(table: pa.Table) -> pa.Table:
+    """Times as UTC without a zone: DuckDB needs two more packages for zones."""
+    import pyarrow as pa
+
+    for index, field in enumerate(table.schema):
+        if pa.types.is_timestamp(field.type):
+            kind = pa.timestamp(field.type.unit)
+            table = table.set_column(index, field.name, table.column(index).cast(kind))
+    return table
+
+
+def _in_order(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """The table with exactly the schema's columns; those it lacks are null."""
+    import pyarrow as pa
+
+    columns = [
+        table.column(field.name).cast(field.type)
+        if field.name in table.column_names
+        else pa.nulls(table.num_rows, field.type)
+        for field in schema
+    ]
+    return pa.Table.from_arrays(columns, schema=schema.remove_metadata()).replace_schema_metadata(
+        schema.metadata
+    )
+
+
+def plain_value(value: Any) -> Any:
+    """A value of the database as JSON can have it: times as ISO 8601, NaN as null."""
+    import datetime
+    import decimal
+    import math
+
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, (datetime.datetime, datetime.date, datetime.time)):
+        return value.isoformat()
+    if isinstance(value, decimal.Decimal):
+        return float(value)
+    if isinstance(value, Mapping):
+        return {str(key): plain_value(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain_value(item) for item in value]
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    return str(value)

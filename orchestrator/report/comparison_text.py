@@ -1,0 +1,197 @@
+"""A comparison of two runs as text for a terminal, and as JSON."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from rich import box
+from rich.console import Console
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from orchestrator.comparison import Change, Refused, RunComparison, Turned
+from orchestrator.measurement import Measurement
+from orchestrator.report import cells, units
+from orchestrator.report.safe import finite, one_line, visible
+
+MOST_LINES = 40
+
+
+def print_comparison(comparison: RunComparison, console: Console, *, every: bool = False) -> None:
+    """Significant changes first; then what broke, what is refused, and what to know."""
+    _say(console, f"{comparison.before} → {comparison.after}: {headline(comparison)}", "bold")
+    source = "estimated from these jobs" if comparison.noise_estimated else "assumed"
+    if comparison.changes:
+        _say(
+            console,
+            f"intervals: {units.percent(comparison.confidence)} · noise between runs "
+            f"{units.percent(comparison.noise)}, {source}",
+            "dim",
+        )
+    told = [c for c in comparison.changes if c.significant or every]
+    if told:
+        console.print()
+        console.print(_table(told if every else told[:MOST_LINES]))
+        if not every and len(told) > MOST_LINES:
+            _say(console, f"… and {len(told) - MOST_LINES:,} more; --all lists all.", "dim")
+    _turned(comparison.turned, console)
+    _refused(comparison.refused, console)
+    for (key, before, after), jobs in comparison.warnings.items():
+        _say(
+            console,
+            f"! {key} differs in {units.plural(jobs, 'job')}: {one_line(before, 200)} → "
+            f"{one_line(after, 200)}",
+            "yellow",
+        )
+
+
+def headline(comparison: RunComparison) -> str:
+    """``48 jobs compared, 2 slower, 1 faster, 45 unchanged within noise; 0.998× overall``."""
+    slower = sum(c.significant and c.ratio.value < 1 for c in comparison.changes)
+    faster = sum(c.significant and c.ratio.value > 1 for c in comparison.changes)
+    untested = sum(c.ratio.low is None for c in comparison.changes)
+    same = len(comparison.changes) - slower - faster - untested
+    words = [
+        f"{units.plural(len(comparison.changes), 'job')} compared",
+        f"{slower:,} slower",
+        f"{faster:,} faster",
+        f"{same:,} not told apart from noise",
+    ]
+    words += [f"{untested:,} with too few repeats to say"] if untested else []
+    words += [f"{len(comparison.broken):,} broken"] if comparison.broken else []
+    words += [f"{len(comparison.refused):,} not comparable"] if comparison.refused else []
+    alone = comparison.only_before + comparison.only_after
+    words += [f"{alone:,} in one run only"] if alone else []
+    overall = comparison.overall
+    end = f"; {overall:.3f}× overall" if overall is not None else ""
+    return ", ".join(words) + end
+
+
+def comparison_json(comparison: RunComparison, limit: float | None = None) -> dict[str, object]:
+    """The comparison as one JSON-able object."""
+    return {
+        "before": comparison.before,
+        "after": comparison.after,
+        "confidence": comparison.confidence,
+        "noise": finite(comparison.noise),
+        "noise_estimated": comparison.noise_estimated,
+        "overall_ratio": finite(comparison.overall),
+        "changes": [_change_json(change, limit) for change in comparison.changes],
+        "turned": [
+            _named(t.after)
+            | {"before": str(t.before.state), "after": str(t.after.state), "broken": t.broken}
+            for t in comparison.turned
+        ],
+        "refused": [
+            _named(r.after)
+            | {
+                "differences": [
+                    {"key": d.key, "before": d.before, "after": d.after} for d in r.differences
+                ]
+            }
+            for r in comparison.refused
+        ],
+        "warnings": [
+            {"key": key, "before": before, "after": after, "jobs": jobs}
+            for (key, before, after), jobs in comparison.warnings.items()
+        ],
+        "only_before": comparison.only_before,
+        "only_after": comparison.only_after,
+    }
+
+
+def _change_json(change: Change, limit: float | None) -> dict[str, object]:
+    record = _named(change.after) | {
+        "throughput_before": finite(change.before.metrics.throughput),
+        "throughput_after": finite(change.after.metrics.throughput),
+        "unit": change.after.metrics.throughput_unit,
+        "ratio": finite(change.ratio.value),
+        "ratio_low": finite(change.ratio.low),
+        "ratio_high": finite(change.ratio.high),
+        "p_value": finite(change.ratio.p_value),
+        "significant": change.significant,
+    }
+    if limit is not None:
+        record["regression"] = change.significant and change.slower_by >= limit
+    return record
+
+
+def _named(row: Measurement) -> dict[str, object]:
+    return {
+        "job_id": row.job_id,
+        "workload": row.workload,
+        "model": row.model,
+        "dataset": row.dataset,
+        "accelerator": str(row.accelerator),
+        "cards": row.cards,
+        "precision": row.precision,
+        "batch_size": row.batch_size_requested,
+        "engine": row.engine,
+        "parameters": dict(row.parameters),
+        "emulated": row.emulated,
+    }
+
+
+def _table(changes: Sequence[Change]) -> RichTable:
+    grid = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    grid.add_column("job", overflow="fold")
+    for name in ("before", "after", "change", "interval"):
+        grid.add_column(name, justify="right")
+    for change in changes:
+        ratio = change.ratio
+        style = "dim"
+        if change.significant:
+            style = "bold red" if ratio.value < 1 else "green"
+        interval = "too few repeats"
+        if ratio.low is not None and ratio.high is not None:
+            interval = f"{ratio.low - 1:+.1%} to {ratio.high - 1:+.1%}"
+        grid.add_row(
+            Text(one_line(_job(change.after))),
+            units.number(change.before.metrics.throughput),
+            units.number(change.after.metrics.throughput),
+            Text(f"{ratio.value - 1:+.1%}", style=style),
+            interval,
+        )
+    return grid
+
+
+def _job(row: Measurement) -> str:
+    """A job on one line with what tells it from its like."""
+    facts = [f"{name}={value}" for name, value in sorted(row.parameters.items())]
+    name = cells.label(row) + (" emulated" if row.emulated else "")
+    return f"{name} ({', '.join(facts)})" if facts else name
+
+
+def _turned(turned: Sequence[Turned], console: Console) -> None:
+    if not turned:
+        return
+    console.print()
+    for one in turned[:MOST_LINES]:
+        style = "bold red" if one.broken else ""
+        _say(
+            console,
+            f"{one.before.state} → {one.after.state}: {cells.label(one.after)}"
+            + (f": {one_line(one.after.reason, 120)}" if one.after.reason else ""),
+            style,
+        )
+    if len(turned) > MOST_LINES:
+        _say(console, f"… and {len(turned) - MOST_LINES:,} more; --json has all.", "dim")
+
+
+def _refused(refused: Sequence[Refused], console: Console) -> None:
+    if not refused:
+        return
+    console.print()
+    counted = Counter((d.key, d.before, d.after) for r in refused for d in r.differences)
+    _say(console, f"Not comparable: {units.plural(len(refused), 'job')}", "bold yellow")
+    for (key, before, after), jobs in counted.most_common(MOST_LINES):
+        _say(
+            console,
+            f"  {key} differs in {units.plural(jobs, 'job')}: {one_line(before, 120)} → "
+            f"{one_line(after, 120)}",
+        )
+
+
+def _say(console: Console, text: str, style: str = "") -> None:
+    console.print(Text(visible(text), style=style))

@@ -1,0 +1,217 @@
+"""``nightgrid query`` and ``nightgrid export``, on runs written by the real store."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from measurements import row
+
+from orchestrator.cli import main
+from orchestrator.store import Store
+
+duckdb = pytest.importorskip("duckdb")
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two runs: three jobs, of which one was measured twice, and two jobs."""
+    directory = tmp_path_factory.mktemp("results")
+    with Store.open(directory, "one") as store:
+        for number in range(3):
+            store.append(row(number, run="one"))
+        again = row(0, run="one", invocation_id="i2", recorded_at=5000.0)
+        faster = replace(again.metrics, throughput=999.0)
+        store.append(replace(again, metrics=faster))
+    with Store.open(directory, "two") as store:
+        for number in range(2):
+            store.append(row(number, run="two", random_weights=True))
+    return directory
+
+
+def asked(
+    capsys: pytest.CaptureFixture[str], results: Path, sql: str, *options: str
+) -> list[dict[str, object]]:
+    """The JSON answer."""
+    assert main(["query", sql, "--json", "--results", str(results), *options]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert isinstance(answer, list)
+    return answer
+
+
+def test_rows_of_all_runs_are_counted(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The view of rows holds every attempt of every run."""
+    sql = "select run, count(*) as n from rows group by run order by run"
+    assert asked(capsys, results, sql) == [{"run": "one", "n": 4}, {"run": "two", "n": 2}]
+    assert asked(capsys, results, sql, "--run", "two") == [{"run": "two", "n": 2}]
+
+
+def test_jobs_are_the_newest_final_rows(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A job measured twice is told by its newest row."""
+    sql = "select throughput from jobs where run = 'one' order by throughput desc"
+    assert [line["throughput"] for line in asked(capsys, results, sql)] == [999.0, 102.0, 101.0]
+
+
+def test_samples_and_items_are_rows_of_their_own(
+    results: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Raw batches and prompts can be queried with the keys of what they belong to."""
+    sql = "select s.run, s.wall_s, s.step_s, i.latency_s from samples s join items i using (job_id)"
+    (first, *_) = asked(capsys, results, sql + " where s.run = 'two' and i.run = 'two' limit 1")
+    assert first == {"run": "two", "wall_s": 1.0, "step_s": [0.01, 0.02], "latency_s": 0.5}
+
+
+def test_values_of_every_kind_become_json(
+    results: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Times are ISO 8601 in UTC, maps are objects, NaN is null."""
+    sql = (
+        "select started_at, parameters, nodes, 'nan'::double as x, 1.5::decimal(4,2) as y "
+        "from rows where run = 'two' order by started_at limit 1"
+    )
+    (answer,) = asked(capsys, results, sql)
+    assert answer == {
+        "started_at": "1970-01-01T00:16:30",
+        "parameters": {"ignore_eos": "true", "output_tokens": "16"},
+        "nodes": ["hpu-1"],
+        "x": None,
+        "y": 1.5,
+    }
+
+
+def test_csv_and_table(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The same answer as CSV and as a table with the number of rows."""
+    sql = "select run, details, throughput from rows where run = 'two' order by throughput"
+    assert main(["query", sql, "--csv", "--results", str(results)]) == 0
+    lines = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert [line["throughput"] for line in lines] == ["100.0", "101.0"]
+    assert json.loads(lines[0]["details"]) == {"note": "裤 ✓"}
+    assert main(["query", sql, "--results", str(results)]) == 0
+    assert "2 rows" in capsys.readouterr().out
+
+
+def test_a_statement_from_standard_input(
+    results: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A dash reads the statement from a pipe."""
+    monkeypatch.setattr(sys, "stdin", io.StringIO("select count(*) as n from jobs"))
+    assert asked(capsys, results, "-") == [{"n": 5}]
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "select nope from rows",
+        "selec",
+        "select * from read_csv('/etc/hostname')",
+        "copy rows to 'out.csv'",
+        "set enable_external_access = true",
+        "attach 'x.db'",
+    ],
+)
+def test_a_refused_statement_says_what_there_is(
+    results: Path,
+    capsys: pytest.CaptureFixture[str],
+    sql: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Mistakes and whatever reaches outside are errors with the names of the views."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["query", sql, "--results", str(results)]) == 2
+    assert "rows, jobs, samples and items" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_without_duckdb_the_way_out_is_said(
+    results: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The message names the extra."""
+    monkeypatch.setitem(sys.modules, "duckdb", None)
+    assert main(["query", "select 1", "--results", str(results)]) == 7
+    assert "pip install 'nightgrid[query]'" in capsys.readouterr().err
+
+
+def test_no_runs_and_unknown_runs(
+    results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Both are errors of the store that say what there is."""
+    assert main(["query", "select 1", "--results", str(tmp_path)]) == 4
+    assert "there are no runs" in capsys.readouterr().err
+    assert main(["query", "select 1", "--results", str(results), "--run", "onee"]) == 4
+    assert "There is: one" in capsys.readouterr().err
+
+
+def test_a_damaged_file_is_named_and_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The answer is made from the sound rows; standard error names the others."""
+    with Store.open(tmp_path, "torn") as store:
+        store.append(row(0))
+        path = store.append(row(1))
+    path.write_bytes(path.read_bytes()[:-9])
+    assert main(["query", "select count(*) from rows", "--csv", "--results", str(tmp_path)]) == 0
+    captured = capsys.readouterr()
+    assert captured.out.splitlines()[1] == "1" and path.name in captured.err
+
+
+# ---------------------------------------------------------------- export
+
+
+def test_the_exported_dataset_opens_with_its_own_library(
+    results: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """load_dataset reads rows, samples and items from the directory, without a network."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+    directory = tmp_path / "dataset"
+    options = ["--to", "datasets", "--results", str(results), "--json"]
+    assert main(["export", str(directory), *options]) == 0
+    assert json.loads(capsys.readouterr().out)["rows"] == {"rows": 6, "samples": 6, "items": 6}
+    datasets = pytest.importorskip("datasets")
+    cache = str(tmp_path / "cache")
+    read = {
+        name: datasets.load_dataset(str(directory), name, split="train", cache_dir=cache)
+        for name in ("rows", "samples", "items")
+    }
+    assert sorted(read["rows"]["throughput"]) == [100.0, 100.0, 101.0, 101.0, 102.0, 999.0]
+    assert json.loads(read["rows"][0]["parameters"]) == {"ignore_eos": True, "output_tokens": 16}
+    assert read["rows"][0]["started_at"].utctimetuple().tm_min == 16
+    assert read["samples"][0]["step_s"] == [0.01, 0.02]
+    assert set(read["items"]["job_id"]) == set(read["rows"]["job_id"])
+
+
+def test_the_card_says_what_is_not_real(results: Path, tmp_path: Path) -> None:
+    """The dataset's README counts emulated cards and random weights, and explains columns."""
+    directory = tmp_path / "dataset"
+    assert main(["export", str(directory), "--to", "datasets", "--results", str(results)]) == 0
+    card = (directory / "README.md").read_text(encoding="utf-8")
+    assert "6 of 6 rows ran on emulated cards" in card
+    assert "2 of 6 rows had random weights" in card
+    assert "| `throughput` |" in card and "run `one`: 4 rows" in card
+
+
+def test_a_directory_in_use_is_not_written_into(
+    results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An export never mixes with what is there."""
+    (tmp_path / "mine").write_text("precious", encoding="utf-8")
+    assert main(["export", str(tmp_path), "--to", "datasets", "--results", str(results)]) == 4
+    assert "is not empty" in capsys.readouterr().err
+
+
+def test_runs_without_raw_rows_export_too(tmp_path: Path) -> None:
+    """A run in which nothing was measured has rows and nothing else."""
+    with Store.open(tmp_path / "results", "bare") as store:
+        store.append(row(0, samples=(), items=()))
+    options = ["--to", "datasets", "--results", str(tmp_path / "results")]
+    assert main(["export", str(tmp_path / "out"), *options]) == 0
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["README.md", "rows"]
