@@ -81,14 +81,15 @@ class Vocabulary:
     """The names that a grid may use, and the check of single values.
 
     ``workloads`` maps a name to an entry with ``.parameters`` (a pydantic model) and ``.engines``.
-    ``find_model`` and ``find_dataset`` raise when there is no such thing; None leaves names
-    unchecked, for a machine that is not the one where the grid will run.
+    ``find_model``, ``find_dataset`` and ``find_adapter`` raise when there is no such thing; None
+    leaves names unchecked, for a machine that is not the one where the grid will run.
     """
 
     workloads: Mapping[str, Any]
     precisions: tuple[str, ...]
     find_model: Callable[[str], object] | None = None
     find_dataset: Callable[[str], object] | None = None
+    find_adapter: Callable[[str], object] | None = None
     checked: dict[tuple[object, ...], tuple[Scalar, Fault | None]] = field(
         default_factory=dict, repr=False, compare=False
     )
@@ -103,12 +104,14 @@ class Vocabulary:
             return cls(workloads=WORKLOADS, precisions=PRECISIONS)
         from workloads.data.catalog import find_dataset
         from workloads.models.catalog import find_model
+        from workloads.training.adapters import find_adapter
 
         return cls(
             workloads=WORKLOADS,
             precisions=PRECISIONS,
             find_model=find_model,
             find_dataset=find_dataset,
+            find_adapter=find_adapter,
         )
 
     def parameter_names(self, workload: str | None = None) -> tuple[str, ...]:

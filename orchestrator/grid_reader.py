@@ -20,8 +20,10 @@ from orchestrator.grid_expand import Expander
 from orchestrator.grid_experiment import Experiment, ExperimentReader
 from orchestrator.grid_fields import FIELD_NAMES, Vocabulary, explain, shown, suggestion
 from orchestrator.grid_yaml import Document, Path_
+from orchestrator.needs import adapter_problems
 from orchestrator.planning import card_problems, refusal_problems
 from workloads.api import MeasureSettings
+from workloads.errors import WorkloadError
 
 MAX_PROBLEMS = 100  # beyond these, reading on helps nobody
 
@@ -87,6 +89,7 @@ class GridReader:
             },
         )
         self.problems += refusal_problems(grid, self.vocabulary.workloads)
+        self.problems += adapter_problems(grid, self._adapter_exists)
         if self.nodes_for is not None:
             self.problems += card_problems(grid, self.nodes_for(grid.accelerators()))
         if self.problems:
@@ -199,6 +202,15 @@ class GridReader:
                 path = (*experiment.path, "axes")
                 self.complain(path, message, f"the limit is {MAX_JOBS:,}; shorten an axis")
                 return False
+        return True
+
+    def _adapter_exists(self, name: str) -> bool:
+        if self.vocabulary.find_adapter is None:
+            return True  # cannot be told on this machine
+        try:
+            self.vocabulary.find_adapter(name)
+        except WorkloadError:
+            return False
         return True
 
     def _in_file_order(self) -> list[Problem]:

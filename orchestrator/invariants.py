@@ -9,7 +9,7 @@ a command, so that it stays on in simulations of a million events.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from orchestrator.cluster import Card, CardSet, Node, legal_groups
@@ -27,6 +27,7 @@ from orchestrator.events import (
     WorkerReady,
     WorkerStopped,
 )
+from orchestrator.job import State
 
 
 class InvariantViolated(AssertionError):
@@ -50,6 +51,7 @@ class Invariants:
     """Feed it each event before the schedule sees it, and each command as it is given."""
 
     max_attempts: int | None = None  # of a job
+    needs: Mapping[str, Collection[str]] = field(default_factory=dict)  # that run in this run
     nodes: dict[str, Node] = field(default_factory=dict)
     processes: dict[str, _Process] = field(default_factory=dict)
     running: dict[str, RunAttempt] = field(default_factory=dict)  # by attempt id
@@ -129,6 +131,9 @@ class Invariants:
         job = attempt.job
         _must(attempt.job_id not in self.final, "runs after its final row", attempt)
         _must(attempt.job_id not in self._job_running, "runs twice at once", attempt)
+        for needed in self.needs.get(attempt.job_id, ()):
+            row = self.final.get(needed)
+            _must(row is not None and row.state is State.SUCCEEDED, f"runs before {needed}", attempt)
         _must(attempt.attempt_id not in self._issued, "attempt id used twice", attempt)
         _must(len(command.worker_ids) == len(attempt.cards) == job.cards, "width", attempt)
         _must(is_legal(attempt.cards, self.nodes), "illegal card set", attempt)

@@ -28,6 +28,7 @@ class PlannedJob:
     action: Action
     reason: str = ""  # for all but RUN
     estimate_s: float = 0.0  # busy time of its cards, loading included
+    needs: tuple[str, ...] = ()  # ids of the jobs that must have succeeded before
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

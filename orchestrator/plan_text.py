@@ -87,7 +87,9 @@ def _table(plan: Plan) -> tuple[dict[str, str], list[str], list[list[str]]]:
     for item, each in zip(plan.jobs, settings, strict=True):
         estimate = duration_text(item.estimate_s) if item.action is Action.RUN else ""
         cells = [each.get(name, "") for name in differing]
-        rows.append([item.job.job_id, *cells, estimate, str(item.action), item.reason])
+        waits = f"after {', '.join(item.needs)}" if item.action is Action.RUN and item.needs else ""
+        reason = item.reason or waits
+        rows.append([item.job.job_id, *cells, estimate, str(item.action), reason])
     return shared, ["job_id", *differing, "estimate", "action", "reason"], rows
 
 
@@ -214,4 +216,5 @@ def _job_json(
         "reason": item.reason,
         "estimate_s": item.estimate_s,
         "card_sets": card_sets,
+        "needs": list(item.needs),
     }

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.cluster import Node, legal_card_sets
 from orchestrator.errors import ClusterError, GridError, Problem
 from orchestrator.history import PastRow
-from orchestrator.job import Accelerator, Job, State
+from orchestrator.job import Accelerator, Job, State, supersedes
+from orchestrator.needs import with_needs
 from orchestrator.plan import Action, Plan, PlannedJob
 from workloads.precision import support
 from workloads.refusal import Asked, Refusal
@@ -66,6 +67,7 @@ def make_plan(
         action, reason = planner.decide(job)
         estimate_s = estimator.estimate(job).total_s if action is Action.RUN else 0.0
         planned.append(PlannedJob(job=job, action=action, reason=reason, estimate_s=estimate_s))
+    planned = with_needs(planned)
     if grid.jobs() and planner.nowhere == len(grid.jobs()):
         wanted = ", ".join(map(str, grid.accelerators()))
         have = ", ".join(dict.fromkeys(str(node.accelerator) for node in nodes)) or "none"
@@ -78,7 +80,14 @@ def make_plan(
 
 def _newest_terminal(history: Iterable[PastRow]) -> dict[tuple[str, bool], PastRow]:
     """The newest final row of each job, apart for emulated and real cards."""
-    return {(row.job_id, row.emulated): row for row in history if row.final and row.state.terminal}
+    newest: dict[tuple[str, bool], PastRow] = {}
+    for row in history:
+        if not (row.final and row.state.terminal):
+            continue
+        known = newest.get((row.job_id, row.emulated))
+        if known is None or supersedes(row.state, known.state):
+            newest[row.job_id, row.emulated] = row
+    return newest
 
 
 @dataclass(frozen=True, slots=True)

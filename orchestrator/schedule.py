@@ -31,6 +31,7 @@ from orchestrator.job import Accelerator, State
 from orchestrator.plan import Action, PlannedJob
 from orchestrator.scheduling.cards import WorkerState
 from orchestrator.scheduling.ledger import Ledger
+from orchestrator.scheduling.needs import Needs
 from orchestrator.scheduling.pool import Pool
 from orchestrator.scheduling.record import Estimates, JobRecord, Phase, ScheduleSettings
 from orchestrator.scheduling.verdicts import Verdicts, made_up
@@ -83,6 +84,7 @@ class Schedule:
             self._records[job_id] = record
             by_kind.setdefault(planned.job.accelerator, []).append(record)
         self._total = len(seen)
+        self._needs = Needs(jobs, self._records.values())  # before the pools: it holds jobs back
         self._ledger = Ledger(self._records.values(), settings, self._commands)
         self._verdicts = Verdicts(self._ledger)
         self._pools = {
@@ -115,9 +117,11 @@ class Schedule:
         if self._verdicts.tripped and not self._ledger.stopping:
             self._stop(self._verdicts.tripped, abort=False)
         self._ledger.run_due()
+        self._settle_needs()
         if not isinstance(event, NodeJoined):
             self._assign()
         self._give_up_hopeless()
+        self._settle_needs()
         self._finish_if_done()
         commands = self._commands[:]
         self._commands.clear()
@@ -155,6 +159,9 @@ class Schedule:
                     job=planned.job, state=State.UNSUPPORTED, reason=planned.reason, final=True
                 )
             )
+        for record, reason in self._needs.hopeless:
+            pool = self._pools[record.job.accelerator]
+            self._ledger.end_unrun(pool, record, State.NOT_STARTED, reason)
         for pool in self._pools.values():
             pool.cards.changed = True
 
@@ -237,6 +244,17 @@ class Schedule:
             ):
                 self._next_look = look
                 self._commands.append(Wake(at=look))
+
+    def _settle_needs(self) -> None:
+        """Jobs that needed what has ended wait for cards from now on, or end as well."""
+        while self._ledger.ended:
+            record, reason = self._ledger.ended.popleft()
+            for held, why in self._needs.ended(record, reason):
+                pool = self._pools[held.job.accelerator]
+                if why:
+                    self._ledger.end_unrun(pool, held, State.NOT_STARTED, why)
+                else:
+                    pool.enqueue(held)
 
     def _give_up_hopeless(self) -> None:
         """Jobs that no card set is left for end, after a while in which nodes may join."""

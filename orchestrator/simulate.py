@@ -65,6 +65,10 @@ def simulate(
     settings = settings or SimulationSettings()
     schedule = Schedule(jobs, schedule_settings or ScheduleSettings(), estimates)
     cluster = VirtualCluster(schedule, settings, truth or estimates.estimate)
+    reused = {planned.job.job_id for planned in jobs if planned.action is Action.REUSE}
+    cluster.invariants.needs = {
+        planned.job.job_id: set(planned.needs) - reused for planned in jobs if planned.needs
+    }
     for node in nodes:
         cluster.later(0.0, NodeJoined(at=0.0, node=node))
     for at, node in settings.joins:

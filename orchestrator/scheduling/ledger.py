@@ -5,7 +5,7 @@ A job's final row is written here and nowhere else, so that there is exactly one
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from heapq import heappop, heappush
 
@@ -29,6 +29,7 @@ class Ledger:
         self.stopping = ""  # why nothing more is started; empty while all is well
         self.tally: Counter[State] = Counter()  # ended jobs
         self.unfinished = 0
+        self.ended: deque[tuple[JobRecord, str]] = deque()  # with reasons; emptied by the schedule
         self._configurations: dict[Job, list[JobRecord]] = {}
         self._due: list[tuple[float, int, Callable[[], None]]] = []
         self._timers = 0
@@ -67,6 +68,7 @@ class Ledger:
         if record.phase is Phase.DONE:
             raise AssertionError(f"{record.job_id} has its final row already")
         record.phase, record.state = Phase.DONE, state
+        self.ended.append((record, reason))
         self.tally[state] += 1
         self.unfinished -= 1
         pool.unfinished[record.width] -= 1

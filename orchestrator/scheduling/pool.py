@@ -30,7 +30,7 @@ class Pool:
     ) -> None:
         self.cards = CardPool(kind)
         self.pending = PendingJobs()
-        self.pending.load(records)
+        self.pending.load([record for record in records if record.phase is Phase.WAITING])
         self.leases = Leases(self.cards, self.pending, settings, commands)
         self.assigner = Assigner(self.cards, self.pending, self.leases, settings)
         self.records = records

@@ -50,6 +50,7 @@ class Estimates(Protocol):
 class Phase(Enum):
     """Where a job is on its way through the schedule."""
 
+    HELD = "held"  # until the jobs that it needs have succeeded
     WAITING = "waiting"  # in a queue or a reservation
     BACKOFF = "backoff"  # until its retry is due
     LEASED = "leased"  # has cards; its workers are starting or it runs

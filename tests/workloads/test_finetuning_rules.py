@@ -69,7 +69,6 @@ def test_a_contradiction_is_wrong_on_every_device(
         ({"optimizer": "adamw-8bit"}, "hpu", "no 8-bit optimizer kernels for Gaudi"),
         ({"optimizer": "adamw-8bit-paged"}, "cpu", "nowhere to page to"),
         ({"precision": "fp32", "autocast": "fp16"}, "hpu", "not available on Gaudi"),
-        ({"cards": 2}, "cuda", "fine-tunes on one card"),
     ],
 )
 def test_what_a_device_cannot_do_is_unsupported(

@@ -1,0 +1,229 @@
+"""Several cards learn what one card learns: every strategy, on processes over gloo."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from finetuning_cases import losses, train
+from generation_cases import PROMPTS, Worker, write_dataset
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+GLOBAL_BATCH = 4
+
+#: Rates at which three steps change the loss by more than a tenth.
+FULL: dict[str, Any] = {"method": "full", "learning_rate": 1e-3}
+LORA: dict[str, Any] = {"targets": "all-linear", "learning_rate": 1e-2}
+GENERATION = {"batch_size": 3, "output_tokens": 12}
+
+has_deepspeed = importlib.util.find_spec("deepspeed") is not None
+needs_deepspeed = pytest.mark.skipif(
+    not has_deepspeed, reason="deepspeed is not installed: pip install 'nightgrid[deepspeed]'"
+)
+
+ZERO: dict[str, dict[str, Any]] = {
+    "zero0": {"strategy": "zero0"},
+    "zero1": {"strategy": "zero1"},
+    "zero2": {"strategy": "zero2"},
+    "zero3": {"strategy": "zero3"},
+    "zero2 in two passes": {"strategy": "zero2", "gradient_accumulation": 2},
+    "zero2, optimizer offloaded": {"strategy": "zero2", "offload_optimizer": True},
+    "zero3, all offloaded": {
+        "strategy": "zero3",
+        "offload_optimizer": True,
+        "offload_parameters": True,
+    },
+}
+ON_TWO: dict[str, dict[str, Any]] = {
+    "ddp": FULL | {"batch_size": 2},
+    "ddp in two passes": FULL | {"batch_size": 2, "gradient_accumulation": 2},
+    "tensor": FULL | {"batch_size": 4, "strategy": "tensor-parallel"},
+    "tensor, lora": LORA | {"batch_size": 4, "strategy": "tensor-parallel"},
+}
+ON_TWO_BY_DEEPSPEED: dict[str, dict[str, Any]] = {
+    name: FULL | {"batch_size": 2} | settings for name, settings in ZERO.items()
+} | {
+    "zero3, lora": LORA | {"batch_size": 2, "strategy": "zero3", "save_adapter": "from-zero3"},
+}
+ON_FOUR: dict[str, dict[str, Any]] = {
+    "ddp": FULL | {"batch_size": 1},
+    "data x tensor": FULL | {"batch_size": 2, "tensor_parallel": 2},
+    "data x tensor, lora": LORA | {"batch_size": 2, "strategy": "ddp", "tensor_parallel": 2},
+}
+ON_FOUR_BY_DEEPSPEED: dict[str, dict[str, Any]] = {
+    "zero3": FULL | {"batch_size": 1, "strategy": "zero3"},
+}
+
+
+def gang(world_size: int, cases: dict[str, Any], cache: Path) -> list[dict[str, Any]]:
+    """What each rank printed of all cases, by rank."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    environment = os.environ | {
+        "NIGHTGRID_CACHE": str(cache),
+        "PYTHONPATH": f"{ROOT}{os.pathsep}{HERE}",
+        "OMP_NUM_THREADS": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+    }
+    script = str(HERE / "gang_rank.py")
+    arguments = [str(world_size), str(port), json.dumps(cases)]
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, script, str(rank), *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        for rank in range(world_size)
+    ]
+    try:
+        outputs = [rank.communicate(timeout=280) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    for rank, (_, stderr) in zip(ranks, outputs, strict=True):
+        assert rank.returncode == 0, stderr[-4000:]
+    return [json.loads(stdout.splitlines()[-1]) for stdout, _ in outputs]
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(autouse=True)
+def same_cache(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NIGHTGRID_CACHE", str(cache))
+
+
+@pytest.fixture(scope="module")
+def alone(cache: Path) -> dict[str, list[float]]:
+    """Losses of one card at the same global batch."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NIGHTGRID_CACHE", str(cache))
+        return {
+            "full": losses(train(**FULL, batch_size=GLOBAL_BATCH)),
+            "lora": losses(train(**LORA, batch_size=GLOBAL_BATCH)),
+        }
+
+
+@pytest.fixture(scope="module")
+def prompts(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_dataset(tmp_path_factory.mktemp("data") / "prompts.json")
+
+
+@pytest.fixture(scope="module")
+def two(cache: Path, prompts: str) -> list[dict[str, Any]]:
+    cases: dict[str, Any] = ON_TWO | (ON_TWO_BY_DEEPSPEED if has_deepspeed else {})
+    cases["generation"] = {"generate": GENERATION | {"dataset": prompts, "tensor_parallel": 2}}
+    return gang(2, cases, cache)
+
+
+@pytest.fixture(scope="module")
+def four(cache: Path) -> list[dict[str, Any]]:
+    return gang(4, ON_FOUR | (ON_FOUR_BY_DEEPSPEED if has_deepspeed else {}), cache)
+
+
+def check(
+    name: str, case: dict[str, Any], ranks: list[dict[str, Any]], alone: dict[str, list[float]]
+) -> None:
+    """The mean loss of the ranks is one card's at every step; the gang counts each sample once."""
+    expected = alone["full" if case.get("method") == "full" else "lora"]
+    by_step = zip(*(rank[name]["losses"] for rank in ranks), strict=True)
+    assert [sum(step) / len(ranks) for step in by_step] == pytest.approx(expected, abs=2e-5)
+    assert expected[-1] < 0.95 * expected[0]  # else any curve would do
+    assert sum(rank[name]["items"] for rank in ranks) == GLOBAL_BATCH * len(expected)
+    assert len({rank[name]["trainable"] for rank in ranks}) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ON_TWO)
+def test_two_cards_learn_as_one(
+    name: str, two: list[dict[str, Any]], alone: dict[str, list[float]]
+) -> None:
+    """DDP and tensor parallelism at the same global batch, with and without an adapter."""
+    check(name, ON_TWO[name], two, alone)
+
+
+@pytest.mark.slow
+@needs_deepspeed
+@pytest.mark.parametrize("name", ON_TWO_BY_DEEPSPEED)
+def test_two_cards_under_deepspeed_learn_as_one(
+    name: str, two: list[dict[str, Any]], alone: dict[str, list[float]]
+) -> None:
+    """Every stage of ZeRO, with accumulation and offload; the row keeps the configuration."""
+    case = ON_TWO_BY_DEEPSPEED[name]
+    check(name, case, two, alone)
+    config = json.loads(two[0][name]["details"]["deepspeed_config"])
+    assert config["zero_optimization"]["stage"] == int(case["strategy"][-1])
+    assert config["train_batch_size"] == GLOBAL_BATCH
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ON_FOUR)
+def test_four_cards_learn_as_one(
+    name: str, four: list[dict[str, Any]], alone: dict[str, list[float]]
+) -> None:
+    """Also where pairs of them split matrices and the pairs split the batch."""
+    check(name, ON_FOUR[name], four, alone)
+
+
+@pytest.mark.slow
+@needs_deepspeed
+@pytest.mark.parametrize("name", ON_FOUR_BY_DEEPSPEED)
+def test_four_cards_under_deepspeed_learn_as_one(
+    name: str, four: list[dict[str, Any]], alone: dict[str, list[float]]
+) -> None:
+    """Weights in four parts."""
+    check(name, ON_FOUR_BY_DEEPSPEED[name], four, alone)
+
+
+@pytest.mark.slow
+@needs_deepspeed
+def test_zero_divides_the_optimizer_state(two: list[dict[str, Any]]) -> None:
+    """Stage 0 holds all of it on every card, from stage 1 on each holds half."""
+    held = {name: int(two[0][name]["details"]["optimizer_state_bytes"]) for name in ZERO}
+    for name in ("zero1", "zero2", "zero3"):
+        assert held[name] == pytest.approx(held["zero0"] / 2, rel=0.01)
+
+
+@pytest.mark.slow
+def test_matrices_are_really_split(two: list[dict[str, Any]]) -> None:
+    """All layers of attention and MLP, and the output layer; the optimizer's state shrinks."""
+    details = two[0]["tensor"]["details"]
+    assert details["tensor_parallel_plan"].startswith("25 layers split over 2 cards")
+    whole = int(two[0]["ddp"]["details"]["optimizer_state_bytes"])
+    assert int(details["optimizer_state_bytes"]) < 0.7 * whole  # embeddings stay whole
+
+
+@pytest.mark.slow
+def test_split_over_two_cards_a_model_says_what_it_says_on_one(
+    two: list[dict[str, Any]], prompts: str
+) -> None:
+    """Greedy tokens are the same, and the first rank alone counts them."""
+    here = Worker().run(prompts, **GENERATION)
+    there = dict(two[0]["generation"]["texts"])
+    assert there == {item.index: item.output_text for item in here.items}
+    assert len(there) == len(PROMPTS) and two[1]["generation"]["texts"] == []
+
+
+@pytest.mark.slow
+@needs_deepspeed
+def test_an_adapter_whose_parts_lay_on_two_cards_is_kept_whole(
+    two: list[dict[str, Any]], prompts: str
+) -> None:
+    """ZeRO 3 gathers it for saving; text generation then uses it, and says other things."""
+    plain = Worker().run(prompts, **GENERATION)
+    tuned = Worker().run(prompts, **GENERATION, adapter="from-zero3")
+    assert tuned.details["adapter"].startswith("from-zero3: LORA, rank 8")
+    assert [i.output_text for i in tuned.items] != [i.output_text for i in plain.items]

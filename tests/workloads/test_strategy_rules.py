@@ -1,0 +1,157 @@
+"""What the plan refuses of jobs on several cards, the layout of ranks, and DeepSpeed's
+configuration: all pure."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from finetuning_cases import asked
+from hypothesis import given
+from hypothesis import strategies as st
+
+from workloads.finetuning_rules import refuse
+from workloads.parallel.deepspeed_config import deepspeed_config
+from workloads.parallel.layout import Layout
+from workloads.parallel.tensor_rules import refuse_generation
+from workloads.refusal import Asked
+
+
+@pytest.mark.parametrize(
+    ("changes", "setting", "words"),
+    [
+        ({"cards": 1, "strategy": "ddp"}, "strategy", "there is one card"),
+        ({"cards": 1, "offload_optimizer": True}, "offload_optimizer", "there is one card"),
+        ({"cards": 1, "tensor_parallel": 2}, "tensor_parallel", "there is one card"),
+        ({"cards": 4, "strategy": "tensor-parallel"}, "strategy", "6 attention heads cannot"),
+        ({"cards": 4, "tensor_parallel": 3}, "tensor_parallel", "4 cards cannot be divided"),
+        (
+            {"cards": 4, "strategy": "tensor-parallel", "tensor_parallel": 2},
+            "tensor_parallel",
+            "over all 4 cards",
+        ),
+        ({"cards": 2, "offload_optimizer": True}, "offload_optimizer", "ddp keeps everything"),
+        (
+            {"cards": 2, "strategy": "zero2", "offload_parameters": True},
+            "offload_parameters",
+            "zero2 keeps everything",
+        ),
+        (
+            {"cards": 2, "batch_size": 3, "gradient_accumulation": 2},
+            "gradient_accumulation",
+            "a batch of 3",
+        ),
+    ],
+)
+def test_what_contradicts_itself_is_a_mistake_in_the_grid(
+    changes: dict[str, Any], setting: str, words: str
+) -> None:
+    """Refused before anything starts, with what would be right."""
+    (refusal,) = refuse(asked(**changes))
+    assert refusal.setting == setting and words in refusal.reason and refusal.hint
+    assert not refusal.unsupported
+
+
+@pytest.mark.parametrize(
+    ("changes", "setting"),
+    [
+        ({"strategy": "tensor-parallel", "method": "dora"}, "method"),
+        ({"strategy": "tensor-parallel", "save_adapter": "a"}, "save_adapter"),
+        ({"strategy": "zero3", "method": "qlora"}, "method"),
+        ({"strategy": "zero3", "method": "qat"}, "method"),
+        ({"strategy": "zero1", "autocast": "bf16"}, "autocast"),
+        ({"strategy": "zero1", "optimizer": "adafactor"}, "optimizer"),
+        ({"strategy": "zero2", "tensor_parallel": 2}, "tensor_parallel"),
+    ],
+)
+def test_what_this_version_lacks_becomes_a_row(changes: dict[str, Any], setting: str) -> None:
+    """It makes sense, so it is no mistake."""
+    (refusal,) = refuse(asked(cards=2, **changes))
+    assert refusal.setting == setting and refusal.unsupported
+
+
+@pytest.mark.parametrize("cards", [1, 2, 4, 8])
+def test_without_a_strategy_any_number_of_cards_will_do(cards: int) -> None:
+    """So that `cards: [1, 2, 4, 8]` can be an axis."""
+    assert refuse(asked(cards=cards)) == ()
+
+
+@pytest.mark.parametrize(
+    ("cards", "tensor", "words"),
+    [(1, 2, "there is one card"), (4, 4, "6 attention heads"), (4, 3, "cannot be divided")],
+)
+def test_text_generation_is_refused_in_the_same_words(cards: int, tensor: int, words: str) -> None:
+    """The same rules for the same splitting."""
+    job = Asked(
+        model="tiny-chatglm3",
+        dataset="english-prompts",
+        precision="bf16",
+        device="hpu",
+        batch_size=1,
+        cards=cards,
+        parameters={"tensor_parallel": tensor},
+    )
+    (refusal,) = refuse_generation(job)
+    assert words in refusal.reason and refusal.hint
+
+
+@given(st.integers(1, 8), st.integers(1, 8))
+def test_groups_are_a_table_of_all_ranks(data: int, tensor: int) -> None:
+    """Every rank is in one group of each kind, at its own place, and one rank a row counts."""
+    layouts = [
+        Layout(rank=rank, world_size=data * tensor, tensor=tensor) for rank in range(data * tensor)
+    ]
+    rows, columns = layouts[0].tensor_groups(), layouts[0].data_groups()
+    assert sorted(rank for row in rows for rank in row) == list(range(data * tensor))
+    assert sorted(rank for column in columns for rank in column) == list(range(data * tensor))
+    for layout in layouts:
+        assert rows[layout.data_rank][layout.tensor_rank] == layout.rank
+        assert columns[layout.tensor_rank][layout.data_rank] == layout.rank
+    assert sum(layout.counts for layout in layouts) == layouts[0].data_size == data
+
+
+def config(**changes: Any) -> dict[str, Any]:
+    """A generated configuration."""
+    settings: dict[str, Any] = {
+        "stage": 2,
+        "device": "cuda",
+        "precision": "bf16",
+        "batch_size": 8,
+        "micro_batches": 2,
+        "data_size": 4,
+        "learning_rate": 1e-4,
+    }
+    return deepspeed_config(**settings | changes)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda", "hpu"])
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_batch_sizes_fit_together(device: str, stage: int) -> None:
+    """DeepSpeed refuses a configuration in which they do not."""
+    made = config(device=device, stage=stage)
+    assert made["train_batch_size"] == 32 == 4 * 4 * 2
+    assert made["train_micro_batch_size_per_gpu"] == 4
+    assert made["gradient_accumulation_steps"] == 2
+    assert made["zero_optimization"]["stage"] == stage
+    assert json.loads(json.dumps(made)) == made
+
+
+def test_gaudi_has_rules_of_its_own() -> None:
+    """As HabanaAI's fork of DeepSpeed wants them."""
+    two, three = config(device="hpu", stage=2), config(device="hpu", stage=3)
+    for made in (two, three):
+        assert made["bf16"] == {"enabled": True} and made["gradient_clipping"] == 1.0
+        assert made["zero_optimization"]["contiguous_gradients"] is False
+        assert made["zero_optimization"]["overlap_comm"] is False
+    assert two["zero_optimization"]["reduce_scatter"] is False
+    assert three["zero_optimization"]["stage3_gather_16bit_weights_on_model_save"] is True
+
+
+def test_nothing_has_to_be_compiled() -> None:
+    """torch's optimizer everywhere, also where its state is offloaded."""
+    made = config(offload_optimizer=True, offload_parameters=True, stage=3)
+    assert made["optimizer"]["params"]["torch_adam"] is True
+    assert made["zero_force_ds_cpu_optimizer"] is False
+    assert made["zero_optimization"]["offload_optimizer"] == {"device": "cpu", "pin_memory": True}
+    assert "offload_param" not in config()["zero_optimization"]
