@@ -15,8 +15,12 @@ from dataclasses import fields
 
 from orchestrator.measurement import Measurement, Metrics
 from orchestrator.report.contests import Contest, memory_kind, peak_memory_bytes
+from orchestrator.report.figure_data import figure_data
 from orchestrator.report.safe import csv_field, finite
 from orchestrator.report.summary import Summary
+
+#: Findings that the JSON carries; the other figures are its rows in another order.
+JSON_FIGURES = ("throughput-against-latency", "techniques", "scaling", "roofline", "published")
 
 _LEFT_OUT = frozenset({"metrics", "samples", "items", "measure", "parameters", "versions",
                        "details"})  # fmt: skip
@@ -45,6 +49,20 @@ def to_json(summary: Summary) -> str:
         "damaged": list(summary.damaged),
         "shared": dict(summary.shared),
         "best": [_contest(contest) for contest in summary.contests],
+        "underway": {
+            "done": summary.underway.done,
+            "total": summary.underway.total,
+            "running": summary.underway.running,
+            "eta_s": finite(summary.underway.eta_s),
+            "silent_s": finite(summary.underway.silent_s),
+        }
+        if summary.underway
+        else None,
+        "figures": {
+            one.name: [{k: _jsonable(v) for k, v in record.items()} for record in one.records]
+            for one in figure_data(summary)
+            if one.name in JSON_FIGURES
+        },
         "causes": [
             {
                 "state": str(cause.state),

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from orchestrator.measurement import Measurement
 from orchestrator.report import cells, units
+from orchestrator.report.findings import Finding, findings
 from orchestrator.report.grouping import described, distinguishing
 from orchestrator.report.safe import markdown, tail
 from orchestrator.report.summary import SHORT_STATE, STATE_MEANING, Summary, Table
@@ -18,6 +19,7 @@ def to_markdown(summary: Summary) -> str:
         _contests(summary),
         *(_table(table) for table in summary.tables),
         _legend(summary),
+        *(_finding(finding) for finding in findings(summary)),
         _causes(summary),
         _cards(summary),
         _provenance(summary),
@@ -115,6 +117,14 @@ def _legend(summary: Summary) -> str:
     ]
     words = ["**bold**: best", "\\~: not told apart from the best", *told]
     return "; ".join(words) + "." if summary.tables else ""
+
+
+def _finding(finding: Finding) -> str:
+    lines = [[markdown(text) for text in row] for row in finding.rows]
+    parts = [f"## {finding.title}"]
+    parts += [_grid(finding.head, lines, finding.numbers)] if lines else []
+    parts += [markdown(finding.note)] if finding.note else []
+    return "\n\n".join(parts)
 
 
 def _causes(summary: Summary) -> str:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rich import box
-from rich.console import Console
+from rich.console import Console, JustifyMethod
 from rich.table import Table as RichTable
 from rich.text import Text
 
 from orchestrator.job import State
 from orchestrator.report import cells, units
+from orchestrator.report.findings import findings
 from orchestrator.report.grouping import described, distinguishing
 from orchestrator.report.safe import one_line, tail, visible
 from orchestrator.report.summary import SHORT_STATE, STATE_MEANING, Summary, Table
@@ -18,6 +19,7 @@ from orchestrator.report.timeline import Lane
 
 MOST_TABLES = 12
 MOST_LINES = 40
+MOST_FINDINGS = 16
 MOST_CARDS = 16  # more are summed up by node
 
 STYLES = {
@@ -37,6 +39,7 @@ def print_summary(summary: Summary, console: Console) -> None:
     _headline(summary, console)
     _contests(summary, console)
     _tables(summary, console)
+    _findings(summary, console)
     _causes(summary, console)
     _retried(summary, console)
     _cards(summary, console)
@@ -179,6 +182,22 @@ def _grid(table: Table, columns: Sequence[str], states: set[State], marks: set[s
             line.append(text)
         grid.add_row(*line)
     return grid
+
+
+def _findings(summary: Summary, console: Console) -> None:
+    for finding in findings(summary):
+        _heading(console, finding.title)
+        if finding.rows:
+            grid = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+            for index, name in enumerate(finding.head):
+                justify: JustifyMethod = "right" if index in finding.numbers else "left"
+                grid.add_column(name, justify=justify, overflow="fold")
+            for row in finding.rows[:MOST_FINDINGS]:
+                grid.add_row(*(Text(one_line(text)) for text in row))
+            console.print(grid)
+            _cut(console, len(finding.rows), MOST_FINDINGS, "line")
+        if finding.note:
+            _say(console, finding.note, "dim")
 
 
 def _causes(summary: Summary, console: Console) -> None:

@@ -131,3 +131,31 @@ def test_logarithmic_axes_have_ticks_inside(values: tuple[float, float]) -> None
     ticks = drawing.log_ticks(low, high)
     assert low < min(values) and high > max(values)
     assert 2 <= len(ticks) <= 9 and all(low <= t <= high for t in ticks)
+
+
+def test_terminal_and_markdown_tell_the_findings() -> None:
+    """Techniques, scaling and shares of limits are tables there too, and JSON has their data."""
+    import io
+    import json
+
+    from rich.console import Console
+
+    from orchestrator.report.export import to_json
+    from orchestrator.report.markdown import to_markdown
+    from orchestrator.report.terminal import print_summary
+
+    night = Night(emulated=False)
+    for cards in (1, 2):
+        precision_grid(night, cards=cards, sizes=(8, 32), precisions=("bf16", "int8"))
+    summary = summarize(night.rows, reference=reference(), underway=underway_of(a_status(), 1001.0))
+    file = io.StringIO()
+    print_summary(summary, Console(file=file, width=80))
+    assert max(map(len, file.getvalue().splitlines())) <= 80
+    for text in (file.getvalue(), to_markdown(summary)):
+        assert "Under way: 12 of 48 jobs done" in " ".join(text.split())
+        for title in ("What each technique buys", "Scaling over cards", "Share of the card's lim"):
+            assert title in text
+    document = json.loads(to_json(summary))
+    assert document["underway"]["done"] == 12
+    assert {line["after"] for line in document["figures"]["techniques"]} == {"int8"}
+    assert len(document["figures"]["published"]) == 10

@@ -1,0 +1,128 @@
+"""Techniques, scaling, limits and published figures as plain tables, for terminal and Markdown."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from orchestrator.ratio import Ratio
+from orchestrator.report import cells, units
+from orchestrator.report.grouping import described, distinguishing
+from orchestrator.report.published import REFERENCES
+from orchestrator.report.summary import Summary
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One table. ``numbers`` are the columns that are set right; ``note`` stands below it."""
+
+    title: str
+    head: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    numbers: tuple[int, ...]
+    note: str = ""
+
+
+def findings(summary: Summary) -> tuple[Finding, ...]:
+    """The tables that have something to say, in the page's order."""
+    every = (_effects(summary), _scaling(summary), _roofline(summary), _published(summary))
+    return tuple(finding for finding in every if finding.rows or finding.note)
+
+
+def ratio_text(ratio: Ratio) -> str:
+    """``1.52× (1.40× to 1.65×)``."""
+    if ratio.low is None:
+        return units.times(ratio.value)
+    return f"{units.times(ratio.value)} ({units.times(ratio.low)} to {units.times(ratio.high)})"
+
+
+def _effects(summary: Summary) -> Finding:
+    settings = [effect.setting for effect in summary.effects]
+    rows = []
+    for effect in summary.effects:
+        about = described(distinguishing(effect.setting, settings))
+        batches = ",".join(pair.row.batch_size_requested for pair in effect.pairs)
+        rows.append(
+            (
+                f"{effect.name.replace('_', ' ')}: {effect.before or 'unset'} → "
+                f"{effect.after or 'unset'}",
+                f"{effect.setting.model}, {effect.setting.where}, b={batches}"
+                + (f" · {about}" if about else ""),
+                ratio_text(effect.ratio) + ("" if effect.ratio.decided else " ~"),
+                units.times(effect.memory_ratio),
+            )
+        )
+    return Finding(
+        title="What each technique buys",
+        head=("changed", "where", "throughput", "memory"),
+        rows=tuple(rows),
+        numbers=(2, 3),
+        note="~ not told apart from the baseline" if any(r[2].endswith("~") for r in rows) else "",
+    )
+
+
+def _scaling(summary: Summary) -> Finding:
+    rows = [
+        (
+            f"{one.setting.model} {one.precision} b={one.batch_size} on {one.setting.accelerator}"
+            + (", emulated" if one.setting.emulated else ""),
+            f"{step.row.cards}",
+            ratio_text(step.speedup),
+            units.percent(step.efficiency, 3),
+        )
+        for one in summary.scalings
+        for step in one.steps[1:]
+    ]
+    return Finding(
+        title="Scaling over cards",
+        head=("job", "cards", "speed-up", "efficiency"),
+        rows=tuple(rows),
+        numbers=(1, 2, 3),
+    )
+
+
+def _roofline(summary: Summary) -> Finding:
+    roofline = summary.roofline
+    near = sorted(
+        roofline.shares, key=lambda s: max(s.bandwidth or 0.0, s.compute or 0.0), reverse=True
+    )
+    rows = [
+        (
+            cells.label(share.row),
+            share.sheet.device,
+            units.percent(share.bandwidth, 3),
+            units.percent(share.compute, 3),
+        )
+        for share in near
+    ]
+    emulated = roofline.emulated
+    note = f"None for {units.plural(emulated, 'row')} of emulated cards." if emulated else ""
+    if roofline.unknown:
+        note = f"{note} No data sheet for {units.listed(list(roofline.unknown))}.".strip()
+    return Finding(
+        title="Share of the card's limits",
+        head=("job", "card", "bandwidth, at least", "compute"),
+        rows=tuple(rows),
+        numbers=(2, 3),
+        note=note if rows else "",
+    )
+
+
+def _published(summary: Summary) -> Finding:
+    rows = [
+        (
+            "this run" if line.ours else "published",
+            f"{one.task}, {one.model}, {units.plural(one.cards, 'card')}",
+            f"{line.figure.device} {line.figure.precision} b={line.figure.batch_size}",
+            f"{units.number(line.figure.value)} {one.unit}",
+            *(units.times(line.speedups.get(device)) for device in REFERENCES),
+        )
+        for one in summary.published
+        if one.measured
+        for line in one.lines
+    ]
+    return Finding(
+        title="Measured against published",
+        head=("who", "task", "setting", "figure", *(f"over {device}" for device in REFERENCES)),
+        rows=tuple(rows),
+        numbers=tuple(range(3, 4 + len(REFERENCES))),
+    )
