@@ -217,3 +217,16 @@ def test_a_worker_that_stops_in_an_attempt_without_a_word_ends_it() -> None:
     assert (row.state, row.final) == (State.LOST, False)
     assert "crash" in row.reason
     cluster.play_out()
+
+
+def test_a_worker_that_did_not_start_is_not_waited_for() -> None:
+    """Three jobs, one worker up, two that failed: both are started again when their cards have
+    rested, rather than leave all the work to the one."""
+    cluster = Cluster(planned(*[job(name) for name in "abc"]), card_rest_s=5.0)
+    cluster.join(node(cards=3))
+    up, *failed = cluster.starting
+    cluster.ready(up)
+    for worker_id in failed:
+        cluster.stopped(worker_id, failure=ACQUIRE)
+    assert not cluster.starting
+    assert len(cards_of(cluster.tick(5.0))) == 2
