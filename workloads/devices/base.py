@@ -51,6 +51,7 @@ class Device(ABC):
 
     name: ClassVar[str]  # "cpu", "cuda" or "hpu"
     collective_backend: ClassVar[str]  # between such cards, as torch.distributed calls it
+    compile_backend: ClassVar[str] = "inductor"  # to which torch.compile hands graphs
 
     @staticmethod
     @abstractmethod
@@ -89,6 +90,10 @@ class Device(ABC):
 
     def lacks(self, precision: str) -> str | None:
         """Why this very card cannot do a precision that its kind can; None where it can."""
+        return None
+
+    def cannot_compile(self) -> str | None:
+        """What torch.compile lacks here; None where it can work."""
         return None
 
     def synchronize(self) -> None:  # noqa: B027 - doing nothing is right where there is no queue

@@ -9,7 +9,10 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import os
 import platform
+import shutil
+import sys
 
 from workloads.devices.base import HOST_ALLOCATOR_TEXTS, Device, by_text, headline
 from workloads.errors import OutOfMemory
@@ -45,6 +48,12 @@ class CpuDevice(Device):
 
     def driver_version(self) -> str:
         return f"{platform.system()} {platform.release()}"
+
+    def cannot_compile(self) -> str | None:
+        compiler = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
+        if shutil.which(compiler) is None:
+            return f"kernels for CPUs are C++, and there is no compiler '{compiler}' here"
+        return None
 
     def release_memory(self) -> None:
         gc.collect()

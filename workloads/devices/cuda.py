@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import gc
+import importlib.util
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +98,13 @@ class CudaDevice(Device):
             f"{self.device_name()} has compute capability {has[0]}.{has[1]}, "
             f"{precision} needs {needed[0]}.{needed[1]}"
         )
+
+    def cannot_compile(self) -> str | None:
+        if importlib.util.find_spec("triton") is None:
+            return "kernels for NVIDIA cards need the package 'triton', which is not installed here"
+        if not any(map(shutil.which, (os.environ.get("CC") or "gcc", "clang", "cc"))):
+            return "triton needs a C compiler to start its kernels, and there is none here"
+        return None
 
     def synchronize(self) -> None:
         import torch

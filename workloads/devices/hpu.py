@@ -56,6 +56,7 @@ class HpuDevice(Device):
 
     name = "hpu"
     collective_backend = "hccl"
+    compile_backend = "hpu_backend"
 
     @staticmethod
     def environment(

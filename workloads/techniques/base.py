@@ -189,9 +189,11 @@ class Technique(WorkloadParameters):
     def on_optimizer(self, training: Training) -> None:
         """Change the optimizer, or how it is used."""
 
-    def before_steps(self, training: Training, rehearse: Callable[[int], None]) -> None:
+    def before_steps(
+        self, training: Training, rehearse: Callable[[int], set[tuple[int, ...]]]
+    ) -> None:
         """Do something before the first step. ``rehearse`` runs the batch of a step forward and
-        backward, and forgets its gradients."""
+        backward, forgets its gradients, and tells the shapes that its inputs came in."""
 
     def after_step(self, training: Training, step: int) -> None:
         """Do something after each optimizer step (from 0, warm-up included)."""

@@ -156,8 +156,8 @@ class Steps:
 
         return observe
 
-    def rehearse(self, step: StepBatch) -> None:
-        """Forward and backward of a batch, of which nothing remains."""
+    def rehearse(self, step: StepBatch) -> set[tuple[int, ...]]:
+        """Forward and backward of a batch, of which nothing remains; the shapes it came in."""
         training = self._training
         for number, host in enumerate(step.micro_batches):
             last = number == len(step.micro_batches) - 1
@@ -168,6 +168,7 @@ class Steps:
             training.device.mark_step()
         training.optimizer.zero_grad(set_to_none=True)
         training.device.synchronize()
+        return {tuple(inputs.input_ids.shape) for inputs in step.micro_batches}
 
     def loss(self, inputs: Inputs) -> torch.Tensor:
         """Summed loss of a micro-batch on the card."""

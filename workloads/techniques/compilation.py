@@ -1,0 +1,130 @@
+"""torch.compile: the model's Python once, its kernels from then on.
+
+The forward pass is traced into graphs, whose operations are fused into kernels generated for this
+card, and so is the backward pass. That takes seconds to minutes, once for each shape that is met
+(after the second, sizes that vary are made variables). Compiling is done before the first step and
+kept apart (``compile_s``), from an empty cache, so that a row does not depend on the one before.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, ClassVar
+
+from pydantic import Field, PrivateAttr
+
+from workloads.errors import BadConfiguration, Unsupported
+from workloads.refusal import Asked, Refusal
+from workloads.techniques.base import Technique, Training
+
+#: Most batches that are tried until one of a new shape needs no new graph.
+_REHEARSALS = 8
+
+
+class Compilation(Technique):
+    """Whether the model is compiled."""
+
+    title: ClassVar[str] = "torch.compile"
+
+    torch_compile: bool = Field(
+        default=False,
+        description="Compile the model's forward and backward pass (torch.compile, Inductor; on "
+        "Gaudi its own backend). The time that takes is kept apart (compile_s).",
+    )
+
+    _graphs: list[int] = PrivateAttr(default_factory=list)  # before, after the rehearsals
+
+    def refusals(self, asked: Asked) -> Iterable[Refusal]:
+        if not self.torch_compile:
+            return
+        strategy = asked.parameters.get("strategy") or "ddp"
+        split = strategy == "tensor-parallel" or (asked.parameters.get("tensor_parallel") or 1) > 1
+        if asked.cards > 1 and (split or strategy.startswith("zero")):
+            yield Refusal(
+                setting="torch_compile",
+                reason="this version compiles no model that "
+                + ("is split over cards" if split else "DeepSpeed drives"),
+                hint="write strategy: ddp",
+                unsupported=True,
+            )
+        if asked.parameters["method"] in ("qlora", "qat", "qat-lora"):
+            yield Refusal(
+                setting="torch_compile",
+                reason=f"the quantised layers of method {asked.parameters['method']} are not "
+                "traced by torch.compile in all versions that are allowed here",
+                hint="leave torch_compile out, or write method: lora",
+                unsupported=True,
+            )
+
+    def on_model(self, training: Training) -> None:
+        if not self.torch_compile:
+            return
+        lacking = training.device.cannot_compile()
+        if lacking:
+            raise Unsupported(f"torch.compile: {lacking}")
+        import torch
+
+        _from_nothing(training)
+        self._graphs.append(compiled_graphs())
+        # In place: names of parameters, and the class that adapters know, stay as they are.
+        training.model.compile(backend=training.device.compile_backend)
+        training.ending.callback(torch.compiler.reset)
+
+    def before_steps(
+        self, training: Training, rehearse: Callable[[int], set[tuple[int, ...]]]
+    ) -> None:
+        if not self.torch_compile:
+            return
+        training.enter_phase("compile")
+        met: set[tuple[int, ...]] = set()
+        compiling: list[float] = []
+        usual = 0.0  # what a pass takes when there is nothing to compile
+        for step in range(_REHEARSALS):
+            known, began = compiled_graphs(), time.perf_counter()
+            shapes = rehearse(step)
+            took = time.perf_counter() - began
+            if compiled_graphs() > known:
+                compiling.append(took)
+            else:
+                usual = took
+                if not shapes <= met:
+                    break  # sizes are variables by now
+            met |= shapes
+        training.compile_s += max(sum(compiling) - len(compiling) * usual, 0.0)
+        self._graphs.append(compiled_graphs())
+        if self._graphs[1] == self._graphs[0]:
+            raise BadConfiguration("torch.compile left the model as it is: no graph was compiled")
+
+    def after_steps(self, training: Training) -> None:
+        if not self.torch_compile:
+            return
+        before, rehearsed = self._graphs
+        training.details["compiled_graphs"] = str(rehearsed - before)
+        training.details["graphs_compiled_in_steps"] = str(compiled_graphs() - rehearsed)
+        training.model._compiled_call_impl = None  # a look at the losses needs no graphs of its own
+
+
+def compiled_graphs() -> int:
+    """How many graphs this process has compiled so far."""
+    counters: Any = importlib.import_module("torch._dynamo.utils").counters
+    return int(counters["stats"]["unique_graphs"])
+
+
+def _from_nothing(training: Training) -> None:
+    """Forget what was compiled before, on disk and in this process, for as long as the job runs."""
+    import torch
+
+    torch.compiler.reset()
+    directory = training.ending.enter_context(tempfile.TemporaryDirectory(prefix="compiled-"))
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = directory  # restored after the job
+    utilities: Any = importlib.import_module("torch._inductor.utils")
+    for name in ("clear_caches", "clear_inductor_caches"):  # by version
+        getattr(utilities, name, lambda: None)()
+    config: Any = importlib.import_module("torch._inductor.config")
+    # No more processes than the job has cores.
+    threads = min(torch.get_num_threads(), config.compile_threads or 1)
+    training.ending.enter_context(config.patch(compile_threads=threads))

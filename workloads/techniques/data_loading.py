@@ -1,0 +1,131 @@
+"""Data loading: batches made while the card computes, and copied while it computes.
+
+Putting samples into tensors is the host's work. Done in turn, the card waits for it; worker
+processes make the next batches in the meantime and hold some ready (prefetch). A copy to a card is
+queued like any other work only from page-locked ("pinned") memory, and only then does it pay not
+to wait for it (non-blocking). The share ``data_s`` of a step shows what is left of all this.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from workloads.errors import BadConfiguration
+from workloads.refusal import Asked, Refusal
+from workloads.techniques.base import DataPlan, Inputs, StepBatch, Technique
+
+#: Batches that each worker holds ready, unless told.
+_PREFETCH = 2
+
+
+class DataLoading(Technique):
+    """Who makes batches, and how they reach the card."""
+
+    title: ClassVar[str] = "data loading"
+
+    data_workers: int = Field(
+        default=0,
+        ge=0,
+        le=64,
+        description="Processes that make batches ahead; 0: the training process makes each batch "
+        "when it needs it.",
+    )
+    prefetch_batches: int | None = Field(
+        default=None,
+        ge=1,
+        description=f"Batches that each worker holds ready. Left out: {_PREFETCH}.",
+    )
+    pin_memory: bool = Field(
+        default=False, description="Put batches into page-locked memory before they are copied."
+    )
+    non_blocking_copies: bool = Field(
+        default=False,
+        description="Do not wait for copies of batches to the card (with pin_memory).",
+    )
+
+    def refusals(self, asked: Asked) -> Iterable[Refusal]:
+        if self.prefetch_batches is not None and not self.data_workers:
+            yield Refusal(
+                setting="prefetch_batches",
+                reason="without workers nobody makes batches ahead",
+                hint="write data_workers: 1 or more, or leave prefetch_batches out",
+            )
+        if self.non_blocking_copies and not self.pin_memory:
+            yield Refusal(
+                setting="non_blocking_copies",
+                reason="a copy from memory that is not pinned is waited for in any case",
+                hint="write pin_memory: true as well",
+            )
+        for name in ("pin_memory", "non_blocking_copies"):
+            if getattr(self, name) and asked.device == "cpu":
+                yield Refusal(
+                    setting=name,
+                    reason="batches are not copied where the host is the device",
+                    unsupported=True,
+                )
+
+    def on_data(self, data: DataPlan) -> None:
+        if self.non_blocking_copies:
+            data.move = lambda inputs: _move(inputs, data.device.torch_device)
+        if self.data_workers or self.pin_memory:
+            data.feed = lambda make: self._feed(data, make)
+
+    def _feed(self, data: DataPlan, make: Callable[[int], StepBatch]) -> Iterator[StepBatch]:
+        from torch.utils.data import DataLoader
+
+        workers: dict[str, Any] = {}
+        if self.data_workers:
+            # Forked, so that samples and functions are simply there; a fork must not touch a card,
+            # and does not: batches are on the host.
+            workers = {
+                "num_workers": self.data_workers,
+                "prefetch_factor": self.prefetch_batches or _PREFETCH,
+                "multiprocessing_context": "fork",
+            }
+        loader: DataLoader[Any] = DataLoader(
+            _Steps(make),  # type: ignore[arg-type]
+            batch_size=None,
+            sampler=itertools.count(),  # type: ignore[arg-type]
+            pin_memory=self.pin_memory,
+            **workers,
+        )
+        made_by: set[int] = set()
+        batches = iter(loader)
+
+        def stop() -> None:
+            nonlocal batches
+            del batches  # the loader's iterator ends its processes when nobody holds it
+
+        data.ending.callback(stop)
+
+        def read() -> Iterator[StepBatch]:
+            while True:
+                pid, batch = next(batches)
+                made_by.add(pid)
+                if self.data_workers:
+                    if os.getpid() in made_by:
+                        raise BadConfiguration("batches were made by the training process itself")
+                    data.details["data_workers"] = f"{len(made_by)} processes made batches"
+                yield batch
+
+        return read()
+
+
+class _Steps:
+    """The batch of each step, and the process that made it."""
+
+    def __init__(self, make: Callable[[int], StepBatch]) -> None:
+        self._make = make
+
+    def __getitem__(self, step: int) -> tuple[int, StepBatch]:
+        return os.getpid(), self._make(step)
+
+
+def _move(inputs: Inputs, card: str) -> Inputs:
+    moved = {name: tensor.to(card, non_blocking=True) for name, tensor in inputs.tensors().items()}
+    return Inputs(**moved)

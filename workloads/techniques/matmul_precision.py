@@ -1,0 +1,80 @@
+"""Matrix products of fp32 numbers in fewer bits than they have: TF32 and bf16 passes.
+
+Tensor cores do not multiply fp32. In TF32 they read 10 of the 23 bits of a mantissa, add up in
+fp32, and are several times faster than the units that compute exactly. PyTorch leaves this off
+unless told: *highest* is exact, *high* allows TF32 (or sums of three bf16 products), *medium*
+bf16. Weights stay fp32, so this belongs to jobs in fp32 without autocast. Whether a setting does
+anything depends on the card, so it is tried out on the spot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from workloads.errors import Unsupported
+from workloads.refusal import Asked, Refusal
+from workloads.techniques.base import Technique, Training
+
+#: Of sums in fp32 in another order; TF32 and bf16 lie far above.
+_ROUNDING = 1e-5
+
+
+class MatmulPrecision(Technique):
+    """In how many bits fp32 matrix products are computed."""
+
+    title: ClassVar[str] = "TF32 / matmul precision"
+
+    matmul_precision: Literal["highest", "high", "medium"] = Field(
+        default="highest",
+        description="How exactly fp32 matrix products are computed: highest in fp32, high in TF32, "
+        "medium in bf16 where the card can. For jobs in fp32 without autocast.",
+    )
+
+    def refusals(self, asked: Asked) -> Iterable[Refusal]:
+        if self.matmul_precision == "highest":
+            return
+        if asked.precision != "fp32":
+            yield Refusal(
+                setting="matmul_precision",
+                reason=f"it is about fp32 products, and those of this job are in {asked.precision}",
+                hint="write precision: fp32, or leave matmul_precision out",
+            )
+        elif asked.parameters.get("autocast", "none") != "none":
+            yield Refusal(
+                setting="matmul_precision",
+                reason="autocast computes products in "
+                f"{asked.parameters['autocast']}, and none is left in fp32",
+                hint="leave one of the two out",
+            )
+        if asked.device == "hpu":
+            yield Refusal(
+                setting="matmul_precision",
+                reason="Gaudi does not know PyTorch's matmul precision",
+                hint="write autocast: bf16",
+                unsupported=True,
+            )
+
+    def on_model(self, training: Training) -> None:
+        if self.matmul_precision == "highest":
+            return
+        import torch
+
+        numbers = torch.Generator().manual_seed(0)
+        left, right = (torch.randn(256, 256, generator=numbers) for _ in range(2))
+        card = training.device.torch_device
+        left, right = left.to(card), right.to(card)
+        exact = left @ right
+        torch.set_float32_matmul_precision(self.matmul_precision)  # undone after the job
+        error = float((left @ right - exact).abs().max() / exact.abs().max())
+        if error < _ROUNDING:
+            raise Unsupported(
+                f"matmul_precision {self.matmul_precision} changes nothing on "
+                f"{training.device.device_name()}: its fp32 products stay as exact as they were "
+                f"(relative error {error:.1e})"
+            )
+        training.details["matmul_precision"] = (
+            f"{self.matmul_precision}, relative error {error:.1e}"
+        )
