@@ -223,7 +223,7 @@ class CardProcess:
 
     def stop(self, reason: str) -> None:
         """Kill the process and its children and wait until they are gone."""
-        if self._stopped_because is None:
+        if self._stopped_because is None and not self._gone.is_set():  # else it died of itself
             self._stopped_because = reason
         if self._process is not None:
             self._process.kill()

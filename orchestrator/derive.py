@@ -221,7 +221,7 @@ def measurement_of(
         metrics=metrics_of(samples, items, confidence=job.measure.confidence)
         if whole
         else Metrics(),
-        **_numbers(results),
+        **_with_ranks(_numbers(results), record, ranks),
         samples=samples,
         items=items,
     )
@@ -279,6 +279,20 @@ def _with_what(ranks: Sequence[RankOutcome], provenance: Provenance) -> dict[str
         "jobs_before": max(rank.jobs_before for rank in ranks),
         "model_was_resident": all(rank.model_was_resident for rank in ranks),
     }
+
+
+def _with_ranks(
+    numbers: dict[str, Any], record: RecordRow, ranks: Sequence[RankOutcome]
+) -> dict[str, Any]:
+    """How each rank of a gang that failed has ended, among the details."""
+    if len(ranks) < 2 or record.state is State.SUCCEEDED:
+        return numbers
+    ends = [
+        f"rank {rank.rank} {rank.state}"
+        + (f" ({rank.failure.failure_class}: {rank.failure.message})" if rank.failure else "")
+        for rank in ranks
+    ]
+    return numbers | {"details": {**numbers.get("details", {}), "ranks": "; ".join(ends)}}
 
 
 def _numbers(results: Sequence[Result]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from orchestrator.attempt import Attempt, Outcome, RankOutcome, WorkerInfo
 from orchestrator.cluster import Card
-from orchestrator.failure import Failure
+from orchestrator.failure import Failure, FailureClass
 from orchestrator.job import State
 
 
@@ -52,9 +52,28 @@ class Running:
 
     def outcome(self) -> Outcome:
         """All ranks together, once all have ended."""
+        cause = self._cause()
         return Outcome(
             attempt_id=self.attempt.attempt_id,
-            state=self.first.state if self.first else State.SUCCEEDED,
+            state=cause.state if cause else State.SUCCEEDED,
             ranks=tuple(self.ended[rank] for rank in sorted(self.ended)),
-            failure=self.first.failure if self.first else None,
+            failure=cause.failure if cause else None,
         )
+
+    def _cause(self) -> RankOutcome | None:
+        """The rank whose failure ended the attempt. When one dies, the others' broken exchange
+        with it may be reported first; ranks that were stopped are LOST."""
+        first = self.first
+        if first is None or not _is_collective(first):
+            return first
+        own = [
+            outcome
+            for outcome in self.ended.values()
+            if outcome.state not in (State.SUCCEEDED, State.LOST) and not _is_collective(outcome)
+        ]
+        return min(own, key=lambda outcome: outcome.ended_at, default=first)
+
+
+def _is_collective(outcome: RankOutcome) -> bool:
+    failure = outcome.failure
+    return failure is not None and failure.failure_class is FailureClass.COLLECTIVE
