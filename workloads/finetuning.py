@@ -36,6 +36,7 @@ from workloads.training.base_model import BaseModel, load_base
 from workloads.training.flops import train_flops_per_token
 from workloads.training.samples import TrainingSample, encode_samples
 from workloads.training.step import Steps, batch_maker, plan_data
+from workloads.weights import held_bytes
 
 #: The first step allocates the optimizer's averages, the second meets them in its passes.
 PROBE_STEPS = 2
@@ -99,6 +100,8 @@ def _run(request: Request, context: JobContext, ending: contextlib.ExitStack) ->
         technique.before_steps(training, lambda step: steps.rehearse(make(step)))
     context.device.release_memory()
     context.device.reset_peak_memory()
+    if context.world_size > 1:
+        training.details["weight_bytes_per_card"] = str(held_bytes(training.model))
     with HostMemoryPeak() as host_memory:
         measured = _measure(steps, method, request.measure, context)
     peak_device_memory_bytes = context.device.peak_memory_bytes()

@@ -116,6 +116,15 @@ def inspect(model: nn.Module, precision: str, device: str) -> ModelWeights:
     )
 
 
+def held_bytes(model: nn.Module) -> int:
+    """Bytes of the weights that this card holds: all of a model's, or its part of them."""
+    return sum(
+        # DeepSpeed's ZeRO 3 empties a parameter and hangs this card's part on it.
+        stored_bytes(getattr(tensor, "ds_tensor", tensor))
+        for tensor in _unique_parameters(model).values()
+    )
+
+
 def check_shapes(model_config: Any, precision: str, device: str) -> None:
     """Refuse NF4 on CPU for a model whose rows are not whole blocks, before it is loaded.
 

@@ -157,6 +157,7 @@ def load(request: Request, device: Device) -> TransformersEngine:
         details["adapter"] = adapters.attach(model, str(request.parameters["adapter"]))
     if int(request.parameters.get("tensor_parallel") or 1) > 1:
         details["tensor_parallel_plan"] = _split(model, int(request.parameters["tensor_parallel"]))
+        details["weight_bytes_per_card"] = str(weights.held_bytes(model))
     return TransformersEngine(
         model=model,
         tokenizer=tokenizer,
