@@ -25,6 +25,8 @@ def measured(settings: dict[str, Any], rank: int, world_size: int, collective: A
     context = generation_cases.Worker().context(
         rank=rank, world_size=world_size, collective=collective
     )
+    if "architecture" in settings:
+        return split_and_whole(settings["architecture"], rank, world_size)
     if "generate" in settings:
         asked = generation_cases.request(**settings["generate"])
         result = text_generation.run(asked, context)
@@ -38,6 +40,57 @@ def measured(settings: dict[str, Any], rank: int, world_size: int, collective: A
         "details": dict(result.details),
         "trainable": result.trainable_parameter_count,
     }
+
+
+def split_and_whole(architecture: str, rank: int, world_size: int) -> dict[str, Any]:
+    """How far a small random model, split, is from itself whole: logits, and gradients of what
+    stays whole, as the largest difference relative to the largest value."""
+    import copy
+
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from workloads.parallel.layout import Layout, make_groups
+    from workloads.parallel.tensor import split
+
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(
+        architecture,
+        vocab_size=96,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        pad_token_id=0,
+    )
+    whole = AutoModelForCausalLM.from_config(config)
+    for parameter in whole.parameters():  # no zeros and ones: all of them matter
+        torch.nn.init.normal_(parameter, std=0.2)
+    part = copy.deepcopy(whole)
+    layout = Layout(rank=rank, world_size=world_size, tensor=world_size)
+    summary = split(part, layout, make_groups(layout))
+    ids = torch.arange(2, 22).reshape(2, 10)
+    logits = []
+    for model in (whole, part):
+        logits.append(model(input_ids=ids, use_cache=False).logits)
+        torch.nn.functional.cross_entropy(logits[-1].flatten(0, 1), ids.flatten()).backward()
+    of_part = dict(part.named_parameters())
+    pairs = [
+        (parameter.grad, of_part[name].grad)
+        for name, parameter in whole.named_parameters()
+        if of_part[name].shape == parameter.shape
+    ]
+    return {
+        "summary": summary,
+        "logits": _difference(*logits),
+        "gradients": max(_difference(one, other) for one, other in pairs),
+        "compared": len(pairs),
+    }
+
+
+def _difference(one: Any, other: Any) -> float:
+    return float((one - other).abs().max() / one.abs().max())
 
 
 def main(rank: int, world_size: int, port: int, cases: dict[str, dict[str, Any]]) -> None:

@@ -62,6 +62,9 @@ ON_FOUR_BY_DEEPSPEED: dict[str, dict[str, Any]] = {
     "zero3": FULL | {"batch_size": 1, "strategy": "zero3"},
 }
 
+#: Fused and separate MLPs, tied embeddings, norms of heads, fused attention.
+ARCHITECTURES = ("glm", "glm4", "llama", "qwen2", "qwen3", "phi3", "mistral", "gemma2")
+
 
 def gang(world_size: int, cases: dict[str, Any], cache: Path) -> list[dict[str, Any]]:
     """What each rank printed of all cases, by rank."""
@@ -125,6 +128,7 @@ def prompts(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="module")
 def two(cache: Path, prompts: str) -> list[dict[str, Any]]:
     cases: dict[str, Any] = ON_TWO | (ON_TWO_BY_DEEPSPEED if has_deepspeed else {})
+    cases |= {name: {"architecture": name} for name in ARCHITECTURES}
     cases["generation"] = {"generate": GENERATION | {"dataset": prompts, "tensor_parallel": 2}}
     return gang(2, cases, cache)
 
@@ -204,6 +208,16 @@ def test_matrices_are_really_split(two: list[dict[str, Any]]) -> None:
     assert details["tensor_parallel_plan"].startswith("25 layers split over 2 cards")
     whole = int(two[0]["ddp"]["details"]["optimizer_state_bytes"])
     assert int(details["optimizer_state_bytes"]) < 0.7 * whole  # embeddings stay whole
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_every_usual_architecture_can_be_split(name: str, two: list[dict[str, Any]]) -> None:
+    """The library's plan, carried out here, changes neither logits nor the gradients of what
+    stays whole."""
+    for rank in two:
+        assert rank[name]["compared"] >= 3
+        assert rank[name]["logits"] < 1e-5 and rank[name]["gradients"] < 1e-5
 
 
 @pytest.mark.slow

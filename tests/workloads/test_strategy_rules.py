@@ -11,8 +11,10 @@ from finetuning_cases import asked
 from hypothesis import given
 from hypothesis import strategies as st
 
+from workloads.errors import Unsupported
 from workloads.finetuning_rules import refuse
 from workloads.parallel.deepspeed_config import deepspeed_config
+from workloads.parallel.deepspeed_engine import announce
 from workloads.parallel.layout import Layout
 from workloads.parallel.tensor_rules import refuse_generation
 from workloads.refusal import Asked
@@ -155,3 +157,10 @@ def test_nothing_has_to_be_compiled() -> None:
     assert made["zero_force_ds_cpu_optimizer"] is False
     assert made["zero_optimization"]["offload_optimizer"] == {"device": "cpu", "pin_memory": True}
     assert "offload_param" not in config()["zero_optimization"]
+
+
+def test_without_deepspeed_the_row_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything is loaded."""
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(Unsupported, match=r"pip install 'nightgrid\[deepspeed\]'"):
+        announce("cpu")

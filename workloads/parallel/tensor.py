@@ -38,6 +38,8 @@ _STYLES = {
     "rowwise_rep": ("row", True),
     "rowwise_split_input": ("row", True),
 }
+#: Layers that stay whole and work on this rank's heads only, so that their gradients are parts.
+_SHARED = "replicated_with_grad_allreduce"
 #: Layers in which two are fused, one below the other, and the layer that takes both.
 _FUSED = {"gate_up_proj": "down_proj"}
 
@@ -161,7 +163,10 @@ def split(model: Any, layout: Layout, groups: Groups) -> str:
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     done = 0
     for name, (kind, whole, fused) in _plan(base).items():
-        done += _split_layer(base, name, kind, whole, fused, part)
+        if kind == "shared":
+            _sum_gradients(base.get_submodule(name), part)
+        else:
+            done += _split_layer(base, name, kind, whole, fused, part)
     if not done:
         raise Unsupported(f"transformers has no tensor-parallel plan for {type(base).__name__}")
     return f"{done} layers split over {layout.tensor} cards by the plan of {type(base).__name__}"
@@ -179,6 +184,9 @@ def _plan(model: Any) -> dict[str, tuple[str, bool, int]]:
         for name in filter(expression.fullmatch, _names(model)):
             if isinstance(model.get_submodule(name), nn.Embedding):
                 continue  # stays whole, which is right as well
+            if style == _SHARED:
+                found[name] = ("shared", True, 1)
+                continue
             if style not in _STYLES:
                 raise Unsupported(
                     f"the tensor-parallel plan of {type(model).__name__} wants {name} to be "
@@ -221,6 +229,12 @@ def _split_layer(model: Any, name: str, kind: str, whole: bool, fused: int, part
     for adapter in list(split_side):
         split_side[adapter] = _narrow(split_side[adapter], kind, False, fused, part)
     return 1
+
+
+def _sum_gradients(layer: Any, part: Part) -> None:
+    for parameter in layer.parameters():
+        if parameter.requires_grad:
+            parameter.register_hook(lambda gradient: _summed(gradient, part))
 
 
 def _stays_whole(model: Any, head: Any, part: Part) -> bool:
