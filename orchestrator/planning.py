@@ -57,11 +57,7 @@ def make_plan(
     """
     planner = _Planner(grid, nodes, _newest_terminal(history), retry_failed, force)
     if estimator is None:
-        from orchestrator.estimate import Estimator
-
-        kinds = {node.emulated for node in nodes}
-        footing = kinds.pop() if len(kinds) == 1 else None  # None: rows of both kinds inform
-        estimator = Estimator.from_history(history, emulated=footing)
+        estimator = estimator_for(history, nodes)
     planned = []
     for job in grid.jobs():
         action, reason = planner.decide(job)
@@ -76,6 +72,16 @@ def make_plan(
     if problems:
         raise GridError(problems)
     return Plan(grid_name=grid.name, jobs=tuple(planned), nodes=tuple(nodes), notes=grid.notes)
+
+
+def estimator_for(history: Iterable[PastRow], nodes: Iterable[Node]) -> Estimator:
+    """What earlier rows tell of durations on these nodes: rows of emulated cards inform plans for
+    emulated ones, real rows plans for real ones."""
+    from orchestrator.estimate import Estimator
+
+    kinds = {node.emulated for node in nodes}
+    footing = kinds.pop() if len(kinds) == 1 else None  # None: rows of both kinds inform
+    return Estimator.from_history(history, emulated=footing)
 
 
 def _newest_terminal(history: Iterable[PastRow]) -> dict[tuple[str, bool], PastRow]:

@@ -12,10 +12,11 @@ import sys
 import time
 import uuid
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orchestrator.commands.plan import add_grid_arguments
+from orchestrator.commands.plan import add_grid_arguments, planned_nodes
 
 if TYPE_CHECKING:
     from orchestrator.driver import DriveResult
@@ -76,7 +77,9 @@ def run(args: argparse.Namespace) -> int:
     from orchestrator.grid import load_grid
     from orchestrator.store import Store
 
-    grid = load_grid(args.grid)
+    # With emulated cards known, card counts are refused together with all else in the file.
+    nodes_for = partial(planned_nodes, emulate=args.emulate) if args.emulate else None
+    grid = load_grid(args.grid, nodes_for=nodes_for)
     store = Store.open(args.results, args.run_name or grid.name)
     with _session(args, grid) as session:
         _plan(args, grid, session, store)  # refused here, nothing is created
@@ -146,12 +149,12 @@ def _drive(args: argparse.Namespace, session: Session, plan: Plan, store: Store)
     from orchestrator.derive import measurement_of
     from orchestrator.driver import Driver, StopSignal
     from orchestrator.environment import provenance
-    from orchestrator.estimate import Estimator
     from orchestrator.events import RecordRow
     from orchestrator.in_process_executor import InProcessExecutor
     from orchestrator.live import open_view
     from orchestrator.measurement import Measurement
     from orchestrator.plan import Action
+    from orchestrator.planning import estimator_for
     from orchestrator.run_status import Board
     from orchestrator.schedule import Schedule, ScheduleSettings
     from orchestrator.watchdog import Watchdog
@@ -184,7 +187,7 @@ def _drive(args: argparse.Namespace, session: Session, plan: Plan, store: Store)
         schedule = Schedule(
             plan.jobs,
             ScheduleSettings(),
-            Estimator.from_history(history),
+            estimator_for(history, plan.nodes),
             attempts_before=attempts_before(history),
         )
         return Driver(

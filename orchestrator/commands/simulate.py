@@ -49,13 +49,13 @@ def run(args: argparse.Namespace) -> int:
     """Simulate the plan and print how it went."""
     from rich.console import Console
 
-    from orchestrator.estimate import Estimator
     from orchestrator.grid import load_grid
+    from orchestrator.planning import estimator_for
     from orchestrator.simulate import SimulationSettings, simulate
 
     plan = plan_of(args)
     history = earlier_rows(args.results, args.run_name or load_grid(args.grid).name)
-    estimates = Estimator.from_history(history)
+    estimates = estimator_for(history, plan.nodes)
     settings = SimulationSettings(
         seed=args.seed, noise=args.noise, faults=_faults(args.faults, args.seed, plan)
     )
