@@ -58,12 +58,6 @@ class Attention(Technique):
                 reason="flash_attention_2 computes in fp16 and bf16 only, and this job in fp32",
                 hint="write precision: bf16, or autocast: bf16",
             )
-        if self.attention == "xformers" and asked.parameters.get("torch_compile", "none") != "none":
-            yield Refusal(
-                setting="attention",
-                reason="the kernels of xformers are not traced by torch.compile",
-                hint="write attention: sdpa, or leave torch_compile out",
-            )
 
     def before_load(self, loading: Loading) -> None:
         package = _PACKAGES.get(self.attention)

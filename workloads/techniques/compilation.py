@@ -51,14 +51,6 @@ class Compilation(Technique):
                 hint="write strategy: ddp",
                 unsupported=True,
             )
-        if asked.parameters["method"] in ("qlora", "qat", "qat-lora"):
-            yield Refusal(
-                setting="torch_compile",
-                reason=f"the quantised layers of method {asked.parameters['method']} are not "
-                "traced by torch.compile in all versions that are allowed here",
-                hint="leave torch_compile out, or write method: lora",
-                unsupported=True,
-            )
 
     def on_model(self, training: Training) -> None:
         if not self.torch_compile:

@@ -1,0 +1,142 @@
+"""What techniques refuse in the plan, with the reason, and what their document says of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from finetuning_cases import asked
+from pydantic import ValidationError
+
+from workloads.finetuning_rules import refuse
+from workloads.registry import find_workload
+from workloads.techniques import TECHNIQUES, document
+
+DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "techniques.md"
+FP32 = {"precision": "fp32"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "setting", "words"),
+    [
+        (FP32 | {"attention": "flash_attention_2"}, "attention", "fp16 and bf16 only"),
+        ({"matmul_precision": "high"}, "matmul_precision", "those of this job are in bf16"),
+        (
+            FP32 | {"matmul_precision": "high", "autocast": "bf16"},
+            "matmul_precision",
+            "none is left in fp32",
+        ),
+        ({"prefetch_batches": 4}, "prefetch_batches", "nobody makes batches ahead"),
+        ({"non_blocking_copies": True}, "non_blocking_copies", "waited for in any case"),
+        ({"save_mode": "async"}, "save_mode", "nothing is saved"),
+        (
+            {"method": "full", "save_every": 5, "save_mode": "incremental"},
+            "save_mode",
+            "an increment is the whole model",
+        ),
+        ({"gradient_compression": "fp16"}, "gradient_compression", "exchanges no gradients"),
+        ({"powersgd_rank": 2}, "powersgd_rank", "has no thin matrices"),
+        (
+            {"cards": 2, "gradient_compression": "bf16", "powersgd_rank": 2},
+            "powersgd_rank",
+            "has no thin matrices",
+        ),
+        (
+            {"cards": 2, "strategy": "tensor-parallel", "gradient_compression": "fp16"},
+            "gradient_compression",
+            "exchange activations",
+        ),
+    ],
+)
+def test_a_contradiction_is_wrong_on_every_device(
+    changes: dict[str, Any], setting: str, words: str
+) -> None:
+    """It is refused with the setting, the reason and what would be right."""
+    for device in ("cuda", "cpu", "hpu"):
+        wrong = [r for r in refuse(asked(device=device, **changes)) if not r.unsupported]
+        assert [refusal.setting for refusal in wrong] == [setting]
+        assert words in wrong[0].reason and wrong[0].hint
+
+
+@pytest.mark.parametrize(
+    ("changes", "device", "words"),
+    [
+        ({"attention": "flash_attention_2"}, "cpu", "no cpu kernels"),
+        ({"attention": "xformers"}, "hpu", "no hpu kernels"),
+        (FP32 | {"matmul_precision": "high"}, "hpu", "does not know"),
+        ({"pin_memory": True}, "cpu", "not copied"),
+        ({"cards": 2, "strategy": "zero2", "torch_compile": True}, "cuda", "DeepSpeed drives"),
+        (
+            {"cards": 2, "strategy": "tensor-parallel", "torch_compile": True},
+            "cuda",
+            "split over cards",
+        ),
+        ({"cards": 2, "strategy": "zero1", "save_every": 5}, "cuda", "split over cards"),
+        (
+            {"cards": 2, "strategy": "zero1", "gradient_compression": "fp16"},
+            "cuda",
+            "DeepSpeed's own way",
+        ),
+    ],
+)
+def test_what_cannot_run_becomes_a_row(changes: dict[str, Any], device: str, words: str) -> None:
+    """It makes sense and cannot be had: UNSUPPORTED, with the reason."""
+    (refusal,) = refuse(asked(device=device, **changes))
+    assert refusal.unsupported and words in refusal.reason
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"attention": "flash_attention_2"},
+        FP32 | {"attention": "flash_attention_2", "autocast": "bf16"},
+        {"attention": "xformers", "padding": "packing"},
+        FP32 | {"matmul_precision": "high"},
+        {"pin_memory": True, "non_blocking_copies": True, "data_workers": 2, "prefetch_batches": 4},
+        {"torch_compile": True, "gradient_checkpointing": True},
+        {"cards": 2, "torch_compile": True, "gradient_compression": "powersgd"},
+        {"method": "full", "freeze_layers": 2, "save_every": 5, "save_mode": "incremental"},
+        {"cards": 2, "save_every": 5, "save_mode": "async", "release_memory_every": 1},
+    ],
+    ids=lambda changes: "-".join(changes),
+)
+def test_what_goes_together_is_let_through(changes: dict[str, Any]) -> None:
+    """On an NVIDIA card nothing speaks against these."""
+    assert not refuse(asked(device="cuda", **changes))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"attention": "flash_attention_3"},
+        {"data_workers": -1},
+        {"prefetch_batches": 0},
+        {"save_every": -5},
+        {"powersgd_rank": 0},
+        {"torch_compile": 1},
+        {"tokenizer": True},
+    ],
+    ids=lambda changes: "-".join(changes),
+)
+def test_values_out_of_range_are_refused(changes: dict[str, Any]) -> None:
+    """By the parameters model, before any rule."""
+    with pytest.raises(ValidationError):
+        find_workload("finetuning").validate(changes)
+
+
+def test_the_document_is_up_to_date() -> None:
+    """docs/techniques.md is what the techniques say of themselves."""
+    assert DOCUMENT.read_text(encoding="utf-8") == document.markdown(), (
+        "write it anew: python -m workloads.techniques.document > docs/techniques.md"
+    )
+
+
+def test_the_document_has_every_setting_and_limit() -> None:
+    """Each technique's settings are in it, and what a device cannot do."""
+    text = document.markdown()
+    for kind in TECHNIQUES:
+        assert all(f"| `{name}` |" in text for name in kind.model_fields)
+    assert "`pin_memory: true` on cpu" in text
+    assert "`attention: xformers` on cpu" in text
+    assert "`optimizer: adamw-8bit` on hpu" in text

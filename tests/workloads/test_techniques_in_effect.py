@@ -1,0 +1,536 @@
+"""Techniques are really on: each leaves a trace that only it can leave, and the losses alone."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import sys
+import threading
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from finetuning_cases import losses, train
+
+from workloads.api import Result
+from workloads.devices import device_for
+from workloads.devices.cpu import CpuDevice
+from workloads.errors import BadConfiguration, Unsupported
+from workloads.techniques import saving
+from workloads.techniques.attention import Attention, register_xformers
+from workloads.techniques.autocast import Autocast
+from workloads.techniques.base import DataPlan, Inputs, Loading, StepBatch, Training
+from workloads.techniques.compilation import Compilation, compiled_graphs
+from workloads.techniques.data_loading import DataLoading
+from workloads.techniques.freezing import Freezing
+from workloads.techniques.matmul_precision import MatmulPrecision
+from workloads.techniques.memory_release import MemoryRelease
+from workloads.techniques.saving import Saving, read_newest
+from workloads.techniques.tokenizers import TokenizerKind
+from workloads.training.rows import in_order
+
+SAME = {"rel": 1e-5}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    with pytest.MonkeyPatch.context() as patch:
+        directory = tmp_path_factory.mktemp("cache")
+        patch.setenv("NIGHTGRID_CACHE", str(directory))
+        yield directory
+
+
+@pytest.fixture(scope="module")
+def baseline() -> Result:
+    """Everything off; a rate at which steps matter."""
+    return train(learning_rate=1e-2)
+
+
+def model(kind: str = "llama", seed: int = 0) -> Any:
+    """Two layers with random weights; queries share keys and values."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.for_model(
+        kind,
+        vocab_size=96,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        intermediate_size=64,
+        max_position_embeddings=64,
+        pad_token_id=0,
+    )
+    torch.manual_seed(seed)
+    return AutoModelForCausalLM.from_config(config).train()
+
+
+def training_of(net: Any) -> Training:
+    """A training of all weights by AdamW."""
+
+    def update() -> None:
+        training.optimizer.step()
+        training.optimizer.zero_grad()
+
+    training = Training(
+        device=device_for("cpu"),
+        cards=1,
+        method="full",
+        precision="fp32",
+        model=net,
+        learning_rate=1e-2,
+        make_optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-2),
+        backward=lambda loss: loss.backward(),
+        update=update,
+    )
+    training.optimizer = training.make_optimizer(training.trainable())
+    return training
+
+
+def step(training: Training, number: int) -> float:
+    """One optimizer step on the batch of that number; its loss."""
+    ids = torch.arange(number, number + 24).reshape(2, 12) % 90 + 3
+    loss = training.model(input_ids=ids, labels=ids).loss
+    training.backward(loss)
+    training.update()
+    return float(loss.detach())
+
+
+# ------------------------------------------------------------------ formats of products
+
+
+@pytest.mark.parametrize(("autocast", "dtype"), [("bf16", torch.bfloat16), ("fp16", torch.float16)])
+def test_products_come_out_in_the_format_of_autocast(autocast: Any, dtype: torch.dtype) -> None:
+    """Every linear layer's output is in it, on the CPU as well; weights and gradients stay fp32."""
+    training = training_of(model())
+    Autocast(autocast=autocast).on_model(training)
+    seen: set[torch.dtype] = set()
+    for module in training.model.modules():
+        if isinstance(module, torch.nn.Linear):
+            module.register_forward_hook(lambda m, given, output: seen.add(output.dtype))
+    ids = torch.arange(3, 27).reshape(2, 12)
+    with contextlib.ExitStack() as around:
+        for enter in training.around_forward:
+            around.enter_context(enter())
+        loss = training.model(input_ids=ids, labels=ids).loss
+    loss.backward()
+    assert seen == {dtype}
+    parameters = list(training.model.parameters())
+    assert {p.dtype for p in parameters} == {p.grad.dtype for p in parameters} == {torch.float32}
+
+
+@pytest.mark.parametrize("wanted", ["high", "medium"])
+def test_matmul_precision_is_set_or_said_to_have_no_effect(wanted: Any) -> None:
+    """Which of the two is decided by products: where they stay exact, the job is UNSUPPORTED."""
+    training = training_of(model())
+    left, right = torch.randn(128, 512), torch.randn(512, 128)
+    before = torch.get_float32_matmul_precision()
+    exact = left @ right
+    try:
+        try:
+            MatmulPrecision(matmul_precision=wanted).on_model(training)
+        except Unsupported as error:
+            assert "stay as exact as they were" in str(error)
+            assert torch.allclose(left @ right, exact, rtol=1e-4, atol=1e-4)
+        else:
+            assert torch.get_float32_matmul_precision() == wanted
+            assert not torch.allclose(left @ right, exact, rtol=1e-6, atol=1e-6)
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+# ------------------------------------------------------------------ attention
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_attention_is_the_one_asked_for(
+    attention: str, baseline: Result, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PyTorch's kernel is called with sdpa and not with eager; the losses are the same."""
+    calls = []
+    kernel = torch.nn.functional.scaled_dot_product_attention
+
+    def counted(*arguments: Any, **named: Any) -> torch.Tensor:
+        calls.append(1)
+        return kernel(*arguments, **named)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", counted)
+    result = train(learning_rate=1e-2, attention=attention)
+    assert bool(calls) == (attention == "sdpa")
+    assert result.details["attention"] == attention
+    assert losses(result) == pytest.approx(losses(baseline), **SAME)
+
+
+@pytest.mark.parametrize(
+    ("attention", "package"), [("flash_attention_2", "flash-attn"), ("xformers", "xformers")]
+)
+def test_a_missing_package_is_named(
+    attention: Any, package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The row says what to install."""
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    loading = Loading(device=device_for("cuda"), model_arguments={}, tokenizer_arguments={})
+    with pytest.raises(Unsupported, match=f"pip install {package}"):
+        Attention(attention=attention).before_load(loading)
+
+
+def test_another_attention_than_asked_for_is_found_out() -> None:
+    """What was loaded is compared with what was asked for."""
+    loading = Loading(device=device_for("cpu"), model_arguments={}, tokenizer_arguments={})
+    Attention(attention="eager").before_load(loading)
+    assert loading.model_arguments == {"attn_implementation": "eager"}
+    net = model()
+    assert net.config._attn_implementation == "sdpa"
+    with pytest.raises(BadConfiguration, match="the model runs 'sdpa'"):
+        loading.checks[0](net, None)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_xformers_is_given_what_its_kernel_wants(
+    packed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Against the kernel's documented meaning (no kernel here): layout, shared heads, padding,
+    packed samples and alignment come out as with sdpa."""
+
+    class LowerTriangularMask:
+        pass
+
+    def memory_efficient_attention(
+        query: Any, key: Any, value: Any, attn_bias: Any, p: float, scale: float
+    ) -> torch.Tensor:
+        # [batch, positions, heads, channels], as documented; rows of a bias aligned to 8 elements.
+        assert query.shape[2] == key.shape[2] == value.shape[2] == 4 and p == 0.0
+        q, k, v = (tensor.transpose(1, 2) for tensor in (query, key, value))
+        scores = q @ k.transpose(-2, -1) * scale
+        if isinstance(attn_bias, LowerTriangularMask):
+            scores += torch.full(scores.shape[-2:], -torch.inf).triu(1)
+        else:
+            assert attn_bias.shape == scores.shape and attn_bias.stride(-2) % 8 == 0
+            scores += attn_bias
+        return (scores.softmax(-1) @ v).transpose(1, 2)
+
+    operations: Any = types.ModuleType("xformers.ops")
+    operations.LowerTriangularMask = LowerTriangularMask
+    operations.memory_efficient_attention = memory_efficient_attention
+    monkeypatch.setitem(sys.modules, "xformers", types.ModuleType("xformers"))
+    monkeypatch.setitem(sys.modules, "xformers.ops", operations)
+    register_xformers()
+    net = model("glm")
+    ids = torch.arange(3, 25).reshape(2, 11)
+    inputs: dict[str, Any] = {"input_ids": ids}
+    real = torch.ones_like(ids, dtype=torch.bool)
+    if packed:
+        inputs["position_ids"] = torch.tensor([[*range(5), *range(6)]] * 2)
+    else:
+        real[1, 7:] = False
+        inputs["attention_mask"] = real.long()
+    found = {}
+    for attention in ("sdpa", "xformers"):
+        net.set_attn_implementation(attention)
+        assert net.config._attn_implementation == attention
+        found[attention] = net(**inputs, use_cache=False).logits[real]
+    torch.testing.assert_close(found["xformers"], found["sdpa"], rtol=1e-4, atol=1e-5)
+
+
+# ------------------------------------------------------------------ tokenizers
+
+
+def test_a_slow_tokenizer_that_is_not_there_is_not_made_up(baseline: Result) -> None:
+    """The embedded model has a fast one only, which transformers would give without a word."""
+    assert baseline.details["tokenizer"].startswith("fast")
+    assert baseline.tokenization_s and baseline.tokenization_s > 0
+    with pytest.raises(Unsupported, match="no slow tokenizer"):
+        train(tokenizer="slow")
+
+
+def test_a_checkpoint_with_a_slow_tokenizer_only(tmp_path: Path) -> None:
+    """There slow is found, and fast is not."""
+    from transformers import CTRLTokenizer
+
+    from workloads.models.catalog import find_model
+    from workloads.models.loading import ModelSource, load_tokenizer
+
+    (tmp_path / "vocab.json").write_text(json.dumps({"a": 0, "b": 1, "<unk>": 2}))
+    (tmp_path / "merges.txt").write_text("#version: 0.2\na b\n")
+    CTRLTokenizer(str(tmp_path / "vocab.json"), str(tmp_path / "merges.txt")).save_pretrained(
+        tmp_path
+    )
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "ctrl"}))
+    entry = find_model("tiny-chatglm3")
+    source = ModelSource(path=str(tmp_path), random_weights=True, entry=entry)
+
+    def load(kind: Any) -> Loading:
+        loading = Loading(device=device_for("cpu"), model_arguments={}, tokenizer_arguments={})
+        TokenizerKind(tokenizer=kind).before_load(loading)
+        tokenizer = load_tokenizer(source, **loading.tokenizer_arguments)
+        loading.checks[0](None, tokenizer)
+        return loading
+
+    assert load("slow").details["tokenizer"] == "slow (CTRLTokenizer)"
+    assert load("auto").details["tokenizer"] == "slow (CTRLTokenizer)"
+    with pytest.raises(Unsupported, match="no fast tokenizer"):
+        load("fast")
+
+
+# ------------------------------------------------------------------ data
+
+
+def test_worker_processes_make_the_batches(baseline: Result) -> None:
+    """Two others do, in the same order, and none of them outlives the job."""
+    result = train(learning_rate=1e-2, data_workers=2, prefetch_batches=1)
+    assert result.details["data_workers"] == "2 processes made batches"
+    assert losses(result) == pytest.approx(losses(baseline), **SAME)
+    for child in psutil.Process().children(recursive=True):
+        child.wait(timeout=10)
+
+
+def test_workers_end_with_a_job_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However a job ends."""
+
+    def fail(self: Any, training: Any, step: int) -> None:
+        assert psutil.Process().children(recursive=True)
+        raise RuntimeError("in the middle")
+
+    monkeypatch.setattr(MemoryRelease, "after_step", fail)
+    with pytest.raises(RuntimeError, match="in the middle"):
+        train(data_workers=2)
+    for child in psutil.Process().children(recursive=True):
+        child.wait(timeout=10)
+
+
+def test_batches_are_pinned_and_copied_without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every tensor of a batch is; here the calls are looked at, since a CPU can do neither."""
+    pinned: list[int] = []
+    copies: list[dict[str, Any]] = []
+
+    def pin(tensor: torch.Tensor) -> torch.Tensor:
+        pinned.append(id(tensor))
+        return tensor.clone()
+
+    monkeypatch.setattr(torch.Tensor, "pin_memory", pin)
+    inputs = Inputs(input_ids=torch.ones(1, 2), labels=torch.ones(1, 2))
+    batch = StepBatch(
+        micro_batches=(inputs, inputs), items=1, real_tokens=2, computed_tokens=2, loss_tokens=1.0
+    )
+    assert len(batch.pin_memory().micro_batches) == 2 and len(pinned) == 4
+    data = DataPlan(
+        device=device_for("cpu"),
+        pad_token_id=0,
+        max_length=8,
+        batch_size=1,
+        cards=1,
+        arrange=in_order,
+        collate=lambda samples: inputs,
+        feed=lambda make: iter(()),
+        move=lambda given: given,
+    )
+    DataLoading(pin_memory=True, non_blocking_copies=True).on_data(data)
+    monkeypatch.setattr(torch.Tensor, "to", lambda tensor, *to, **how: copies.append(how) or tensor)
+    data.move(inputs)
+    assert copies == [{"non_blocking": True}] * 2
+
+
+# ------------------------------------------------------------------ torch.compile
+
+
+class _Traced(CpuDevice):
+    """A CPU whose graphs are traced and run by PyTorch as they are: no compiler, so seconds."""
+
+    compile_backend = "aot_eager"
+
+
+@pytest.fixture
+def cache_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The setting that a compiled job changes is put back, as a worker does after each job."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "before")
+
+
+@pytest.mark.usefixtures("cache_directory")
+def test_compiled_steps_change_weights_as_plain_ones() -> None:
+    """Graphs are made before the steps, in time told apart; afterwards the model is as before."""
+    plain, compiled = training_of(model()), training_of(model())
+    compiled.device = _Traced()
+    technique = Compilation(torch_compile=True)
+    known = compiled_graphs()
+    phases: list[str] = []
+    compiled.enter_phase = phases.append
+
+    def rehearse(number: int) -> set[tuple[int, ...]]:
+        ids = torch.arange(3, 27).reshape(2, 12)
+        compiled.backward(compiled.model(input_ids=ids, labels=ids).loss)
+        compiled.optimizer.zero_grad()
+        return {(2, 12)}
+
+    technique.on_model(compiled)
+    technique.before_steps(compiled, rehearse)
+    assert compiled_graphs() > known and compiled.compile_s > 0.1 and phases == ["compile"]
+    for number in range(3):
+        assert step(compiled, number) == pytest.approx(step(plain, number), rel=1e-5)
+    technique.after_steps(compiled)
+    assert int(compiled.details["compiled_graphs"]) >= 1
+    assert compiled.details["graphs_compiled_in_steps"] == "0"
+    known = compiled_graphs()
+    compiled.model(input_ids=torch.ones(3, 5, dtype=torch.long))
+    assert compiled_graphs() == known
+    compiled.ending.close()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("cache_directory")
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
+def test_the_compiler_writes_kernels_and_they_go_with_the_job() -> None:
+    """Inductor's C++ is built in a directory of this job's own, empty at first."""
+
+    class Small(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(8, 8)
+
+        def forward(self, given: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.gelu(self.layer(given)).sum()
+
+    net, given = Small(), torch.ones(4, 8)
+    expected = float(net(given).detach())
+    training = training_of(net)
+    Compilation(torch_compile=True).on_model(training)
+    directory = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])
+    assert directory.is_dir() and not list(directory.rglob("*.cpp"))
+    assert float(net(given).detach()) == pytest.approx(expected, rel=1e-5)
+    assert list(directory.rglob("*.cpp")) and list(directory.rglob("*.so"))
+    training.ending.close()
+    assert not directory.exists()
+
+
+def test_without_a_compiler_the_row_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU kernels are C++."""
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(Unsupported, match="no compiler 'no-such-compiler' here"):
+        Compilation(torch_compile=True).on_model(training_of(model()))
+
+
+def test_a_model_that_was_not_compiled_is_found_out() -> None:
+    """torch.compile may leave everything as it is without a word."""
+    technique, training = Compilation(torch_compile=True), training_of(model())
+    technique._graphs.append(compiled_graphs())
+    with pytest.raises(BadConfiguration, match="no graph was compiled"):
+        technique.before_steps(training, lambda number: set())
+
+
+# ------------------------------------------------------------------ checkpoints
+
+
+@pytest.mark.parametrize("mode", ["blocking", "async", "incremental"])
+def test_training_goes_on_from_a_checkpoint(mode: Any) -> None:
+    """A fresh process that reads it learns on as if nothing had happened."""
+    technique = Saving(save_every=2, save_mode=mode)
+    first = training_of(model())
+    Freezing(freeze_embeddings=True).on_model(first)
+    technique.on_optimizer(first)
+    for number in range(3):
+        step(first, number)
+        technique.after_step(first, number)
+    technique.after_steps(first)
+    assert first.details["checkpoint_read"].startswith("step 1,")
+    assert float(first.details["checkpoint_stall_s"]) > 0
+    directory = technique._savers[0].directory
+    state = read_newest(directory)
+    first.ending.close()
+    assert not directory.exists()
+
+    second = training_of(model(seed=1))
+    Freezing(freeze_embeddings=True).on_model(second)
+    second.model.load_state_dict(state["weights"])
+    second.optimizer.load_state_dict(state["optimizer"])
+    again = [step(second, number) for number in range(state["step"] + 1, 4)]
+    whole = training_of(model())
+    Freezing(freeze_embeddings=True).on_model(whole)
+    assert again == pytest.approx([step(whole, number) for number in range(4)][2:], rel=1e-6)
+
+
+def test_an_asynchronous_checkpoint_is_of_its_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Training goes on while the writer is held up, and what is written is the state before."""
+    go_on, write = threading.Event(), saving._write
+
+    def held_up(state: Any, target: Path) -> None:
+        assert go_on.wait(30)
+        write(state, target)
+
+    monkeypatch.setattr(saving, "_write", held_up)
+    training, saver = training_of(model()), saving.Saver(tmp_path, "async")
+    step(training, 0)
+    then = {name: tensor.clone() for name, tensor in training.model.state_dict().items()}
+    saver.save(training, 0)
+    assert not list(tmp_path.glob("step-*"))
+    step(training, 1)
+    go_on.set()
+    saver.wait()
+    read = read_newest(tmp_path)["weights"]
+    assert all(torch.equal(read[name], tensor) for name, tensor in then.items())
+    assert not torch.equal(read["lm_head.weight"], training.model.lm_head.weight)
+
+
+def test_a_checkpoint_that_cannot_be_written_fails_the_job(tmp_path: Path) -> None:
+    """Also when it is a thread that finds out."""
+    training, saver = training_of(model()), saving.Saver(tmp_path / "gone", "async")
+    saver.save(training, 0)
+    with pytest.raises(FileNotFoundError):
+        saver.wait()
+
+
+def test_increments_leave_out_what_is_frozen(tmp_path: Path) -> None:
+    """The frozen part is written once; increments are smaller by it, and only one is kept."""
+    sizes = {}
+    for mode in ("blocking", "incremental"):
+        training = training_of(model())
+        Freezing(freeze_embeddings=True, freeze_layers=1).on_model(training)
+        training.optimizer = training.make_optimizer(training.trainable())
+        saver = saving.Saver(tmp_path / mode, mode)
+        saver.directory.mkdir()
+        stamps = []
+        for number in range(2):
+            step(training, number)
+            saver.save(training, number)
+            stamps += [file.stat().st_mtime_ns for file in saver.directory.glob("frozen.pt")]
+        (newest,) = saver.directory.glob("step-*.pt")
+        sizes[mode] = newest.stat().st_size
+        assert len(set(stamps)) == (mode == "incremental")
+        read = read_newest(saver.directory)
+        assert read["step"] == 1 and read["weights"].keys() == training.model.state_dict().keys()
+    assert sizes["incremental"] < 0.8 * sizes["blocking"]
+
+
+def test_what_killed_jobs_left_is_removed(cache: Path) -> None:
+    """Of this host's dead processes only."""
+    dead = cache / f"{saving._mine()}999999999-abc"
+    alive = cache / f"{saving._mine()}{os.getpid()}-abc"
+    other = cache / "checkpoints-another-host-999999999-abc"
+    for directory in (dead, alive, other):
+        directory.mkdir()
+    training = training_of(model())
+    Saving(save_every=1).on_optimizer(training)
+    training.ending.close()
+    assert [d.exists() for d in (dead, alive, other)] == [False, True, True]
+
+
+# ------------------------------------------------------------------ memory
+
+
+def test_memory_is_released_after_the_steps_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every second of five steps, on the device, and the time is told."""
+    training, releases = training_of(model()), []
+    monkeypatch.setattr(type(training.device), "release_memory", lambda device: releases.append(1))
+    technique = MemoryRelease(release_memory_every=2)
+    for number in range(5):
+        technique.after_step(training, number)
+    technique.after_steps(training)
+    assert len(releases) == 2 and training.details["memory_releases"] == "2"
+    assert float(training.details["memory_release_s"]) >= 0
