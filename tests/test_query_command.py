@@ -175,7 +175,7 @@ def test_the_exported_dataset_opens_with_its_own_library(
     directory = tmp_path / "dataset"
     options = ["--to", "datasets", "--results", str(results), "--json"]
     assert main(["export", str(directory), *options]) == 0
-    assert json.loads(capsys.readouterr().out)["rows"] == {"rows": 6, "samples": 6, "items": 6}
+    assert json.loads(capsys.readouterr().out)["written"] == {"rows": 6, "samples": 6, "items": 6}
     datasets = pytest.importorskip("datasets")
     cache = str(tmp_path / "cache")
     read = {
@@ -215,3 +215,44 @@ def test_runs_without_raw_rows_export_too(tmp_path: Path) -> None:
     options = ["--to", "datasets", "--results", str(tmp_path / "results")]
     assert main(["export", str(tmp_path / "out"), *options]) == 0
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["README.md", "rows"]
+
+
+@pytest.fixture()
+def tracking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A tracking address on this disk; a server needs packages that only it uses."""
+    pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+    monkeypatch.chdir(tmp_path)
+    return (tmp_path / "tracking").as_uri()
+
+
+def test_mlflow_gets_a_run_for_each_job_once(
+    results: Path, tracking: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Settings are parameters, numbers metrics, provenance tags; a second export adds nothing."""
+    from mlflow import MlflowClient
+
+    options = ["export", tracking, "--to", "mlflow", "--results", str(results), "--json"]
+    assert main(options) == 0
+    assert json.loads(capsys.readouterr().out)["written"] == {"one": 3, "two": 2}
+    assert main(options) == 0
+    assert json.loads(capsys.readouterr().out)["written"] == {"one": 0, "two": 0}
+    client = MlflowClient(tracking_uri=tracking)
+    experiment = client.get_experiment_by_name("nightgrid/one")
+    found = client.search_runs([experiment.experiment_id])
+    assert sorted(run.data.metrics["throughput"] for run in found) == [101.0, 102.0, 999.0]
+    (again,) = [run for run in found if run.data.metrics["throughput"] == 999.0]
+    assert again.data.params["precision"] == "bf16"
+    assert again.data.params["parameters.output_tokens"] == "16"
+    assert again.data.tags["emulated"] == "true" and again.info.status == "FINISHED"
+    assert again.info.end_time - again.info.start_time == 9500
+
+
+def test_without_mlflow_the_way_out_is_said(
+    results: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The message names the extra."""
+    monkeypatch.setitem(sys.modules, "mlflow", None)
+    assert main(["export", "http://x", "--to", "mlflow", "--results", str(results)]) == 7
+    assert "nightgrid[mlflow]" in capsys.readouterr().err

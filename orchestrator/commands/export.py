@@ -1,4 +1,4 @@
-"""``nightgrid export --to datasets DIR``: results for other programs."""
+"""``nightgrid export --to datasets|mlflow``: results for other programs."""
 
 from __future__ import annotations
 
@@ -8,14 +8,18 @@ from pathlib import Path
 
 from orchestrator.results_dir import default_results_dir
 
-TARGETS = ("datasets",)
+TARGETS = ("datasets", "mlflow")
 
 EPILOG = """\
 datasets: a directory for Hugging Face `datasets`, with the configurations rows, samples and items:
   from datasets import load_dataset
-  load_dataset("DIR", "rows", split="train")
+  load_dataset("DEST", "rows", split="train")
 
-exit codes: 0 written; 4 no runs, a run cannot be read, or DIR cannot be written
+mlflow: the tracking server at the address DEST, such as http://127.0.0.1:5000; one experiment a
+run, one MLflow run a job. What is there already is left alone, so it can be done every morning.
+
+exit codes: 0 written; 4 no runs, a run cannot be read, or DEST cannot be written;
+7 mlflow is not installed
 """
 
 
@@ -23,7 +27,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `nightgrid export`."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EPILOG
-    parser.add_argument("directory", metavar="DIR", type=Path, help="a new directory")
+    parser.add_argument(
+        "destination", metavar="DEST", help="datasets: a new directory; mlflow: a tracking URI"
+    )
     parser.add_argument("--to", choices=TARGETS, required=True, help="what to write")
     parser.add_argument(
         "--results",
@@ -47,14 +53,24 @@ def run(args: argparse.Namespace) -> int:
     """Write the export.
 
     Raises:
-        StoreError: there are no runs, one cannot be read, or the directory cannot be written.
+        StoreError: there are no runs, one cannot be read, or the destination cannot be written.
+        ExtraMissing: mlflow is not installed.
     """
-    from orchestrator.export_datasets import export_datasets
+    if args.to == "mlflow":
+        from orchestrator.export_mlflow import export_mlflow
 
-    written = export_datasets(args.results, args.directory, args.run_names)
+        destination = args.destination
+        written = export_mlflow(args.results, destination, args.run_names)
+        told = ", ".join(f"{count:,} new jobs of {name}" for name, count in written.items())
+    else:
+        from orchestrator.export_datasets import export_datasets
+
+        directory = Path(args.destination)
+        written = export_datasets(args.results, directory, args.run_names)
+        destination = str(directory.resolve())
+        told = ", ".join(f"{count:,} {name}" for name, count in written.items())
     if args.json:
-        print(json.dumps({"directory": str(args.directory.resolve()), "rows": written}))
-        return 0
-    told = ", ".join(f"{count:,} {name}" for name, count in written.items())
-    print(f"{args.directory.resolve()}: {told}")
+        print(json.dumps({"destination": destination, "written": written}))
+    else:
+        print(f"{destination}: {told}")
     return 0
