@@ -1,13 +1,20 @@
-"""One rank of a gang, as a process: `python gang_rank.py RANK WORLD_SIZE PORT CASES`.
+"""Gangs of processes over gloo: `python gang_rank.py GANGS`.
 
-CASES is a JSON object: name -> settings of a fine-tuning job (``finetuning_cases.request``), or
-with ``generate`` those of text generation (``generation_cases.request``). All run one after another
-in the same gang. The last line printed is what each measured, as JSON.
+GANGS is a JSON list of [number of ranks, cases]; cases map a name to settings of a fine-tuning job
+(``finetuning_cases.request``), or with ``generate`` to those of text generation
+(``generation_cases.request``). All cases of a gang run one after another in the same processes. The
+last line printed is what each rank of each gang measured, as JSON. Ranks are forked from a process
+that has imported everything, as those of emulated cards are, and import nothing again.
 """
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import json
+import multiprocessing
+import os
+import socket
 import sys
 from typing import Any
 
@@ -93,9 +100,9 @@ def _difference(one: Any, other: Any) -> float:
     return float((one - other).abs().max() / one.abs().max())
 
 
-def main(rank: int, world_size: int, port: int, cases: dict[str, dict[str, Any]]) -> None:
-    torch.set_num_threads(1)
-    meet = Rendezvous(address="127.0.0.1", port=port, timeout_s=120)
+def run_rank(rank: int, world_size: int, port: int, cases: dict[str, Any], channel: Any) -> None:
+    """Run all cases as one rank, and send what they measured."""
+    meet = Rendezvous(address="127.0.0.1", port=port, timeout_s=240)
     with joined(
         rendezvous=meet, rank=rank, world_size=world_size, device=device_for("cpu")
     ) as collective:
@@ -103,8 +110,40 @@ def main(rank: int, world_size: int, port: int, cases: dict[str, dict[str, Any]]
             name: measured(settings, rank, world_size, collective)
             for name, settings in cases.items()
         }
-    print("\n" + json.dumps(found))
+    channel.send(found)
+
+
+def run_gang(world_size: int, cases: dict[str, Any]) -> list[dict[str, Any]]:
+    """What each rank measured. A rank that fails ends this process, and with it the others."""
+    context = multiprocessing.get_context("fork")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    channels, ranks = [], []
+    for rank in range(world_size):
+        mine, theirs = context.Pipe()
+        arguments = (rank, world_size, port, cases, theirs)
+        ranks.append(context.Process(target=run_rank, args=arguments, daemon=True))
+        ranks[-1].start()
+        theirs.close()
+        channels.append(mine)
+    found = [channel.recv() for channel in channels]  # EOFError: the rank has said why
+    for process in ranks:
+        process.join()
+    return found
+
+
+def preload() -> None:
+    """Import what jobs import, and start no threads."""
+    torch.set_num_threads(1)
+    names = ["transformers", "peft", "torch.nn.parallel", "workloads.parallel.tensor"]
+    if importlib.util.find_spec("deepspeed") is not None:
+        os.environ["DS_ACCELERATOR"] = "cpu"
+        names.append("deepspeed")
+    for name in names:
+        importlib.import_module(name)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), json.loads(sys.argv[4]))
+    preload()
+    print("\n" + json.dumps([run_gang(size, cases) for size, cases in json.loads(sys.argv[1])]))

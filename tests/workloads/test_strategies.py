@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +13,9 @@ from typing import Any
 import pytest
 from finetuning_cases import losses, train
 from generation_cases import PROMPTS, Worker, write_dataset
+
+#: Some 75 s of one core, all in the first test that runs.
+pytestmark = pytest.mark.timeout(900)
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -66,37 +68,23 @@ ON_FOUR_BY_DEEPSPEED: dict[str, dict[str, Any]] = {
 ARCHITECTURES = ("glm", "glm4", "llama", "qwen2", "qwen3", "phi3", "mistral", "gemma2")
 
 
-def gang(world_size: int, cases: dict[str, Any], cache: Path) -> list[dict[str, Any]]:
-    """What each rank printed of all cases, by rank."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+def run_gangs(gangs: list[tuple[int, dict[str, Any]]], cache: Path) -> list[Any]:
+    """What each rank of each gang measured."""
     environment = os.environ | {
         "NIGHTGRID_CACHE": str(cache),
         "PYTHONPATH": f"{ROOT}{os.pathsep}{HERE}",
         "OMP_NUM_THREADS": "1",
         "CUDA_VISIBLE_DEVICES": "",
     }
-    script = str(HERE / "gang_rank.py")
-    arguments = [str(world_size), str(port), json.dumps(cases)]
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, script, str(rank), *arguments],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environment,
-        )
-        for rank in range(world_size)
-    ]
-    try:
-        outputs = [rank.communicate(timeout=280) for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    for rank, (_, stderr) in zip(ranks, outputs, strict=True):
-        assert rank.returncode == 0, stderr[-4000:]
-    return [json.loads(stdout.splitlines()[-1]) for stdout, _ in outputs]
+    done = subprocess.run(
+        [sys.executable, str(HERE / "gang_rank.py"), json.dumps(gangs)],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=800,
+    )
+    assert done.returncode == 0, done.stderr[-6000:]
+    return list(json.loads(done.stdout.splitlines()[-1]))
 
 
 @pytest.fixture(scope="module")
@@ -126,16 +114,24 @@ def prompts(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="module")
-def two(cache: Path, prompts: str) -> list[dict[str, Any]]:
-    cases: dict[str, Any] = ON_TWO | (ON_TWO_BY_DEEPSPEED if has_deepspeed else {})
-    cases |= {name: {"architecture": name} for name in ARCHITECTURES}
-    cases["generation"] = {"generate": GENERATION | {"dataset": prompts, "tensor_parallel": 2}}
-    return gang(2, cases, cache)
+def gangs(cache: Path, prompts: str) -> list[Any]:
+    two: dict[str, Any] = ON_TWO | (ON_TWO_BY_DEEPSPEED if has_deepspeed else {})
+    two |= {name: {"architecture": name} for name in ARCHITECTURES}
+    two["generation"] = {"generate": GENERATION | {"dataset": prompts, "tensor_parallel": 2}}
+    four = ON_FOUR | (ON_FOUR_BY_DEEPSPEED if has_deepspeed else {})
+    return run_gangs([(2, two), (4, four)], cache)
 
 
-@pytest.fixture(scope="module")
-def four(cache: Path) -> list[dict[str, Any]]:
-    return gang(4, ON_FOUR | (ON_FOUR_BY_DEEPSPEED if has_deepspeed else {}), cache)
+@pytest.fixture
+def two(gangs: list[Any]) -> list[dict[str, Any]]:
+    """What each of two ranks measured, by case."""
+    return list(gangs[0])
+
+
+@pytest.fixture
+def four(gangs: list[Any]) -> list[dict[str, Any]]:
+    """What each of four ranks measured, by case."""
+    return list(gangs[1])
 
 
 def check(
