@@ -35,7 +35,7 @@ from workloads.techniques.saving import Saving, read_newest
 from workloads.techniques.tokenizers import TokenizerKind
 from workloads.training.rows import in_order
 
-SAME = {"rel": 1e-5}
+SAME = 1e-5
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -165,7 +165,7 @@ def test_attention_is_the_one_asked_for(
     result = train(learning_rate=1e-2, attention=attention)
     assert bool(calls) == (attention == "sdpa")
     assert result.details["attention"] == attention
-    assert losses(result) == pytest.approx(losses(baseline), **SAME)
+    assert losses(result) == pytest.approx(losses(baseline), rel=SAME)
 
 
 @pytest.mark.parametrize(
@@ -286,7 +286,7 @@ def test_worker_processes_make_the_batches(baseline: Result) -> None:
     """Two others do, in the same order, and none of them outlives the job."""
     result = train(learning_rate=1e-2, data_workers=2, prefetch_batches=1)
     assert result.details["data_workers"] == "2 processes made batches"
-    assert losses(result) == pytest.approx(losses(baseline), **SAME)
+    assert losses(result) == pytest.approx(losses(baseline), rel=SAME)
     for child in psutil.Process().children(recursive=True):
         child.wait(timeout=10)
 
@@ -332,7 +332,12 @@ def test_batches_are_pinned_and_copied_without_waiting(monkeypatch: pytest.Monke
         move=lambda given: given,
     )
     DataLoading(pin_memory=True, non_blocking_copies=True).on_data(data)
-    monkeypatch.setattr(torch.Tensor, "to", lambda tensor, *to, **how: copies.append(how) or tensor)
+
+    def to(tensor: torch.Tensor, *where: Any, **how: Any) -> torch.Tensor:
+        copies.append(how)
+        return tensor
+
+    monkeypatch.setattr(torch.Tensor, "to", to)
     data.move(inputs)
     assert copies == [{"non_blocking": True}] * 2
 
