@@ -20,7 +20,7 @@ from orchestrator.events import RecordRow
 from orchestrator.failure import Failure
 from orchestrator.job import Accelerator, State
 from orchestrator.measurement import Measurement, Metrics
-from orchestrator.schema import SCHEMA_VERSION
+from orchestrator.results.schema import SCHEMA_VERSION
 from workloads.api import Item, Result, Sample
 from workloads.confidence import mean_interval, percentile, ratio_interval
 

@@ -40,8 +40,8 @@ def export_mlflow(results: Path, uri: str, runs: Iterable[str] = ()) -> dict[str
     except ImportError as error:
         raise ExtraMissing("mlflow", extra="mlflow", wanted_for="Exports to MLflow") from error
     from orchestrator.report.grouping import newest_final
-    from orchestrator.store import Store
-    from orchestrator.store import runs as known_runs
+    from orchestrator.results.store import Store
+    from orchestrator.results.store import runs as known_runs
 
     names = list(runs) or sorted(known_runs(results))
     if not names:

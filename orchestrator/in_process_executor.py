@@ -27,7 +27,7 @@ from orchestrator.events import (
     WorkerStopped,
 )
 from orchestrator.executor import Progress
-from orchestrator.worker import CardWorker, WorkerConfig
+from orchestrator.worker.card_worker import CardWorker, WorkerConfig
 
 _CLOSE_PATIENCE_S = 5.0
 

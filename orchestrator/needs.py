@@ -16,7 +16,7 @@ from orchestrator.job import Job
 from orchestrator.plan import Action, PlannedJob
 
 if TYPE_CHECKING:
-    from orchestrator.grid import Grid
+    from orchestrator.grid.model import Grid
 
 SAVES, USES = "save_adapter", "adapter"
 

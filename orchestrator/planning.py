@@ -25,8 +25,8 @@ from workloads.precision import support
 from workloads.refusal import Asked, Refusal
 
 if TYPE_CHECKING:
-    from orchestrator.estimate import Estimator
-    from orchestrator.grid import Grid
+    from orchestrator.grid.model import Grid
+    from orchestrator.scheduling.estimate import Estimator
 
 #: Ended without having been measured, through no fault of the job.
 _AGAIN = (State.LOST, State.NOT_STARTED, State.UNSUPPORTED)
@@ -77,7 +77,7 @@ def make_plan(
 def estimator_for(history: Iterable[PastRow], nodes: Iterable[Node]) -> Estimator:
     """What earlier rows tell of durations on these nodes: rows of emulated cards inform plans for
     emulated ones, real rows plans for real ones."""
-    from orchestrator.estimate import Estimator
+    from orchestrator.scheduling.estimate import Estimator
 
     kinds = {node.emulated for node in nodes}
     footing = kinds.pop() if len(kinds) == 1 else None  # None: rows of both kinds inform

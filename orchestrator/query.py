@@ -99,10 +99,10 @@ def read_runs(
     """
     import pyarrow as pa
 
-    from orchestrator.scan import scan_rows
-    from orchestrator.schema import column_names, undocumented_schema
-    from orchestrator.store import Store
-    from orchestrator.store import runs as known_runs
+    from orchestrator.results.scan import scan_rows
+    from orchestrator.results.schema import column_names, undocumented_schema
+    from orchestrator.results.store import Store
+    from orchestrator.results.store import runs as known_runs
 
     names = list(runs) or sorted(known_runs(results))
     if not names:

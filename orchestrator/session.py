@@ -15,7 +15,7 @@ from pathlib import Path
 from orchestrator.cluster import Node, parse_emulation
 from orchestrator.executor import Executor
 from orchestrator.job import Accelerator
-from orchestrator.memory_limit import share_of_host
+from orchestrator.worker.memory_limit import share_of_host
 
 #: Opens an executor for a run of this name, which may log in this directory.
 OpenExecutor = Callable[[str, Path], contextlib.AbstractContextManager[Executor]]
@@ -70,8 +70,8 @@ def emulated_session(
 
     @contextlib.contextmanager
     def executor(run: str, log_dir: Path) -> Iterator[Executor]:
-        from orchestrator.ray_cluster import emulate
-        from orchestrator.ray_executor import RayExecutor
+        from orchestrator.on_ray.cluster import emulate
+        from orchestrator.on_ray.executor import RayExecutor
 
         with (
             emulate(nodes),
@@ -91,11 +91,11 @@ def cluster_session(address: str | None, accelerators: Sequence[Accelerator]) ->
     Raises:
         ClusterError: there is none, or it cannot be joined.
     """
-    from orchestrator.ray_cluster import connect
+    from orchestrator.on_ray.cluster import connect
 
     @contextlib.contextmanager
     def executor(run: str, log_dir: Path) -> Iterator[Executor]:
-        from orchestrator.ray_executor import RayExecutor
+        from orchestrator.on_ray.executor import RayExecutor
 
         with contextlib.closing(RayExecutor(run=run, accelerators=accelerators)) as opened:
             yield opened

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from orchestrator.job import Accelerator, State
 from orchestrator.measurement import Measurement, Metrics
-from orchestrator.schema import SCHEMA_VERSION
+from orchestrator.results.schema import SCHEMA_VERSION
 from workloads.api import Item, MeasureSettings, Sample
 
 NAMES = st.text(max_size=12)

@@ -8,7 +8,7 @@ from orchestrator.attempt import Attempt, Outcome, RankOutcome, WorkerInfo
 from orchestrator.cluster import Card
 from orchestrator.job import Accelerator, Job, State
 from orchestrator.measurement import Measurement, Metrics
-from orchestrator.schema import SCHEMA_VERSION
+from orchestrator.results.schema import SCHEMA_VERSION
 from workloads.api import Item, Result, Sample
 
 

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping
 
 from orchestrator.attempt import Attempt, Outcome, RankOutcome, WorkerInfo
 from orchestrator.cluster import Card, Node
-from orchestrator.estimate import Estimate
 from orchestrator.events import (
     AttemptEnded,
     Command,
@@ -26,10 +25,11 @@ from orchestrator.events import (
     WorkerStopped,
 )
 from orchestrator.failure import Failure, FailureClass
-from orchestrator.invariants import Invariants
 from orchestrator.job import Accelerator, Job, State
 from orchestrator.plan import Action, PlannedJob
-from orchestrator.schedule import Schedule, ScheduleSettings
+from orchestrator.scheduling.estimate import Estimate
+from orchestrator.scheduling.invariants import Invariants
+from orchestrator.scheduling.schedule import Schedule, ScheduleSettings
 
 
 def job(name: str = "a", **changes: object) -> Job:

@@ -14,13 +14,13 @@ from typing import Any
 from measurements import row
 
 from orchestrator.errors import StoreLocked
-from orchestrator.lock import Holder
-from orchestrator.store import Store
+from orchestrator.results.lock import Holder
+from orchestrator.results.store import Store
 
 CONTEXT = multiprocessing.get_context("forkserver")
 # Children that import nothing start in milliseconds, so many can be killed.
 CONTEXT.set_forkserver_preload(
-    ["pytest", "pyarrow.parquet", "orchestrator.schema", "orchestrator.store"]
+    ["pytest", "pyarrow.parquet", "orchestrator.results.schema", "orchestrator.results.store"]
 )
 
 #: The system calls that change what is on the disk, as the store makes them.

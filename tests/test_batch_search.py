@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.batch_search import largest_fit, next_probe
+from orchestrator.scheduling.batch_search import largest_fit, next_probe
 
 
 def search(limit: int, cap: int) -> tuple[int | None, list[int]]:

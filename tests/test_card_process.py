@@ -18,12 +18,12 @@ from typing import Any
 import pytest
 
 from orchestrator.attempt import Attempt, RankOutcome, WorkerInfo
-from orchestrator.card_process import CardProcess, Launch
 from orchestrator.cluster import Card
 from orchestrator.executor import Progress
 from orchestrator.failure import Failure, FailureClass
 from orchestrator.job import Accelerator, Job, State
-from orchestrator.process_server import end_process, oom_kills
+from orchestrator.worker.card_process import CardProcess, Launch
+from orchestrator.worker.process_server import end_process, oom_kills
 
 JOB = Job(
     experiment="e",
@@ -110,7 +110,7 @@ class Server:
 def _open(tmp_path: Path, *preload: str) -> Server:
     directory = tempfile.mkdtemp(prefix="ngt-", dir="/tmp")
     popen = subprocess.Popen(
-        [sys.executable, "-m", "orchestrator.process_server", f"{directory}/s", *preload],
+        [sys.executable, "-m", "orchestrator.worker.process_server", f"{directory}/s", *preload],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
@@ -285,7 +285,7 @@ def test_a_worker_ends_with_whoever_asked_for_it(server: Server) -> None:
 
 _ASKER = """
 import sys, time
-from orchestrator.card_process import CardProcess, Launch
+from orchestrator.worker.card_process import CardProcess, Launch
 process = CardProcess(Launch(name="orphan", server=sys.argv[1], environment={},
     factory="test_card_process:ScriptedWorker", config={"name": "orphan"},
     log=sys.argv[2] + "/orphan.log"))
@@ -327,12 +327,12 @@ def test_forked_workers_have_what_was_imported_once(tmp_path: Path) -> None:
     first, second = forked.process(name="1"), forked.process(name="2")
     assert info_of(first).pid != info_of(second).pid
     command = Path(f"/proc/{info_of_pid(first)}/cmdline").read_text()
-    assert "orchestrator.process_server" in command
+    assert "orchestrator.worker.process_server" in command
     _close(forked)
     fresh = _open(tmp_path, "there_is_no_such_module")
     process = fresh.process()
     info = info_of(process)
-    assert "orchestrator.card_process" in Path(f"/proc/{info.pid}/cmdline").read_text()
+    assert "orchestrator.worker.card_process" in Path(f"/proc/{info.pid}/cmdline").read_text()
     _close(fresh)
     assert not alive(info.pid)
 

@@ -30,7 +30,7 @@ from orchestrator.derive import metrics_of
 from orchestrator.job import State
 from orchestrator.measurement import Measurement
 from orchestrator.ratio import Rate, ratio_of
-from orchestrator.store import Store
+from orchestrator.results.store import Store
 
 ROOT = Path(__file__).resolve().parent.parent
 

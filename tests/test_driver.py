@@ -33,8 +33,8 @@ from orchestrator.events import (
 )
 from orchestrator.job import State
 from orchestrator.measurement import Measurement
+from orchestrator.results.store import Store
 from orchestrator.run_status import Board, RunStatus
-from orchestrator.store import Store
 from orchestrator.watchdog import Watchdog
 
 

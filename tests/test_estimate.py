@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from schedule_cases import job
 
-from orchestrator.estimate import PRIOR_LOAD_S, SEARCH_FACTOR, Estimator
 from orchestrator.history import PastRow
 from orchestrator.job import MAX, Job, State
+from orchestrator.scheduling.estimate import PRIOR_LOAD_S, SEARCH_FACTOR, Estimator
 from workloads.api import MeasureSettings
 
 

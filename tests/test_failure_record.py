@@ -9,7 +9,7 @@ import weakref
 import pytest
 
 from orchestrator.failure import FailureClass
-from orchestrator.failure_record import describe, one_line
+from orchestrator.worker.failure_record import describe, one_line
 from workloads.devices import device_for
 
 REFUSALS = [

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from orchestrator.cluster import parse_emulation
 from orchestrator.derive import metrics_of
 from orchestrator.errors import GridError
-from orchestrator.grid import Grid, load_grid
+from orchestrator.grid.model import Grid, load_grid
 from orchestrator.job import Accelerator
 from orchestrator.plan import Action
 from orchestrator.planning import make_plan

@@ -8,7 +8,7 @@ import pytest
 
 from orchestrator.cli import main
 from orchestrator.job import State
-from orchestrator.store import Store
+from orchestrator.results.store import Store
 
 TRAINING = """\
 name: training

@@ -11,7 +11,7 @@ from orchestrator.derive import measurement_of
 from orchestrator.events import RecordRow
 from orchestrator.failure import Failure, FailureClass
 from orchestrator.job import Accelerator, State
-from orchestrator.ray_workers import Running
+from orchestrator.on_ray.workers import Running
 
 CARDS = tuple(Card(node_id="n", accelerator=Accelerator.HPU, index=index) for index in range(2))
 

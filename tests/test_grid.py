@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, model_validator
 
 from orchestrator.errors import GridError
-from orchestrator.grid import MeasureBlock, load_grid, parse_grid
-from orchestrator.grid_axes import parse_range
-from orchestrator.grid_experiment import STRUCTURE
-from orchestrator.grid_fields import FIELD_NAMES, Fault, JobFields, Vocabulary
+from orchestrator.grid.axes import parse_range
+from orchestrator.grid.experiment import STRUCTURE
+from orchestrator.grid.fields import FIELD_NAMES, Fault, JobFields, Vocabulary
+from orchestrator.grid.model import MeasureBlock, load_grid, parse_grid
 from orchestrator.job import Accelerator, Job
 from workloads.api import MeasureSettings
 from workloads.registry import WORKLOADS

@@ -9,11 +9,11 @@ import pytest
 import yaml
 from grid_cases import grid
 
-from orchestrator.grid import GridFile, MeasureBlock
-from orchestrator.grid_axes import parse_range
-from orchestrator.grid_experiment import STRUCTURE
-from orchestrator.grid_fields import FIELD_NAMES, JobFields
-from orchestrator.grid_schema import grid_schema
+from orchestrator.grid.axes import parse_range
+from orchestrator.grid.experiment import STRUCTURE
+from orchestrator.grid.fields import FIELD_NAMES, JobFields
+from orchestrator.grid.json_schema import grid_schema
+from orchestrator.grid.model import GridFile, MeasureBlock
 from workloads.precision import PRECISIONS
 from workloads.registry import WORKLOADS
 

@@ -12,9 +12,9 @@ from grid_cases import HEAD, grid, vocabulary
 
 from orchestrator.cli import main
 from orchestrator.errors import GridError
-from orchestrator.grid import load_grid
-from orchestrator.grid_fields import FIELD_NAMES
-from orchestrator.grid_schema import grid_schema, grid_schema_text
+from orchestrator.grid.fields import FIELD_NAMES
+from orchestrator.grid.json_schema import grid_schema, grid_schema_text
+from orchestrator.grid.model import load_grid
 from workloads.precision import PRECISIONS
 from workloads.registry import WORKLOADS
 
@@ -111,7 +111,7 @@ def test_the_command_prints_the_schema_and_the_columns(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """`nightgrid schema` is for grids, `nightgrid schema results` for result tables."""
-    from orchestrator.schema import column_names
+    from orchestrator.results.schema import column_names
 
     assert main(["schema"]) == 0
     assert json.loads(capsys.readouterr().out) == grid_schema()

@@ -17,8 +17,8 @@ from orchestrator.events import (
     StartWorker,
     StopWorker,
 )
-from orchestrator.invariants import Invariants, InvariantViolated, is_legal
 from orchestrator.job import Accelerator, Job, State
+from orchestrator.scheduling.invariants import Invariants, InvariantViolated, is_legal
 
 
 def card(index: int, node_id: str = "n1") -> Card:

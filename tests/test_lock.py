@@ -17,8 +17,8 @@ from measurements import row
 from store_processes import CONTEXT
 
 from orchestrator.errors import StoreLocked
-from orchestrator.lock import LOCK_NAME
-from orchestrator.store import Store
+from orchestrator.results.lock import LOCK_NAME
+from orchestrator.results.store import Store
 
 
 def holder(results: Path) -> BaseProcess:

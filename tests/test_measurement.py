@@ -16,7 +16,7 @@ from orchestrator.events import RecordRow
 from orchestrator.failure import Failure, FailureClass
 from orchestrator.job import Accelerator, State
 from orchestrator.measurement import Measurement, Metrics
-from orchestrator.schema import from_table, to_table
+from orchestrator.results.schema import from_table, to_table
 from workloads.api import Item, Result, Sample
 
 NODE = Node(

@@ -10,7 +10,7 @@ import pytest
 
 HEAD = """
 import torch
-from orchestrator.memory_limit import MemoryLimit, private_bytes
+from orchestrator.worker.memory_limit import MemoryLimit, private_bytes
 torch.set_num_threads(1)
 torch.ones(64, 64) @ torch.ones(64, 64)
 limit = MemoryLimit.above_baseline(100_000_000)
@@ -41,7 +41,7 @@ try:
     with limit.in_force():
         fill(lambda: {make})
 except (RuntimeError, MemoryError) as error:
-    from orchestrator.failure_record import describe
+    from orchestrator.worker.failure_record import describe
     from workloads.devices import device_for
     failure = describe(error, device=device_for("cpu"), memory_bytes=100_000_000, node_name="n")
     print(failure.failure_class, len(torch.ones(50_000_000)))

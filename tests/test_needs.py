@@ -17,14 +17,14 @@ from orchestrator.cluster import Node, parse_emulation
 from orchestrator.errors import GridError
 from orchestrator.events import StopRequested
 from orchestrator.failure import FailureClass
-from orchestrator.grid import load_grid
+from orchestrator.grid.model import load_grid
 from orchestrator.history import PastRow
 from orchestrator.job import Accelerator, Job, State
 from orchestrator.needs import needs_of, with_needs
 from orchestrator.plan import Action, PlannedJob
 from orchestrator.planning import make_plan
-from orchestrator.schedule import ScheduleSettings
-from orchestrator.simulate import Faults, SimulationSettings, simulate
+from orchestrator.scheduling.schedule import ScheduleSettings
+from orchestrator.scheduling.simulate import Faults, SimulationSettings, simulate
 
 SAVER = job("saver", workload="finetuning", parameters=(("save_adapter", "advert"),))
 USER = job("user", parameters=(("adapter", "advert"),))

@@ -13,7 +13,7 @@ import pytest
 from measurements import row
 
 from orchestrator.cli import main
-from orchestrator.store import Store
+from orchestrator.results.store import Store
 
 duckdb = pytest.importorskip("duckdb")
 

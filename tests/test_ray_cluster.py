@@ -10,7 +10,7 @@ import pytest
 
 from orchestrator.errors import ClusterError
 from orchestrator.job import Accelerator
-from orchestrator.ray_cluster import connect, nodes_of, resolve_address
+from orchestrator.on_ray.cluster import connect, nodes_of, resolve_address
 
 
 def ray_node(node_id: str, name: str = "10.0.0.1", **resources: float) -> dict[str, Any]:

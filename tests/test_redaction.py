@@ -1,6 +1,6 @@
 """No secret of the environment, and no credential in a URL, survives into a row."""
 
-from orchestrator.redaction import redact
+from orchestrator.worker.redaction import redact
 
 
 def test_values_of_secret_variables_are_replaced_by_their_name() -> None:

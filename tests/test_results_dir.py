@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.results_dir import default_results_dir, inside_ray_job
+from orchestrator.results.directory import default_results_dir, inside_ray_job
 
 
 def test_a_checkout_keeps_results_beside_it(tmp_path: Path) -> None:

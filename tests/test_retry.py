@@ -7,7 +7,7 @@ import pytest
 from orchestrator.attempt import Outcome, RankOutcome
 from orchestrator.failure import Failure, FailureClass
 from orchestrator.job import State
-from orchestrator.retry import MAX_BACKOFF_S, POLICIES, failure_class_of, judge
+from orchestrator.scheduling.retry import MAX_BACKOFF_S, POLICIES, failure_class_of, judge
 
 
 @pytest.mark.parametrize("failure_class", FailureClass)

@@ -14,8 +14,8 @@ import tiny_workload
 from orchestrator.cli import main
 from orchestrator.job import State
 from orchestrator.measurement import Measurement
+from orchestrator.results.store import Store
 from orchestrator.run_status import RunStatus
-from orchestrator.store import Store
 
 GRID = """\
 name: tiny-run

@@ -14,11 +14,11 @@ from orchestrator.attempt import Attempt
 from orchestrator.cluster import Node
 from orchestrator.derive import measurement_of
 from orchestrator.driver import Driver, StopSignal
-from orchestrator.estimate import Estimator
 from orchestrator.job import MAX, Accelerator, Job, State
 from orchestrator.measurement import Measurement
 from orchestrator.run_status import Board, RunStatus
-from orchestrator.schedule import Schedule, ScheduleSettings
+from orchestrator.scheduling.estimate import Estimator
+from orchestrator.scheduling.schedule import Schedule, ScheduleSettings
 
 
 class Quiet:

@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from schedule_cases import job, node
 
 from orchestrator.cluster import Node
-from orchestrator.estimate import Estimate
 from orchestrator.events import StopRequested
 from orchestrator.job import MAX, Accelerator, Job, State
 from orchestrator.plan import Action, PlannedJob
-from orchestrator.schedule import ScheduleSettings
-from orchestrator.simulate import Faults, SimulationResult, SimulationSettings, simulate
+from orchestrator.scheduling.estimate import Estimate
+from orchestrator.scheduling.schedule import ScheduleSettings
+from orchestrator.scheduling.simulate import Faults, SimulationResult, SimulationSettings, simulate
 
 #: Whole runs are slow examples; the time limit of the suite is per test, not per example.
 #: ``NIGHTGRID_EXAMPLES=5000`` looks longer.

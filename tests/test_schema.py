@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from measurement_strategies import measurements
 from measurements import row
 
-from orchestrator import schema as schema_module
 from orchestrator.errors import SchemaMismatch, StoreError
 from orchestrator.measurement import Measurement, Metrics
-from orchestrator.schema import (
+from orchestrator.results import schema as schema_module
+from orchestrator.results.schema import (
     SCHEMA_VERSION,
     column_names,
     from_table,
@@ -22,8 +22,8 @@ from orchestrator.schema import (
     to_table,
     undocumented_schema,
 )
-from orchestrator.schema_docs import COLUMN_DOCS, NESTED_DOCS
-from orchestrator.schema_markdown import markdown
+from orchestrator.results.schema_docs import COLUMN_DOCS, NESTED_DOCS
+from orchestrator.results.schema_markdown import markdown
 from workloads.api import Item, MeasureSettings, Sample
 
 
@@ -129,6 +129,6 @@ def test_columns_of_a_later_program_are_ignored() -> None:
 
 
 def test_the_documentation_is_up_to_date() -> None:
-    """``docs/schema.md`` is what ``python -m orchestrator.schema_markdown`` prints."""
+    """``docs/schema.md`` is what ``python -m orchestrator.results.schema_markdown`` prints."""
     path = Path(__file__).parent.parent / "docs" / "schema.md"
     assert path.read_text(encoding="utf-8") == markdown()

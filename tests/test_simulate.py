@@ -12,13 +12,13 @@ from schedule_cases import Fixed, job, node, planned
 
 from orchestrator.cli import main
 from orchestrator.cluster import Node
-from orchestrator.estimate import Estimate
 from orchestrator.events import Event, NodeJoined, StopRequested
-from orchestrator.invariants import InvariantViolated
 from orchestrator.job import MAX, Job, State
 from orchestrator.plan import PlannedJob
-from orchestrator.schedule import Schedule, ScheduleSettings
-from orchestrator.simulate import Faults, SimulationResult, SimulationSettings, simulate
+from orchestrator.scheduling.estimate import Estimate
+from orchestrator.scheduling.invariants import InvariantViolated
+from orchestrator.scheduling.schedule import Schedule, ScheduleSettings
+from orchestrator.scheduling.simulate import Faults, SimulationResult, SimulationSettings, simulate
 
 QUIET = SimulationSettings(noise=0.0, start_s=8.0, stop_s=0.5)
 
@@ -172,7 +172,7 @@ def test_too_many_events_are_reported() -> None:
 
 def _with_schedule(kind: type[Schedule]) -> None:
     """Simulate with another schedule class."""
-    import orchestrator.simulate as module
+    import orchestrator.scheduling.simulate as module
 
     original = module.Schedule
     module.Schedule = kind  # type: ignore[misc]
@@ -203,7 +203,7 @@ def calls_per_event(jobs: list[PlannedJob], count: int) -> float:
         nonlocal schedule_calls
         schedule_calls += kind in ("call", "c_call")
 
-    import orchestrator.simulate as module
+    import orchestrator.scheduling.simulate as module
 
     original: Callable[..., Schedule] = module.Schedule
     module.Schedule = Counted  # type: ignore[misc]

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from measurements import row
 
-from orchestrator import fragments, scan
-from orchestrator import store as store_module
 from orchestrator.errors import SchemaMismatch, StoreError, StoreFull
 from orchestrator.history import PastRow
 from orchestrator.job import Accelerator, State
-from orchestrator.store import Store, runs
+from orchestrator.results import fragments, scan
+from orchestrator.results import store as store_module
+from orchestrator.results.store import Store, runs
 
 
 def filled(results: Path, count: int) -> Store:

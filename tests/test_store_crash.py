@@ -14,7 +14,7 @@ import store_processes
 from measurements import row
 from store_processes import CONTEXT
 
-from orchestrator.store import Store
+from orchestrator.results.store import Store
 
 
 def numbers(store: Store) -> list[int]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from measurements import row
 
-from orchestrator.store import Store
+from orchestrator.results.store import Store
 
 COUNT = 9
 

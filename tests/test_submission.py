@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.errors import SubmitError
-from orchestrator.submission import Submission, new_submission_id, resolve_job_address
+from orchestrator.on_ray.submission import Submission, new_submission_id, resolve_job_address
 
 
 def submission(tmp_path: Path, **changes: object) -> Submission:

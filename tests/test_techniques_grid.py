@@ -8,7 +8,7 @@ import pytest
 from grid_cases import vocabulary
 
 from orchestrator.cluster import parse_emulation
-from orchestrator.grid import Grid, load_grid
+from orchestrator.grid.model import Grid, load_grid
 from orchestrator.plan import Action
 from orchestrator.planning import make_plan
 from workloads.techniques import TECHNIQUES

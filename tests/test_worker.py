@@ -16,7 +16,7 @@ from orchestrator.attempt import Attempt, RankOutcome
 from orchestrator.cluster import Card
 from orchestrator.failure import FailureClass
 from orchestrator.job import Accelerator, Scalar, State
-from orchestrator.worker import CardWorker, WorkerConfig, request_of
+from orchestrator.worker.card_worker import CardWorker, WorkerConfig, request_of
 from workloads.errors import BadConfiguration, CardNotAcquired
 from workloads.isolation import ProcessState
 

@@ -31,7 +31,7 @@ docs/compare.md says how a change is called significant and which rows are not c
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `nightgrid compare`."""
-    from orchestrator.results_dir import default_results_dir
+    from orchestrator.results.directory import default_results_dir
 
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EPILOG
@@ -138,7 +138,7 @@ def newest_rows(results: Path, run: str) -> tuple[Measurement, ...]:
         StoreError: there is no such run, or it cannot be read.
     """
     from orchestrator.report.grouping import newest_final
-    from orchestrator.store import Store
+    from orchestrator.results.store import Store
 
     path = Path(run)
     if (path / "rows").is_dir():

@@ -6,7 +6,7 @@ import argparse
 import json
 from pathlib import Path
 
-from orchestrator.results_dir import default_results_dir
+from orchestrator.results.directory import default_results_dir
 
 TARGETS = ("datasets", "mlflow")
 

@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the log, once or as it grows."""
-    from orchestrator.submission import JobServer, print_chunk
+    from orchestrator.on_ray.submission import JobServer, print_chunk
 
     server = JobServer(args.address)
     if not args.follow:

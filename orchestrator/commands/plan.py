@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orchestrator.results_dir import default_results_dir
+from orchestrator.results.directory import default_results_dir
 
 if TYPE_CHECKING:
     from orchestrator.cluster import Node
@@ -72,7 +72,7 @@ def earlier_rows(results: Path, run: str) -> list[PastRow]:
     Raises:
         StoreError: the rows cannot be read, or the name cannot be that of a run.
     """
-    from orchestrator.store import Store
+    from orchestrator.results.store import Store
 
     store = Store.open(results, run)
     return store.history() if store.exists else []
@@ -86,7 +86,7 @@ def plan_of(args: argparse.Namespace) -> Plan:
         ClusterError: the nodes make no sense.
         StoreError: earlier rows cannot be read.
     """
-    from orchestrator.grid import load_grid
+    from orchestrator.grid.model import load_grid
     from orchestrator.planning import make_plan
 
     grid = load_grid(args.grid, nodes_for=partial(planned_nodes, emulate=args.emulate))

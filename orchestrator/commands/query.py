@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orchestrator.results_dir import default_results_dir
+from orchestrator.results.directory import default_results_dir
 
 if TYPE_CHECKING:
     from orchestrator.query import Answer

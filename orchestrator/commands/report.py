@@ -15,7 +15,7 @@ from orchestrator.report import PAGE_NAME, read_summary, units, write_aside
 
 if TYPE_CHECKING:
     from orchestrator.report.summary import Summary
-    from orchestrator.store import Store
+    from orchestrator.results.store import Store
 
 FORMATS = ("terminal", "html", "md", "csv", "json", "vendor")
 STANDARD_OUTPUT = Path("-")
@@ -103,8 +103,8 @@ def open_run(results: Path | None, name: str | None) -> Store:
     Raises:
         StoreError: no run of that name, or none at all; the message lists those that exist.
     """
-    from orchestrator.results_dir import default_results_dir
-    from orchestrator.store import Store, runs
+    from orchestrator.results.directory import default_results_dir
+    from orchestrator.results.store import Store, runs
 
     results = results or default_results_dir()
     known = runs(results)

@@ -20,12 +20,12 @@ from orchestrator.commands.plan import add_grid_arguments, planned_nodes
 
 if TYPE_CHECKING:
     from orchestrator.driver import DriveResult
-    from orchestrator.grid import Grid
+    from orchestrator.grid.model import Grid
     from orchestrator.history import PastRow
     from orchestrator.job import State
     from orchestrator.plan import Plan
+    from orchestrator.results.store import Store
     from orchestrator.session import Session
-    from orchestrator.store import Store
 
 #: Some job FAILED, was TIMED_OUT, LOST or NOT_STARTED.
 EXIT_JOBS_FAILED = 10
@@ -74,8 +74,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Plan, measure and report; the exit code says how the jobs ended."""
-    from orchestrator.grid import load_grid
-    from orchestrator.store import Store
+    from orchestrator.grid.model import load_grid
+    from orchestrator.results.store import Store
 
     # With emulated cards known, card counts are refused together with all else in the file.
     nodes_for = partial(planned_nodes, emulate=args.emulate) if args.emulate else None
@@ -129,7 +129,7 @@ def _history(store: Store) -> list[PastRow]:
 def _announce(args: argparse.Namespace, session: Session, plan: Plan, store: Store) -> None:
     """Say what will happen and where rows will lie, before it happens."""
     from orchestrator.plan_text import nodes_text, summary_lines
-    from orchestrator.results_dir import inside_ray_job
+    from orchestrator.results.directory import inside_ray_job
 
     _say(f"Run {store.run}: grid {plan.grid_name}, {len(plan.jobs)} jobs")
     _say(f"cards: {nodes_text(plan.nodes)}")
@@ -156,7 +156,7 @@ def _drive(args: argparse.Namespace, session: Session, plan: Plan, store: Store)
     from orchestrator.plan import Action
     from orchestrator.planning import estimator_for
     from orchestrator.run_status import Board
-    from orchestrator.schedule import Schedule, ScheduleSettings
+    from orchestrator.scheduling.schedule import Schedule, ScheduleSettings
     from orchestrator.watchdog import Watchdog
 
     invocation_id = uuid.uuid4().hex[:12]

@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the schema."""
     if args.of == "grid":
-        from orchestrator.grid_schema import grid_schema_text
+        from orchestrator.grid.json_schema import grid_schema_text
 
         sys.stdout.write(grid_schema_text())
         return 0
@@ -29,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _print_columns() -> None:
-    from orchestrator.schema import SCHEMA_VERSION, schema
+    from orchestrator.results.schema import SCHEMA_VERSION, schema
 
     headings = ("column", "type", "unit", "meaning")
     rows = [headings]

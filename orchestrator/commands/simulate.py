@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from orchestrator.plan import Plan
-    from orchestrator.simulate import Faults, SimulationResult
+    from orchestrator.scheduling.simulate import Faults, SimulationResult
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,9 +49,9 @@ def run(args: argparse.Namespace) -> int:
     """Simulate the plan and print how it went."""
     from rich.console import Console
 
-    from orchestrator.grid import load_grid
+    from orchestrator.grid.model import load_grid
     from orchestrator.planning import estimator_for
-    from orchestrator.simulate import SimulationSettings, simulate
+    from orchestrator.scheduling.simulate import SimulationSettings, simulate
 
     plan = plan_of(args)
     history = earlier_rows(args.results, args.run_name or load_grid(args.grid).name)
@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _faults(rate: float, seed: int, plan: Plan) -> Faults:
     """Everything at this rate, and that share of the nodes lost once, at some time of the run."""
-    from orchestrator.simulate import Faults
+    from orchestrator.scheduling.simulate import Faults
 
     if not rate:
         return Faults()

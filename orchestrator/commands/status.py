@@ -7,10 +7,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orchestrator.results_dir import default_results_dir
+from orchestrator.results.directory import default_results_dir
 
 if TYPE_CHECKING:
-    from orchestrator.submission import JobInfo
+    from orchestrator.on_ray.submission import JobInfo
 
 EPILOG = """\
 with --address    ID is a submitted job; without ID, the jobs there are listed
@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Show a job, the jobs, or a run."""
     if args.address:
-        from orchestrator.submission import JobServer
+        from orchestrator.on_ray.submission import JobServer
 
         server = JobServer(args.address)
         jobs = [server.job(args.id)] if args.id else server.jobs()
@@ -75,8 +75,8 @@ def run_lines(results: Path, name: str | None) -> str:
     """
     from orchestrator.errors import StoreError
     from orchestrator.live import duration, summary_line
+    from orchestrator.results.store import Store, runs
     from orchestrator.run_status import RunStatus
-    from orchestrator.store import Store, runs
 
     known = runs(results)
     if name is None and not known:

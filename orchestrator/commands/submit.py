@@ -53,8 +53,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Check, send, and say how to find the job again."""
-    from orchestrator.grid import load_grid
-    from orchestrator.submission import JobServer, Submission, new_submission_id
+    from orchestrator.grid.model import load_grid
+    from orchestrator.on_ray.submission import JobServer, Submission, new_submission_id
 
     grid = load_grid(args.grid)
     name = args.run_name or grid.name

@@ -15,8 +15,8 @@ from orchestrator.errors import StoreError
 if TYPE_CHECKING:
     from orchestrator.measurement import Measurement
     from orchestrator.report.summary import Summary
+    from orchestrator.results.store import Store
     from orchestrator.run_status import RunStatus
-    from orchestrator.store import Store
 
 PAGE_NAME = "report.html"
 

@@ -1,5 +1,6 @@
-"""The parts of ``orchestrator.schedule``: pure bookkeeping and decisions, no I/O and no clock.
+"""When and where every job runs: pure bookkeeping and decisions, no I/O and no clock.
 
+schedule.py    the state machine: events in, commands out
 record.py      settings, and what is known of each job
 needs.py       jobs that may not start before others have succeeded
 pending.py     jobs that wait, by width and residency key, longest first
@@ -10,4 +11,9 @@ pool.py        the four above, for one kind of accelerator
 ledger.py      rows, pauses, and which jobs have ended
 verdicts.py    what follows from the end of an attempt
 breaker.py     stops a run in which everything fails at once
+retry.py       what each class of failure means for a job and its cards
+estimate.py    how long a job will take, from earlier rows
+batch_search.py  the largest batch that fits
+simulate.py    the same schedule on a virtual cluster (virtual_cluster.py) with faults;
+               invariants.py checks every command
 """

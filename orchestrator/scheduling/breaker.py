@@ -10,7 +10,7 @@ fails late or in another way, disarms it for good.
 from __future__ import annotations
 
 from orchestrator.failure import FailureClass
-from orchestrator.retry import POLICIES
+from orchestrator.scheduling.retry import POLICIES
 
 
 class Breaker:

@@ -8,9 +8,9 @@ from enum import Enum
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from orchestrator.cluster import Card
-from orchestrator.estimate import Estimate
 from orchestrator.failure import FailureClass
 from orchestrator.job import Job, State
+from orchestrator.scheduling.estimate import Estimate
 from workloads.api import MeasureSettings
 
 if TYPE_CHECKING:

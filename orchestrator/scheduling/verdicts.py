@@ -8,17 +8,17 @@ held to account).
 from __future__ import annotations
 
 from orchestrator.attempt import Outcome, RankOutcome
-from orchestrator.batch_search import largest_fit, next_probe
 from orchestrator.events import Command, RunAttempt, StartWorker
 from orchestrator.failure import Failure, FailureClass
 from orchestrator.job import State
-from orchestrator.retry import POLICIES, failure_class_of, judge
+from orchestrator.scheduling.batch_search import largest_fit, next_probe
 from orchestrator.scheduling.breaker import Breaker
 from orchestrator.scheduling.cards import Worker, WorkerState
 from orchestrator.scheduling.leases import Lease
 from orchestrator.scheduling.ledger import Ledger
 from orchestrator.scheduling.pool import Pool, blamed_cards
 from orchestrator.scheduling.record import JobRecord
+from orchestrator.scheduling.retry import POLICIES, failure_class_of, judge
 
 
 class Verdicts:

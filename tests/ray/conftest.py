@@ -11,8 +11,8 @@ import pytest
 from ray_bench import Bench, emulated_node
 
 from orchestrator.job import Accelerator
-from orchestrator.ray_cluster import emulate
-from orchestrator.ray_executor import RayExecutor
+from orchestrator.on_ray.cluster import emulate
+from orchestrator.on_ray.executor import RayExecutor
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ from orchestrator.attempt import Attempt, RankOutcome, WorkerInfo
 from orchestrator.executor import Progress
 from orchestrator.failure import Failure, classify
 from orchestrator.job import State
-from orchestrator.worker import VISIBLE_CARDS, WorkerConfig
+from orchestrator.worker.card_worker import VISIBLE_CARDS, WorkerConfig
 from workloads.api import Result
 
 

@@ -21,8 +21,8 @@ from orchestrator.events import (
     WorkerStopped,
 )
 from orchestrator.job import Accelerator, Job
-from orchestrator.ray_cluster import EmulatedCluster
-from orchestrator.ray_executor import RayExecutor
+from orchestrator.on_ray.cluster import EmulatedCluster
+from orchestrator.on_ray.executor import RayExecutor
 
 _numbers = itertools.count(1)
 

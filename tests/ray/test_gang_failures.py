@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator.job import State
+from orchestrator.results.store import Store
 from orchestrator.run_status import RunStatus
-from orchestrator.store import Store
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 

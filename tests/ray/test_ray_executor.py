@@ -18,7 +18,7 @@ from orchestrator.cluster import legal_card_sets
 from orchestrator.events import NodeLeft, StartWorker, StopWorker, WorkerStopped
 from orchestrator.failure import FailureClass
 from orchestrator.job import Accelerator, State
-from orchestrator.ray_actors import physical_cores
+from orchestrator.on_ray.actors import physical_cores
 
 pytestmark = pytest.mark.ray
 
@@ -257,8 +257,8 @@ _DRIVER = """
 import time
 from orchestrator.cluster import parse_emulation
 from orchestrator.events import NodeJoined, StartWorker, WorkerReady
-from orchestrator.ray_cluster import emulate
-from orchestrator.ray_executor import RayExecutor
+from orchestrator.on_ray.cluster import emulate
+from orchestrator.on_ray.executor import RayExecutor
 
 with emulate(parse_emulation("1x2", [])) as cluster:
     executor = RayExecutor(run="r", factory="fake_workers:FakeWorker", preload=False)

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.job import State
-from orchestrator.store import Store
+from orchestrator.results.store import Store
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 

@@ -18,7 +18,7 @@ from orchestrator.report.figure_data import figure_data
 from orchestrator.report.images import MOST_IMAGES, images_of
 from orchestrator.report.summary import summarize
 from orchestrator.report.vendor import lengths, to_vendor_csv
-from orchestrator.store import Store
+from orchestrator.results.store import Store
 
 PNG = b"\x89PNG\r\n\x1a\n"
 

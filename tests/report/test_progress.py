@@ -15,8 +15,8 @@ from orchestrator.report.figures import clipped, throughput_curve
 from orchestrator.report.page import render
 from orchestrator.report.progress import underway_of
 from orchestrator.report.summary import Table, summarize
+from orchestrator.results.store import Store
 from orchestrator.run_status import CardStatus, RunStatus
-from orchestrator.store import Store
 
 
 def a_status(**changes: object) -> RunStatus:

@@ -10,7 +10,7 @@ from measurement_factory import Night, a_job, every_state
 
 from orchestrator.cli import main
 from orchestrator.report import write_report
-from orchestrator.store import Store
+from orchestrator.results.store import Store
 
 
 @pytest.fixture(scope="module")

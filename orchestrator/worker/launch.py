@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from orchestrator.card_process import Launch
 from orchestrator.cluster import Node
 from orchestrator.events import StartWorker
-from orchestrator.ray_actors import HostFacts
-from orchestrator.worker import VISIBLE_CARDS, WorkerConfig
+from orchestrator.on_ray.actors import HostFacts
+from orchestrator.worker.card_process import Launch
+from orchestrator.worker.card_worker import VISIBLE_CARDS, WorkerConfig
 from workloads.devices import environment_for
 
 

@@ -133,7 +133,8 @@ class Invariants:
         _must(attempt.job_id not in self._job_running, "runs twice at once", attempt)
         for needed in self.needs.get(attempt.job_id, ()):
             row = self.final.get(needed)
-            _must(row is not None and row.state is State.SUCCEEDED, f"runs before {needed}", attempt)
+            succeeded = row is not None and row.state is State.SUCCEEDED
+            _must(succeeded, f"runs before {needed}", attempt)
         _must(attempt.attempt_id not in self._issued, "attempt id used twice", attempt)
         _must(len(command.worker_ids) == len(attempt.cards) == job.cards, "width", attempt)
         _must(is_legal(attempt.cards, self.nodes), "illegal card set", attempt)

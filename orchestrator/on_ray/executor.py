@@ -34,12 +34,12 @@ from orchestrator.events import (
 from orchestrator.executor import Progress
 from orchestrator.failure import Failure, FailureClass
 from orchestrator.job import Accelerator, State
-from orchestrator.ray_actors import RankReply
-from orchestrator.ray_calls import Calls, ProgressPoll
-from orchestrator.ray_claims import Claim, Claims
-from orchestrator.ray_failures import actor_failure
-from orchestrator.ray_workers import CardHandle, Running, Worker
-from orchestrator.worker_launch import launch_of
+from orchestrator.on_ray.actors import RankReply
+from orchestrator.on_ray.calls import Calls, ProgressPoll
+from orchestrator.on_ray.claims import Claim, Claims
+from orchestrator.on_ray.failures import actor_failure
+from orchestrator.on_ray.workers import CardHandle, Running, Worker
+from orchestrator.worker.launch import launch_of
 
 _STOP_PATIENCE_S = 20.0  # for an actor that does not confirm a stop
 _GANG_STOPPED = "another rank of the gang ended early"
@@ -63,7 +63,7 @@ class RayExecutor:
         run: str,
         accelerators: Collection[Accelerator] | None = None,
         log_dir: Path | None = None,
-        factory: str = "orchestrator.worker:CardWorker",
+        factory: str = "orchestrator.worker.card_worker:CardWorker",
         preload: bool = True,
         clock: Callable[[], float] = time.time,
     ) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import GridError, Problem
-from orchestrator.grid_nodes import UNPRINTABLE, Node, compose, problem_at
+from orchestrator.grid.nodes import UNPRINTABLE, Node, compose, problem_at
 
 MAX_FILE_BYTES = 4 * 2**20
 MAX_PROBLEMS_OF_TEXT = 20  # a file of the wrong kind has one on every line

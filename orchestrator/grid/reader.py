@@ -14,12 +14,12 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from orchestrator.errors import GridError, Problem
-from orchestrator.grid import ExperimentBlock, Grid, GridFile, MeasureBlock, NodesFor
-from orchestrator.grid_axes import MAX_JOBS
-from orchestrator.grid_expand import Expander
-from orchestrator.grid_experiment import Experiment, ExperimentReader
-from orchestrator.grid_fields import FIELD_NAMES, Vocabulary, explain, shown, suggestion
-from orchestrator.grid_yaml import Document, Path_
+from orchestrator.grid.axes import MAX_JOBS
+from orchestrator.grid.expand import Expander
+from orchestrator.grid.experiment import Experiment, ExperimentReader
+from orchestrator.grid.fields import FIELD_NAMES, Vocabulary, explain, shown, suggestion
+from orchestrator.grid.model import ExperimentBlock, Grid, GridFile, MeasureBlock, NodesFor
+from orchestrator.grid.strict_yaml import Document, Path_
 from orchestrator.needs import adapter_problems
 from orchestrator.planning import card_problems, refusal_problems
 from workloads.api import MeasureSettings

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from orchestrator.errors import Problem
-from orchestrator.grid_axes import product, without
-from orchestrator.grid_experiment import Experiment
-from orchestrator.grid_fields import FIELD_NAMES, Vocabulary, shown
-from orchestrator.grid_yaml import Document
+from orchestrator.grid.axes import product, without
+from orchestrator.grid.experiment import Experiment
+from orchestrator.grid.fields import FIELD_NAMES, Vocabulary, shown
+from orchestrator.grid.strict_yaml import Document
 from orchestrator.job import Accelerator, Job, Scalar
 
 _ACCELERATORS = {kind.value: kind for kind in Accelerator}

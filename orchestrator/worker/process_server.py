@@ -162,14 +162,14 @@ class ProcessServer:
             os.chdir(request["cwd"])
             if not self.preloaded:
                 os.set_inheritable(channel, True)
-                command = [sys.executable, "-m", "orchestrator.card_process", str(channel)]
+                command = [sys.executable, "-m", "orchestrator.worker.card_process", str(channel)]
                 os.execve(sys.executable, command, request["environment"])
             os.environ.clear()
             os.environ.update(request["environment"])
             for path in reversed(request["environment"].get("PYTHONPATH", "").split(os.pathsep)):
                 if path and path not in sys.path:
                     sys.path.insert(0, path)
-            from orchestrator import card_process
+            from orchestrator.worker import card_process
 
             status = card_process.serve(channel)
         except BaseException:

@@ -23,14 +23,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from orchestrator import fragments
 from orchestrator.errors import SchemaMismatch, StoreError
-from orchestrator.fragments import Damage
 from orchestrator.history import PastRow
 from orchestrator.job import Accelerator, State
-from orchestrator.lock import Holder, RunLock
 from orchestrator.measurement import Measurement
-from orchestrator.scan import COVERS_KEY, Scan, scan_rows
+from orchestrator.results import fragments
+from orchestrator.results.fragments import Damage
+from orchestrator.results.lock import Holder, RunLock
+from orchestrator.results.scan import COVERS_KEY, Scan, scan_rows
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -167,7 +167,7 @@ class Store:
             StoreLocked: the lock was taken away.
             StoreError: it cannot be written.
         """
-        from orchestrator.schema import to_table, undocumented_schema
+        from orchestrator.results.schema import to_table, undocumented_schema
 
         self._lock.still_mine()
         # Descriptions of columns would be half of a file of one row; compacted files have them.
@@ -197,7 +197,7 @@ class Store:
         Raises:
             StoreError: not the writer, or the new file does not read back.
         """
-        from orchestrator.schema import column_names, to_table
+        from orchestrator.results.schema import column_names, to_table
 
         self._lock.still_mine()
         scan = scan_rows(self.tables_path, column_names())
@@ -231,7 +231,7 @@ class Store:
         Raises:
             SchemaMismatch: a row was written by a newer version.
         """
-        from orchestrator.schema import column_names
+        from orchestrator.results.schema import column_names
 
         scan = scan_rows(self.tables_path, column_names(raw=samples))
         rows = tuple(_measurements(scan))
@@ -252,7 +252,7 @@ class Store:
 
 def _measurements(scan: Scan) -> list[Measurement]:
     """The rows of a scan in the order of recording; what cannot be one counts as damage."""
-    from orchestrator.schema import from_table
+    from orchestrator.results.schema import from_table
 
     try:  # all at once is many times faster than a table of one row after the other
         rows = from_table(scan.joined(), source=str(scan.directory)) if scan.tables else []
@@ -266,7 +266,7 @@ def _measurements(scan: Scan) -> list[Measurement]:
 
 def _one_by_one(scan: Scan) -> list[Measurement]:
     """The rows of those tables that hold some; the others become damage."""
-    from orchestrator.schema import from_table
+    from orchestrator.results.schema import from_table
 
     rows: list[Measurement] = []
     for name, table in list(scan.tables.items()):

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.grid import ExperimentBlock
-from orchestrator.grid_axes import (
+from orchestrator.grid.axes import (
     RANGE_HINT,
     Axis,
     Pattern,
@@ -15,13 +14,14 @@ from orchestrator.grid_axes import (
     parse_range,
     product_size,
 )
-from orchestrator.grid_fields import FIELD_NAMES, Fault, JobFields, shown
-from orchestrator.grid_yaml import Path_
+from orchestrator.grid.fields import FIELD_NAMES, Fault, JobFields, shown
+from orchestrator.grid.model import ExperimentBlock
+from orchestrator.grid.strict_yaml import Path_
 from orchestrator.job import Scalar
 from workloads.api import MeasureSettings
 
 if TYPE_CHECKING:
-    from orchestrator.grid_reader import GridReader
+    from orchestrator.grid.reader import GridReader
 
 STRUCTURE = tuple(ExperimentBlock.model_fields)
 

@@ -28,7 +28,7 @@ from orchestrator.attempt import Attempt, RankOutcome, WorkerInfo
 from orchestrator.executor import Progress
 from orchestrator.failure import Failure, FailureClass, classify
 from orchestrator.job import State
-from orchestrator.process_server import ServedProcess
+from orchestrator.worker.process_server import ServedProcess
 
 #: What a row keeps of a log.
 TAIL_BYTES = 4000
@@ -304,6 +304,6 @@ def tail_of(log: str) -> str:
 
 if __name__ == "__main__":
     # This module is __main__ here; what it sends must be of the importable one.
-    from orchestrator.card_process import serve as importable_serve
+    from orchestrator.worker.card_process import serve as importable_serve
 
     sys.exit(importable_serve(int(sys.argv[1])))

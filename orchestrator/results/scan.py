@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orchestrator import fragments
 from orchestrator.errors import SchemaMismatch, StoreError
-from orchestrator.fragments import Damage
+from orchestrator.results import fragments
+from orchestrator.results.fragments import Damage
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -105,7 +105,7 @@ def _read_file(path: Path, columns: list[str], damaged: list[Damage]) -> pa.Tabl
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    from orchestrator.schema import current
+    from orchestrator.results.schema import current
 
     try:
         data = path.read_bytes()

@@ -19,9 +19,9 @@ from orchestrator import __version__
 from orchestrator.cluster import Node
 from orchestrator.errors import ClusterError
 from orchestrator.job import Accelerator
-from orchestrator.ray_actors import CardActor, CardProbe, HostFacts, NodeAgent
-from orchestrator.ray_calls import Calls
-from orchestrator.ray_cluster import node_of, nodes_of
+from orchestrator.on_ray.actors import CardActor, CardProbe, HostFacts, NodeAgent
+from orchestrator.on_ray.calls import Calls
+from orchestrator.on_ray.cluster import node_of, nodes_of
 
 #: What a process on a node that computes on the CPU imports once, for all its workers.
 PRELOAD = (
@@ -30,7 +30,7 @@ PRELOAD = (
     "transformers.models.auto.modeling_auto",
     "transformers.models.glm.modeling_glm",
     "transformers.models.llama.modeling_llama",
-    "orchestrator.worker",
+    "orchestrator.worker.card_worker",
 )
 _CLAIM_PATIENCE_S = 60.0
 _RETRY_S = 5.0

@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from orchestrator.cluster import Node
-from orchestrator.estimate import Estimate
 from orchestrator.events import Event, NodeJoined, RecordRow, Tick
 from orchestrator.job import Job
 from orchestrator.plan import Action, PlannedJob
-from orchestrator.schedule import Schedule, ScheduleSettings
+from orchestrator.scheduling.estimate import Estimate
 from orchestrator.scheduling.record import Estimates
-from orchestrator.virtual_cluster import Faults, SimulationSettings, VirtualCluster
+from orchestrator.scheduling.schedule import Schedule, ScheduleSettings
+from orchestrator.scheduling.virtual_cluster import Faults, SimulationSettings, VirtualCluster
 
 __all__ = ["Faults", "SimulationResult", "SimulationSettings", "simulate"]
 

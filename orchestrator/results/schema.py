@@ -25,7 +25,7 @@ from typing import Any
 
 from orchestrator.errors import SchemaMismatch, StoreError
 from orchestrator.measurement import Measurement, Metrics
-from orchestrator.schema_docs import COLUMN_DOCS, NESTED_DOCS
+from orchestrator.results.schema_docs import COLUMN_DOCS, NESTED_DOCS
 from workloads.api import Item, MeasureSettings, Sample
 
 if typing.TYPE_CHECKING:

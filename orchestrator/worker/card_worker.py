@@ -22,10 +22,10 @@ from orchestrator.attempt import Attempt, RankOutcome, WorkerInfo
 from orchestrator.cluster import Card
 from orchestrator.executor import Progress
 from orchestrator.failure import Failure, FailureClass
-from orchestrator.failure_record import describe, one_line
 from orchestrator.job import Accelerator, State
-from orchestrator.memory_limit import MemoryLimit
-from orchestrator.redaction import redact
+from orchestrator.worker.failure_record import describe, one_line
+from orchestrator.worker.memory_limit import MemoryLimit
+from orchestrator.worker.redaction import redact
 from workloads.api import Collective, JobContext, MeasureSettings, Phase, Request, Result
 from workloads.collective import Listener, OneCard, Rendezvous, joined, listen
 from workloads.errors import BadConfiguration, CardNotAcquired

@@ -14,7 +14,7 @@ import traceback
 from typing import TYPE_CHECKING
 
 from orchestrator.failure import Failure, FailureClass, classify
-from orchestrator.redaction import redact
+from orchestrator.worker.redaction import redact
 from workloads.errors import OutOfMemory
 
 if TYPE_CHECKING:

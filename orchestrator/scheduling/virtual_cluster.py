@@ -15,7 +15,6 @@ from random import Random
 
 from orchestrator.attempt import Outcome, RankOutcome, WorkerInfo
 from orchestrator.cluster import Card, Node
-from orchestrator.estimate import Estimate
 from orchestrator.events import (
     AttemptEnded,
     Command,
@@ -32,9 +31,10 @@ from orchestrator.events import (
     WorkerStopped,
 )
 from orchestrator.failure import Failure, FailureClass
-from orchestrator.invariants import Invariants, InvariantViolated
 from orchestrator.job import Job, State
-from orchestrator.schedule import Schedule
+from orchestrator.scheduling.estimate import Estimate
+from orchestrator.scheduling.invariants import Invariants, InvariantViolated
+from orchestrator.scheduling.schedule import Schedule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,8 +22,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from orchestrator.cluster import Node
 from orchestrator.errors import Problem
-from orchestrator.grid_fields import Vocabulary
-from orchestrator.grid_yaml import Document, Path_, parse, read
+from orchestrator.grid.fields import Vocabulary
+from orchestrator.grid.strict_yaml import Document, Path_, parse, read
 from orchestrator.job import Accelerator, Job, Scalar
 
 NodesFor = Callable[[Sequence[Accelerator]], Sequence[Node]]
@@ -166,6 +166,6 @@ def parse_grid(content: bytes, file: str, *, vocabulary: Vocabulary | None = Non
 
 
 def _grid(document: Document, vocabulary: Vocabulary, nodes_for: NodesFor | None) -> Grid:
-    from orchestrator.grid_reader import GridReader
+    from orchestrator.grid.reader import GridReader
 
     return GridReader(document, vocabulary, nodes_for).read()

@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 
 from orchestrator.environment import GIT_COMMIT_VARIABLE, GIT_DIRTY_VARIABLE, git_state
 from orchestrator.errors import SubmitError
-from orchestrator.results_dir import VARIABLE as RESULTS_VARIABLE
+from orchestrator.results.directory import VARIABLE as RESULTS_VARIABLE
 
 DEFAULT_PORT = 8265
 _TIMEOUT_S = 5.0
@@ -81,7 +81,7 @@ class Submission:
             "env_vars": variables,
         }
         if not (self.working_dir / "orchestrator" / "__main__.py").exists():
-            here = Path(__file__).resolve().parent
+            here = Path(__file__).resolve().parents[1]
             environment["py_modules"] = [str(here), str(here.parent / "workloads")]
         return environment
 

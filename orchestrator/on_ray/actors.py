@@ -23,10 +23,10 @@ from typing import Any
 
 from orchestrator import __version__
 from orchestrator.attempt import Attempt, RankOutcome, WorkerInfo
-from orchestrator.card_process import CardProcess, Launch
 from orchestrator.executor import Progress
 from orchestrator.failure import Failure
-from orchestrator.process_server import end_process
+from orchestrator.worker.card_process import CardProcess, Launch
+from orchestrator.worker.process_server import end_process
 from workloads.devices import environment_for
 
 
@@ -74,7 +74,7 @@ class NodeAgent:
         log_name = f"process-server-{socket.gethostname()}-{os.getpid()}.log"
         with (logs / log_name).open("ab") as log:
             self._server = subprocess.Popen(
-                [sys.executable, "-m", "orchestrator.process_server", path, *preload],
+                [sys.executable, "-m", "orchestrator.worker.process_server", path, *preload],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
@@ -182,7 +182,7 @@ def _wait_for(path: str, server: subprocess.Popen[bytes], log: str) -> None:
     Raises:
         RuntimeError: it ended instead; the message has the end of its log.
     """
-    from orchestrator.card_process import tail_of
+    from orchestrator.worker.card_process import tail_of
 
     while not os.path.exists(path):
         if server.poll() is not None:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from orchestrator.grid_fields import Fault, shown
+from orchestrator.grid.fields import Fault, shown
 from orchestrator.job import Scalar
 
 MAX_JOBS = 1_000_000

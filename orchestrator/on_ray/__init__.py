@@ -1,0 +1,1 @@
+"""The only modules that import Ray: nodes, claimed cards, actors, the executor, submission."""

@@ -1,0 +1,1 @@
+"""Result rows on disk: the Arrow schema, immutable fragments, the store and its lock."""
