@@ -211,12 +211,12 @@ def _report(store: Store) -> None:
     """Tables, the page, and where everything is."""
     from rich.console import Console
 
-    from orchestrator.report import write_report
-    from orchestrator.report.summary import summarize
+    from orchestrator.report import read_summary, write_page
     from orchestrator.report.terminal import print_summary
 
-    print_summary(summarize(store.measurements()), Console(file=sys.stdout))
-    page = write_report(store)
+    summary, measurements = read_summary(store)
+    print_summary(summary, Console(file=sys.stdout))
+    page = write_page(store, summary, measurements)
     _say("")
     _say(f"page: {page.resolve()}")
     _say(f"rows: {store.tables_path.resolve()}")

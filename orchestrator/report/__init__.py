@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 from orchestrator.errors import StoreError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from orchestrator.measurement import Measurement
     from orchestrator.report.summary import Summary
     from orchestrator.results.store import Store
@@ -22,16 +24,24 @@ PAGE_NAME = "report.html"
 
 
 def write_report(store: Store) -> Path:
+    """Read a run and write its page; see ``write_page``.
+
+    Raises:
+        StoreError: the rows cannot be read, or the page cannot be written.
+    """
+    return write_page(store, *read_summary(store))
+
+
+def write_page(store: Store, summary: Summary, measurements: Sequence[Measurement]) -> Path:
     """Write the HTML page of a run beside its rows, and return its path.
 
     The page replaces an older one in a single step, so a reader never sees half of it.
 
     Raises:
-        StoreError: the rows cannot be read, or the page cannot be written.
+        StoreError: the page cannot be written.
     """
     from orchestrator.report.page import render
 
-    summary, measurements = read_summary(store)
     return write_aside(store.path / PAGE_NAME, render(summary, measurements))
 
 
