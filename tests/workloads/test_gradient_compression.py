@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -32,34 +31,16 @@ CASES: dict[str, dict[str, Any]] = {
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """What rank 0 measured in each case, all run in one gang of two processes."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     environment = os.environ | {
         "NIGHTGRID_CACHE": str(tmp_path_factory.mktemp("cache")),
         "PYTHONPATH": f"{ROOT}{os.pathsep}{HERE}",
         "OMP_NUM_THREADS": "1",
         "CUDA_VISIBLE_DEVICES": "",
     }
-    script, cases = str(HERE / "gang_rank.py"), json.dumps(CASES)
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, script, str(rank), "2", str(port), cases],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environment,
-        )
-        for rank in range(2)
-    ]
-    try:
-        outputs = [rank.communicate(timeout=240) for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    for rank, (_, stderr) in zip(ranks, outputs, strict=True):
-        assert rank.returncode == 0, stderr
-    found: dict[str, dict[str, Any]] = json.loads(outputs[0][0].splitlines()[-1])
+    command = [sys.executable, str(HERE / "gang_rank.py"), json.dumps([[2, CASES]])]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=240)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])[0][0]
     return found
 
 
