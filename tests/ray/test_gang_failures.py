@@ -31,7 +31,7 @@ experiments:
     precision: fp32
     batch_size: 2
     strategy: ddp
-    steps: 30
+    steps: 200
     samples: 64
     max_length: 48
     measure: {warmup: 1, time_limit_s: 600}
