@@ -136,12 +136,18 @@ class _PowerSgd:
             start_powerSGD_iter=_POWERSGD_START,
         )
         self._rank = rank
+        self._before: Any = None  # the exchange that was begun last
         self.exchanges = 0
 
     def exchange(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
         """For DDP's communication hook: the bucket's average over all ranks, some time later."""
         self.exchanges += 1
+        # An exchange goes on in callbacks. With two under way, ranks may begin their parts in
+        # different orders, and the backend pairs what does not belong together.
+        if self._before is not None:
+            self._before.wait()
         result: torch.futures.Future[torch.Tensor] = self._hook(self._state, bucket)
+        self._before = result
         return result
 
     def summary(self) -> str:
