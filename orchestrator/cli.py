@@ -31,7 +31,7 @@ COMMANDS: dict[str, str] = {
     "describe": "parameters, layers and memory of a model",
     "convert": "turn a ChatGLM3 checkpoint into one that transformers loads natively",
     "dataset": "lengths of a dataset, and a small sample of it",
-    "schema": "print the JSON Schema of grid files, or the columns of result tables",
+    "schema": "print the JSON Schema of grid files, the result columns, or the precisions",
 }
 
 

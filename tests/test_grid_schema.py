@@ -15,7 +15,7 @@ from orchestrator.errors import GridError
 from orchestrator.grid.fields import FIELD_NAMES
 from orchestrator.grid.json_schema import grid_schema, grid_schema_text
 from orchestrator.grid.model import load_grid
-from workloads.precision import PRECISIONS
+from workloads.precision import DEVICES, PRECISIONS
 from workloads.registry import WORKLOADS
 
 GRIDS = Path(__file__).resolve().parent.parent / "grids"
@@ -118,3 +118,12 @@ def test_the_command_prints_the_schema_and_the_columns(
     assert main(["schema", "results"]) == 0
     first_words = [line.split(" ")[0] for line in capsys.readouterr().out.splitlines()]
     assert set(column_names()) <= set(first_words)
+
+
+def test_every_precision_is_told_for_every_device(capsys: pytest.CaptureFixture[str]) -> None:
+    """`nightgrid schema precisions` is the one table, unsupported ones with their reason."""
+    assert main(["schema", "precisions"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    told = {tuple(line.split()[:2]) for line in lines}
+    assert told == {(p, d) for p in PRECISIONS for d in DEVICES}
+    assert any(line.startswith("int8   hpu   unsupported: ") for line in lines)

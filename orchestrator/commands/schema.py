@@ -1,4 +1,5 @@
-"""``nightgrid schema [grid|results]``: what may stand in a grid, what stands in result tables."""
+"""``nightgrid schema [grid|results|precisions]``: what may stand in a grid, what stands in result
+tables, and what each precision means on each device."""
 
 from __future__ import annotations
 
@@ -11,9 +12,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "of",
         nargs="?",
-        choices=("grid", "results"),
+        choices=("grid", "results", "precisions"),
         default="grid",
-        help="grid: JSON Schema of grid files (default); results: columns of result tables",
+        help="grid: JSON Schema of grid files (default); results: columns of result tables; "
+        "precisions: what each means on cpu, cuda and hpu, and what is unsupported",
     )
 
 
@@ -24,8 +26,19 @@ def run(args: argparse.Namespace) -> int:
 
         sys.stdout.write(grid_schema_text())
         return 0
-    _print_columns()
+    if args.of == "results":
+        _print_columns()
+    else:
+        _print_precisions()
     return 0
+
+
+def _print_precisions() -> None:
+    from workloads.precision import table
+
+    for row in table():
+        unsupported = "" if row.supported else "unsupported: "
+        print(f"{row.precision:<5}  {row.device:<5} {unsupported}{row.text}")
 
 
 def _print_columns() -> None:
