@@ -282,26 +282,33 @@ def test_a_checkpoint_with_a_slow_tokenizer_only(tmp_path: Path) -> None:
 # ------------------------------------------------------------------ data
 
 
+def _children() -> set[psutil.Process]:
+    """Processes below this one; those of other tests' fixtures may be among them."""
+    return set(psutil.Process().children(recursive=True))
+
+
 def test_worker_processes_make_the_batches(baseline: Result) -> None:
     """Two others do, in the same order, and none of them outlives the job."""
+    before = _children()
     result = train(learning_rate=1e-2, data_workers=2, prefetch_batches=1)
     assert result.details["data_workers"] == "2 processes made batches"
     assert losses(result) == pytest.approx(losses(baseline), rel=SAME)
-    for child in psutil.Process().children(recursive=True):
+    for child in _children() - before:
         child.wait(timeout=10)
 
 
 def test_workers_end_with_a_job_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     """However a job ends."""
+    before = _children()
 
     def fail(self: Any, training: Any, step: int) -> None:
-        assert psutil.Process().children(recursive=True)
+        assert _children() - before
         raise RuntimeError("in the middle")
 
     monkeypatch.setattr(MemoryRelease, "after_step", fail)
     with pytest.raises(RuntimeError, match="in the middle"):
         train(data_workers=2)
-    for child in psutil.Process().children(recursive=True):
+    for child in _children() - before:
         child.wait(timeout=10)
 
 
