@@ -31,19 +31,13 @@ docs/compare.md says how a change is called significant and which rows are not c
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `nightgrid compare`."""
-    from orchestrator.results.directory import default_results_dir
+    from orchestrator.commands.options import add_results_argument
 
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EPILOG
     parser.add_argument("before", metavar="RUN_A", help="the run to compare with")
     parser.add_argument("after", metavar="RUN_B", help="the run in question")
-    parser.add_argument(
-        "--results",
-        metavar="DIR",
-        type=Path,
-        default=default_results_dir(),
-        help="where runs lie (default: $NIGHTGRID_RESULTS, else ./results)",
-    )
+    add_results_argument(parser)
     parser.add_argument(
         "--fail-on-regression",
         metavar="SHARE",

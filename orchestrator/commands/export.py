@@ -6,7 +6,7 @@ import argparse
 import json
 from pathlib import Path
 
-from orchestrator.results.directory import default_results_dir
+from orchestrator.commands.options import add_results_argument, add_runs_argument
 
 TARGETS = ("datasets", "mlflow")
 
@@ -31,21 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "destination", metavar="DEST", help="datasets: a new directory; mlflow: a tracking URI"
     )
     parser.add_argument("--to", choices=TARGETS, required=True, help="what to write")
-    parser.add_argument(
-        "--results",
-        metavar="DIR",
-        type=Path,
-        default=default_results_dir(),
-        help="where runs lie (default: $NIGHTGRID_RESULTS, else ./results)",
-    )
-    parser.add_argument(
-        "--run",
-        metavar="NAME",
-        action="append",
-        dest="run_names",
-        default=[],
-        help="only this run; may be repeated (default: all)",
-    )
+    add_results_argument(parser)
+    add_runs_argument(parser)
     parser.add_argument("--json", action="store_true", help="say what was written as JSON")
 
 

@@ -6,10 +6,9 @@ import argparse
 import csv
 import json
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orchestrator.results.directory import default_results_dir
+from orchestrator.commands.options import add_results_argument, add_runs_argument
 
 if TYPE_CHECKING:
     from orchestrator.query import Answer
@@ -34,21 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EPILOG
     parser.add_argument("sql", metavar="SQL", help="one statement; - reads it from standard input")
-    parser.add_argument(
-        "--results",
-        metavar="DIR",
-        type=Path,
-        default=default_results_dir(),
-        help="where runs lie (default: $NIGHTGRID_RESULTS, else ./results)",
-    )
-    parser.add_argument(
-        "--run",
-        metavar="NAME",
-        action="append",
-        dest="run_names",
-        default=[],
-        help="only this run; may be repeated (default: all)",
-    )
+    add_results_argument(parser)
+    add_runs_argument(parser)
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="a JSON array of objects")
     form.add_argument("--csv", action="store_true", help="comma-separated values")
