@@ -15,6 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+from workloads.devices.telemetry import CardTelemetry
 from workloads.errors import CollectiveFailed, CompileFailed, WorkloadError
 
 #: An error class and the fragments of messages (lower case) that mean it.
@@ -57,6 +58,12 @@ class Device(ABC):
     @abstractmethod
     def environment(card_index: int, *, threads: int | None = None) -> dict[str, str]:
         """Variables for the process of this card, to be set before torch is imported. Pure."""
+
+    @staticmethod
+    def telemetry() -> Mapping[int, CardTelemetry]:
+        """All cards of this host by index, as ``environment`` counts them, asked from outside:
+        no card is acquired, torch is not imported. Empty where nothing can be found out."""
+        return {}
 
     @property
     def torch_device(self) -> str:
