@@ -34,6 +34,7 @@ EDGES = {
     "live",
     "on_ray",
     "results",
+    "running",
     "worker",
 }
 HEAVY = ("torch", "transformers", "ray", "pyarrow", "pydantic")

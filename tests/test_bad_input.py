@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from orchestrator.cli import main
-from orchestrator.commands.plan import planned_nodes
 from orchestrator.errors import GridError
 from orchestrator.grid.model import load_grid
+from orchestrator.running import planned_nodes
 
 TOP = "name: g\ndefaults: {workload: text-generation, model: tiny-chatglm3}\nexperiments:\n"
 ONE = TOP + "  - name: e\n"  # line 4; what follows is line 5

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,9 +11,6 @@ from typing import TYPE_CHECKING
 from orchestrator.results.directory import default_results_dir
 
 if TYPE_CHECKING:
-    from orchestrator.cluster import Node
-    from orchestrator.history import PastRow
-    from orchestrator.job import Accelerator
     from orchestrator.plan import Plan
 
 
@@ -53,31 +49,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
 
 
-def planned_nodes(accelerators: Sequence[Accelerator], emulate: str | None) -> list[Node]:
-    """The nodes to plan for when no cluster is at hand, given the kinds of card a grid names.
-
-    Raises:
-        ClusterError: the specification is not understood.
-    """
-    from orchestrator.cluster import assumed_servers, parse_emulation
-
-    if emulate is not None:
-        return parse_emulation(emulate, accelerators)
-    return assumed_servers(accelerators)
-
-
-def earlier_rows(results: Path, run: str) -> list[PastRow]:
-    """The rows of a run, oldest first; none if there is no such run yet. Reads only.
-
-    Raises:
-        StoreError: the rows cannot be read, or the name cannot be that of a run.
-    """
-    from orchestrator.results.store import Store
-
-    store = Store.open(results, run)
-    return store.history() if store.exists else []
-
-
 def plan_of(args: argparse.Namespace) -> Plan:
     """The plan for the command line's grid, nodes and results.
 
@@ -88,6 +59,7 @@ def plan_of(args: argparse.Namespace) -> Plan:
     """
     from orchestrator.grid.model import load_grid
     from orchestrator.planning import make_plan
+    from orchestrator.running import earlier_rows, planned_nodes
 
     grid = load_grid(args.grid, nodes_for=partial(planned_nodes, emulate=args.emulate))
     nodes = planned_nodes(grid.accelerators(), args.emulate)

@@ -14,7 +14,7 @@ from collections import Counter
 from random import Random
 from typing import TYPE_CHECKING
 
-from orchestrator.commands.plan import add_grid_arguments, earlier_rows, plan_of
+from orchestrator.commands.plan import add_grid_arguments, plan_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -51,6 +51,7 @@ def run(args: argparse.Namespace) -> int:
 
     from orchestrator.grid.model import load_grid
     from orchestrator.planning import estimator_for
+    from orchestrator.running import earlier_rows
     from orchestrator.scheduling.simulate import SimulationSettings, simulate
 
     plan = plan_of(args)

@@ -1,0 +1,266 @@
+"""One run of a grid, from the plan to the last row: `nightgrid run` and ``orchestrator.run``.
+
+Everything that can be refused is refused before anything starts. Started again, a run measures
+only what has no terminal row yet. Rows are safe as soon as they are announced.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from orchestrator.job import Accelerator, State
+from orchestrator.results.directory import default_results_dir
+
+if TYPE_CHECKING:
+    from orchestrator.cluster import Node
+    from orchestrator.driver import DriveResult
+    from orchestrator.grid.model import Grid
+    from orchestrator.history import PastRow
+    from orchestrator.plan import Plan
+    from orchestrator.results.store import Store
+    from orchestrator.session import Session
+
+Say = Callable[[str], None]
+
+_ANSWERED = {State.SUCCEEDED, State.OUT_OF_MEMORY, State.PRUNED, State.UNSUPPORTED}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """Where a grid is run, where its rows go, and what is measured again."""
+
+    results: Path = field(default_factory=default_results_dir)
+    name: str | None = None  # of the run; None: the grid's
+    emulate: str | None = None  # e.g. "2x8"; None: the Ray cluster, unless ``in_process``
+    address: str | None = None  # of the Ray cluster; None: RAY_ADDRESS
+    in_process: bool = False
+    card_memory_bytes: int | None = None  # of an emulated card; None: its share of this machine
+    retry_failed: bool = False
+    force: bool = False
+    quiet: bool = False  # show no progress
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOutcome:
+    """How it went. ``states`` has every job of the plan, and is empty when it was cut short."""
+
+    store: Store
+    plan: Plan
+    result: DriveResult
+    states: Mapping[str, State]
+
+    @property
+    def answered(self) -> bool:
+        """Whether every job has an answer: measured, or known not to fit or not to exist here."""
+        return self.result.finished and all(state in _ANSWERED for state in self.states.values())
+
+
+def run_grid(
+    source: Grid | str | os.PathLike[str], options: RunOptions, say: Say = lambda _: None
+) -> RunOutcome:
+    """Plan a grid and measure what has not been measured yet.
+
+    Args:
+        source: the grid, or its file.
+        options: where and how.
+        say: told what will happen and where rows lie, before it happens.
+
+    Raises:
+        GridError: the grid is refused.
+        ClusterError: there are no usable cards.
+        StoreError: results cannot be read or written, or another driver holds the run.
+    """
+    from orchestrator.results.store import Store
+
+    grid = _grid(source, options)
+    store = Store.open(options.results, options.name or grid.name)
+    with _session(options, grid) as session:
+        _plan(options, grid, session, store)  # refused here, nothing is created
+        with store:
+            # Once more under the lock: another driver may just have finished the same run.
+            plan = _plan(options, grid, session, store)
+            _announce(session, plan, store, say)
+            store.write_file("grid.yaml", grid.text)
+            result = _drive(options, session, plan, store, say)
+            states = final_states(plan, store.history()) if result.finished else {}
+    return RunOutcome(store=store, plan=plan, result=result, states=states)
+
+
+# ---------------------------------------------------------------- before
+
+
+def planned_nodes(accelerators: Sequence[Accelerator], emulate: str | None) -> list[Node]:
+    """The nodes to plan for when no cluster is at hand, given the kinds of card a grid names.
+
+    Raises:
+        ClusterError: the specification is not understood.
+    """
+    from orchestrator.cluster import assumed_servers, parse_emulation
+
+    if emulate is not None:
+        return parse_emulation(emulate, accelerators)
+    return assumed_servers(accelerators)
+
+
+def earlier_rows(results: Path, run: str) -> list[PastRow]:
+    """The rows of a run, oldest first; none if there is no such run yet. Reads only.
+
+    Raises:
+        StoreError: the rows cannot be read, or the name cannot be that of a run.
+    """
+    from orchestrator.results.store import Store
+
+    return _history(Store.open(results, run))
+
+
+def _grid(source: Grid | str | os.PathLike[str], options: RunOptions) -> Grid:
+    from orchestrator.grid.model import Grid, load_grid
+
+    if isinstance(source, Grid):
+        return source
+    # With emulated cards known, card counts are refused together with all else in the file.
+    nodes_for = partial(planned_nodes, emulate=options.emulate) if options.emulate else None
+    return load_grid(Path(source), nodes_for=nodes_for)
+
+
+def _session(options: RunOptions, grid: Grid) -> contextlib.AbstractContextManager[Session]:
+    from orchestrator import session
+    from orchestrator.errors import ClusterError
+
+    kinds = grid.accelerators()
+    if options.emulate is not None and (options.address or options.in_process):
+        raise ClusterError("--emulate cannot be combined with --address or --in-process")
+    if options.in_process:
+        return session.in_process_session(kinds)
+    if options.emulate is not None:
+        return session.emulated_session(options.emulate, kinds, options.card_memory_bytes)
+    return session.cluster_session(options.address, kinds)
+
+
+def _plan(options: RunOptions, grid: Grid, session: Session, store: Store) -> Plan:
+    from orchestrator.planning import make_plan
+
+    return make_plan(
+        grid,
+        session.nodes,
+        _history(store),
+        retry_failed=options.retry_failed,
+        force=options.force,
+    )
+
+
+def _history(store: Store) -> list[PastRow]:
+    return store.history() if store.exists else []
+
+
+def _announce(session: Session, plan: Plan, store: Store, say: Say) -> None:
+    """Say what will happen and where rows will lie, before it happens."""
+    from orchestrator.plan_text import nodes_text, summary_lines
+    from orchestrator.results.directory import inside_ray_job
+
+    say(f"Run {store.run}: grid {plan.grid_name}, {len(plan.jobs)} jobs")
+    say(f"cards: {nodes_text(plan.nodes)}")
+    for line in summary_lines(plan):
+        say(line)
+    passing = " (the working directory of a Ray job is thrown away)" if inside_ray_job() else ""
+    say(f"rows: {store.tables_path.resolve()}{passing}")
+    if store.taken_over_from is not None:
+        say(f"taken over from a driver that died: {store.taken_over_from}")
+
+
+# ---------------------------------------------------------------- while
+
+
+def _drive(
+    options: RunOptions, session: Session, plan: Plan, store: Store, say: Say
+) -> DriveResult:
+    """Run the plan on the session's executor, which is started only if anything is to run."""
+    from orchestrator.derive import measurement_of
+    from orchestrator.driver import Driver, StopSignal
+    from orchestrator.environment import provenance
+    from orchestrator.events import RecordRow
+    from orchestrator.in_process_executor import InProcessExecutor
+    from orchestrator.live import open_view
+    from orchestrator.measurement import Measurement
+    from orchestrator.plan import Action
+    from orchestrator.planning import estimator_for
+    from orchestrator.run_status import Board
+    from orchestrator.scheduling.schedule import Schedule, ScheduleSettings
+    from orchestrator.watchdog import Watchdog
+
+    invocation_id = uuid.uuid4().hex[:12]
+    origin = provenance()
+    board = Board(run=store.run, plan=plan, started_at=time.time())
+
+    def to_measurement(record: RecordRow) -> Measurement:
+        return measurement_of(
+            record,
+            run=store.run,
+            invocation_id=invocation_id,
+            recorded_at=time.time(),
+            provenance=origin,
+            nodes=board.nodes or plan.nodes,
+        )
+
+    # Signals are ours once the executor is open (Ray sets handlers of its own) and stay so until
+    # it is closed: an impatient Ctrl-C must not leave processes behind.
+    with contextlib.ExitStack() as signals, contextlib.ExitStack() as stack:
+        if any(planned.action is Action.RUN for planned in plan.jobs):
+            say(f"starting on {session.description} …")
+            executor = stack.enter_context(session.executor(store.run, store.path / "logs"))
+        else:
+            executor = stack.enter_context(contextlib.closing(InProcessExecutor([])))
+        stop = signals.enter_context(StopSignal().on_signals())
+        view = stack.enter_context(contextlib.closing(open_view(quiet=options.quiet)))
+        history = _history(store)
+        schedule = Schedule(
+            plan.jobs,
+            ScheduleSettings(),
+            estimator_for(history, plan.nodes),
+            attempts_before=attempts_before(history),
+        )
+        return Driver(
+            schedule=schedule,
+            executor=executor,
+            store=store,
+            to_measurement=to_measurement,
+            board=board,
+            view=view,
+            write_status=lambda text: store.write_file("status.json", text),
+            # Of this very process it could end only all.
+            watchdog=None if options.in_process else Watchdog(),
+            stop=stop,
+        ).drive()
+
+
+def attempts_before(history: Sequence[PastRow]) -> dict[str, int]:
+    """The number of the last attempt at each job that has rows: the next one goes on from it."""
+    numbers: dict[str, int] = {}
+    for row in history:
+        numbers[row.job_id] = max(row.attempt_number, numbers.get(row.job_id, 0))
+    return numbers
+
+
+# ---------------------------------------------------------------- after
+
+
+def final_states(plan: Plan, history: Sequence[PastRow]) -> dict[str, State]:
+    """How each job of the plan stands: the state of its newest final row on the same footing."""
+    # A kind of card that is not there is not emulated either: its rows say so.
+    emulated = dict.fromkeys(Accelerator, False)
+    emulated |= {node.accelerator: node.emulated for node in plan.nodes}
+    newest = {(row.job_id, row.emulated): row.state for row in history if row.final}
+    states = {}
+    for planned in plan.jobs:
+        job = planned.job
+        key = (job.job_id, emulated[job.accelerator])
+        states[job.job_id] = newest.get(key, State.NOT_STARTED)
+    return states
