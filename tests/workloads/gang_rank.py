@@ -44,6 +44,8 @@ def measured(settings: dict[str, Any], rank: int, world_size: int, collective: A
         "losses": finetuning_cases.losses(result),
         "items": sum(sample.items for sample in result.samples),
         "tokens": sum(sample.input_tokens for sample in result.samples),
+        "communication_s": [sample.communication_s for sample in result.samples],
+        "wall_s": [sample.wall_s for sample in result.samples],
         "details": dict(result.details),
         "trainable": result.trainable_parameter_count,
     }

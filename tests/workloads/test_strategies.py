@@ -144,6 +144,9 @@ def check(
     assert expected[-1] < 0.95 * expected[0]  # else any curve would do
     assert sum(rank[name]["items"] for rank in ranks) == GLOBAL_BATCH * len(expected)
     assert len({rank[name]["trainable"] for rank in ranks}) == 1
+    for rank in ranks:  # what cards waited for each other is a part of each step
+        waited = zip(rank[name]["communication_s"], rank[name]["wall_s"], strict=True)
+        assert all(0 < seconds < whole for seconds, whole in waited)
 
 
 @pytest.mark.slow

@@ -65,6 +65,12 @@ class Device(ABC):
         no card is acquired, torch is not imported. Empty where nothing can be found out."""
         return {}
 
+    @staticmethod
+    def occupied(card_index: int) -> str | None:
+        """Why no process should take this card now, asked from outside as ``telemetry`` is; None
+        where it is free, and where nothing can be found out."""
+        return None
+
     @property
     def torch_device(self) -> str:
         """What tensors are moved to; a process sees one card, so its index is always 0."""

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import gc
 import importlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from workloads.devices import hl_smi, hlml
 from workloads.devices.base import (
     HOST_ALLOCATOR_TEXTS,
     Device,
@@ -22,6 +23,7 @@ from workloads.devices.base import (
     command_output,
     headline,
 )
+from workloads.devices.telemetry import CardTelemetry
 from workloads.errors import CardNotAcquired, CollectiveFailed, CompileFailed, OutOfMemory
 
 #: In this order: a failed acquire also says "Generic failure", as a failed compilation does.
@@ -87,6 +89,14 @@ class HpuDevice(Device):
         if recipe_cache is not None:
             variables["PT_HPU_RECIPE_CACHE_CONFIG"] = f"{recipe_cache},false,1024"
         return variables
+
+    @staticmethod
+    def telemetry() -> Mapping[int, CardTelemetry]:
+        return hlml.telemetry() or hl_smi.telemetry()  # the tool knows no energy
+
+    @staticmethod
+    def occupied(card_index: int) -> str | None:
+        return hl_smi.occupied(card_index)
 
     def device_name(self) -> str:
         return str(_bridge().get_device_name())

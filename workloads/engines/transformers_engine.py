@@ -30,6 +30,7 @@ from workloads.api import Request
 from workloads.devices.base import Device
 from workloads.engines.base import Generated
 from workloads.errors import BadConfiguration, DataMissing, Unsupported
+from workloads.models import remote_code
 from workloads.models.loading import ModelSource, encode_prompt, load_tokenizer, open_model
 from workloads.training import adapters
 from workloads.weights import ModelWeights
@@ -153,6 +154,8 @@ def load(request: Request, device: Device) -> TransformersEngine:
     model.generation_config = GenerationConfig(pad_token_id=pad_token_id)
     found_weights = weights.inspect(model, request.precision, device.name)
     details = {"attention": attention, "architecture": type(model).__name__}
+    if source.remote_code:
+        details["remote_code"] = "allowed"
     if request.parameters.get("adapter"):
         details["adapter"] = adapters.attach(model, str(request.parameters["adapter"]))
     if int(request.parameters.get("tensor_parallel") or 1) > 1:
@@ -194,8 +197,10 @@ def _check_attention(attention: str, device: Device) -> None:
 
 def _config(source: ModelSource) -> Any:
     try:
-        return AutoConfig.from_pretrained(source.path)
+        return AutoConfig.from_pretrained(source.path, trust_remote_code=source.remote_code)
     except (OSError, ValueError) as error:
+        if refusal := remote_code.refusal(source.entry.name, error):
+            raise refusal from error
         raise DataMissing(
             f"transformers cannot read the model in {source.path}: {error}"
         ) from error
@@ -204,7 +209,11 @@ def _config(source: ModelSource) -> Any:
 def _from_pretrained(source: ModelSource, attention: str, arguments: Mapping[str, Any]) -> Any:
     try:
         return AutoModelForCausalLM.from_pretrained(
-            source.path, attn_implementation=attention, **arguments
+            source.path,
+            attn_implementation=attention,
+            trust_remote_code=source.remote_code,
+            weights_only=True,
+            **arguments,
         )
     except OSError as error:  # a file is missing or cut short
         raise DataMissing(f"cannot load the model in {source.path}: {error}") from error

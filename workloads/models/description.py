@@ -173,7 +173,7 @@ def build_on_meta(config: Mapping[str, Any]) -> Any:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(config), encoding="utf-8")
         try:
-            loaded = AutoConfig.from_pretrained(folder)
+            loaded = AutoConfig.from_pretrained(folder, trust_remote_code=False)
             with torch.device("meta"):
                 return AutoModelForCausalLM.from_config(loaded)
         except (ValueError, KeyError, TypeError, AttributeError) as error:

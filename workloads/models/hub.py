@@ -108,19 +108,19 @@ def _meaning(code: int) -> str:
     return f"answers with HTTP {code}"
 
 
-def download(model_id: str) -> Path:
-    """Fetch a model's snapshot into the hub's cache.
+def download(model_id: str, *, with_code: bool = False) -> Path:
+    """Fetch a model's snapshot into the hub's cache; its Python files only ``with_code``.
 
     Raises:
         DataMissing: it cannot be fetched; carries the client's words.
     """
     from huggingface_hub import snapshot_download
 
+    patterns = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
+    if with_code:
+        patterns.append("*.py")
     try:
-        path = snapshot_download(
-            model_id,
-            allow_patterns=["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"],
-        )
+        path = snapshot_download(model_id, allow_patterns=patterns)
         if not any(Path(path).glob("*.safetensors")):
             path = snapshot_download(model_id, allow_patterns=["*.bin"])
     except Exception as error:  # the client has no one base class over all of 0.36 to 1.x

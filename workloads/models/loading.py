@@ -12,7 +12,7 @@ from typing import Any
 
 from workloads.cache import cached_directory
 from workloads.errors import DataMissing
-from workloads.models import hub
+from workloads.models import hub, remote_code
 from workloads.models.catalog import TINY, ModelEntry, find_model
 from workloads.models.prompt import encode_prompt
 
@@ -26,6 +26,7 @@ class ModelSource:
     path: str
     random_weights: bool
     entry: ModelEntry
+    remote_code: bool = False  # whether the model's own Python files may be run
 
 
 def open_model(name: str, *, allow_original: bool = False) -> ModelSource:
@@ -42,10 +43,11 @@ def open_model(name: str, *, allow_original: bool = False) -> ModelSource:
         BadConfiguration: its layout is one that transformers does not load.
     """
     entry = find_model(name, allow_original=allow_original)
+    own_code = remote_code.allowed(name)
     if entry.kind == "directory":
         path = Path(entry.location)
     elif entry.kind == "hub":
-        path = Path(entry.location) if entry.location != entry.name else hub.download(entry.name)
+        path = Path(entry.location) if entry.location != entry.name else hub.download(entry.name, with_code=own_code)
     elif entry.name == TINY:
         from workloads.models import tiny_chatglm3
 
@@ -55,7 +57,12 @@ def open_model(name: str, *, allow_original: bool = False) -> ModelSource:
 
         file = Path(entry.location)
         path = cached_directory(smollm2.cache_key(file), lambda to: smollm2.build(file, to))
-    return ModelSource(path=str(path), random_weights=entry.random_weights, entry=entry)
+    return ModelSource(
+        path=str(path),
+        random_weights=entry.random_weights,
+        entry=entry,
+        remote_code=own_code,
+    )
 
 
 def load_tokenizer(source: ModelSource, **arguments: Any) -> Any:
@@ -67,6 +74,7 @@ def load_tokenizer(source: ModelSource, **arguments: Any) -> Any:
 
     Raises:
         DataMissing: the directory has no tokenizer.
+        BadConfiguration: it would run code that comes with the model, which was not allowed.
     """
     from transformers import AutoTokenizer
 
@@ -76,7 +84,14 @@ def load_tokenizer(source: ModelSource, **arguments: Any) -> Any:
             f"{source.path} has no tokenizer.json; a converted ChatGLM3 gets one when "
             "tokenizer.model lies beside its weights: put it there and convert again"
         )
-    tokenizer = AutoTokenizer.from_pretrained(source.path, **arguments)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(
+            source.path, trust_remote_code=source.remote_code, **arguments
+        )
+    except ValueError as error:
+        if refusal := remote_code.refusal(source.entry.name, error):
+            raise refusal from error
+        raise
     tokenizer.padding_side = "left"  # a decoder continues at the right end
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token

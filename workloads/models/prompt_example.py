@@ -88,7 +88,7 @@ def _from_directory(directory: Path | None) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(str(directory))
+        return AutoTokenizer.from_pretrained(str(directory), trust_remote_code=False)
     except (OSError, ValueError, KeyError, TypeError):
         return None  # a config by itself
 

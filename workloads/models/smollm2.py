@@ -54,7 +54,11 @@ def _load(gguf_file: Path) -> Any:
     unpack = getattr(transformers, "GgufConfig", None)
     extra = {"quantization_config": unpack(dequantize=True)} if unpack else {}
     model = transformers.AutoModelForCausalLM.from_pretrained(
-        str(gguf_file.parent), gguf_file=gguf_file.name, torch_dtype=torch.bfloat16, **extra
+        str(gguf_file.parent),
+        gguf_file=gguf_file.name,
+        torch_dtype=torch.bfloat16,
+        trust_remote_code=False,
+        **extra,
     )
     model.config.quantization_config = None  # else saving refuses: it is not quantised any more
     return model
@@ -64,7 +68,9 @@ def write_tokenizer(gguf_file: Path, directory: Path) -> None:
     """Write tokenizer.json, and a tokenizer_config.json that transformers 4.55 and 5 both load."""
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(str(gguf_file.parent), gguf_file=gguf_file.name)
+    tokenizer = AutoTokenizer.from_pretrained(
+        str(gguf_file.parent), gguf_file=gguf_file.name, trust_remote_code=False
+    )
     tokenizer.backend_tokenizer.save(str(directory / "tokenizer.json"))
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from workloads.errors import BadConfiguration, Unsupported
+from workloads.parallel.exchange import Stamped
 from workloads.techniques.base import Training
 
 
@@ -67,6 +68,11 @@ def start(training: Training, config: Mapping[str, Any]) -> None:
             f"DeepSpeed runs ZeRO {engine.zero_optimization_stage()} instead of {stage}"
         )
     training.wrapper, training.optimizer = engine, optimizer
+    exchange = Stamped(training.device)
+    training.ending.enter_context(
+        exchange.watch(importlib.import_module("deepspeed.comm.comm").cdb)
+    )
+    training.exchanges.append(exchange)
     # Losses are divided by the tokens of the whole step already.
     training.backward = lambda loss: engine.backward(loss, scale_wrt_gas=False)
     training.update = engine.step

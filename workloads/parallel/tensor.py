@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +24,7 @@ import torch.distributed as dist
 from torch import nn
 
 from workloads.errors import Unsupported
+from workloads.parallel.exchange import Stamped
 from workloads.parallel.layout import Groups, Layout
 from workloads.parallel.tensor_rules import split_problem
 
@@ -51,6 +53,11 @@ class Part:
     group: Any
     rank: int
     size: int
+    exchange: Stamped | None = None  # gets the time of every collective in the group
+
+    def timed(self) -> AbstractContextManager[None]:
+        """Around a collective."""
+        return self.exchange.timed() if self.exchange else nullcontext()
 
     def rows(self, total: int, fused: int = 1) -> torch.Tensor:
         """Positions of this rank, of ``total`` rows that are ``fused`` layers in one."""
@@ -61,14 +68,16 @@ class Part:
 
 def _summed(tensor: torch.Tensor, part: Part) -> torch.Tensor:
     tensor = tensor.contiguous().clone()
-    dist.all_reduce(tensor, group=part.group)
+    with part.timed():
+        dist.all_reduce(tensor, group=part.group)
     return tensor
 
 
 def _gathered(tensor: torch.Tensor, part: Part) -> torch.Tensor:
     tensor = tensor.contiguous()
     pieces = [torch.empty_like(tensor) for _ in range(part.size)]
-    dist.all_gather(pieces, tensor, group=part.group)
+    with part.timed():
+        dist.all_gather(pieces, tensor, group=part.group)
     return torch.cat(pieces, dim=-1)
 
 
@@ -150,7 +159,7 @@ class RowLinear(nn.Linear):
         return output if self.bias is None else output + self.bias  # once, not once a rank
 
 
-def split(model: Any, layout: Layout, groups: Groups) -> str:
+def split(model: Any, layout: Layout, groups: Groups, exchange: Stamped | None = None) -> str:
     """Split a model that is whole on every rank, in place; what was done, for the row.
 
     Raises:
@@ -159,7 +168,7 @@ def split(model: Any, layout: Layout, groups: Groups) -> str:
     problem = split_problem(vars(model.config), layout.tensor)
     if problem:
         raise Unsupported(problem)
-    part = Part(group=groups.tensor, rank=layout.tensor_rank, size=layout.tensor)
+    part = Part(group=groups.tensor, rank=layout.tensor_rank, size=layout.tensor, exchange=exchange)
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     done = 0
     for name, (kind, whole, fused) in _plan(base).items():

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from workloads.api import Phase
     from workloads.devices.base import Device
+    from workloads.parallel.exchange import Exchange
     from workloads.training.samples import TrainingSample
 
 
@@ -150,6 +151,8 @@ class Training:
     wrapper: Any = None
     #: Entered by all ranks together to see what is trained whole, where cards have parts of it.
     gathered: Callable[[], AbstractContextManager[Any]] = nullcontext
+    #: The ways in which the cards exchange what they computed.
+    exchanges: list[Exchange] = field(default_factory=list)
     compile_s: float = 0.0  # spent on compiling before the first step
     enter_phase: Callable[[Phase], None] = lambda phase: None
     ending: ExitStack = field(default_factory=ExitStack)

@@ -142,9 +142,13 @@ class Strategy(Technique):
         training.details["data_parallel"] = str(layout.data_size)
         training.details["tensor_parallel"] = str(layout.tensor)
         if layout.tensor > 1:
+            from workloads.parallel.exchange import Stamped
             from workloads.parallel.tensor import split
 
-            training.details["tensor_parallel_plan"] = split(training.model, layout, groups)
+            exchange = Stamped(training.device)
+            training.exchanges.append(exchange)
+            plan = split(training.model, layout, groups, exchange)
+            training.details["tensor_parallel_plan"] = plan
         if layout.data_size > 1 and self.strategy not in _ZERO:
             _ddp(training, groups.data)
 
@@ -175,6 +179,8 @@ def _ddp(training: Training, group: Any) -> None:
     """Average gradients over ``group`` while they are computed."""
     from torch.nn.parallel import DistributedDataParallel
 
+    from workloads.parallel.exchange import Overlapped
+
     wrapper = DistributedDataParallel(
         training.model, process_group=group, broadcast_buffers=False, gradient_as_bucket_view=True
     )
@@ -183,4 +189,5 @@ def _ddp(training: Training, group: Any) -> None:
         return contextlib.nullcontext() if last else wrapper.no_sync()
 
     training.wrapper = wrapper
+    training.exchanges.append(Overlapped(wrapper))
     training.around_micro_batch.append(exchange)

@@ -8,6 +8,7 @@ from typing import Any
 from workloads import precision as precisions
 from workloads import weights
 from workloads.errors import BadConfiguration, DataMissing, Unsupported
+from workloads.models import remote_code
 from workloads.models.loading import ModelSource, load_tokenizer, open_model
 from workloads.techniques.base import Loading
 
@@ -41,11 +42,20 @@ def load_base(name: str, precision: str, loading: Loading) -> BaseModel:
         raise Unsupported(f"{precision}: {lacking}")
     source = open_model(name)
     try:
-        weights.check_shapes(AutoConfig.from_pretrained(source.path), precision, device.name)
-        model: Any = AutoModelForCausalLM.from_pretrained(source.path, **loading.model_arguments)
+        own_code = source.remote_code
+        config = AutoConfig.from_pretrained(source.path, trust_remote_code=own_code)
+        weights.check_shapes(config, precision, device.name)
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            source.path,
+            trust_remote_code=own_code,
+            weights_only=True,
+            **loading.model_arguments,
+        )
     except OSError as error:  # a file is missing or cut short
         raise DataMissing(f"cannot load the model in {source.path}: {error}") from error
     except ValueError as error:
+        if refusal := remote_code.refusal(source.entry.name, error):
+            raise refusal from error
         text = str(error)
         if "Unrecognized configuration class" in text:
             raise BadConfiguration(

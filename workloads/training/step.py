@@ -113,6 +113,9 @@ class Steps:
             "optimizer_s": [],
         }
 
+        for exchange in training.exchanges:
+            exchange.begin_step()
+
         @contextlib.contextmanager
         def timed(part: str) -> Iterator[None]:
             began = device.stamp()
@@ -151,6 +154,7 @@ class Steps:
                 input_tokens=step.real_tokens if self._data.counted else 0,
                 computed_tokens=step.computed_tokens,
                 loss=sum(float(loss) for loss in losses),
+                communication_s=_sum([one.waited_s() for one in training.exchanges]),
                 **shares,
             )
 
@@ -190,6 +194,10 @@ class Steps:
 
 
 def _seconds(device: Device, pairs: Sequence[tuple[Any, Any]]) -> float | None:
-    times = [device.seconds_between(earlier, later) for earlier, later in pairs]
+    return _sum([device.seconds_between(earlier, later) for earlier, later in pairs])
+
+
+def _sum(times: Sequence[float | None]) -> float | None:
+    """None where there are none, or one is not known."""
     known = [time for time in times if time is not None]
     return sum(known) if known and len(known) == len(times) else None
