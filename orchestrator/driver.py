@@ -230,6 +230,7 @@ class Driver:
         measurement = self.to_measurement(command)
         self._patiently("the store", lambda: self.store.append(measurement), StoreError)
         self.board.did(command, self.clock())
+        self.board.measured(command, measurement)
         if command.attempt is not None:  # the others are many at a time: see ``unrun_lines``
             self.view.line(row_line(command, measurement, self.board))
 

@@ -2,7 +2,7 @@
 
 `ray job logs` and log files want one line an event and no control codes; a person at a terminal
 wants bars, the cards and the time left. Both are drawn from the same ``RunStatus`` and the same
-events by pure functions; the two views only write.
+events by pure functions; the views only write. What needs a terminal is in ``live_display.py``.
 """
 
 from __future__ import annotations
@@ -11,21 +11,16 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol, TextIO
+from typing import Protocol, TextIO
 
 from orchestrator.events import Event, NodeJoined, NodeLeft, RecordRow, StopRequested, WorkerStopped
 from orchestrator.job import State
 from orchestrator.measurement import Measurement
 from orchestrator.run_status import Board, RunStatus
 
-if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
-
-#: Seconds between summary lines in a log.
-SUMMARY_INTERVAL_S = 30.0
+#: Seconds between summary lines in a log: often enough to see life, seldom enough to read a night.
+SUMMARY_INTERVAL_S = 120.0
 REASON_LENGTH = 160
-_GOOD = {State.SUCCEEDED.value, "reused"}
-_EXPECTED = {State.UNSUPPORTED.value, State.PRUNED.value, State.OUT_OF_MEMORY.value}
 
 
 class View(Protocol):
@@ -58,18 +53,29 @@ def summary_line(status: RunStatus) -> str:
     """Counts, cards, time: one line."""
     parts = [f"{status.done}/{status.total} jobs"]
     parts += [f"{count} {state}" for state, count in sorted(status.counts.items()) if count]
-    busy = sum(1 for card in status.cards if card.attempt_id)
     starting = sum(1 for card in status.cards if card.phase == "starting")
     emulated = " emulated" if status.emulated else ""
-    parts.append(f"{busy}/{len(status.cards)}{emulated} cards busy")
+    parts.append(f"{status.busy}/{len(status.cards)}{emulated} cards busy")
     if starting:
         parts.append(f"{starting} starting")
+    parts += rate_texts(status)
     parts.append(f"{duration(status.at - status.started_at)} so far")
     if status.eta_s and not status.finished:
         parts.append(f"about {duration(status.eta_s)} left")
     if status.stopping:
         parts.append(f"stopping: {status.stopping}")
     return " | ".join(parts)
+
+
+def rate_texts(status: RunStatus) -> list[str]:
+    """``1,204 tokens/s (12 jobs)`` for each unit, and the jobs by the hour; empty at first."""
+    texts = []
+    for rate in status.rates:
+        jobs = "1 job" if rate.jobs == 1 else f"{rate.jobs} jobs"
+        texts.append(f"{_three_digits(rate.per_s)} {rate.unit} ({jobs})")
+    if status.jobs_per_h is not None:
+        texts.append(f"{_three_digits(status.jobs_per_h)} jobs/h")
+    return texts
 
 
 def event_line(event: Event, board: Board) -> str | None:
@@ -104,7 +110,7 @@ def row_line(command: RecordRow, measurement: Measurement, board: Board) -> str:
         words.append(f"on {where}")
     words.append(f": {_figure(measurement)}" if measurement.metrics.throughput else "")
     if command.reason and command.state is not State.SUCCEEDED:
-        words.append(f": {_shortened(command.reason)}")
+        words.append(f": {shortened(command.reason)}")
     return " ".join(word for word in words if word).replace(" : ", ": ")
 
 
@@ -117,53 +123,15 @@ def unrun_lines(commands: Sequence[RecordRow], board: Board) -> list[str]:
     lines = []
     for (state, reason), group in groups.items():
         what = group[0].job.label if len(group) == 1 else f"{len(group)} jobs"
-        end = f": {_shortened(reason)}" if reason else ""
+        end = f": {shortened(reason)}" if reason else ""
         lines.append(f"[{board.done}/{board.total}] {state.value:<13} {what}{end}")
     return lines
 
 
-def render(status: RunStatus) -> RenderableType:
-    """The live display: a bar, the counts, and a line for each card that has a worker."""
-    from rich.console import Group
-    from rich.progress_bar import ProgressBar
-    from rich.table import Table
-    from rich.text import Text
-
-    bar = Table.grid(padding=(0, 1))
-    bar.add_row(
-        Text(status.run, style="bold"),
-        ProgressBar(total=max(1, status.total), completed=status.done, width=40),
-        Text(_times(status)),
-    )
-    counts = Text()
-    for state, count in sorted(status.counts.items()):
-        counts.append(f"{count} {state}  ", style=_style(state))
-    if status.emulated:
-        counts.append("EMULATED CARDS", style="magenta")
-    cards = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for header in ("card", "phase", "for", "job"):
-        cards.add_column(header, no_wrap=True)
-    for card in status.cards:
-        if card.worker_id:
-            style = "" if card.job else "dim"
-            words = (card.card, card.phase, duration(card.phase_age_s), card.job)
-            # Text, since a plain string would have its [brackets] taken for markup.
-            cards.add_row(*(Text(word) for word in words), style=style)
-    parts: list[RenderableType] = [bar, counts, cards]
-    if status.stopping:
-        parts.append(Text(f"stopping: {status.stopping}", style="yellow"))
-    return Group(*parts)
-
-
-def _shortened(reason: str) -> str:
+def shortened(reason: str) -> str:
     """A reason on one line; the report and the row have it whole."""
     line = " ".join(reason.split())
     return line if len(line) <= REASON_LENGTH else line[: REASON_LENGTH - 1] + "…"
-
-
-def _times(status: RunStatus) -> str:
-    left = f", about {duration(status.eta_s)} left" if status.eta_s else ""
-    return f"{status.done}/{status.total}  {duration(status.at - status.started_at)}{left}"
 
 
 def _figure(measurement: Measurement) -> str:
@@ -174,17 +142,16 @@ def _figure(measurement: Measurement) -> str:
     return text
 
 
+def _three_digits(value: float) -> str:
+    """``1,204``, ``31.5``, ``0.84``: figures of progress, not of a result."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
 def _emulated_note(emulated: bool, kind: str) -> str:
     return " (emulated)" if emulated and "emulated" not in kind else ""
 
 
-def _style(state: str) -> str:
-    if state in _GOOD:
-        return "green"
-    return "yellow" if state in _EXPECTED else "red"
-
-
-# ---------------------------------------------------------------- the two shells
+# ---------------------------------------------------------------- the plain views
 
 
 class PlainView:
@@ -199,7 +166,7 @@ class PlainView:
         """Print one event."""
         clock = time.strftime("%H:%M:%S")
         try:
-            print(f"{clock} {_printable(text)}", file=self._stream, flush=True)
+            print(f"{clock} {printable(text)}", file=self._stream, flush=True)
         except BrokenPipeError:  # nobody reads any more, which is no reason to stop measuring
             os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
 
@@ -213,31 +180,6 @@ class PlainView:
 
     def close(self) -> None:
         """Nothing to leave behind."""
-
-
-class TerminalView:
-    """Lines scroll above a display that is redrawn in place."""
-
-    def __init__(self, console: Console) -> None:
-        from rich.live import Live
-
-        self._console = console
-        self._live = Live(console=console, auto_refresh=False, transient=True)
-        self._live.start()
-
-    def line(self, text: str) -> None:
-        """Print one event above the display."""
-        from rich.text import Text
-
-        self._console.print(Text(f"{time.strftime('%H:%M:%S')} {_printable(text)}"))
-
-    def show(self, status: RunStatus) -> None:
-        """Redraw."""
-        self._live.update(render(status), refresh=True)
-
-    def close(self) -> None:
-        """Remove the display."""
-        self._live.stop()
 
 
 class QuietView:
@@ -262,9 +204,11 @@ def open_view(*, quiet: bool = False, stream: TextIO | None = None) -> View:
         return PlainView(stream)
     from rich.console import Console
 
+    from orchestrator.live_display import TerminalView
+
     return TerminalView(Console(file=stream))
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """Text of jobs and errors may hold anything; a log line holds no control characters."""
     return "".join(char if char.isprintable() else " " for char in text)

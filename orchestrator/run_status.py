@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections import Counter
+from collections import Counter, defaultdict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from orchestrator.cluster import Card, Node
 from orchestrator.events import (
@@ -30,9 +31,17 @@ from orchestrator.events import (
     WorkerStopped,
 )
 from orchestrator.executor import Progress
+from orchestrator.job import State
+from orchestrator.measurement import Measurement
 from orchestrator.plan import Action, Plan
 
 STATUS_VERSION = 1
+#: Of the failures, the last ones are kept word for word; all are counted.
+KEPT_FAILURES = 5
+REASON_LENGTH = 400
+_FAILED = (State.FAILED, State.TIMED_OUT, State.LOST)
+
+_Record = TypeVar("_Record")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +54,31 @@ class CardStatus:
     phase_age_s: float = 0.0
     job: str = ""
     attempt_id: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rate:
+    """What finished jobs achieved while they were timed: their work over their time.
+
+    Tokens and training samples are never added up: there is one of these for each unit.
+    """
+
+    unit: str  # "tokens/s" or "samples/s"
+    per_s: float
+    jobs: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailedAttempt:
+    """An attempt that came to nothing, whether or not it is tried again."""
+
+    at: float  # seconds since the epoch
+    job: str
+    state: str  # FAILED, TIMED_OUT or LOST
+    failure_class: str
+    reason: str
+    card: str  # its first one
+    final: bool  # it is not tried again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +97,21 @@ class RunStatus:
     eta_s: float | None  # None when unknown
     stopping: str = ""  # the reason, once an end was asked for
     finished: bool = False
+    jobs_run: int = 0  # terminal after at least one attempt, in this invocation
+    rates: tuple[Rate, ...] = ()
+    failures: tuple[FailedAttempt, ...] = ()  # the last ones, newest first
+    failure_counts: Mapping[str, int] = field(default_factory=dict)  # attempts by failure class
+
+    @property
+    def jobs_per_h(self) -> float | None:
+        """Jobs that were run, by the hour; None before the first is done."""
+        elapsed_s = self.at - self.started_at
+        return 3600 * self.jobs_run / elapsed_s if self.jobs_run and elapsed_s > 0 else None
+
+    @property
+    def busy(self) -> int:
+        """Cards with an attempt on them."""
+        return sum(1 for card in self.cards if card.attempt_id)
 
     @property
     def running(self) -> int:
@@ -75,7 +124,7 @@ class RunStatus:
 
     @classmethod
     def from_json(cls, text: str) -> RunStatus:
-        """Read ``status.json`` back.
+        """Read ``status.json`` back, leaving out what another version of this program added.
 
         Raises:
             ValueError: it is not JSON, of another version, or lacks a field.
@@ -85,10 +134,19 @@ class RunStatus:
             version = values.pop("version")
             if version != STATUS_VERSION:
                 raise ValueError(f"status version {version}; this program reads {STATUS_VERSION}")
-            values["cards"] = tuple(CardStatus(**card) for card in values["cards"])
-            return cls(**values)
+            values["cards"] = tuple(_known(CardStatus, card) for card in values["cards"])
+            values["rates"] = tuple(_known(Rate, rate) for rate in values.get("rates", ()))
+            failures = values.get("failures", ())
+            values["failures"] = tuple(_known(FailedAttempt, failure) for failure in failures)
+            return _known(cls, values)
         except (KeyError, TypeError) as error:
             raise ValueError(f"not a run's status: {error}") from error
+
+
+def _known(kind: type[_Record], values: Mapping[str, Any]) -> _Record:
+    """The record from those values that it has a field for."""
+    names = {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    return kind(**{name: value for name, value in values.items() if name in names})
 
 
 @dataclass(slots=True)
@@ -118,6 +176,13 @@ class Board:
     _card_s_to_do: float = 0.0
     _card_s_done: float = 0.0
     _attempts: int = 0
+    _jobs_run: int = 0
+    # By unit: tokens or samples, the seconds that they took, and the jobs that did them.
+    _work: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    _timed_s: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    _timed_jobs: Counter[str] = field(default_factory=Counter)
+    _failures: deque[FailedAttempt] = field(default_factory=lambda: deque(maxlen=KEPT_FAILURES))
+    _failure_counts: Counter[str] = field(default_factory=Counter)
     _stopping: str = ""
     _finished: bool = False
 
@@ -191,8 +256,32 @@ class Board:
         elif isinstance(command, RecordRow) and command.final:
             self._counts[command.state.value] += 1
             self._card_s_done += self._estimates.pop(command.job.job_id, 0.0)
+            self._jobs_run += command.attempt is not None
         elif isinstance(command, RunFinished):
             self._finished = True
+
+    def measured(self, row: RecordRow, measurement: Measurement) -> None:
+        """Take note of the row that an attempt left."""
+        metrics, attempt = measurement.metrics, row.attempt
+        if measurement.failure_class:
+            self._failure_counts[measurement.failure_class] += 1
+        if row.state in _FAILED and attempt is not None:
+            self._failures.appendleft(
+                FailedAttempt(
+                    at=measurement.recorded_at or 0.0,
+                    job=attempt.job.label,
+                    state=row.state.value,
+                    failure_class=measurement.failure_class or "",
+                    reason=" ".join(row.reason.split())[:REASON_LENGTH],
+                    card=self.card_name(attempt.cards[0]),
+                    final=row.final,
+                )
+            )
+        if row.state is State.SUCCEEDED and row.final and metrics.throughput and metrics.measure_s:
+            unit = metrics.throughput_unit
+            self._work[unit] += metrics.throughput * metrics.measure_s
+            self._timed_s[unit] += metrics.measure_s
+            self._timed_jobs[unit] += 1
 
     def status(self, now: float, progress: Mapping[str, Progress]) -> RunStatus:
         """How things stand at ``now``."""
@@ -215,6 +304,13 @@ class Board:
             eta_s=self._eta_s(now),
             stopping=self._stopping,
             finished=self._finished,
+            jobs_run=self._jobs_run,
+            rates=tuple(
+                Rate(unit=unit, per_s=self._work[unit] / self._timed_s[unit], jobs=jobs)
+                for unit, jobs in sorted(self._timed_jobs.items(), reverse=True)
+            ),
+            failures=tuple(self._failures),
+            failure_counts=dict(self._failure_counts),
         )
 
     def _seat(

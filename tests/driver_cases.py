@@ -23,9 +23,35 @@ from orchestrator.executor import Progress
 from orchestrator.failure import Failure, FailureClass
 from orchestrator.job import Accelerator, Job, State
 from orchestrator.plan import Action, Plan, PlannedJob
+from orchestrator.run_status import CardStatus, RunStatus
 from workloads.api import Result, Sample
 
 MOMENT = 1_700_000_000.0
+
+#: A run of 48 jobs after 65 seconds, on a node of three cards.
+STATUS = RunStatus(
+    run="night",
+    at=MOMENT + 65,
+    started_at=MOMENT,
+    total=48,
+    done=17,
+    counts={"SUCCEEDED": 15, "FAILED": 2},
+    attempts=19,
+    emulated=True,
+    cards=(
+        CardStatus(
+            card="hpu-1/HPU0",
+            worker_id="w1",
+            phase="measure",
+            phase_age_s=12.0,
+            job="tiny-chatglm3 fp32 b=4",
+            attempt_id="a-1",
+        ),
+        CardStatus(card="hpu-1/HPU1", worker_id="w2", phase="starting"),
+        CardStatus(card="hpu-1/HPU2"),
+    ),
+    eta_s=130.0,
+)
 
 
 def node(name: str = "hpu-1", cards: int = 2, *, emulated: bool = True) -> Node:

@@ -32,6 +32,7 @@ EDGES = {
     "environment",
     "in_process_executor",
     "live",
+    "live_display",
     "on_ray",
     "results",
     "running",

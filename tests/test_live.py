@@ -6,8 +6,7 @@ import os
 import re
 
 import pytest
-from driver_cases import MOMENT, attempt, job, node, plan, result
-from rich.console import Console
+from driver_cases import MOMENT, STATUS, attempt, job, node, plan, result
 
 from orchestrator.attempt import Outcome, RankOutcome
 from orchestrator.derive import measurement_of
@@ -17,40 +16,14 @@ from orchestrator.job import State
 from orchestrator.live import (
     PlainView,
     QuietView,
-    TerminalView,
     duration,
     event_line,
     open_view,
-    render,
     row_line,
     summary_line,
     unrun_lines,
 )
-from orchestrator.run_status import Board, CardStatus, RunStatus
-
-STATUS = RunStatus(
-    run="night",
-    at=MOMENT + 65,
-    started_at=MOMENT,
-    total=48,
-    done=17,
-    counts={"SUCCEEDED": 15, "FAILED": 2},
-    attempts=19,
-    emulated=True,
-    cards=(
-        CardStatus(
-            card="hpu-1/HPU0",
-            worker_id="w1",
-            phase="measure",
-            phase_age_s=12.0,
-            job="tiny-chatglm3 fp32 b=4",
-            attempt_id="a-1",
-        ),
-        CardStatus(card="hpu-1/HPU1", worker_id="w2", phase="starting"),
-        CardStatus(card="hpu-1/HPU2"),
-    ),
-    eta_s=130.0,
-)
+from orchestrator.run_status import Board, Rate
 
 
 @pytest.fixture
@@ -75,6 +48,16 @@ def test_the_summary_line_has_counts_cards_and_time() -> None:
         "17/48 jobs | 2 FAILED | 15 SUCCEEDED | 1/3 emulated cards busy | 1 starting | "
         "1m05s so far | about 2m10s left"
     )
+
+
+def test_the_summary_line_has_tokens_and_samples_apart_and_jobs_by_the_hour() -> None:
+    """Rates of different units stand side by side; what is not known yet is left out."""
+    rates = (
+        Rate(unit="tokens/s", per_s=1204.4, jobs=12),
+        Rate(unit="samples/s", per_s=8.123, jobs=1),
+    )
+    line = summary_line(dataclasses.replace(STATUS, rates=rates, jobs_run=13))
+    assert "1,204 tokens/s (12 jobs) | 8.12 samples/s (1 job) | 720 jobs/h | 1m05s" in line
 
 
 def test_a_finished_run_promises_no_time() -> None:
@@ -169,35 +152,6 @@ def test_summaries_come_at_intervals_and_at_the_end() -> None:
     assert out.getvalue().count("17/48 jobs") == 2
     view.show(dataclasses.replace(STATUS, at=MOMENT + 63, finished=True))
     assert out.getvalue().count("17/48 jobs") == 3
-
-
-def test_the_display_shows_bar_counts_and_busy_cards() -> None:
-    """Cards without a worker take no line; emulation is said."""
-    console = Console(file=io.StringIO(), width=120, color_system=None)
-    console.print(render(STATUS))
-    text = console.file.getvalue()  # type: ignore[attr-defined]
-    assert "17/48" in text and "about 2m10s left" in text and "EMULATED" in text
-    assert "hpu-1/HPU0" in text and "measure" in text and "12s" in text
-    assert "hpu-1/HPU1" in text and "hpu-1/HPU2" not in text
-
-
-def test_markup_in_names_is_shown_and_not_obeyed() -> None:
-    """A model called ``[bold]x[/]`` is printed as it is."""
-    card = dataclasses.replace(STATUS.cards[0], job="[bold]x[/bold]")
-    console = Console(file=io.StringIO(), width=120, color_system=None)
-    console.print(render(dataclasses.replace(STATUS, cards=(card,))))
-    assert "[bold]x[/bold]" in console.file.getvalue()  # type: ignore[attr-defined]
-
-
-def test_the_terminal_view_prints_lines_above_the_display_and_removes_it() -> None:
-    """Lines stay after the display is gone."""
-    out = io.StringIO()
-    console = Console(file=out, width=100, force_terminal=True)
-    view = TerminalView(console)
-    view.show(STATUS)
-    view.line("node hpu-1: [2 cards]")
-    view.close()
-    assert "node hpu-1: [2 cards]" in out.getvalue()
 
 
 def test_the_view_suits_the_stream() -> None:
