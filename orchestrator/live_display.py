@@ -63,12 +63,14 @@ def render(status: RunStatus, *, height: int | None = None) -> RenderableType:
         counts.append("EMULATED CARDS", style="magenta")
     busy = f"{status.busy}/{len(status.cards)} cards busy"
     rates = Text("   ".join([busy, *rate_texts(status)]), overflow="ellipsis", no_wrap=True)
-    after: list[RenderableType] = [
-        _failure_text(failure, status.at) for failure in status.failures[:SHOWN_FAILURES]
-    ]
+    failures = status.failures[:SHOWN_FAILURES]
+    after: list[RenderableType] = [_failure_lines(failures, status.at)] if failures else []
     if status.stopping:
-        after.append(Text(f"stopping: {shortened(status.stopping)}", style="yellow"))
-    room = None if height is None else max(1, height - 3 - len(after))
+        text = f"stopping: {shortened(status.stopping)}"
+        after.append(Text(text, style="yellow", overflow="ellipsis", no_wrap=True))
+    room = None
+    if height is not None:
+        room = max(1, height - 3 - len(failures) - bool(status.stopping))
     return Group(bar, counts, rates, _card_lines(status.cards, room), *after)
 
 
@@ -126,17 +128,25 @@ def _add_row(table: Table, *words: str, style: str = "") -> None:
     table.add_row(*(Text(word, no_wrap=True, overflow="ellipsis") for word in words), style=style)
 
 
-def _failure_text(failure: FailedAttempt, now: float) -> RenderableType:
-    """``FAILED 3m05s ago (crash, hpu-1/HPU3, tried again) LABEL: why``, on one line."""
+def _failure_lines(failures: Sequence[FailedAttempt], now: float) -> RenderableType:
+    """``FAILED 3m05s ago  LABEL  crash: why``, a line each; yellow: the job is tried again."""
+    from rich.table import Table
     from rich.text import Text
 
-    facts = [word for word in (failure.failure_class, failure.card) if word]
-    facts += [] if failure.final else ["tried again"]
-    text = Text(overflow="ellipsis", no_wrap=True)
-    text.append(failure.state, style=_style(failure.state) if failure.final else "yellow")
-    text.append(f" {duration(now - failure.at)} ago ({', '.join(facts)}) {failure.job}: ")
-    text.append(shortened(failure.reason), style="dim")
-    return text
+    table = Table.grid(padding=(0, 2, 0, 0), expand=True)
+    for ratio in (None, 2, 3):
+        table.add_column(no_wrap=True, overflow="ellipsis", ratio=ratio)
+    for failure in failures:
+        again = "" if failure.final else ", tried again"
+        table.add_row(
+            Text(
+                f"{failure.state} {duration(now - failure.at)} ago{again}",
+                style=_style(failure.state) if failure.final else "yellow",
+            ),
+            Text(failure.job),
+            Text(f"{failure.failure_class or 'failed'}: {shortened(failure.reason)}", style="dim"),
+        )
+    return table
 
 
 def _times(status: RunStatus) -> str:
