@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import threading
 import time
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from orchestrator.cluster import Card
 from orchestrator.failure import FailureClass
 from orchestrator.job import Accelerator, Scalar, State
 from orchestrator.worker.card_worker import CardWorker, WorkerConfig, request_of
+from workloads.devices.cpu import CpuDevice
 from workloads.errors import BadConfiguration, CardNotAcquired
 from workloads.isolation import ProcessState
 
@@ -74,6 +76,30 @@ def test_a_started_worker_says_what_it_is() -> None:
     assert info.threads == 1 and info.pid > 0
     assert info.versions["torch"].startswith(torch.__version__.split("+")[0])
     assert info.device_name and "HPU" not in info.device_name  # an emulated card is a CPU
+
+
+@pytest.mark.parametrize("held_s", [0, 3])
+def test_a_worker_waits_until_its_card_is_free(
+    monkeypatch: pytest.MonkeyPatch, held_s: int
+) -> None:
+    """The last process of a card may be gone for a moment before the card is free."""
+    waited: list[float] = []
+    monkeypatch.setattr("orchestrator.worker.card_worker.time.sleep", waited.append)
+    held = iter(["card 0 is held by process 7 (python)"] * held_s)
+    monkeypatch.setattr(CpuDevice, "occupied", lambda self, card_index: next(held, None))
+    assert started().config.card == CARD
+    assert sum(waited) == held_s
+
+
+def test_a_card_that_stays_held_is_not_acquired(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who holds it is in the message, and nothing was put on the card."""
+    clock = itertools.count(step=10.0)
+    monkeypatch.setattr("orchestrator.worker.card_worker.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("orchestrator.worker.card_worker.time.monotonic", lambda: next(clock))
+    held = "card 0 is held by process 7 (python)"
+    monkeypatch.setattr(CpuDevice, "occupied", lambda self, card_index: held)
+    with pytest.raises(CardNotAcquired, match=r"HPU0 is not free: card 0 is held by process 7"):
+        CardWorker(config()).start()
 
 
 def test_an_attempt_becomes_samples() -> None:

@@ -44,6 +44,10 @@ VISIBLE_CARDS = {
 
 SEED = 0  # every job starts from it
 
+#: How long a card may still be held after its last process ended: the driver cleans it up.
+_FREE_PATIENCE_S = 30.0
+_FREE_POLL_S = 1.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerConfig:
@@ -91,15 +95,17 @@ class CardWorker:
             ImportError: torch, transformers or the device's software is missing.
         """
         self._verify_environment()
+        from workloads.devices import device_for
+
+        self._device = device_for(self.config.device)
+        self._wait_until_free(self._device)
         import torch
         import transformers  # noqa: F401 - paid for here, not in the first job
 
         from orchestrator.environment import versions
-        from workloads.devices import device_for
         from workloads.isolation import ProcessState
 
         torch.set_num_threads(self.config.threads)
-        self._device = device_for(self.config.device)
         device_name = self._acquire(self._device)
         _warm_thread_pools()
         self._clean_state = ProcessState.now()
@@ -168,6 +174,14 @@ class CardWorker:
         return self._failure(error)
 
     # ------------------------------------------------------------ parts of a start
+
+    def _wait_until_free(self, device: Device) -> None:
+        """Wait for whoever had the card last; who keeps it is named instead of run into."""
+        deadline = time.monotonic() + _FREE_PATIENCE_S
+        while (reason := device.occupied(self.config.card.index)) is not None:
+            if time.monotonic() >= deadline:
+                raise CardNotAcquired(f"{self.config.card} is not free: {reason}")
+            time.sleep(_FREE_POLL_S)
 
     def _acquire(self, device: Device) -> str:
         """Put something on the card, so that one which is not there, or not ours, shows now and

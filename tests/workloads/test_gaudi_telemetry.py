@@ -1,0 +1,292 @@
+"""What is read of Gaudi cards from outside: recorded outputs of hl-smi, and the real pyhlml."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from recorded_hl_smi import GAUDI2_TABLE, GAUDI3_CSV, GAUDI_CSV, GAUDI_TABLE
+
+from workloads.devices import hl_smi, hlml
+from workloads.devices.hl_smi import GaudiCard, Holder
+from workloads.devices.hpu import HpuDevice
+from workloads.devices.telemetry import CardTelemetry
+
+MIB = 2**20
+
+
+# ---------------------------------------------------------------- hl-smi's text
+
+
+def test_cards_are_known_by_their_module_ids() -> None:
+    """The driver's order, ``index``, is another."""
+    cards = hl_smi.parse_cards(GAUDI3_CSV)
+    assert [card.module_id for card in cards] == list(range(8))
+    assert [card.index for card in cards] == [4, 0, 2, 1, 7, 6, 3, 5]
+    assert {(card.name, card.driver_version) for card in cards} == {("HL-325L", "1.24.1-b336d5e")}
+
+
+def test_values_with_units_are_read_and_missing_columns_stay_unknown() -> None:
+    """A query with fewer fields, and without ``nounits``."""
+    telemetry = hl_smi.parse_cards(GAUDI3_CSV)[0].telemetry
+    expected = CardTelemetry(memory_used_bytes=672 * MIB, memory_total_bytes=131072 * MIB)
+    assert telemetry == expected
+
+
+def test_values_without_units_keep_units_in_their_headers() -> None:
+    """The recorded rows, before which our query puts two more columns."""
+    lines = GAUDI_CSV.splitlines()
+    rows = [f"{i}, {7 - i}, {row}" for i, row in enumerate(lines[1:])]
+    text = "\n".join([f"index, module_id, {lines[0]}", *rows])
+    found = {card.module_id: card.telemetry for card in hl_smi.parse_cards(text)}
+    assert found[7] == CardTelemetry(
+        power_w=102,
+        temperature_c=29,
+        utilization_percent=14,
+        memory_used_bytes=512 * MIB,
+        memory_total_bytes=32768 * MIB,
+    )
+    assert [found[module].power_w for module in (4, 5, 6, 7)] == [96, 103, 103, 102]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "\n", "index, module_id\n", "Failed to initialize HLML\n", "index, module_id\nN/A, N/A\n"],
+)
+def test_what_lists_no_card_is_no_card(text: str) -> None:
+    """An error message in place of a table, or nothing, is not an exception."""
+    assert hl_smi.parse_cards(text) == []
+
+
+def test_a_figure_that_is_none_stays_unknown() -> None:
+    """Not zero: an unknown power must not look like a card that takes none."""
+    (card,) = hl_smi.parse_cards("index, module_id, power.draw [W]\n0, 3, N/A\n")
+    assert card.telemetry == CardTelemetry()
+
+
+@pytest.mark.parametrize(
+    ("table", "expected"),
+    [
+        (GAUDI2_TABLE, {6: [Holder(pid=618796, name="ray::ServeRepli")]}),
+        (
+            GAUDI_TABLE,
+            {
+                0: [Holder(pid=10, name="python name")],
+                6: [Holder(pid=20, name="custom process")],
+            },
+        ),
+        ("", {}),
+    ],
+)
+def test_processes_are_read_from_the_table(table: str, expected: dict[int, list[Holder]]) -> None:
+    """Names may hold blanks, and a line may lack its last bar."""
+    assert hl_smi.parse_processes(table) == expected
+
+
+# ---------------------------------------------------------------- who has a card
+
+
+def card(module_id: int, index: int, used_mib: int | None) -> GaudiCard:
+    used = None if used_mib is None else used_mib * MIB
+    telemetry = CardTelemetry(memory_used_bytes=used)
+    return GaudiCard(index=index, module_id=module_id, telemetry=telemetry)
+
+
+HELD = Holder(pid=7, name="python")
+
+
+@pytest.mark.parametrize(
+    ("cards", "processes", "holders", "expected"),
+    [
+        ([], {}, [], None),  # nothing can be found out
+        ([card(1, 6, 768)], {}, [], None),
+        ([card(1, 6, None)], {}, [], None),
+        ([card(1, 6, 768), card(2, 1, 27098)], {}, [], None),  # another card's memory
+        ([card(1, 6, 768)], {1: [HELD]}, [], None),  # processes count by index
+        ([card(1, 6, 768)], {6: [HELD]}, [], "card 1 is held by process 7 (python)"),
+        ([card(1, 6, 768)], {6: [HELD]}, [HELD], "card 1 is held by process 7 (python)"),
+        ([], {}, [HELD], "card 1 is held by process 7 (python)"),
+        (
+            [card(1, 6, 27098)],
+            {},
+            [],
+            "card 1 has 27098 MiB in use (an idle one less than 1536) by a process that is not "
+            "seen from here",
+        ),
+    ],
+)
+def test_a_card_is_free_when_nothing_says_otherwise(
+    cards: list[GaudiCard],
+    processes: dict[int, list[Holder]],
+    holders: list[Holder],
+    expected: str | None,
+) -> None:
+    """By hl-smi's list, by open device files, and by its memory."""
+    assert hl_smi.occupation(1, cards, processes, holders) == expected
+
+
+def test_the_device_file_of_a_module_tells_who_has_it_open(tmp_path: Path) -> None:
+    """accel2 is module 5 here; this very process, control files and other cards do not count."""
+    for number, module_id in ((1, 4), (2, 5)):
+        device = tmp_path / f"sys/class/accel/accel{number}/device"
+        device.mkdir(parents=True)
+        (device / "module_id").write_text(f"{module_id}\n", encoding="ascii")
+    (tmp_path / "sys/class/accel/accel_controlD2").mkdir()
+    opened = {
+        31: "/dev/accel/accel2",
+        32: "/dev/accel/accel1",
+        33: "/dev/accel/accel_controlD2",
+        os.getpid(): "/dev/accel/accel2",
+    }
+    for pid, file in opened.items():
+        (tmp_path / f"proc/{pid}/fd").mkdir(parents=True)
+        (tmp_path / f"proc/{pid}/comm").write_text("python3\n", encoding="ascii")
+        (tmp_path / f"proc/{pid}/fd/17").symlink_to(file)
+    assert hl_smi.holders(5, tmp_path) == [Holder(pid=31, name="python3")]
+    assert hl_smi.holders(0, tmp_path) == []
+
+
+def test_without_gaudi_cards_nothing_is_said(tmp_path: Path, monkeypatch: Any) -> None:
+    """No tool, no library, no driver: unknown, not an error."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert HpuDevice.telemetry() == {}
+    assert HpuDevice.occupied(0) is None
+
+
+def test_the_tool_is_asked_for_what_is_read(tmp_path: Path, monkeypatch: Any) -> None:
+    """A script in hl-smi's place answers the very query; any other fails."""
+    script = tmp_path / "hl-smi"
+    wanted = " ".join(hl_smi.COMMAND[1:])
+    script.write_text(
+        f'#!/bin/sh\nif [ "$*" = "{wanted}" ]; then cat <<END\n{GAUDI3_CSV}END\n'
+        f'elif [ -z "$*" ]; then cat <<END\n{GAUDI2_TABLE}END\nelse exit 1; fi\n',
+        encoding="ascii",
+    )
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert sorted(HpuDevice.telemetry()) == list(range(8))
+    assert HpuDevice.occupied(0) is None  # index 4
+    assert HpuDevice.occupied(5) == "card 5 is held by process 618796 (ray::ServeRepli)"  # index 6
+
+
+# ---------------------------------------------------------------- HLML
+
+
+class FakeLibrary:
+    """libhlml.so as pyhlml calls it: a status, and the values behind the references given.
+
+    Figures of one idle Gaudi2 (the first of ``GAUDI2_TABLE``) and a busy one (its seventh); the
+    energies are made up.
+    """
+
+    NOT_SUPPORTED = 3
+
+    def __init__(self, lacks: tuple[str, ...] = ()) -> None:
+        self.lacks = lacks
+        self.cards = {
+            1: SimpleNamespace(module=4, mw=82_000, mj=5_000_000, celsius=26, busy=0, used=768),
+            2: SimpleNamespace(module=0, mw=101_000, mj=None, celsius=26, busy=3, used=27098),
+        }
+        self.open = 0
+
+    def __getattr__(self, name: str) -> Any:
+        if not name.startswith("hlml_"):
+            raise AttributeError(name)
+        if name in self.lacks:
+            return lambda *arguments: self.NOT_SUPPORTED
+        return getattr(self, "do_" + name.removeprefix("hlml_"))
+
+    def do_init(self) -> int:
+        self.open += 1
+        return 0
+
+    def do_shutdown(self) -> int:
+        self.open -= 1
+        return 0
+
+    def do_device_get_count(self, count: Any) -> int:
+        count._obj.value = len(self.cards)
+        return 0
+
+    def do_device_get_handle_by_index(self, index: int, handle: Any) -> int:
+        handle._obj.value = index + 1  # a pointer is never null
+        return 0
+
+    def do_device_get_module_id(self, handle: Any, value: Any) -> int:
+        value._obj.value = self.cards[handle.value].module
+        return 0
+
+    def do_device_get_power_usage(self, handle: Any, value: Any) -> int:
+        value._obj.value = self.cards[handle.value].mw
+        return 0
+
+    def do_device_get_total_energy_consumption(self, handle: Any, value: Any) -> int:
+        energy = self.cards[handle.value].mj
+        if energy is None:
+            return self.NOT_SUPPORTED
+        value._obj.value = energy
+        return 0
+
+    def do_device_get_temperature(self, handle: Any, sensor: int, value: Any) -> int:
+        assert int(sensor) == 0  # on the chip
+        value._obj.value = self.cards[handle.value].celsius
+        return 0
+
+    def do_device_get_utilization_rates(self, handle: Any, value: Any) -> int:
+        value._obj.aip = self.cards[handle.value].busy
+        return 0
+
+    def do_device_get_memory_info(self, handle: Any, value: Any) -> int:
+        value._obj.total = 98304 * MIB
+        value._obj.used = self.cards[handle.value].used * MIB
+        return 0
+
+
+@pytest.fixture
+def library(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeLibrary]:
+    """The real pyhlml over a library that is not there."""
+    pytest.importorskip("pyhlml")
+    fake = FakeLibrary()
+    monkeypatch.setattr(ctypes, "CDLL", lambda path: fake)
+    yield fake
+    assert fake.open == 0, "the library was not shut down"
+
+
+def test_hlml_tells_energy_in_joules_and_power_in_watts(library: FakeLibrary) -> None:
+    """pyhlml gives millijoules, milliwatts and bytes."""
+    assert hlml.telemetry()[4] == CardTelemetry(
+        power_w=82.0,
+        energy_j=5000.0,
+        temperature_c=26,
+        utilization_percent=0.0,
+        memory_used_bytes=768 * MIB,
+        memory_total_bytes=98304 * MIB,
+    )
+
+
+def test_what_the_driver_does_not_support_stays_unknown(library: FakeLibrary) -> None:
+    """One reading fails, on one card; the others are there."""
+    readings = hlml.telemetry()
+    assert readings[0].energy_j is None and readings[0].power_w == 101.0
+    assert readings[4].energy_j == 5000.0
+
+
+@pytest.mark.parametrize(
+    "name", ["hlml_init", "hlml_device_get_count", "hlml_device_get_module_id"]
+)
+def test_cards_that_cannot_be_counted_are_none(library: FakeLibrary, name: str) -> None:
+    """The tool is asked instead, then."""
+    library.lacks = (name,)
+    assert hlml.telemetry() == {}
+
+
+def test_a_missing_library_is_silent(capsys: pytest.CaptureFixture[str]) -> None:
+    """pyhlml prints when it finds none; nobody asked."""
+    pytest.importorskip("pyhlml")
+    assert hlml.telemetry() == {}
+    assert capsys.readouterr().out == ""
