@@ -23,7 +23,21 @@ def test_every_node_declares_its_eight_cards() -> None:
         assert '"HPU": 8' in commands[-1]
 
 
-def test_the_dashboard_listens_on_loopback_only() -> None:
-    """Ray's job API runs code for whoever reaches it."""
+def test_every_node_asks_for_the_token() -> None:
+    """Ray's token is on in all containers, and the workstation's copy goes to where Ray looks."""
     config = yaml.safe_load(CLUSTER.read_text())
-    assert "--dashboard-host=127.0.0.1" in config["head_start_ray_commands"][-1]
+    assert "-e RAY_AUTH_MODE=token" in config["docker"]["run_options"]
+    assert config["file_mounts"] == {"/root/.ray/auth_token": "~/.ray/auth_token"}
+
+
+def test_no_node_listens_for_jobs_on_the_network() -> None:
+    """No start command opens the dashboard, with its job interface, to other hosts."""
+    config = yaml.safe_load(CLUSTER.read_text())
+    commands = [*config["head_start_ray_commands"], *config["worker_start_ray_commands"]]
+    hosts = [
+        word.partition("=")[2]
+        for command in commands
+        for word in command.split()
+        if word.startswith("--dashboard-host")
+    ]
+    assert hosts == ["127.0.0.1"]

@@ -253,6 +253,7 @@ def _training(
             "learning_rate": f"{rate:g}",
             "architecture": type(loaded.base.model).__name__,
             **({"adapter": loaded.applied.adapter} if loaded.applied.adapter else {}),
+            **({"remote_code": "allowed"} if loaded.base.source.remote_code else {}),
         },
     )
     for technique in techniques:

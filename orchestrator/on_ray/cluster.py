@@ -26,6 +26,7 @@ from typing import Any
 from orchestrator.cluster import Node
 from orchestrator.errors import ClusterError
 from orchestrator.job import Accelerator
+from orchestrator.on_ray.token import check_token
 
 #: Custom Ray resources by which a node says what Ray has no word for.
 EMULATED = "emulated"
@@ -181,6 +182,8 @@ def _join(address: str, **options: Any) -> None:
 
     if ray.is_initialized():
         return
+    if wrong := check_token(address):
+        raise ClusterError(wrong)
     try:
         ray.init(
             address=address,
@@ -190,10 +193,10 @@ def _join(address: str, **options: Any) -> None:
             **options,
         )
     except (Exception, SystemExit) as error:  # Ray ends the process where it should raise
-        hint = "is this machine part of the cluster, with the same Ray and Python version?"
-        if "token" in str(error).lower():
-            hint = "the cluster asks for a token: set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH"
-        raise ClusterError(f"cannot join the Ray cluster at {address}: {error}; {hint}") from error
+        raise ClusterError(
+            f"cannot join the Ray cluster at {address}: {error}; is this machine part of the "
+            "cluster, with the same Ray and Python version?"
+        ) from error
 
 
 def _leave() -> None:

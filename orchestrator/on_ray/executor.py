@@ -12,6 +12,7 @@ waits for a single worker, so a thousand can start, run and die side by side.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -38,8 +39,10 @@ from orchestrator.on_ray.actors import RankReply
 from orchestrator.on_ray.calls import Calls, ProgressPoll
 from orchestrator.on_ray.claims import Claim, Claims
 from orchestrator.on_ray.failures import actor_failure
+from orchestrator.on_ray.predecessors import end_predecessors
 from orchestrator.on_ray.workers import CardHandle, Running, Worker
 from orchestrator.worker.launch import launch_of
+from workloads.models import remote_code
 
 _STOP_PATIENCE_S = 20.0  # for an actor that does not confirm a stop
 _GANG_STOPPED = "another rank of the gang ended early"
@@ -77,6 +80,8 @@ class RayExecutor:
         self._progress = ProgressPoll(clock)
         self._events: deque[Event] = deque()
         self._actors_made = 0
+        for name in end_predecessors():
+            logging.getLogger(__name__).warning("ended, of an earlier driver of the run: %s", name)
         self._claims = Claims(
             accelerators=accelerators,
             log_dir=log_dir,
@@ -153,7 +158,7 @@ class RayExecutor:
         handle = self._handle(command.card, claim)
         worker = Worker(worker_id=command.worker_id, card=command.card, actor=handle)
         self._workers[command.worker_id] = worker
-        launch = launch_of(command, claim.node, claim.facts, self._factory)
+        launch = launch_of(command, claim.node, claim.facts, self._factory, remote_code.passed_on())
         label = f"start {command.worker_id}"
         call = handle.actor.start.options(name=label).remote(launch)
         self._calls.add(call, lambda value: self._started(worker, value))

@@ -24,6 +24,7 @@ from urllib.parse import urlsplit
 
 from orchestrator.environment import GIT_COMMIT_VARIABLE, GIT_DIRTY_VARIABLE, git_state
 from orchestrator.errors import SubmitError
+from orchestrator.on_ray.token import asks_for_token, token_advice
 from orchestrator.results.directory import VARIABLE as RESULTS_VARIABLE
 
 DEFAULT_PORT = 8265
@@ -119,6 +120,9 @@ class JobServer:
         try:
             self._client = JobSubmissionClient(self.address)
         except Exception as error:
+            if asks_for_token(error):
+                advice = token_advice(f"the cluster at {self.address}", error)
+                raise SubmitError(advice) from error
             raise SubmitError(
                 f"{self.address} does not answer as a Ray job server: {_line(error)}"
             ) from error

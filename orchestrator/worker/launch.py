@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from orchestrator.cluster import Node
 from orchestrator.events import StartWorker
 from orchestrator.on_ray.actors import HostFacts
@@ -10,11 +12,14 @@ from orchestrator.worker.card_worker import VISIBLE_CARDS, WorkerConfig
 from workloads.devices import environment_for
 
 
-def launch_of(command: StartWorker, node: Node, facts: HostFacts, factory: str) -> Launch:
-    """The launch of the worker that the schedule asked for."""
+def launch_of(
+    command: StartWorker, node: Node, facts: HostFacts, factory: str, passed_on: Mapping[str, str]
+) -> Launch:
+    """The launch of the worker that the schedule asked for; ``passed_on`` are variables of the
+    driver that its workers get as well."""
     card = command.card
     device = "cpu" if node.emulated else card.accelerator.device
-    environment = environment_for(device, card.index, threads=facts.threads)
+    environment = {**passed_on, **environment_for(device, card.index, threads=facts.threads)}
     if variable := VISIBLE_CARDS[card.accelerator]:
         environment[variable] = str(card.index)
     config = WorkerConfig(

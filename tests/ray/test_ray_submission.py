@@ -1,9 +1,11 @@
-"""Grids sent to a real head node as Ray jobs, and found again from other processes."""
+"""Grids sent to a real head node as Ray jobs, and found again from other processes; the cluster asks
+for a token, and who has none is refused."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -11,6 +13,8 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,20 +51,30 @@ experiments:
 
 @dataclass
 class Head:
-    """A head node started with `ray start`, as on a real cluster."""
+    """A head node started with `ray start` and a token, as on a real cluster."""
 
     url: str
-    environment: dict[str, str]
+    address: str  # of its control store
+    environment: dict[str, str]  # of those who have the token
     home: Path
 
+    def stranger(self, **variables: str) -> dict[str, str]:
+        """The environment of somebody without the token, but with these variables."""
+        kept = {k: v for k, v in self.environment.items() if not k.startswith("RAY_AUTH_")}
+        return kept | {"HOME": str(self.home / "stranger")} | variables
+
     def nightgrid(
-        self, *arguments: str, cwd: Path = ROOT, timeout_s: float = 150
+        self,
+        *arguments: str,
+        cwd: Path = ROOT,
+        timeout_s: float = 150,
+        environment: dict[str, str] | None = None,
     ) -> subprocess.CompletedProcess[str]:
         """Run the command line in a process of its own."""
         return subprocess.run(
             [sys.executable, "-m", "orchestrator", *arguments],
             cwd=cwd,
-            env=self.environment,
+            env=environment or self.environment,
             capture_output=True,
             text=True,
             timeout=timeout_s,
@@ -83,7 +97,12 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Head]:
     temp_dir = tempfile.mkdtemp(prefix="ngs-", dir="/tmp")
     port, dashboard, client, agent, metrics = free_ports(5)
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "NIGHTGRID_"))}
+    token = home / "token"
+    token.touch(mode=0o600)
+    token.write_text(secrets.token_hex(32))
     environment |= {
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN_PATH": str(token),
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "PYTHONPATH": str(ROOT),  # in place of an installation on workstation and cluster
         "HOME": str(home),
@@ -118,7 +137,12 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Head]:
                 home / "ray-start.log"
             ).read_text()[-3000:]
             time.sleep(0.2)
-        yield Head(url=f"http://127.0.0.1:{dashboard}", environment=environment, home=home)
+        yield Head(
+            url=f"http://127.0.0.1:{dashboard}",
+            address=f"127.0.0.2:{port}",
+            environment=environment,
+            home=home,
+        )
     finally:
         process.send_signal(signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -219,3 +243,42 @@ def test_what_is_wrong_is_said_at_once(head: Head, tmp_path: Path) -> None:
     (tmp_path / "bad.yaml").write_text(GRID.replace("fp8", "fp9"))
     refused = head.nightgrid("submit", "bad.yaml", "--address", head.url, cwd=tmp_path)
     assert refused.returncode == 2 and "fp9" in refused.stderr
+
+
+def test_a_client_without_the_token_is_refused(head: Head, tmp_path: Path) -> None:
+    """Neither Ray's own client nor ours gets in without the token or with another one; ours says
+    within seconds what to set."""
+    join = f"import ray; ray.init(address={head.address!r}, log_to_driver=False)"
+    rays_own = subprocess.Popen(  # it tries for twenty seconds: meanwhile the others
+        [sys.executable, "-c", join],
+        env=head.stranger(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    (tmp_path / "grid.yaml").write_text(GRID)
+    submit = ("submit", "grid.yaml", "--address", head.url)
+    run = ("run", "grid.yaml", "--address", head.address, "--results", str(tmp_path / "results"))
+    wrong = head.stranger(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN="0" * 64)
+    cases = [
+        (head.stranger(), "none was sent, because RAY_AUTH_MODE is not set"),
+        (head.stranger(RAY_AUTH_MODE="token"), "there is none here"),
+        (wrong, "the one that was sent is not the cluster's"),
+    ]
+    for environment, why in cases:
+        for command, exit_code in ((submit, 5), (run, 3)):
+            done = head.nightgrid(*command, cwd=tmp_path, environment=environment, timeout_s=60)
+            assert done.returncode == exit_code, done.stdout + done.stderr
+            assert why in done.stderr, done.stderr
+            assert "RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH" in done.stderr
+            assert "Traceback" not in done.stderr
+    looks = (("status", "x"), ("status",), ("logs", "x"))
+    for command in looks:
+        done = head.nightgrid(*command, "--address", head.url, environment=head.stranger())
+        assert done.returncode == 5 and "asks for a token" in done.stderr, done.stderr
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(f"{head.url}/api/jobs/", timeout=10)
+    assert refused.value.code == 401
+    assert not (tmp_path / "results").exists()
+    output, _ = rays_own.communicate(timeout=90)
+    assert rays_own.returncode != 0 and "AuthenticationError" in output, output

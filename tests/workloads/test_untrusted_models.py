@@ -1,0 +1,178 @@
+"""Checkpoints from strangers: they hold tensors or are refused, and their code is not run."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from generation_cases import request
+
+from orchestrator.cli import main
+from workloads.devices import device_for
+from workloads.engines.transformers_engine import load as load_engine
+from workloads.errors import BadConfiguration, DataMissing
+from workloads.models import remote_code
+from workloads.models.loading import load_tokenizer, open_model
+from workloads.techniques.base import Loading
+from workloads.training.base_model import load_base
+
+#: A model of a class that only its own file defines.
+OWN_CODE = """\
+from pathlib import Path
+Path({mark!r}).write_text("ran")
+from transformers import PretrainedConfig, LlamaForCausalLM, LlamaConfig
+class OwnConfig(LlamaConfig):
+    model_type = "nightgrid-test-own"
+class OwnModel(LlamaForCausalLM):
+    config_class = OwnConfig
+"""
+
+
+class Evil:
+    """Unpickling this makes a file."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.mark,)
+
+
+def model_directory(directory: Path, **config: Any) -> Path:
+    """A tiny Llama's config and tokenizer, weights left to the test."""
+    source = Path(open_model("tiny-chatglm3").path)
+    directory.mkdir()
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(source / name, directory / name)
+    values = {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "vocab_size": 64,
+        "hidden_size": 8,
+        "intermediate_size": 8,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 1,
+    }
+    (directory / "config.json").write_text(json.dumps(values | config))
+    return directory
+
+
+def load(directory: Path) -> Any:
+    """Load as a generation job does."""
+    return load_engine(request("unused", model=str(directory)), device_for("cpu"))
+
+
+@pytest.mark.parametrize("trained", [False, True], ids=["generation", "finetuning"])
+def test_a_checkpoint_that_would_run_code_is_refused(tmp_path: Path, trained: bool) -> None:
+    """Old .bin weights with an object in them end in an error, and the object is not built."""
+    directory = model_directory(tmp_path / "model")
+    mark = tmp_path / "mark"
+    import torch
+
+    torch.save({"model.norm.weight": Evil(mark)}, directory / "pytorch_model.bin")
+    with pytest.raises((pickle.UnpicklingError, DataMissing, RuntimeError, ValueError)):
+        if trained:
+            loading = Loading(
+                device=device_for("cpu"), model_arguments={}, tokenizer_arguments={}, checks=[]
+            )
+            load_base(str(directory), "fp32", loading)
+        else:
+            load(directory)
+    assert not mark.exists()
+
+
+def test_an_adapter_that_would_run_code_is_refused(tmp_path: Path) -> None:
+    """The same for an adapter's .bin file."""
+    import torch
+
+    from workloads.training.adapters import read_state
+
+    mark = tmp_path / "mark"
+    torch.save({"x": Evil(mark)}, tmp_path / "adapter_model.bin")
+    with pytest.raises(pickle.UnpicklingError):
+        read_state(tmp_path)
+    assert not mark.exists()
+
+
+def test_a_training_checkpoint_that_would_run_code_is_refused(tmp_path: Path) -> None:
+    """The same for weights and optimizer state that training itself saved."""
+    import torch
+
+    from workloads.techniques.saving import read_newest
+
+    mark = tmp_path / "mark"
+    torch.save({"step": 1, "optimizer": Evil(mark)}, tmp_path / "step-000001.pt")
+    with pytest.raises(pickle.UnpicklingError):
+        read_newest(tmp_path)
+    assert not mark.exists()
+
+
+@pytest.fixture
+def own_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A model that comes with code, which leaves a mark when it is run; weights are there."""
+    monkeypatch.delenv(remote_code.VARIABLE, raising=False)
+    mark = tmp_path / "mark"
+    directory = model_directory(
+        tmp_path / "own",
+        model_type="nightgrid-test-own",
+        architectures=["OwnModel"],
+        auto_map={"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnModel"},
+    )
+    (directory / "own.py").write_text(OWN_CODE.format(mark=str(mark)))
+    from safetensors.torch import save_file
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        **{
+            name: value
+            for name, value in json.loads((directory / "config.json").read_text()).items()
+            if name not in ("model_type", "architectures", "auto_map")
+        }
+    )
+    state = {k: v.contiguous() for k, v in LlamaForCausalLM(config).state_dict().items()}
+    save_file(state, directory / "model.safetensors", metadata={"format": "pt"})
+    return directory
+
+
+def test_code_of_a_model_is_not_run(own_model: Path) -> None:
+    """Off unless asked for, and the error says how to ask; another model's name does not help."""
+    for named in ([], ["another/model"], [str(own_model) + "x"]):
+        with (
+            remote_code.permitted(named),
+            pytest.raises(BadConfiguration, match=f"--remote-code {own_model}"),
+        ):
+            load(own_model)
+    assert not (own_model.parent / "mark").exists()
+
+
+def test_describing_a_model_runs_no_code_of_it(
+    own_model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not even by asking at the terminal, which transformers would do."""
+    assert main(["describe", str(own_model)]) == 1
+    assert not (own_model.parent / "mark").exists()
+    assert "transformers builds no causal language model" in capsys.readouterr().err
+
+
+def test_code_of_a_model_that_was_named_is_run(own_model: Path) -> None:
+    """Asked for by its name, the model loads, and the row will say so."""
+    with remote_code.permitted(["another/model", str(own_model)]):
+        engine = load(own_model)
+    assert (own_model.parent / "mark").exists()
+    assert engine.details["architecture"] == "OwnModel"
+    assert engine.details["remote_code"] == "allowed"
+    assert not remote_code.allowed(str(own_model))
+
+
+def test_a_tokenizer_runs_no_code(own_model: Path) -> None:
+    """The same switch holds for the tokenizer's files."""
+    config = json.loads((own_model / "tokenizer_config.json").read_text())
+    config |= {"tokenizer_class": "OwnTokenizer", "auto_map": {"AutoTokenizer": ["own.T", None]}}
+    (own_model / "tokenizer_config.json").write_text(json.dumps(config))
+    with pytest.raises(BadConfiguration, match="--remote-code"):
+        load_tokenizer(open_model(str(own_model)))
+    assert not (own_model.parent / "mark").exists()
