@@ -40,17 +40,14 @@ def export_mlflow(results: Path, uri: str, runs: Iterable[str] = ()) -> dict[str
     except ImportError as error:
         raise ExtraMissing("mlflow", extra="mlflow", wanted_for="Exports to MLflow") from error
     from orchestrator.report.grouping import newest_final
-    from orchestrator.results.store import Store
-    from orchestrator.results.store import runs as known_runs
+    from orchestrator.results.finding import existing_runs, find_run
 
-    names = list(runs) or sorted(known_runs(results))
-    if not names:
-        raise StoreError(f"there are no runs in {results}. Start one with `nightgrid run GRID`.")
+    names = list(runs) or sorted(existing_runs(results))
     written = {}
     try:
         client = MlflowClient(tracking_uri=uri)
         for name in names:
-            rows = newest_final(Store.existing(results, name).measurements(samples=False))
+            rows = newest_final(find_run(name, results).measurements(samples=False))
             written[name] = _export_run(client, name, rows)
     except MlflowException as error:
         raise StoreError(f"MLflow at {uri}: {error}") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from enum import Enum
 
@@ -31,7 +32,7 @@ class PlannedJob:
     needs: tuple[str, ...] = ()  # ids of the jobs that must have succeeded before
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Plan:
     """What `nightgrid plan` prints and `nightgrid run` executes: the very same object."""
 
@@ -39,3 +40,14 @@ class Plan:
     jobs: tuple[PlannedJob, ...]
     nodes: tuple[Node, ...]
     notes: tuple[str, ...] = ()  # what a reader should know, such as jobs asked for twice
+
+    def __repr__(self) -> str:
+        counts = Counter(item.action for item in self.jobs)
+        told = ", ".join(f"{counts[action]:,} {action}" for action in Action)
+        return f"<Plan of {self.grid_name!r}: {told}>"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: what `nightgrid plan` prints."""
+        from orchestrator.plan_text import plan_html
+
+        return plan_html(self)

@@ -11,6 +11,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from html import escape
 from typing import TYPE_CHECKING
 
 from orchestrator.cluster import Node, legal_card_sets
@@ -22,6 +23,7 @@ from workloads.api import MeasureSettings
 if TYPE_CHECKING:
     from rich.console import Console
 
+SHOWN_ROWS = 50  # in a notebook
 FOLDED_ROWS = 2000  # laying out a table for a terminal takes about a millisecond a row
 
 _STYLES = {
@@ -162,6 +164,28 @@ def _aligned(headings: list[str], rows: list[list[str]]) -> str:
             cells.append(gap + cell if to_right else cell + gap)
         text.append("  ".join(cells).rstrip())
     return "\n".join(text) + "\n"
+
+
+def plan_html(plan: Plan) -> str:
+    """The plan as a notebook shows it: what all jobs share, a line a job, sums."""
+    shared, headings, rows = _table(plan)
+    said = [f"<b>{escape(plan.grid_name)}</b> on {escape(nodes_text(plan.nodes))}"]
+    if shared:
+        every = ", ".join(f"{name} {value}" for name, value in shared.items())
+        said.append(f"every job: {escape(every)}")
+    if len(rows) > SHOWN_ROWS:
+        said.append(f"the first {SHOWN_ROWS} of {len(rows):,} jobs:")
+    sums = "<br>".join(map(escape, summary_lines(plan)))
+    return f"<p>{'<br>'.join(said)}</p>{html_table(headings, rows[:SHOWN_ROWS])}<p>{sums}</p>"
+
+
+def html_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table for a notebook; nothing in its cells is taken for HTML."""
+    head = "".join(f"<th>{escape(heading)}</th>" for heading in headings)
+    body = "".join(
+        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
+    )
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def plan_json(plan: Plan) -> str:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.errors import ExtraMissing, QueryError, StoreError
+from orchestrator.errors import ExtraMissing, QueryError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -99,19 +99,16 @@ def read_runs(
     """
     import pyarrow as pa
 
+    from orchestrator.results.finding import existing_runs, find_run
     from orchestrator.results.scan import scan_rows
     from orchestrator.results.schema import column_names, undocumented_schema
-    from orchestrator.results.store import Store
-    from orchestrator.results.store import runs as known_runs
 
-    names = list(runs) or sorted(known_runs(results))
-    if not names:
-        raise StoreError(f"there are no runs in {results}. Start one with `nightgrid run GRID`.")
+    names = list(runs) or sorted(existing_runs(results))
     schema = undocumented_schema()
     tables = [schema.empty_table()]
     damaged: list[str] = []
     for name in names:
-        scan = scan_rows(Store.existing(results, name).tables_path, column_names(raw=raw))
+        scan = scan_rows(find_run(name, results).tables_path, column_names(raw=raw))
         damaged += [f"{damage.path}: {damage.reason}" for damage in scan.damaged]
         if scan.tables:
             tables.append(_in_order(scan.joined(), schema))

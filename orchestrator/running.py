@@ -94,6 +94,31 @@ def run_grid(
     return RunOutcome(store=store, plan=plan, result=result, states=states)
 
 
+def plan_grid(source: Grid | str | os.PathLike[str], options: RunOptions) -> Plan:
+    """What ``run_grid`` would do on the nodes that are named or, without any, assumed.
+
+    Raises:
+        GridError: the grid is refused.
+        ClusterError: the nodes make no sense.
+        StoreError: earlier rows cannot be read.
+    """
+    from orchestrator.grid.model import Grid, load_grid
+    from orchestrator.planning import make_plan
+
+    grid = (
+        source
+        if isinstance(source, Grid)
+        else load_grid(Path(source), nodes_for=partial(planned_nodes, emulate=options.emulate))
+    )
+    return make_plan(
+        grid,
+        planned_nodes(grid.accelerators(), options.emulate),
+        earlier_rows(options.results, options.name or grid.name),
+        retry_failed=options.retry_failed,
+        force=options.force,
+    )
+
+
 # ---------------------------------------------------------------- before
 
 

@@ -144,7 +144,7 @@ def test_no_runs_and_unknown_runs(
     assert main(["query", "select 1", "--results", str(tmp_path)]) == 4
     assert "there are no runs" in capsys.readouterr().err
     assert main(["query", "select 1", "--results", str(results), "--run", "onee"]) == 4
-    assert "There is: one" in capsys.readouterr().err
+    assert "\n    one" in capsys.readouterr().err
 
 
 def test_a_damaged_file_is_named_and_left_out(

@@ -132,13 +132,9 @@ def newest_rows(results: Path, run: str) -> tuple[Measurement, ...]:
         StoreError: there is no such run, or it cannot be read.
     """
     from orchestrator.report.grouping import newest_final
-    from orchestrator.results.store import Store
+    from orchestrator.results.finding import find_run
 
-    path = Path(run)
-    if (path / "rows").is_dir():
-        path = path.resolve()
-        results, run = path.parent, path.name
-    return newest_final(Store.existing(results, run).measurements())
+    return newest_final(find_run(run, results).measurements())
 
 
 def share(text: str) -> float:

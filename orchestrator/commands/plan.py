@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,9 +13,14 @@ if TYPE_CHECKING:
     from orchestrator.plan import Plan
 
 
-def add_grid_arguments(parser: argparse.ArgumentParser) -> None:
+def add_grid_arguments(parser: argparse.ArgumentParser, *, optional: bool = False) -> None:
     """The options that decide what a plan is: `nightgrid run` takes the same."""
-    parser.add_argument("grid", metavar="FILE", help="the grid file (docs/grids.md)")
+    parser.add_argument(
+        "grid",
+        metavar="FILE",
+        nargs="?" if optional else None,
+        help="the grid file (docs/grids.md)",
+    )
     parser.add_argument(
         "--emulate",
         metavar="SPEC",
@@ -57,14 +61,16 @@ def plan_of(args: argparse.Namespace) -> Plan:
         ClusterError: the nodes make no sense.
         StoreError: earlier rows cannot be read.
     """
-    from orchestrator.grid.model import load_grid
-    from orchestrator.planning import make_plan
-    from orchestrator.running import earlier_rows, planned_nodes
+    from orchestrator.running import RunOptions, plan_grid
 
-    grid = load_grid(args.grid, nodes_for=partial(planned_nodes, emulate=args.emulate))
-    nodes = planned_nodes(grid.accelerators(), args.emulate)
-    history = earlier_rows(args.results, args.run_name or grid.name)
-    return make_plan(grid, nodes, history, retry_failed=args.retry_failed, force=args.force)
+    options = RunOptions(
+        results=args.results,
+        name=args.run_name,
+        emulate=args.emulate,
+        retry_failed=args.retry_failed,
+        force=args.force,
+    )
+    return plan_grid(args.grid, options)
 
 
 def run(args: argparse.Namespace) -> int:

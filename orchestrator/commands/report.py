@@ -10,12 +10,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orchestrator.errors import StoreError
 from orchestrator.report import PAGE_NAME, read_summary, units, write_aside
 
 if TYPE_CHECKING:
     from orchestrator.report.summary import Summary
-    from orchestrator.results.store import Store
 
 FORMATS = ("terminal", "html", "md", "csv", "json", "vendor")
 STANDARD_OUTPUT = Path("-")
@@ -60,7 +58,9 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         StoreError: there is no such run, its rows cannot be read, or a file cannot be written.
     """
-    store = open_run(args.results, args.run_name)
+    from orchestrator.results.finding import find_run
+
+    store = find_run(args.run_name, args.results)
     summary, measurements = read_summary(store)
     if args.figures is not None:
         write_figures(summary, args.figures)
@@ -95,29 +95,6 @@ def write_figures(summary: Summary, directory: Path) -> None:
     paths, left_out = write_images(summary, directory)
     more = f"; {left_out:,} more were not drawn, the tables have their data" if left_out else ""
     print(f"figures: {units.plural(len(paths), 'picture')} in {directory.resolve()}{more}")
-
-
-def open_run(results: Path | None, name: str | None) -> Store:
-    """The store of a run, for reading; without a name, of the newest run.
-
-    Raises:
-        StoreError: no run of that name, or none at all; the message lists those that exist.
-    """
-    from orchestrator.results.directory import default_results_dir
-    from orchestrator.results.store import Store, runs
-
-    results = results or default_results_dir()
-    known = runs(results)
-    if not known:
-        raise StoreError(
-            f"there are no runs in {results}. Start one with `nightgrid run GRID`, or say where "
-            "they are with --results DIR."
-        )
-    if name is not None and name not in known:
-        listed = "\n".join(f"    {run}" for run in known[:20])
-        more = f"\n    and {len(known) - 20} more" if len(known) > 20 else ""
-        raise StoreError(f"there is no run {name!r} in {results}. Newest first:\n{listed}{more}")
-    return Store.existing(results, name or known[0])
 
 
 def tables(summary: Summary, output: Path | None) -> str:

@@ -13,18 +13,22 @@ documents every key.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from orchestrator.cluster import Node
-from orchestrator.errors import Problem
+from orchestrator.errors import GridError, Problem
 from orchestrator.grid.fields import Vocabulary
 from orchestrator.grid.strict_yaml import Document, Path_, parse, read
 from orchestrator.job import Accelerator, Job, Scalar
+
+if TYPE_CHECKING:
+    from orchestrator.plan import Plan
 
 NodesFor = Callable[[Sequence[Accelerator]], Sequence[Node]]
 
@@ -99,7 +103,7 @@ class GridFile(BaseModel):
     experiments: list[dict[str, Any]] = Field(min_length=1, description="What is measured.")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Grid:
     """A grid file that holds together: every job of it is valid by itself."""
 
@@ -109,6 +113,86 @@ class Grid:
     notes: tuple[str, ...] = ()  # what a reader should know, such as jobs asked for twice
     document: Document = field(repr=False, compare=False)
     origins: Mapping[tuple[str, str, Scalar], Path_] = field(repr=False, compare=False)
+
+    @classmethod
+    def from_file(cls, path: Path | str) -> Grid:
+        """Read a grid file; see ``load_grid``."""
+        return load_grid(path)
+
+    @classmethod
+    def from_text(cls, text: str) -> Grid:
+        """Read a grid that is in memory as YAML.
+
+        Raises:
+            GridError: all that is wrong with it, each with its line and column in ``text``.
+        """
+        return parse_grid(text.encode(), "grid")
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Grid:
+        """Read a grid from what its file would say: mappings, lists and plain values.
+
+        Raises:
+            GridError: all that is wrong with it, each with its path.
+        """
+        try:
+            # JSON is YAML in which no text can be taken for a number.
+            text = json.dumps(values, ensure_ascii=False, allow_nan=False, indent=2)
+        except (TypeError, ValueError) as error:
+            problem = Problem(
+                file="grid",
+                line=None,
+                column=None,
+                path="",
+                message=f"cannot be written as a file: {error}",
+                hint="a grid is made of dict, list, str, int, float, bool and None",
+            )
+            raise GridError([problem]) from error
+        try:
+            return cls.from_text(text)
+        except GridError as error:
+            # Lines of a text that nobody has seen would say nothing.
+            unplaced = [replace(one, line=None, column=None) for one in error.problems]
+            raise GridError(unplaced) from None
+
+    def plan(
+        self,
+        *,
+        emulate: str | None = None,
+        name: str | None = None,
+        results: Path | str | None = None,
+        retry_failed: bool = False,
+        force: bool = False,
+    ) -> Plan:
+        """What a run would do with every job, and why; starts nothing, writes nothing.
+
+        Args:
+            emulate: emulated nodes, such as ``2x8``; None: one server of eight cards of each kind.
+            name: of the run that would go on; None: the grid's.
+            results: directory of runs; None: NIGHTGRID_RESULTS, else ``./results``.
+            retry_failed: also run what failed earlier.
+            force: run everything, measured already or not.
+
+        Raises:
+            GridError: these nodes can never give a job its cards.
+            ClusterError: the nodes make no sense.
+            StoreError: earlier rows cannot be read.
+        """
+        from orchestrator.results.directory import default_results_dir
+        from orchestrator.running import RunOptions, plan_grid
+
+        options = RunOptions(
+            results=Path(results) if results is not None else default_results_dir(),
+            name=name,
+            emulate=emulate,
+            retry_failed=retry_failed,
+            force=force,
+        )
+        return plan_grid(self, options)
+
+    def __repr__(self) -> str:
+        kinds = ", ".join(map(str, self.accelerators()))
+        return f"<Grid {self.name!r}: {len(self.planned):,} jobs on {kinds}>"
 
     @property
     def file(self) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
 
 from orchestrator.measurement import Measurement, Metrics
@@ -20,7 +20,14 @@ from orchestrator.report.safe import csv_field, finite
 from orchestrator.report.summary import Summary
 
 #: Findings that the JSON carries; the other figures are its rows in another order.
-JSON_FIGURES = ("throughput-against-latency", "techniques", "scaling", "roofline", "published")
+JSON_FIGURES = (
+    "throughput-against-latency",
+    "techniques",
+    "training-steps",
+    "scaling",
+    "roofline",
+    "published",
+)
 
 _LEFT_OUT = frozenset({"metrics", "samples", "items", "measure", "parameters", "versions",
                        "details"})  # fmt: skip
@@ -40,7 +47,12 @@ def to_csv(summary: Summary) -> str:
 
 def to_json(summary: Summary) -> str:
     """The summary's findings and its rows as one JSON object."""
-    document = {
+    return json.dumps(document(summary), ensure_ascii=True, allow_nan=False, indent=2) + "\n"
+
+
+def document(summary: Summary) -> dict[str, object]:
+    """The summary's findings and its rows as values that JSON knows."""
+    return {
         "run": summary.run,
         "verdict": summary.verdict,
         "unsettled": summary.unsettled,
@@ -88,9 +100,13 @@ def to_json(summary: Summary) -> str:
             fact.name: [value for value, _ in fact.values]
             for fact in (*summary.provenance.versions, *summary.provenance.facts)
         },
-        "rows": [{k: _jsonable(v) for k, v in _flat(row).items()} for row in summary.rows],
+        "rows": records(summary.rows),
     }
-    return json.dumps(document, ensure_ascii=True, allow_nan=False, indent=2) + "\n"
+
+
+def records(rows: Iterable[Measurement]) -> list[dict[str, object]]:
+    """Each row as one mapping of plain values, without its raw samples."""
+    return [{name: _jsonable(value) for name, value in _flat(row).items()} for row in rows]
 
 
 def _contest(contest: Contest) -> dict[str, object]:
