@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from types import SimpleNamespace
 
+import chatglm3_reference as reference
 import pytest
 
 from workloads.errors import BadConfiguration, DataMissing
@@ -113,12 +114,13 @@ def test_incomplete_directories(tmp_path):
         find_model(str(tmp_path / "nowhere"))
 
 
-def test_the_original_layout_asks_for_conversion(tmp_path):
-    """ChatGLM's own layout names the command; an engine of its own may ask for it as it is."""
-    model = write_model(tmp_path / "m", architectures=["ChatGLMModel"], model_type="chatglm")
-    with pytest.raises(BadConfiguration, match="nightgrid convert"):
-        find_model(str(model))
-    assert find_model(str(model), allow_original=True).architecture == "ChatGLMModel"
+def test_the_original_layout_is_a_model_too(tmp_path):
+    """ChatGLM3's own layout is found like any other; a ChatGLM of another kind is refused."""
+    model = reference.write_checkpoint(tmp_path / "m", reference.random_state())
+    assert find_model(str(model)).architecture == "ChatGLMModel"
+    other = write_model(tmp_path / "other", architectures=["ChatGLMModel"], model_type="chatglm")
+    with pytest.raises(BadConfiguration, match="the first ChatGLM-6B"):
+        find_model(str(other))
 
 
 def test_a_hub_id_in_the_local_cache(no_hub):

@@ -264,7 +264,8 @@ def test_a_checkpoint_with_a_slow_tokenizer_only(tmp_path: Path) -> None:
     )
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "ctrl"}))
     entry = find_model("tiny-chatglm3")
-    source = ModelSource(path=str(tmp_path), random_weights=True, entry=entry)
+    where = str(tmp_path)
+    source = ModelSource(path=where, tokenizer_path=where, random_weights=True, entry=entry)
 
     def load(kind: Any) -> Loading:
         loading = Loading(device=device_for("cpu"), model_arguments={}, tokenizer_arguments={})

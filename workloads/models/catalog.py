@@ -1,6 +1,6 @@
 """Which models there are: names resolved without loading anything, and without torch.
 
-A name is an embedded model's, a directory of a checkpoint that transformers loads natively, or a
+A name is an embedded model's, a directory of a checkpoint (ChatGLM3 in either of its layouts), or a
 hub id (``org/name``). Planning asks for every name of a grid, so an answer takes milliseconds and
 a hub that cannot be reached costs a couple of seconds once, never a hang.
 """
@@ -12,12 +12,12 @@ import importlib.util
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from workloads.cache import cache_root
-from workloads.errors import BadConfiguration, DataMissing
+from workloads.errors import DataMissing
 from workloads.models import hub, smollm2
-from workloads.models.chatglm3 import is_original
+from workloads.models.chatglm3 import is_original, sizes_of
 from workloads.models.checkpoint_files import architecture_of, read_config, weight_files
 
 TINY, SMOLLM2 = "tiny-chatglm3", "smollm2-135m-instruct"
@@ -37,24 +37,23 @@ class ModelEntry:
     architecture: str  # the class named in config.json
 
 
-def find_model(name: str, *, allow_original: bool = False) -> ModelEntry:
+def find_model(name: str) -> ModelEntry:
     """The entry of a model's name.
 
     Args:
         name: an embedded name, a path, or a hub id.
-        allow_original: accept ChatGLM's original layout, which only an engine of its own loads.
 
     Raises:
         DataMissing: nothing has this name, or it is there but not complete; says what is close.
-        BadConfiguration: it is there, in a layout that transformers does not load.
+        BadConfiguration: it is a ChatGLM of another kind than ChatGLM2 and 3.
     """
     if name in EMBEDDED:
         return _embedded(name)
     path = Path(name).expanduser()
     if path.exists():
-        return _directory(name, path, allow_original)
+        return _directory(name, path)
     if _HUB_ID.fullmatch(name):
-        return _hub(name, allow_original)
+        return _hub(name)
     raise DataMissing(_unknown(name))
 
 
@@ -103,10 +102,11 @@ def smollm2_file() -> Path:
     return files[0]
 
 
-def _directory(name: str, path: Path, allow_original: bool) -> ModelEntry:
+def _directory(name: str, path: Path) -> ModelEntry:
     config = read_config(path)
     weight_files(path)
-    _check_layout(name, config, allow_original)
+    if is_original(config):
+        sizes_of(config)  # a layout that engines can have in the form they load
     return ModelEntry(
         name=name,
         kind="directory",
@@ -116,10 +116,11 @@ def _directory(name: str, path: Path, allow_original: bool) -> ModelEntry:
     )
 
 
-def _hub(name: str, allow_original: bool) -> ModelEntry:
+def _hub(name: str) -> ModelEntry:
     snapshot = hub.cached_snapshot(name)
     config = read_config(snapshot) if snapshot else hub.fetch_config(name)
-    _check_layout(name, config, allow_original)
+    if is_original(config):
+        sizes_of(config)  # a layout that engines can have in the form they load
     return ModelEntry(
         name=name,
         kind="hub",
@@ -127,11 +128,3 @@ def _hub(name: str, allow_original: bool) -> ModelEntry:
         random_weights=bool(config.get("random_weights")),
         architecture=architecture_of(config),
     )
-
-
-def _check_layout(name: str, config: dict[str, Any], allow_original: bool) -> None:
-    if is_original(config) and not allow_original:
-        raise BadConfiguration(
-            f"{name} is ChatGLM in its original layout, which needs code that transformers no "
-            f"longer loads; convert it once:  nightgrid convert {name} DIRECTORY"
-        )

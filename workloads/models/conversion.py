@@ -99,6 +99,16 @@ def convert(
     return written[0]
 
 
+def convert_into(source: Path, directory: Path) -> None:
+    """Like ``convert``, into a directory that is there and empty.
+
+    Raises:
+        DataMissing: weights are missing or truncated.
+        BadConfiguration: the source is not ChatGLM3.
+    """
+    _write(_read_source(source), directory, directory, SHARD_BYTES, lambda done, total: None)
+
+
 def _read_source(source: Path) -> _Source:
     """Look at everything that will be read, and refuse what will not convert."""
     config = read_config(source)

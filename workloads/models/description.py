@@ -145,7 +145,7 @@ def _resolve(name: str) -> tuple[dict[str, Any], Path | None]:
         path = path.parent
     if name != TINY and (path / "config.json").is_file():
         return read_config(path), path
-    entry = find_model(name, allow_original=True)
+    entry = find_model(name)
     if entry.name == TINY:
         from workloads.models import tiny_chatglm3
 

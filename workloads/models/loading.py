@@ -1,7 +1,8 @@
 """From a model's name to a directory that ``transformers`` loads, and its tokenizer.
 
 Embedded models are made once per node into the cache (``workloads/cache.py``); directories and
-hub snapshots are used where they lie. Nobody downstream needs to know which it was.
+hub snapshots are used where they lie, unless the engine wants ChatGLM3 in its other layout
+(``layouts.py``). Nobody downstream needs to know which it was.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ from typing import Any
 
 from workloads.cache import cached_directory
 from workloads.errors import DataMissing
-from workloads.models import hub, remote_code
+from workloads.models import hub, layouts, remote_code
 from workloads.models.catalog import TINY, ModelEntry, find_model
+from workloads.models.layouts import Layout
 from workloads.models.prompt import encode_prompt
 
 __all__ = ["ModelSource", "encode_prompt", "load_tokenizer", "open_model"]
@@ -24,30 +26,35 @@ class ModelSource:
     """A model ready to load: ``AutoModelForCausalLM.from_pretrained(source.path, …)``."""
 
     path: str
+    tokenizer_path: str
     random_weights: bool
     entry: ModelEntry
     remote_code: bool = False  # whether the model's own Python files may be run
 
 
-def open_model(name: str, *, allow_original: bool = False) -> ModelSource:
-    """Make sure the model's directory exists, building or fetching it if need be.
+def open_model(name: str, *, layout: Layout = "native") -> ModelSource:
+    """Make sure the model's directory exists, building, fetching or converting it if need be.
 
     Safe when several processes of a node ask at once.
 
     Args:
         name: as in ``catalog.find_model``.
-        allow_original: accept ChatGLM's original layout, for an engine that loads it.
+        layout: which of ChatGLM3's two layouts the engine loads; other models have one.
 
     Raises:
         DataMissing: there is no such model, or it cannot be made or fetched.
-        BadConfiguration: its layout is one that transformers does not load.
+        BadConfiguration: it is a ChatGLM that cannot be had in that layout.
     """
-    entry = find_model(name, allow_original=allow_original)
+    entry = find_model(name)
     own_code = remote_code.allowed(name)
     if entry.kind == "directory":
         path = Path(entry.location)
     elif entry.kind == "hub":
-        path = Path(entry.location) if entry.location != entry.name else hub.download(entry.name, with_code=own_code)
+        path = (
+            Path(entry.location)
+            if entry.location != entry.name
+            else hub.download(entry.name, with_code=own_code)
+        )
     elif entry.name == TINY:
         from workloads.models import tiny_chatglm3
 
@@ -57,8 +64,10 @@ def open_model(name: str, *, allow_original: bool = False) -> ModelSource:
 
         file = Path(entry.location)
         path = cached_directory(smollm2.cache_key(file), lambda to: smollm2.build(file, to))
+    path = layouts.in_layout(path, layout)
     return ModelSource(
         path=str(path),
+        tokenizer_path=str(layouts.tokenizer_directory(path)),
         random_weights=entry.random_weights,
         entry=entry,
         remote_code=own_code,
@@ -79,14 +88,14 @@ def load_tokenizer(source: ModelSource, **arguments: Any) -> Any:
     from transformers import AutoTokenizer
 
     files = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model", "vocab.txt")
-    if not any((Path(source.path) / file).is_file() for file in files):
+    if not any((Path(source.tokenizer_path) / file).is_file() for file in files):
         raise DataMissing(
-            f"{source.path} has no tokenizer.json; a converted ChatGLM3 gets one when "
+            f"{source.tokenizer_path} has no tokenizer.json; a converted ChatGLM3 gets one when "
             "tokenizer.model lies beside its weights: put it there and convert again"
         )
     try:
         tokenizer = AutoTokenizer.from_pretrained(
-            source.path, trust_remote_code=source.remote_code, **arguments
+            source.tokenizer_path, trust_remote_code=source.remote_code, **arguments
         )
     except ValueError as error:
         if refusal := remote_code.refusal(source.entry.name, error):

@@ -17,7 +17,8 @@ from typing import Any
 
 from workloads.errors import BadConfiguration, WorkloadError
 from workloads.models.catalog import SMOLLM2, TINY, find_model
-from workloads.models.checkpoint_files import weight_files
+from workloads.models.checkpoint_files import read_config, weight_files
+from workloads.models.layouts import layout_of
 
 #: The attention's inputs as architectures spell them; the first whole set that a model has.
 ATTENTION_TARGETS = (
@@ -88,6 +89,8 @@ def linear_names(model: str) -> frozenset[str] | None:
         directory = Path(entry.location)
         if not directory.is_dir():
             return None  # on a hub, not downloaded
+        if layout_of(read_config(directory)) == "original":
+            return None  # it is trained in the native layout, which is yet to be made
         files = [file for file in weight_files(directory) if file.suffix == ".safetensors"]
         shapes = [item for file in files for item in _safetensors_shapes(file)]
     except (WorkloadError, OSError, ValueError, KeyError, struct.error):

@@ -12,6 +12,7 @@ from typing import Any
 
 from workloads.errors import WorkloadError
 from workloads.models.catalog import TINY, find_model
+from workloads.models.chatglm3 import from_original_config, is_original
 from workloads.models.checkpoint_files import read_config
 from workloads.precision import quantized
 from workloads.refusal import Asked, Refusal
@@ -42,7 +43,8 @@ def model_config(name: str) -> Mapping[str, Any] | None:
 
             return config()
         directory = Path(entry.location)
-        return read_config(directory) if directory.is_dir() else None
+        found = read_config(directory) if directory.is_dir() else None
+        return from_original_config(found) if found and is_original(found) else found
     except (WorkloadError, OSError):
         return None
 

@@ -1,0 +1,49 @@
+"""The device name ``hpu``, as another name of the CPU."""
+
+import functools
+import threading
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+
+def _on_cpu(value: Any) -> Any:
+    if isinstance(value, torch.device) and value.type == "hpu":
+        return torch.device("cpu")
+    if isinstance(value, str) and (value == "hpu" or value.startswith("hpu:")):
+        return "cpu"
+    return value
+
+
+class HpuIsCpu(TorchFunctionMode):
+    """Every call that names the device ``hpu`` gets the CPU instead."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        args = tuple(_on_cpu(value) for value in args)
+        return func(*args, **{name: _on_cpu(value) for name, value in (kwargs or {}).items()})
+
+
+def install() -> None:
+    """For this thread and those it starts: a mode belongs to a thread."""
+    HpuIsCpu().__enter__()
+    run = threading.Thread.run
+
+    @functools.wraps(run)
+    def run_with_mode(self: threading.Thread) -> None:
+        with HpuIsCpu():
+            run(self)
+
+    threading.Thread.run = run_with_mode  # type: ignore[method-assign]
+    autocast = torch.amp.autocast_mode.autocast.__init__
+
+    @functools.wraps(autocast)
+    def autocast_on_cpu(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
+        autocast(self, _on_cpu(device_type), *args, **kwargs)
+
+    torch.amp.autocast_mode.autocast.__init__ = autocast_on_cpu  # type: ignore[method-assign]
+
+
+def compile_graph(module: Any, example_inputs: Any, **options: Any) -> Any:
+    """The backend ``hpu_backend`` of torch.compile: it runs the captured graph as it is."""
+    return module.forward

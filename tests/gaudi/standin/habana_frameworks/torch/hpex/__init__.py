@@ -1,0 +1,1 @@
+"""Fused kernels, written out in torch."""

@@ -1,0 +1,131 @@
+"""The device module ``torch.hpu``: one card, its memory the process's."""
+
+import contextlib
+import os
+import resource
+from collections.abc import Iterator
+from typing import Any
+
+from . import random
+
+_LIMIT_BYTES = 94_600_000_000
+
+graphs_made = 0  # for tests
+
+
+def is_available() -> bool:
+    return True
+
+
+def device_count() -> int:
+    return 1
+
+
+def current_device() -> int:
+    return 0
+
+
+def set_device(*_: Any) -> None: ...
+
+
+def is_initialized() -> bool:
+    return True
+
+
+def init(*_: Any) -> None: ...
+
+
+def get_device_name(*_: Any) -> str:
+    return "GAUDI2 (stand-in on CPU)"
+
+
+def get_device_capability(*_: Any) -> str:
+    return "1.24.0"
+
+
+def synchronize(*_: Any) -> None: ...
+
+
+def memory_stats(*_: Any) -> dict[str, int]:
+    """The bridge's keys; bytes."""
+    in_use = int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return {
+        "Limit": _LIMIT_BYTES,
+        "InUse": in_use,
+        "MaxInUse": max(in_use, peak),
+        "NumAllocs": 0,
+        "NumFrees": 0,
+        "ActiveAllocs": 0,
+        "MaxAllocSize": 0,
+        "TotalSystemAllocs": 0,
+        "TotalSystemFrees": 0,
+        "TotalActiveAllocs": 0,
+    }
+
+
+def memory_allocated(*_: Any) -> int:
+    return memory_stats()["InUse"]
+
+
+def max_memory_allocated(*_: Any) -> int:
+    return memory_stats()["MaxInUse"]
+
+
+def reset_peak_memory_stats(*_: Any) -> None: ...
+
+
+def wrap_in_hpu_graph(module: Any, *_: Any, **__: Any) -> Any:
+    """A module that would be captured and replayed; as with the bridge, only in lazy mode."""
+    global graphs_made
+    if os.environ.get("PT_HPU_LAZY_MODE") != "1":
+        raise AttributeError("wrap_in_hpu_graph exists in lazy mode only")
+    graphs_made += 1
+    forward = module.forward
+
+    def without_the_switch(*args: Any, bypass_hpu_graphs: bool = False, **kwargs: Any) -> Any:
+        return forward(*args, **kwargs)
+
+    module.forward = without_the_switch
+    module.clear_inputs = lambda *_: None
+    module.clear_cache = lambda *_: None
+    return module
+
+
+class ModuleCacher:
+    """Captures a module for training; here it stays as it is."""
+
+    def __init__(self, *_: Any, **__: Any) -> None: ...
+
+    def __call__(self, model: Any, *_: Any, **__: Any) -> Any:
+        return model
+
+
+@contextlib.contextmanager
+def sdp_kernel(*_: Any, **__: Any) -> Iterator[None]:
+    yield
+
+
+def is_autocast_hpu_enabled() -> bool:
+    import torch
+
+    return torch.is_autocast_enabled("cpu")
+
+
+def get_autocast_hpu_dtype() -> Any:
+    import torch
+
+    return torch.get_autocast_dtype("cpu")
+
+
+def enable_dynamic_shape() -> None: ...
+
+
+def disable_dynamic_shape() -> None: ...
+
+
+def enable_recompute_FSDPA(*_: Any) -> None: ...
+
+
+def manual_seed_all(seed: int) -> None:
+    random.manual_seed_all(seed)

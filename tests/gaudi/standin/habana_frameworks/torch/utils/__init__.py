@@ -1,0 +1,1 @@
+"""Small things of the bridge."""

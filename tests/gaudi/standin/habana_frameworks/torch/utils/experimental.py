@@ -1,0 +1,17 @@
+"""What kind of card this is."""
+
+from enum import Enum
+
+import habana_frameworks.torch.hpu as hpu
+
+__all__ = ["hpu"]
+
+
+class synDeviceType(Enum):  # noqa: N801 - the bridge's name
+    synDeviceGaudi = 1
+    synDeviceGaudi2 = 4
+    synDeviceGaudi3 = 5
+
+
+def _get_device_type() -> synDeviceType:
+    return synDeviceType.synDeviceGaudi2

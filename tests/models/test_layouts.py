@@ -1,0 +1,81 @@
+"""ChatGLM3 in the layout that an engine loads, whichever the user has."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import chatglm3_reference as reference
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from workloads.models.layouts import in_layout, layout_of
+from workloads.models.loading import load_tokenizer, open_model
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("NIGHTGRID_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def original(tmp_path) -> Path:
+    directory = reference.write_checkpoint(tmp_path / "original", reference.random_state())
+    reference.write_sentencepiece(directory)
+    return directory
+
+
+def test_a_model_that_is_in_the_layout_is_used_where_it_lies(original):
+    """Nothing is copied for an engine that loads what the user has."""
+    assert in_layout(original, "original") == original
+    assert open_model(str(original), layout="original").path == str(original)
+
+
+def test_there_and_back_is_the_same_bit_for_bit(original):
+    """Original to native to original: every tensor, and the config's sizes."""
+    native = in_layout(original, "native")
+    again = in_layout(native, "original")
+    wanted = torch.load(original / "pytorch_model.bin", weights_only=True)
+    wanted.pop("transformer.rotary_pos_emb.inv_freq")
+    found = load_file(again / "model.safetensors")
+    assert set(found) == set(wanted)
+    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+    config = json.loads((again / "config.json").read_text())
+    kept = {name: value for name, value in config.items() if name in reference.CONFIG}
+    assert kept == {**reference.CONFIG, "torch_dtype": "float32"}
+    assert layout_of(config) == "original"
+
+
+def test_the_other_layout_is_made_once_and_anew_when_the_model_changes(original):
+    """The cache answers as long as the files are the same."""
+    first = in_layout(original, "native")
+    assert in_layout(original, "native") == first
+    weights = original / "pytorch_model.bin"
+    os.utime(weights, ns=(1, 1))
+    assert in_layout(original, "native") != first
+
+
+def test_both_layouts_encode_alike(original):
+    """The original layout's SentencePiece model gives the converted model's ids."""
+    text = "类型#裙子*版型#显瘦 and some English"
+    sources = [open_model(str(original), layout=layout) for layout in ("original", "native")]
+    first, second = (load_tokenizer(source)(text)["input_ids"] for source in sources)
+    assert first == second
+    ends = json.loads((Path(sources[0].tokenizer_path) / "generation_config.json").read_text())
+    assert ends["eos_token_id"][0] == 2 and len(ends["eos_token_id"]) == 3
+
+
+def test_a_rotary_base_of_its_own_survives(tmp_path):
+    """rope_ratio 50, as in the 32k model, comes back as it was."""
+    config = {**reference.CONFIG, "rope_ratio": 50}
+    source = reference.write_checkpoint(tmp_path / "m", reference.random_state(), config=config)
+    again = in_layout(in_layout(source, "native"), "original")
+    assert json.loads((again / "config.json").read_text())["rope_ratio"] == 50
+
+
+def test_other_architectures_have_one_layout(tmp_path):
+    """What is not ChatGLM3 is left alone."""
+    (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
+    assert in_layout(tmp_path, "original") == tmp_path

@@ -1,0 +1,85 @@
+"""ChatGLM3 lies on disk in one of two layouts, and each engine loads one of them.
+
+transformers' own GLM class loads the *native* layout; optimum-habana is fast on the *original* one.
+The user names a model, in whichever layout it is: the other is made of it when an engine asks, and
+kept in the node's cache as long as the model's files stay the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from workloads.cache import cached_directory
+from workloads.models import chatglm3
+from workloads.models.checkpoint_files import architecture_of, read_config, weight_files
+
+Layout = Literal["native", "original"]
+
+#: Raise when conversion or restoration write something else: it is in the cache's keys.
+_RECIPE = 1
+
+
+def layout_of(config: Mapping[str, Any]) -> Layout | None:
+    """The layout that a config.json describes; None for every other model, which has only one."""
+    if chatglm3.is_original(config):
+        return "original"
+    return "native" if architecture_of(dict(config)) == "GlmForCausalLM" else None
+
+
+def in_layout(directory: Path, wanted: Layout) -> Path:
+    """A directory that holds this model in the layout that is wanted: itself, or one made of it.
+
+    Raises:
+        DataMissing: weights are missing or truncated.
+        BadConfiguration: it is a ChatGLM of another kind, which has no counterpart.
+    """
+    found = layout_of(read_config(directory))
+    if found is None or found == wanted:
+        return directory
+    key = f"chatglm3-{wanted}-{_RECIPE}-{_fingerprint(directory)}"
+    if wanted == "native":
+        from workloads.models.conversion import convert_into
+
+        return cached_directory(key, lambda to: convert_into(directory, to))
+    from workloads.models.restoration import restore_into
+
+    return cached_directory(key, lambda to: restore_into(directory, to))
+
+
+def tokenizer_directory(directory: Path) -> Path:
+    """Where the fast tokenizer of a model lies: with it, or made of its SentencePiece model.
+
+    Raises:
+        DataMissing: there is neither.
+        BadConfiguration: the SentencePiece model is of another kind.
+    """
+    if (directory / "tokenizer.json").is_file() or not (directory / "tokenizer.model").is_file():
+        return directory
+    if layout_of(config := read_config(directory)) != "original":
+        return directory
+    from workloads.models.chatglm3_tokenizer import read_pieces, write_tokenizer
+
+    def build(to: Path) -> None:
+        pieces = read_pieces(directory / "tokenizer.model")
+        write_tokenizer(to, pieces, int(config.get("seq_length") or 8192))
+        ends = chatglm3.eos_token_ids(config, chatglm3.sizes_of(config), len(pieces))
+        text = json.dumps({"eos_token_id": ends, "pad_token_id": chatglm3.UNKNOWN_ID}, indent=2)
+        (to / "generation_config.json").write_text(text + "\n", encoding="utf-8")
+
+    return cached_directory(f"chatglm3-tokenizer-{_RECIPE}-{_fingerprint(directory)}", build)
+
+
+def _fingerprint(directory: Path) -> str:
+    """Changes when a file of the model does. Names, sizes and times stand for gigabytes of
+    weights."""
+    seen = hashlib.sha256(str(directory.resolve()).encode())
+    named = [directory / "config.json", directory / "tokenizer.model", *weight_files(directory)]
+    for file in named:
+        if file.is_file():
+            facts = file.stat()
+            seen.update(f"{file.name} {facts.st_size} {facts.st_mtime_ns}\n".encode())
+    return seen.hexdigest()[:16]
