@@ -23,6 +23,7 @@ COMMANDS: dict[str, str] = {
     "run": "run a grid on emulated cards or on the Ray cluster",
     "submit": "send a grid to a cluster as a Ray job and return at once",
     "status": "show a submitted job, or a run in a results directory",
+    "watch": "a run as a web page that updates itself, on this machine's loopback",
     "logs": "print or follow the log of a submitted job",
     "report": "tables and an HTML page from a run's results",
     "compare": "what became slower or faster from one run to another; fails CI if asked",

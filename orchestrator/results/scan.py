@@ -11,7 +11,7 @@ import contextlib
 import json
 import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -51,8 +51,13 @@ class Scan:
             raise StoreError(f"{self.directory}: tables do not fit together: {error}") from error
 
 
-def scan_rows(directory: Path, columns: Iterable[str]) -> Scan:
+def scan_rows(
+    directory: Path, columns: Iterable[str], known: Mapping[str, pa.Table] | None = None
+) -> Scan:
     """Read every file of rows, verified, of one moment.
+
+    Files never change, so who follows a run hands in the tables of the last look as ``known``
+    and only what came since is read.
 
     A compaction may replace files under our hands, so the names are listed again afterwards: if
     one that we listed has gone, or a compacted file has come, what we have may miss rows or hold
@@ -62,7 +67,7 @@ def scan_rows(directory: Path, columns: Iterable[str]) -> Scan:
     for _ in range(100):
         names = _row_files(directory)
         try:
-            found = _read_files(directory, names, columns)
+            found = _read_files(directory, names, columns, known or {})
         except FileNotFoundError:
             continue
         now = _row_files(directory)
@@ -82,7 +87,9 @@ def _row_files(directory: Path) -> set[str]:
     return {name for name in names if name.endswith(".parquet") and not name.startswith(".")}
 
 
-def _read_files(directory: Path, names: set[str], columns: list[str]) -> Scan:
+def _read_files(
+    directory: Path, names: set[str], columns: list[str], known: Mapping[str, pa.Table]
+) -> Scan:
     scan = Scan(directory, {}, [], [])
     covered: set[str] = set()
     # Compacted files first: they say which fragments need not be read.
@@ -90,7 +97,9 @@ def _read_files(directory: Path, names: set[str], columns: list[str]) -> Scan:
         if name in covered:
             scan.covered.append(name)
             continue
-        table = _read_file(directory / name, columns, scan.damaged)
+        table = known.get(name)
+        if table is None:
+            table = _read_file(directory / name, columns, scan.damaged)
         if table is not None:
             scan.tables[name] = table
             covered.update(json.loads((table.schema.metadata or {}).get(COVERS_KEY, b"[]")))

@@ -78,14 +78,14 @@ class Page:
 
     def open(
         self,
-        path: Path,
+        page: Path | str,
         width: int = 1280,
         height: int = 900,
         dark: bool = False,
         touch: bool = False,
         ratio: float = 1.0,
     ) -> float:
-        """Load a file and return the seconds until its ``load`` event was over."""
+        """Load a file or an address; the seconds until its ``load`` event was over."""
         self.send(
             "Emulation.setDeviceMetricsOverride",
             width=width,
@@ -100,7 +100,8 @@ class Page:
         self.requests.clear()
         self.events.clear()
         started = time.monotonic()
-        self.send("Page.navigate", url=path.resolve().as_uri())
+        url = page if isinstance(page, str) else page.resolve().as_uri()
+        self.send("Page.navigate", url=url)
         while "Page.loadEventFired" not in self.events:
             self._next()
         elapsed = time.monotonic() - started
@@ -134,6 +135,13 @@ class Page:
     def settle(self) -> None:
         """Wait until what was asked of the next frames has been drawn."""
         self.evaluate("new Promise(r => requestAnimationFrame(() => requestAnimationFrame(r)))")
+
+    def wait_for(self, script: str, patience_s: float = PATIENCE_S) -> None:
+        """Wait until a JavaScript expression is true."""
+        deadline = time.monotonic() + patience_s
+        while not self.evaluate(script):
+            assert time.monotonic() < deadline, f"not true after {patience_s:g} s: {script}"
+            time.sleep(0.05)
 
     def press(self, key: str) -> None:
         """Press a key on whatever has the focus."""

@@ -1,0 +1,215 @@
+"""What the files of a run say at this moment: the page's data, as plain JSON values.
+
+The driver may be on another machine, so its files are all there is: ``status.json``, which it
+replaces about once a second, and the rows. Both may be half written, of another version, or gone
+for a moment on shared storage; then the last good state stays, with a word about it.
+
+How old the driver's last word is, is told by two clocks. Before the status has been seen to change
+there is only the difference between the driver's clock and ours; from then on it is the time since
+it last changed, by our clock alone, which no clock that goes wrong can falsify.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.errors import StoreError
+from orchestrator.job import State
+from orchestrator.report.progress import STALE_AFTER_S, underway_of
+from orchestrator.report.safe import one_line
+from orchestrator.report.units import number, plural, seconds
+from orchestrator.results.scan import scan_rows
+from orchestrator.run_status import RunStatus
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from orchestrator.results.store import Store
+
+#: Rows shown, the newest first; the report has them all.
+NEWEST_ROWS = 25
+REASON_LENGTH = 300
+_COLUMNS = (
+    "job_id",
+    "state",
+    "final",
+    "reason",
+    "failure_class",
+    "experiment",
+    "workload",
+    "model",
+    "precision",
+    "batch_size",
+    "accelerator",
+    "cards",
+    "nodes",
+    "card_indices",
+    "emulated",
+    "throughput",
+    "throughput_unit",
+    "relative_half_width",
+    "recorded_at",
+)
+
+
+class RunFeed:
+    """The state of one run, read anew on request; not for several threads at once.
+
+    Args:
+        store: where the run lies; it is only read.
+        clock: seconds since the epoch, to be compared with the driver's.
+        steady: seconds that never jump.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        clock: Callable[[], float] = time.time,
+        steady: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._steady = steady
+        self._text = ""
+        self._status: RunStatus | None = None
+        self._status_trouble = ""
+        self._changed_at: float | None = None  # by the steady clock; None: not seen to change
+        self._tables: Mapping[str, pa.Table] = {}
+        self._rows: list[dict[str, Any]] = []
+        self._damaged = 0
+        self._rows_trouble = ""
+
+    def snapshot(self) -> dict[str, Any]:
+        """How the run stands, for the page."""
+        self._read_status()
+        self._read_rows()
+        now = self._clock()
+        status, silent_s = self._status, self._silent_s(now)
+        stale = status is not None and not status.finished and silent_s > STALE_AFTER_S
+        return {
+            "run": self._store.run,
+            "now": now,
+            "silent_s": silent_s,
+            "stale": stale,
+            "sentence": self._sentence(silent_s),
+            "trouble": [text for text in (self._status_trouble, self._rows_trouble) if text],
+            "emulated": any(row["emulated"] for row in self._rows)
+            or (status is not None and status.emulated),
+            "status": None if status is None else _status_values(status),
+            "rows": [_row_values(row) for row in self._rows[:NEWEST_ROWS]],
+            "row_count": len(self._rows),
+            "states": _final_states(self._rows),
+            "damaged": self._damaged,
+            "report": (self._store.path / "report.html").is_file(),
+        }
+
+    def _read_status(self) -> None:
+        try:
+            text = (self._store.path / "status.json").read_text(encoding="utf-8")
+        except FileNotFoundError:
+            self._status_trouble = ""
+            return
+        except (OSError, UnicodeDecodeError) as error:
+            self._status_trouble = f"status.json cannot be read: {error}"
+            return
+        self._status_trouble = ""
+        if text == self._text:
+            return
+        if self._text:
+            self._changed_at = self._steady()
+        self._text = text
+        try:
+            self._status = RunStatus.from_json(text)
+        except ValueError as error:
+            self._status_trouble = f"status.json is not understood: {error}"
+
+    def _read_rows(self) -> None:
+        try:
+            scan = scan_rows(self._store.tables_path, _COLUMNS, self._tables)
+        except StoreError as error:
+            self._rows_trouble = str(error)
+            return
+        self._rows_trouble = ""
+        self._damaged = len(scan.damaged)
+        if scan.tables.keys() == self._tables.keys():
+            return
+        self._tables = scan.tables
+        rows = scan.joined().to_pylist() if scan.tables else []
+        self._rows = sorted(rows, key=_recorded_at, reverse=True)
+
+    def _silent_s(self, now: float) -> float:
+        if self._status is None:
+            return 0.0
+        if self._changed_at is not None:
+            return self._steady() - self._changed_at
+        return max(0.0, now - self._status.at)
+
+    def _sentence(self, silent_s: float) -> str:
+        status = self._status
+        if status is None:
+            rows = plural(len(self._rows), "row")
+            return f"No driver has written a status for this run yet; there are {rows}."
+        underway = underway_of(status, status.at + silent_s)
+        if underway is not None:
+            return underway.sentence
+        took = seconds(status.at - status.started_at)
+        why = f" It was stopped: {one_line(status.stopping, REASON_LENGTH)}." * bool(
+            status.stopping
+        )
+        return f"Finished: {status.done:,} of {plural(status.total, 'job')} done in {took}.{why}"
+
+
+def _status_values(status: RunStatus) -> dict[str, Any]:
+    """The status with what follows from it; reasons harmless to look at."""
+    values = dataclasses.asdict(status)
+    values |= {"busy": status.busy, "jobs_per_h": status.jobs_per_h}
+    for failure in values["failures"]:
+        failure["reason"] = one_line(failure["reason"], REASON_LENGTH)
+    return values
+
+
+def _row_values(row: Mapping[str, Any]) -> dict[str, Any]:
+    nodes, indices = row["nodes"] or [], row["card_indices"] or []
+    where = ""
+    if nodes:
+        where = f"{nodes[0]}/{row['accelerator']}{indices[0]}" if indices else str(nodes[0])
+        where += f" and {len(indices) - 1} more" * (len(indices) > 1)
+    figure = ""
+    if row["throughput"] is not None:
+        figure = f"{number(row['throughput'])} {row['throughput_unit']}"
+        if row["relative_half_width"] is not None:
+            figure += f" ±{100 * row['relative_half_width']:.1f}%"
+    batch = "max" if row["batch_size"] is None else row["batch_size"]
+    words = [row["model"], row["workload"], row["precision"], f"b={batch}"]
+    words += [f"×{row['cards']}"] if row["cards"] > 1 else []
+    return {
+        "at": _recorded_at(row) or None,
+        "state": row["state"],
+        "final": row["final"],
+        "job": one_line(" ".join(words), REASON_LENGTH),
+        "where": one_line(where),
+        "figure": figure,
+        "reason": "" if row["state"] == State.SUCCEEDED else _reason(row),
+    }
+
+
+def _reason(row: Mapping[str, Any]) -> str:
+    return one_line(row["reason"] or row["failure_class"] or "", REASON_LENGTH)
+
+
+def _final_states(rows: list[dict[str, Any]]) -> dict[str, int]:
+    """How many jobs ended how: the newest final row of each, over all invocations of the run."""
+    newest: dict[tuple[str, bool], str] = {}
+    for row in rows:  # newest first
+        if row["final"]:
+            newest.setdefault((row["job_id"], row["emulated"]), row["state"])
+    return dict(Counter(newest.values()))
+
+
+def _recorded_at(row: Mapping[str, Any]) -> float:
+    return row["recorded_at"].timestamp() if row["recorded_at"] is not None else 0.0

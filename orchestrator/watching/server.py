@@ -1,0 +1,153 @@
+"""The web server behind ``nightgrid watch``: five addresses, nothing else, all read-only.
+
+No path is ever turned into a file name: each address is one entry of a table. What may be loaded
+is said in the headers, so that even a page that were tricked into holding foreign text could run
+none of it and send nothing anywhere.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from functools import cache
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.resources import files
+from socketserver import TCPServer
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from orchestrator.watching.access import Access, Verdict
+
+if TYPE_CHECKING:
+    from orchestrator.results.store import Store
+    from orchestrator.watching.feed import RunFeed
+
+_SECURITY = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+        "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",  # the address may hold the token
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+_NO_TOKEN = (
+    "This page is protected. Open it with the address that `nightgrid watch` has printed, "
+    "which ends in ?token=...\n"
+)
+_WRONG_HOST = "This server answers only to localhost, 127.0.0.1 and [::1].\n"
+_REPORT = "report.html"
+
+
+class WatchServer(ThreadingHTTPServer):
+    """Serves one run. ``serve_forever`` blocks; ``shutdown`` from another thread ends it.
+
+    Raises (when made):
+        OSError: the address cannot be had.
+    """
+
+    daemon_threads = True
+
+    def __init__(
+        self, host: str, port: int, *, store: Store, feed: RunFeed, token: str | None
+    ) -> None:
+        if ":" in host:
+            self.address_family = socket.AF_INET6
+        super().__init__((host, port), _Handler)
+        self.access = Access(port=self.server_address[1], token=token)
+        self.store = store
+        self._feed = feed
+        self._reading = threading.Lock()  # many viewers, one reader of files
+
+    def server_bind(self) -> None:
+        """Listen, without asking DNS for our own name, which can take seconds and is not used."""
+        TCPServer.server_bind(self)
+        self.server_name, self.server_port = str(self.server_address[0]), self.server_address[1]
+
+    def snapshot(self) -> bytes:
+        """The state of the run as JSON."""
+        with self._reading:
+            return json.dumps(self._feed.snapshot(), allow_nan=False).encode()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A viewer that goes away in the middle of an answer is no news."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """One request."""
+
+    server: WatchServer
+    server_version = "nightgrid"
+    sys_version = ""
+    timeout = 10  # of a viewer that sends nothing
+
+    def do_GET(self) -> None:
+        """Answer, if this viewer may have an answer."""
+        address = urlsplit(self.path)
+        # ``Message.get`` ignores case, as a plain mapping of headers would not.
+        verdict = self.server.access.verdict(self.headers, address.query)  # type: ignore[arg-type]
+        if verdict is Verdict.WRONG_HOST:
+            self._answer(421, "text/plain", _WRONG_HOST.encode())
+        elif verdict is Verdict.NO_TOKEN:
+            self._answer(401, "text/plain", _NO_TOKEN.encode(), {"WWW-Authenticate": "Bearer"})
+        elif verdict is Verdict.SIGNED_IN:
+            access = self.server.access
+            cookie = f"{access.cookie_name}={access.token}; HttpOnly; SameSite=Strict; Path=/"
+            self._answer(303, "text/plain", b"", {"Set-Cookie": cookie, "Location": "/"})
+        else:
+            self._page(address.path)
+
+    do_HEAD = do_GET
+
+    def _page(self, path: str) -> None:
+        if path == "/":
+            self._answer(200, "text/html", asset("watch.html"))
+        elif path == "/watch.css":
+            self._answer(200, "text/css", style())
+        elif path == "/watch.js":
+            self._answer(200, "text/javascript", asset("watch.js"))
+        elif path == "/state":
+            self._answer(200, "application/json", self.server.snapshot())
+        elif path == "/report":
+            self._report()
+        else:
+            self._answer(404, "text/plain", b"There is nothing here.\n")
+
+    def _report(self) -> None:
+        """The run's page as it was written last; it brings rules of its own for what it loads."""
+        try:
+            page = (self.server.store.path / _REPORT).read_bytes()
+        except OSError:
+            self._answer(404, "text/plain", b"This run has no report yet.\n")
+            return
+        self._answer(200, "text/html", page, {"Content-Security-Policy": "frame-ancestors 'none'"})
+
+    def _answer(
+        self, status: int, kind: str, body: bytes, headers: dict[str, str] | None = None
+    ) -> None:
+        self.send_response(status)
+        for name, value in (_SECURITY | (headers or {})).items():
+            self.send_header(name, value)
+        self.send_header("Content-Type", f"{kind}; charset=utf-8")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Say nothing: every viewer asks every two seconds, and an address may hold the token."""
+
+
+@cache
+def style() -> bytes:
+    """The report's own style, and what this page adds to it."""
+    report = (files("orchestrator.report") / "assets" / "page.css").read_bytes()
+    return report + b"\n" + asset("watch.css")
+
+
+@cache
+def asset(name: str) -> bytes:
+    """A file that comes with this package."""
+    return (files(__package__) / "assets" / name).read_bytes()

@@ -1,0 +1,58 @@
+"""A run's directory as a driver makes it: real rows and a real status, a step at a time."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from pathlib import Path
+from typing import Any
+
+from driver_cases import STATUS
+from measurements import row
+
+from orchestrator.results.store import Store
+from orchestrator.run_status import FailedAttempt, Rate, RunStatus
+
+
+class RunDirectory:
+    """The writer's side of a run under way."""
+
+    def __init__(self, results: Path, run: str = "night") -> None:
+        self.store = Store.open(results, run)
+        with self.store:
+            pass
+
+    def append(self, number: int, **changes: Any) -> None:
+        """Write one row, recorded now unless it says otherwise."""
+        with self.store:
+            self.store.append(row(number, **({"recorded_at": time.time()} | changes)))
+
+    def status(self, **changes: Any) -> RunStatus:
+        """Replace the status; by default that of a run which started a minute ago."""
+        now = time.time()
+        status = dataclasses.replace(
+            STATUS,
+            **{
+                "at": now,
+                "started_at": now - 65,
+                "rates": (Rate(unit="tokens/s", per_s=1204.4, jobs=12),),
+                "jobs_run": 15,
+                **changes,
+            },
+        )
+        self.store.write_file("status.json", status.to_json())
+        return status
+
+
+def failure(at: float, **changes: Any) -> FailedAttempt:
+    """A crash."""
+    values: dict[str, Any] = {
+        "at": at,
+        "job": "tiny-chatglm3 text-generation int4 b=32 HPU",
+        "state": "FAILED",
+        "failure_class": "crash",
+        "reason": "the worker process died of SIGSEGV",
+        "card": "hpu-1/HPU1",
+        "final": False,
+    }
+    return FailedAttempt(**{**values, **changes})

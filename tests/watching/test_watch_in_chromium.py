@@ -1,0 +1,131 @@
+"""The watch page in a real browser, while the run that it shows goes on beneath it."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from driver_cases import STATUS
+from headless_chromium import Page, chromium, find_chromium
+from run_directory import RunDirectory, failure
+from test_server import TOKEN, serving
+
+from orchestrator.job import State
+from orchestrator.report.progress import STALE_AFTER_S
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(find_chromium() is None, reason="no Chromium on this machine"),
+]
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    """One browser for all tests of this module."""
+    with chromium(tmp_path_factory.mktemp("profile")) as page:
+        yield page
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> RunDirectory:
+    """A run under way with one good and one failed row."""
+    directory = RunDirectory(tmp_path)
+    directory.append(0)
+    directory.append(1, state=State.FAILED, reason="<b>no</b> such layer", final=False)
+    directory.status(failures=(failure(time.time() - 5),), failure_counts={"crash": 1})
+    return directory
+
+
+def text(page: Page, selector: str) -> str:
+    """The text of an element as a reader sees it."""
+    return str(page.evaluate(f"document.querySelector({selector!r}).innerText"))
+
+
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("width", [1280, 375])
+def test_the_page_loads_and_shows_the_run(
+    browser: Page, directory: RunDirectory, dark: bool, width: int
+) -> None:
+    """Cards, failures and rows, without a console error, nothing wider than the screen, and
+    nothing loaded from anywhere else."""
+    with serving(directory) as server:
+        origin = f"http://127.0.0.1:{server.server_address[1]}/"
+        browser.open(origin, width=width, dark=dark, touch=width < 500)
+        browser.wait_for("document.querySelectorAll('#rows tr').length === 2")
+        assert "17 of 48 jobs done" in text(browser, "#sentence")
+        assert "measure 12 s" in text(browser, "#cards") and "HPU2" in text(browser, "#cards")
+        assert "1,204 tokens/s" in text(browser, "#key")
+        assert "Emulated cards" in text(browser, "#banners")
+        assert "died of SIGSEGV" in text(browser, "#failures")
+        assert "<b>no</b> such layer" in text(browser, "#rows")  # shown, not obeyed
+        assert browser.evaluate("document.title").startswith("17/48 night")
+        assert browser.evaluate("document.documentElement.scrollWidth") == width
+        background = browser.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert (int(background[4:].split(",")[0]) < 60) is dark
+        assert browser.errors == []
+        assert [u for u in browser.requests if not u.startswith((origin, "data:"))] == []
+        browser.evaluate("location.replace('about:blank')")
+
+
+def test_the_page_follows_the_run_by_itself(browser: Page, directory: RunDirectory) -> None:
+    """New rows, a card that goes on to another job, the end: without a reload, and what stays is
+    the same element, so that a selection survives."""
+    with serving(directory) as server:
+        browser.open(f"http://127.0.0.1:{server.server_address[1]}/")
+        browser.wait_for("document.querySelectorAll('#rows tr').length === 2")
+        browser.evaluate("window.first = document.querySelector('#rows tr:last-child'); 1")
+        moved = dataclasses.replace(STATUS.cards[0], phase="load", job="another job")
+        directory.append(2)
+        directory.status(done=18, cards=(moved, *STATUS.cards[1:]))
+        browser.wait_for("document.querySelectorAll('#rows tr').length === 3")
+        assert "18 of 48" in text(browser, "#sentence")
+        assert "another job" in text(browser, "#cards") and "load" in text(browser, "#cards")
+        assert browser.evaluate("document.querySelector('#rows tr:last-child') === window.first")
+        directory.status(done=48, finished=True, cards=())
+        browser.wait_for("document.querySelector('#sentence').innerText.startsWith('Finished')")
+        assert browser.evaluate("document.querySelector('#cards-section').hidden")
+        assert browser.errors == []
+        browser.evaluate("location.replace('about:blank')")
+
+
+def test_a_silent_driver_is_said(browser: Page, directory: RunDirectory) -> None:
+    """A status that is no longer renewed: the page does not go on as if somebody worked."""
+    directory.status(at=time.time() - STALE_AFTER_S - 60)
+    with serving(directory) as server:
+        browser.open(f"http://127.0.0.1:{server.server_address[1]}/")
+        browser.wait_for("document.querySelector('#sentence').classList.contains('open')")
+        assert "silent for 3 min" in text(browser, "#sentence")
+        assert "may be dead" in text(browser, "#heard")
+        directory.status()  # it was only slow
+        browser.wait_for("!document.querySelector('#sentence').classList.contains('open')")
+        assert text(browser, "#heard") == "The driver is there."
+        browser.evaluate("location.replace('about:blank')")
+
+
+def test_a_page_whose_server_has_gone_says_so(browser: Page, directory: RunDirectory) -> None:
+    """What is shown is old then, and the page tells how old."""
+    with serving(directory) as server:
+        browser.open(f"http://127.0.0.1:{server.server_address[1]}/")
+        browser.wait_for("document.querySelectorAll('#rows tr').length === 2")
+    browser.wait_for("document.querySelector('#heard').innerText.includes('does not answer')")
+    assert "old" in text(browser, "#heard")
+    browser.evaluate("location.replace('about:blank')")
+
+
+def test_the_printed_address_lets_a_browser_in_for_good(
+    browser: Page, directory: RunDirectory
+) -> None:
+    """With the token once; afterwards the address without it shows the page too."""
+    with serving(directory, TOKEN) as server:
+        origin = f"http://127.0.0.1:{server.server_address[1]}/"
+        browser.open(origin)
+        assert "protected" in text(browser, "body")
+        browser.open(f"{origin}?token={TOKEN}")
+        browser.wait_for("document.querySelectorAll('#rows tr').length === 2")
+        assert browser.evaluate("location.href") == origin
+        browser.open(origin)
+        browser.wait_for("document.querySelectorAll('#rows tr').length === 2")
+        browser.evaluate("location.replace('about:blank')")
