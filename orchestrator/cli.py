@@ -11,10 +11,10 @@ import importlib
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
-from orchestrator import __version__
-from orchestrator.errors import NightgridError
+from orchestrator import __version__, exit_codes
+from orchestrator.errors import GridError, NightgridError, StoreError
 from workloads.errors import WorkloadError
 
 COMMANDS: dict[str, str] = {
@@ -33,7 +33,27 @@ COMMANDS: dict[str, str] = {
     "convert": "turn a ChatGLM3 checkpoint into one that transformers loads natively",
     "dataset": "lengths of a dataset, and a small sample of it",
     "schema": "print the JSON Schema of grid files, the result columns, or the precisions",
+    "completion": "print a script that completes commands in bash, zsh or fish",
 }
+
+EPILOG = f"""\
+a first evening:
+  nightgrid plan grids/smoke.yaml                   what would be measured, and why some is not
+  nightgrid run grids/smoke.yaml --emulate 2x8      measure it on emulated cards of this machine
+  nightgrid report smoke                            tables, and results/smoke/report.html
+on a cluster:
+  nightgrid run GRID                                on a machine of it (RAY_ADDRESS)
+  nightgrid submit GRID --address http://HEAD:8265  from elsewhere; then status, logs
+the morning after:
+  nightgrid compare last-night smoke                what became slower or faster
+  nightgrid query "select * from jobs"              SQL over all runs
+
+`nightgrid COMMAND --help` has each command's options and examples. docs/ is the guide:
+docs/first-grid.md to begin with, docs/grids.md for every key of a grid file.
+
+exit codes:
+{exit_codes.table()}
+"""
 
 
 #: Libraries that log, when imported, what no user can act on.
@@ -42,16 +62,26 @@ CHATTERERS = ("torchao", "torch.utils._pytree")
 
 def build_parser(chosen: str | None) -> argparse.ArgumentParser:
     """The parser with every command named and the chosen one's options filled in."""
+    return _parser([chosen] if chosen in COMMANDS else [])
+
+
+def full_parser() -> argparse.ArgumentParser:
+    """The parser with the options of every command, for what describes them all."""
+    return _parser(COMMANDS)
+
+
+def _parser(filled_in: Collection[str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="nightgrid",
         description="Benchmark a grid of model settings on every card of a Ray cluster.",
-        epilog="Start with:  nightgrid run grids/smoke.yaml --emulate 2x8",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"nightgrid {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, summary in COMMANDS.items():
         command = commands.add_parser(name, help=summary, description=summary)
-        if name == chosen:
+        if name in filled_in:
             module = importlib.import_module(f"orchestrator.commands.{name}")
             module.add_arguments(command)
             command.set_defaults(run=module.run)
@@ -64,7 +94,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name in CHATTERERS:
         logging.getLogger(name).setLevel(logging.ERROR)
     chosen = next((word for word in arguments if not word.startswith("-")), None)
-    args = build_parser(chosen).parse_args(arguments)
+    parser = build_parser(chosen)
+    if not arguments:
+        parser.print_help(sys.stderr)
+        return GridError.exit_code
+    args = parser.parse_args(arguments)
     try:
         return int(args.run(args))
     except NightgridError as error:
@@ -76,8 +110,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `nightgrid plan … | head` is fine
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:  # what no command expects: a directory without permission, say
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"nightgrid {args.command}: {where}{error.strerror or error}", file=sys.stderr)
+        return StoreError.exit_code
     except KeyboardInterrupt:
-        return 130
+        return exit_codes.INTERRUPTED
 
 
 if __name__ == "__main__":
