@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from statistics import geometric_mean
 
 from orchestrator.job import State
 from orchestrator.measurement import Measurement
@@ -65,6 +66,20 @@ class Effect:
     def ratio(self) -> Ratio:
         """Geometric mean over the batch sizes."""
         return pooled([pair.ratio for pair in self.pairs])
+
+    @property
+    def token_ratio(self) -> float | None:
+        """Real tokens/s (no padding) over the baseline's: geometric mean over the batch sizes.
+
+        It differs from samples/s where a setting changes which samples a step holds.
+        """
+        ratios = [
+            mine / other
+            for pair in self.pairs
+            if (mine := pair.row.metrics.total_tokens_per_s)
+            and (other := pair.base.metrics.total_tokens_per_s)
+        ]
+        return geometric_mean(ratios) if len(ratios) == len(self.pairs) else None
 
     @property
     def memory_ratio(self) -> float | None:

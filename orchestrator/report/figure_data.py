@@ -51,6 +51,7 @@ def figure_data(summary: Summary) -> tuple[FigureData, ...]:
         ("throughput-against-latency", "Throughput against latency", _fronts(summary)),
         ("prompts", "Prompts in three dimensions", _prompts(summary)),
         ("techniques", "What each technique buys", _effects(summary)),
+        ("training-steps", "Where the time of a training step goes", _steps(summary)),
         ("scaling", "Scaling over cards", _scaling(summary)),
         ("roofline", "Share of the card's limits", _roofline(summary)),
         ("published", "Measured against published", _published(summary)),
@@ -176,11 +177,32 @@ def _effects(summary: Summary) -> list[Record]:
             "ratio_low": pair.ratio.low,
             "ratio_high": pair.ratio.high,
             "told_apart": pair.ratio.decided,
+            "total_tokens_per_s": pair.row.metrics.total_tokens_per_s,
+            "baseline_total_tokens_per_s": pair.base.metrics.total_tokens_per_s,
+            "peak_memory_bytes": peak_memory_bytes(pair.row),
+            "baseline_peak_memory_bytes": peak_memory_bytes(pair.base),
             "job_id": pair.row.job_id,
             "baseline_job_id": pair.base.job_id,
         }
         for effect in summary.effects
         for pair in effect.pairs
+    ]
+
+
+def _steps(summary: Summary) -> list[Record]:
+    return [
+        setting_record(summary.settings[one.row.job_id])
+        | row_record(one.row)
+        | {
+            "cards": one.row.cards,
+            "step_s": one.step_s,
+            "data_share": one.data,
+            "forward_share": one.forward,
+            "backward_share": one.backward,
+            "optimizer_share": one.optimizer,
+            "communication_share": one.communication,
+        }
+        for one in summary.steps
     ]
 
 

@@ -24,7 +24,13 @@ class Finding:
 
 def findings(summary: Summary) -> tuple[Finding, ...]:
     """The tables that have something to say, in the page's order."""
-    every = (_effects(summary), _scaling(summary), _roofline(summary), _published(summary))
+    every = (
+        _effects(summary),
+        _steps(summary),
+        _scaling(summary),
+        _roofline(summary),
+        _published(summary),
+    )
     return tuple(finding for finding in every if finding.rows or finding.note)
 
 
@@ -48,15 +54,43 @@ def _effects(summary: Summary) -> Finding:
                 f"{effect.setting.model}, {effect.setting.where}, b={batches}"
                 + (f" · {about}" if about else ""),
                 ratio_text(effect.ratio) + ("" if effect.ratio.decided else " ~"),
+                units.times(effect.token_ratio),
                 units.times(effect.memory_ratio),
             )
         )
     return Finding(
         title="What each technique buys",
-        head=("changed", "where", "throughput", "memory"),
+        head=("changed", "where", "throughput", "real tokens/s", "memory"),
         rows=tuple(rows),
-        numbers=(2, 3),
+        numbers=(2, 3, 4),
         note="~ not told apart from the baseline" if any(r[2].endswith("~") for r in rows) else "",
+    )
+
+
+def _steps(summary: Summary) -> Finding:
+    settings = sorted({summary.settings[one.row.job_id] for one in summary.steps})
+    about = {setting: described(distinguishing(setting, settings)) for setting in settings}
+    rows = [
+        (
+            ", ".join(
+                filter(None, (cells.label(one.row), about[summary.settings[one.row.job_id]]))
+            ),
+            units.seconds(one.step_s),
+            *(
+                units.percent(share, 2)
+                for share in (one.data, one.forward, one.backward, one.optimizer)
+            ),
+            units.percent(one.communication, 2),
+        )
+        for one in summary.steps
+    ]
+    shared = any(one.communication is not None for one in summary.steps)
+    return Finding(
+        title="Where the time of a training step goes",
+        head=("job", "step", "data", "forward", "backward", "optimizer", "waiting for cards"),
+        rows=tuple(rows),
+        numbers=tuple(range(1, 7)),
+        note="Waiting for other cards is a part of the times beside it." if shared else "",
     )
 
 

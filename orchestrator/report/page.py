@@ -85,6 +85,7 @@ def render(summary: Summary, measurements: Sequence[Measurement]) -> str:
             ratio_bars=ratio_bars,
             scaling_groups=scaling_groups(summary.scalings),
             scaling_settings=[one.setting for one in summary.scalings],
+            step_settings=sorted({summary.settings[one.row.job_id] for one in summary.steps}),
             roofline_groups=roofline_groups(summary.roofline.shares),
             heat=heat,
             bar=bar,

@@ -41,6 +41,7 @@ from orchestrator.report.provenance import Flag, Provenance, flags_of, provenanc
 from orchestrator.report.published import Comparison, against_published
 from orchestrator.report.roofline import Roofline, roofline_of
 from orchestrator.report.scaling import Scaling, scalings_of
+from orchestrator.report.steps import StepTime, step_times_of
 from orchestrator.report.timeline import Timeline, timeline_of
 from orchestrator.report.units import plural
 
@@ -108,6 +109,7 @@ class Summary:
     tables: tuple[Table, ...] = ()
     fronts: tuple[Front, ...] = ()
     effects: tuple[Effect, ...] = ()
+    steps: tuple[StepTime, ...] = ()
     scalings: tuple[Scaling, ...] = ()
     roofline: Roofline = field(default_factory=Roofline)
     published: tuple[Comparison, ...] = ()
@@ -175,6 +177,7 @@ def summarize(
         tables=_tables(rows, settings),
         fronts=fronts_of(rows, settings),
         effects=effects_of(rows, settings, defaults),
+        steps=step_times_of(rows),
         scalings=scalings_of(rows, settings),
         roofline=roofline_of(rows, reference.devices),
         published=against_published(rows, reference.published),

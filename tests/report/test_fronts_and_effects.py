@@ -162,3 +162,20 @@ def test_effects_do_not_explode_on_a_full_factorial() -> None:
         for g in (False, True)
     ]
     assert len(summarize(rows, defaults=workload_defaults).effects) == 3
+
+
+def test_an_effect_tells_real_tokens_apart_from_samples() -> None:
+    """Packing may leave samples/s and change the real tokens of a second; both are told."""
+    night = Night()
+    plain = night.add(a_job(**finetuning()))
+    packed = night.add(a_job(**finetuning(padding="packing")))
+    rows = [
+        replace(row, metrics=replace(row.metrics, total_tokens_per_s=tokens))
+        for row, tokens in ((with_rate(plain, 10.0), 500.0), (with_rate(packed, 12.0), 900.0))
+    ]
+    (effect,) = effects_of(rows, settings_of(rows), workload_defaults)
+    assert effect.ratio.value == pytest.approx(1.2)
+    assert effect.token_ratio == pytest.approx(1.8)
+    unknown = [replace(rows[0], metrics=replace(rows[0].metrics, total_tokens_per_s=None)), rows[1]]
+    (effect,) = effects_of(unknown, settings_of(unknown), workload_defaults)
+    assert effect.token_ratio is None
