@@ -12,6 +12,7 @@ import contextlib
 import heapq
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +20,7 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import Protocol
 
-from orchestrator.attempt import Outcome
+from orchestrator.attempt import Outcome, RankOutcome
 from orchestrator.errors import ClusterError, StoreError, StoreLocked
 from orchestrator.events import (
     AttemptEnded,
@@ -58,6 +59,9 @@ class Decider(Protocol):
 
 class RowStore(Protocol):
     """``Store`` as the loop sees it."""
+
+    def begin(self, if_lost: Measurement) -> object:
+        """Note that an attempt starts, by the row that it gets should this process die."""
 
     def append(self, measurement: Measurement) -> object:
         """Write a row; it is durable on return."""
@@ -220,11 +224,31 @@ class Driver:
 
     def _perform(self, command: StartWorker | StopWorker | RunAttempt) -> list[Event]:
         try:
+            if isinstance(command, RunAttempt):
+                with contextlib.suppress(OSError, StoreError):  # it would only be missed if we died
+                    self.store.begin(self.to_measurement(self._if_lost(command)))
             self.executor.perform(command)
         except Exception as error:
             self.view.line(f"the executor refused {type(command).__name__}: {error!r}")
             return [_refusal(command, error, self.clock())]
         return []
+
+    def _if_lost(self, command: RunAttempt) -> RecordRow:
+        """The row of an attempt that starts now and of which nothing more is ever heard."""
+        attempt, now = command.attempt, self.clock()
+        message = f"its driver, process {os.getpid()} on {socket.gethostname()}, died while it ran"
+        failure = Failure(failure_class=FailureClass.NODE_LOST, message=message)
+        rank = RankOutcome(rank=0, state=State.LOST, started_at=now, ended_at=now, failure=failure)
+        return RecordRow(
+            job=attempt.job,
+            state=State.LOST,
+            reason=message,
+            final=False,
+            attempt=attempt,
+            outcome=Outcome(
+                attempt_id=attempt.attempt_id, state=State.LOST, ranks=(rank,), failure=failure
+            ),
+        )
 
     def _record(self, command: RecordRow) -> None:
         measurement = self.to_measurement(command)

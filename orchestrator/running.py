@@ -1,23 +1,26 @@
 """One run of a grid, from the plan to the last row: `nightgrid run` and ``orchestrator.run``.
 
 Everything that can be refused is refused before anything starts. Started again, a run measures
-only what has no terminal row yet. Rows are safe as soon as they are announced.
+only what has no terminal row yet. Rows are safe as soon as they are announced. What a driver that
+died has left behind (rows of attempts it had running, processes) is settled before anything starts.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator.job import Accelerator, State
 from orchestrator.results.directory import default_results_dir
+from orchestrator.worker.leftovers import Owner, end_leftovers
 
 if TYPE_CHECKING:
     from orchestrator.cluster import Node
@@ -29,6 +32,10 @@ if TYPE_CHECKING:
     from orchestrator.session import Session
 
 Say = Callable[[str], None]
+
+#: Where a run keeps which cards it was given, for ``to_resume``.
+OPTIONS_FILE = "options.json"
+_PLACE = ("emulate", "address", "in_process", "card_memory_bytes")
 
 _ANSWERED = {State.SUCCEEDED, State.OUT_OF_MEMORY, State.PRUNED, State.UNSUPPORTED}
 
@@ -46,6 +53,8 @@ class RunOptions:
     retry_failed: bool = False
     force: bool = False
     quiet: bool = False  # show no progress
+    resume: bool = False  # go on with a run that exists, although its driver may only seem dead
+    remote_code: tuple[str, ...] = ()  # models that may run the Python code they come with
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,19 +88,50 @@ def run_grid(
         StoreError: results cannot be read or written, or another driver holds the run.
     """
     from orchestrator.results.store import Store
+    from workloads.models import remote_code
 
     grid = _grid(source, options)
+    _check_models(grid, options.remote_code)
     store = Store.open(options.results, options.name or grid.name)
-    with _session(options, grid) as session:
+    if options.resume:
+        store = Store.existing(options.results, store.run).resume()
+    with remote_code.permitted(options.remote_code), _session(options, grid) as session:
         _plan(options, grid, session, store)  # refused here, nothing is created
-        with store:
+        with store, _owner(store).marks_this_process():
             # Once more under the lock: another driver may just have finished the same run.
             plan = _plan(options, grid, session, store)
             _announce(session, plan, store, say)
+            _clear_up(store, say)
             store.write_file("grid.yaml", grid.text)
+            store.write_file(OPTIONS_FILE, json.dumps({n: getattr(options, n) for n in _PLACE}))
             result = _drive(options, session, plan, store, say)
             states = final_states(plan, store.history()) if result.finished else {}
     return RunOutcome(store=store, plan=plan, result=result, states=states)
+
+
+def to_resume(options: RunOptions) -> tuple[Path, RunOptions]:
+    """The grid of the run that is to be gone on with (the newest one, if ``options`` name none),
+    and the options with the cards that it had, if they name none.
+
+    Raises:
+        StoreError: there is no such run.
+    """
+    from orchestrator.errors import StoreError
+    from orchestrator.results.store import Store, runs
+
+    known = runs(options.results)
+    if options.name is None and not known:
+        raise StoreError(f"no run to resume in {options.results}")
+    store = Store.existing(options.results, options.name or known[0])
+    options = replace(options, name=store.run)
+    if not any(getattr(options, name) for name in _PLACE):
+        with contextlib.suppress(OSError, ValueError):
+            before = json.loads((store.path / OPTIONS_FILE).read_text(encoding="utf-8"))
+            options = replace(options, **{name: before[name] for name in _PLACE if name in before})
+    grid = store.path / "grid.yaml"
+    if not grid.is_file():
+        raise StoreError(f"run {store.run!r} has no {grid.name}; name the grid file to resume it")
+    return grid, options
 
 
 def plan_grid(source: Grid | str | os.PathLike[str], options: RunOptions) -> Plan:
@@ -156,6 +196,27 @@ def _grid(source: Grid | str | os.PathLike[str], options: RunOptions) -> Grid:
     return load_grid(Path(source), nodes_for=nodes_for)
 
 
+def _check_models(grid: Grid, named: Sequence[str]) -> None:
+    """Refuse a permission for a model that the grid does not have: it is a slip of the pen."""
+    from orchestrator.errors import GridError, Problem
+
+    models = sorted({job.model for job in grid.jobs()}) if named else []
+    problems = [
+        Problem(
+            file=grid.file,
+            line=None,
+            column=None,
+            path="",
+            message=f"--remote-code {name}: no job has this model",
+            hint=f"the models are: {', '.join(models)}",
+        )
+        for name in named
+        if name not in models
+    ]
+    if problems:
+        raise GridError(problems)
+
+
 def _session(options: RunOptions, grid: Grid) -> contextlib.AbstractContextManager[Session]:
     from orchestrator import session
     from orchestrator.errors import ClusterError
@@ -197,8 +258,35 @@ def _announce(session: Session, plan: Plan, store: Store, say: Say) -> None:
         say(line)
     passing = " (the working directory of a Ray job is thrown away)" if inside_ray_job() else ""
     say(f"rows: {store.tables_path.resolve()}{passing}")
+
+
+def _owner(store: Store) -> Owner:
+    return Owner(run_id=store.run_id, invocation_id=uuid.uuid4().hex[:12])
+
+
+def _clear_up(store: Store, say: Say) -> None:
+    """End what earlier drivers of the run left on this host, and say what became of it. The
+    agents do the same on their nodes, before these join (``on_ray/actors.py``).
+
+    Raises:
+        ClusterError: something of it does not end.
+    """
+    from orchestrator.errors import ClusterError
+
     if store.taken_over_from is not None:
         say(f"taken over from a driver that died: {store.taken_over_from}")
+    owner = Owner.of_this_process()
+    assert owner is not None
+    try:
+        ended = end_leftovers(owner)
+    except TimeoutError as error:
+        raise ClusterError(f"{error}; end them, then start the run again") from error
+    if ended:
+        some = ", ".join(f"{each.pid} {each.command[:40]}" for each in ended[:3])
+        more = f" and {len(ended) - 3} more" if len(ended) > 3 else ""
+        say(f"ended what it left running here: {some}{more}")
+    for attempt_id in store.interrupted:
+        say(f"attempt {attempt_id} was running then: LOST, its job is tried again")
 
 
 # ---------------------------------------------------------------- while
@@ -221,7 +309,8 @@ def _drive(
     from orchestrator.scheduling.schedule import Schedule, ScheduleSettings
     from orchestrator.watchdog import Watchdog
 
-    invocation_id = uuid.uuid4().hex[:12]
+    owner = Owner.of_this_process()
+    assert owner is not None
     origin = provenance()
     board = Board(run=store.run, plan=plan, started_at=time.time())
 
@@ -229,7 +318,7 @@ def _drive(
         return measurement_of(
             record,
             run=store.run,
-            invocation_id=invocation_id,
+            invocation_id=owner.invocation_id,
             recorded_at=time.time(),
             provenance=origin,
             nodes=board.nodes or plan.nodes,

@@ -58,6 +58,11 @@ class Rows:
         self.kept: list[Measurement] = []
         self._failures = failures
         self._error = error
+        self.begun: list[Measurement] = []
+
+    def begin(self, if_lost: Measurement) -> None:
+        """Keep the note of an attempt."""
+        self.begun.append(if_lost)
 
     def append(self, measurement: Measurement) -> None:
         """Keep a row, or fail."""

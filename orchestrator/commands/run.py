@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 from typing import TYPE_CHECKING
 
+from orchestrator import exit_codes
 from orchestrator.commands.plan import add_grid_arguments
 
 if TYPE_CHECKING:
     from orchestrator.results.store import Store
-
-#: Some job FAILED, was TIMED_OUT, LOST or NOT_STARTED.
-EXIT_JOBS_FAILED = 10
-EXIT_INTERRUPTED = 130
 
 EPILOG = """\
 exit codes:
@@ -34,7 +32,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `nightgrid run`."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EPILOG
-    add_grid_arguments(parser)
+    add_grid_arguments(parser, optional=True)
+    parser.add_argument(
+        "--resume",
+        action="store_true",
+        help="go on after a driver that died, also one on another host; without FILE: the newest "
+        "run (or --run), with its grid and its cards",
+    )
     where = parser.add_mutually_exclusive_group()
     where.add_argument(
         "--address",
@@ -53,12 +57,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         dest="card_memory_bytes",
         help="memory of each emulated card (default: its share of this machine's)",
     )
+    parser.add_argument(
+        "--remote-code",
+        metavar="MODEL",
+        action="append",
+        default=[],
+        help="let this model of the grid run the Python code that comes with it; may be repeated",
+    )
     parser.add_argument("--quiet", action="store_true", help="no progress, only the report")
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="the report as one JSON object on standard output, progress on standard error",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Plan, measure and report; the exit code says how the jobs ended."""
-    from orchestrator.running import RunOptions, run_grid
+    from orchestrator.errors import GridError, Problem
+    from orchestrator.running import RunOptions, run_grid, to_resume
 
     options = RunOptions(
         results=args.results,
@@ -70,16 +87,29 @@ def run(args: argparse.Namespace) -> int:
         retry_failed=args.retry_failed,
         force=args.force,
         quiet=args.quiet,
+        remote_code=tuple(args.remote_code),
+        resume=args.resume,
     )
-    outcome = run_grid(args.grid, options, _say)
-    if not outcome.result.finished:
-        _say(f"Interrupted ({outcome.result.reason}). The same command goes on from here.")
-        return EXIT_INTERRUPTED
-    _report(outcome.store)
-    return 0 if outcome.answered else EXIT_JOBS_FAILED
+    source = args.grid
+    if source is None:
+        if not args.resume:
+            what = "no grid file is named"
+            hint = "nightgrid run FILE, or nightgrid run --resume to go on with the newest run"
+            raise GridError(
+                [Problem(file="FILE", line=None, column=None, path="", message=what, hint=hint)]
+            )
+        source, options = to_resume(options)
+    # With --json standard output holds one document and nothing else.
+    with contextlib.redirect_stdout(sys.stderr) if args.json else contextlib.nullcontext():
+        outcome = run_grid(source, options, _say)
+        if not outcome.result.finished:
+            _say(f"Interrupted ({outcome.result.reason}). The same command goes on from here.")
+            return exit_codes.INTERRUPTED
+    _report(outcome.store, as_json=args.json)
+    return 0 if outcome.answered else exit_codes.JOBS_FAILED
 
 
-def _report(store: Store) -> None:
+def _report(store: Store, *, as_json: bool) -> None:
     """Tables, the page, and where everything is."""
     from rich.console import Console
 
@@ -87,8 +117,13 @@ def _report(store: Store) -> None:
     from orchestrator.report.terminal import print_summary
 
     summary, measurements = read_summary(store)
-    print_summary(summary, Console(file=sys.stdout))
     page = write_page(store, summary, measurements)
+    if as_json:
+        from orchestrator.report.export import to_json
+
+        sys.stdout.write(to_json(summary))
+        return
+    print_summary(summary, Console(file=sys.stdout))
     _say("")
     _say(f"page: {page.resolve()}")
     _say(f"rows: {store.tables_path.resolve()}")

@@ -26,6 +26,7 @@ from orchestrator.attempt import Attempt, RankOutcome, WorkerInfo
 from orchestrator.executor import Progress
 from orchestrator.failure import Failure
 from orchestrator.worker.card_process import CardProcess, Launch
+from orchestrator.worker.leftovers import Owner, end_leftovers
 from orchestrator.worker.process_server import end_process
 from workloads.devices import environment_for
 
@@ -61,7 +62,16 @@ class NodeAgent:
     def serve(
         self, address: str, preload: Sequence[str], cards_on_host: int, log_dir: str | None
     ) -> HostFacts:
-        """Start the process server. It listens at once and forks once ``preload`` is imported."""
+        """Start the process server. It listens at once and forks once ``preload`` is imported.
+
+        Raises:
+            TimeoutError: a process of an earlier driver of the run does not end, and may hold a
+                card.
+        """
+        owner = Owner.of_this_process()
+        if owner is not None:
+            for each in end_leftovers(owner):
+                print(f"ended, of an earlier driver: {each.pid} {each.command}", flush=True)
         session_logs = _ray_log_dir()
         logs = Path(log_dir) if log_dir else session_logs
         logs.mkdir(parents=True, exist_ok=True)

@@ -22,6 +22,8 @@ from orchestrator.job import Accelerator
 from orchestrator.on_ray.actors import CardActor, CardProbe, HostFacts, NodeAgent
 from orchestrator.on_ray.calls import Calls
 from orchestrator.on_ray.cluster import node_of, nodes_of
+from orchestrator.on_ray.predecessors import owned
+from orchestrator.worker.leftovers import VARIABLE, Owner
 
 #: What a process on a node that computes on the CPU imports once, for all its workers.
 PRELOAD = (
@@ -34,8 +36,6 @@ PRELOAD = (
 )
 _CLAIM_PATIENCE_S = 60.0
 _RETRY_S = 5.0
-#: Ray runs its workers at niceness 15, which a benchmark would feel.
-_RUNTIME_ENV = {"env_vars": {"RAY_worker_niceness": "0"}}
 
 
 @dataclass(slots=True)
@@ -64,7 +64,7 @@ class Claim:
 
         options: dict[str, Any] = {
             "num_cpus": 0,
-            "runtime_env": _RUNTIME_ENV,
+            "runtime_env": _runtime_env(),
             "scheduling_strategy": PlacementGroupSchedulingStrategy(self.group, 0),
         }
         kind = self.node.accelerator
@@ -79,7 +79,7 @@ class Claim:
     def card_actor(self, name: str) -> Any:
         """A new actor for one card, shown under ``name`` in the dashboard."""
         options = self.in_bundle(1) | {
-            "name": name,
+            "name": owned(name),
             "max_restarts": 0,
             "max_task_retries": 0,
         }
@@ -185,7 +185,12 @@ class Claims:
         claim = Claim(
             node=node,
             ray_node=ray_node,
-            group=placement_group([bundle], strategy="STRICT_PACK", bundle_label_selector=here),
+            group=placement_group(
+                [bundle],
+                strategy="STRICT_PACK",
+                bundle_label_selector=here,
+                name=owned(f"cards of {node.name} {time.monotonic_ns()}"),
+            ),
             agent=_agent_on(node),
             bundle=bundle,
             since=self._clock(),
@@ -262,6 +267,15 @@ class Claims:
         remove_placement_group(claim.group)
 
 
+def _runtime_env() -> dict[str, Any]:
+    """Ray runs its workers at niceness 15, which a benchmark would feel. What they start can be
+    told to be this driver's (``worker/leftovers.py``)."""
+    variables = {"RAY_worker_niceness": "0"}
+    if owner := Owner.of_this_process():
+        variables[VARIABLE] = str(owner)
+    return {"env_vars": variables}
+
+
 def _agent_on(node: Node) -> Any:
     """Start the agent of a node."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -270,8 +284,8 @@ def _agent_on(node: Node) -> Any:
         "num_cpus": 0,
         "max_concurrency": 8,
         "max_restarts": 0,
-        "runtime_env": _RUNTIME_ENV,
-        "name": f"agent {node.name} {time.monotonic_ns()}",
+        "runtime_env": _runtime_env(),
+        "name": owned(f"agent {node.name} {time.monotonic_ns()}"),
         "scheduling_strategy": NodeAffinitySchedulingStrategy(node.node_id, soft=False),
     }
     return _remote(NodeAgent).options(**options).remote()

@@ -3,9 +3,11 @@
 The file is created whole in one step (a hard link), so it is exclusive on network file systems
 too. A holder on this host is looked up by process id *and* start time, since process ids come
 back; in another container of this host by its ``flock``, which the kernel drops with the process;
-a host that was rebooted holds nothing. A holder on another host cannot be looked up from here:
-the second driver is refused and told what it would have to be sure of. Taking over happens under
-an ``flock`` of a guard file, so that of two drivers that find a dead holder one wins.
+a host that was rebooted holds nothing. A holder on another host cannot be looked up from here, but
+it touches the lock file every few seconds: one that has been silent for long can be taken over when
+the second driver is told to (``nightgrid run --resume``), else that is refused. Taking over happens
+under an ``flock`` of a guard file, so that of two drivers that find a dead holder one wins. A
+holder that was only cut off finds its lock gone before its next write, and writes no more.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import json
 import os
 import secrets
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields, replace
@@ -25,6 +28,8 @@ from orchestrator.errors import StoreError, StoreLocked
 
 LOCK_NAME = "driver.lock"
 _GUARD_NAME = ".driver.lock.guard"
+HEARTBEAT_S = 5.0
+SILENCE_S = 60.0  # twelve heartbeats: longer than a network file system is usually away
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +60,10 @@ class Holder:
             token=secrets.token_hex(8),
         )
 
+    def __str__(self) -> str:
+        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.locked_at))
+        return f"process {self.pid} on {self.host}, which held the run since {since}"
+
     def alive(self, here: Holder) -> bool | None:
         """Whether the holder still runs, seen from ``here``; None when that cannot be known."""
         if not self.on_kernel_of(here):
@@ -79,6 +88,9 @@ class RunLock:
         self._holder: Holder | None = None
         self._inode: tuple[int, int] | None = None
         self._file: IO[str] | None = None  # kept open for its flock
+        self._released = threading.Event()  # ends the heartbeat
+        #: After how long a silence a holder that cannot be looked up counts as dead.
+        self.silence_means_death_s = float("inf")
 
     @property
     def held(self) -> bool:
@@ -92,17 +104,38 @@ class RunLock:
             StoreLocked: another driver holds the run, or may.
         """
         me = Holder.this_process()
-        with _guard(self._directory / _GUARD_NAME):
+        with _guard(self._directory / _GUARD_NAME) as guard:
             dead = self.holder()
             if dead is not None:
                 alive = dead.alive(me)
                 if alive is None and dead.on_kernel_of(me) and dead.flocked:
                     alive = not _flock_is_free(self.path)
+                if alive is None and self._silent_s(guard) > self.silence_means_death_s:
+                    alive = False
                 if alive is not False:
                     raise StoreLocked(self._refusal(dead, alive))
                 self.path.unlink()
             self._create(me)
+        self._released = threading.Event()
+        threading.Thread(target=self._beat, name="lock", daemon=True).start()
         return dead
+
+    def _beat(self) -> None:
+        """Leave a sign of life every few seconds, as long as the lock is ours."""
+        mine, released = self._inode, self._released
+        while not released.wait(HEARTBEAT_S):
+            with contextlib.suppress(OSError):
+                if _inode(self.path) != mine:
+                    return
+                os.utime(self.path)
+
+    def _silent_s(self, guard: IO[str]) -> float:
+        """How long the holder has given no sign of life, by the clock of the file system."""
+        try:
+            os.utime(guard.name)
+            return os.stat(guard.name).st_mtime - self.path.stat().st_mtime
+        except OSError:
+            return 0.0
 
     def _create(self, me: Holder) -> None:
         aside = self.path.with_name(f".{LOCK_NAME}.{me.token}")
@@ -166,6 +199,7 @@ class RunLock:
 
     def release(self) -> None:
         """Give the lock back. Harmless when it is not held."""
+        self._released.set()
         if self._holder is not None:
             with contextlib.suppress(OSError):
                 if _inode(self.path) == self._inode:
@@ -183,17 +217,18 @@ class RunLock:
         if alive:
             return f"{text}. Wait for it, stop it, or use another --run name."
         return (
-            f"{text}. Whether it still runs cannot be seen from here ({socket.gethostname()}). If "
-            f"you are sure that it does not, delete {self.path}."
+            f"{text}. Whether it still runs cannot be seen from here ({socket.gethostname()}): "
+            f"`nightgrid run --resume` takes over from a driver that has not been seen for "
+            f"{SILENCE_S:.0f} s. If you are sure that it does not run, delete {self.path}."
         )
 
 
 @contextlib.contextmanager
-def _guard(path: Path) -> Iterator[None]:
+def _guard(path: Path) -> Iterator[IO[str]]:
     """Let one process of this host at a time in; does nothing where files cannot be locked."""
     with path.open("a") as file:
         _flock(file, wait=True)
-        yield
+        yield file
 
 
 def _flock(file: IO[str], *, wait: bool = False) -> bool:

@@ -3,6 +3,9 @@
     <results>/<run>/rows/*.parquet    the rows; open them with pyarrow, pandas, DuckDB or Polars
     <results>/<run>/quarantine/       fragments that were found torn or corrupt, kept for a look
     <results>/<run>/driver.lock       who writes; there is one writer (``lock.py``)
+    <results>/<run>/running/          of each attempt that runs now, the row it will have should
+                                      its driver die
+    <results>/<run>/run.id            by which a driver's processes are known (``leftovers.py``)
 
 A row is durable when ``append`` returns. Readers need no lock and may read while a run writes.
 Our own reader verifies every file, reports damage (``Contents.damaged``) and sees each row once,
@@ -13,9 +16,11 @@ it ends. A *plain* reader may see rows twice for the moment between the two; the
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
+import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -29,7 +34,7 @@ from orchestrator.job import Accelerator, State
 from orchestrator.measurement import Measurement
 from orchestrator.results import fragments
 from orchestrator.results.fragments import Damage
-from orchestrator.results.lock import Holder, RunLock
+from orchestrator.results.lock import SILENCE_S, Holder, RunLock
 from orchestrator.results.scan import COVERS_KEY, Scan, scan_rows
 
 if TYPE_CHECKING:
@@ -85,13 +90,15 @@ class Store:
     def __init__(self, results_dir: Path, run: str) -> None:
         self.run = fragments.valid_name(run, "run name")
         self.path = Path(results_dir) / self.run
-        if self.path.exists() and not self.path.resolve().is_relative_to(
-            Path(results_dir).resolve()
-        ):
-            raise StoreError(f"{self.path} leads out of {results_dir}; link the latter instead")
         self.tables_path = self.path / "rows"
         self.quarantine_path = self.path / "quarantine"
+        for path in (self.path, self.tables_path, self.quarantine_path, self.path / "logs"):
+            if not path.resolve().is_relative_to(Path(results_dir).resolve()):
+                raise StoreError(f"{path} leads out of {results_dir}; link the latter instead")
+        self.running_path = self.path / "running"
         self.taken_over_from: Holder | None = None
+        self.interrupted: tuple[str, ...] = ()  # attempts that a predecessor's death ended
+        self._notes: dict[str, Path] = {}  # by attempt id
         self._lock = RunLock(self.path)
 
     @classmethod
@@ -140,9 +147,16 @@ class Store:
         try:
             for damage in fragments.recover(self.tables_path, self.quarantine_path):
                 _LOG.warning("set aside as %s: %s", damage.path, damage.reason)
+            self.interrupted = self._record_interrupted()
         except BaseException:
             self._lock.release()
             raise
+        return self
+
+    def resume(self) -> Store:
+        """Let ``with store:`` take the run from a holder on another host, whose death cannot be
+        seen from here, if it has given no sign of life for a minute."""
+        self._lock.silence_means_death_s = SILENCE_S
         return self
 
     def __exit__(
@@ -167,14 +181,63 @@ class Store:
             StoreLocked: the lock was taken away.
             StoreError: it cannot be written.
         """
-        from orchestrator.results.schema import to_table, undocumented_schema
-
         self._lock.still_mine()
-        # Descriptions of columns would be half of a file of one row; compacted files have them.
-        table = to_table([measurement]).cast(undocumented_schema())
-        data = _parquet(table, use_dictionary=False)
+        data = _row_file(measurement)
         name = fragments.fragment_name(measurement.job_id, measurement.attempt_number, data)
-        return fragments.write_durably(self.tables_path, name, data)
+        path = fragments.write_durably(self.tables_path, name, data)
+        if note := self._notes.pop(measurement.attempt_id, None):
+            with contextlib.suppress(OSError):  # the next writer sees that its row is there
+                note.unlink()
+        return path
+
+    def begin(self, if_lost: Measurement) -> None:
+        """Note that an attempt starts, by the row that it gets should this process die meanwhile.
+        ``append`` of the attempt's own row takes the note away. Survives the death of the process,
+        not that of the machine.
+
+        Raises:
+            StoreFull: no space is left.
+            StoreError: it cannot be written.
+        """
+        self._lock.still_mine()
+        self.running_path.mkdir(exist_ok=True)
+        data = _row_file(if_lost)
+        name = fragments.fragment_name(if_lost.job_id, if_lost.attempt_number, data)
+        self._notes[if_lost.attempt_id] = fragments.replace_file(self.running_path, name, data)
+
+    def _record_interrupted(self) -> tuple[str, ...]:
+        """Make rows of the notes that a dead predecessor left; the ids of their attempts."""
+        if not self.running_path.is_dir():
+            return ()
+        notes = scan_rows(self.running_path, ("job_id", "attempt_number", "attempt_id"))
+        recorded = scan_rows(self.tables_path, ("job_id", "attempt_number"))
+        known = {
+            (row["job_id"], row["attempt_number"])
+            for table in recorded.tables.values()
+            for row in table.to_pylist()
+        }
+        interrupted = []
+        for name, table in notes.tables.items():
+            (row,) = table.to_pylist()
+            path = self.running_path / name
+            if (row["job_id"], row["attempt_number"]) not in known:
+                fragments.write_durably(self.tables_path, name, path.read_bytes())
+                interrupted.append(str(row["attempt_id"]))
+            path.unlink()
+        for damage in fragments.recover(self.running_path, self.quarantine_path):
+            _LOG.warning("set aside as %s: %s", damage.path, damage.reason)
+        return tuple(sorted(interrupted))
+
+    @property
+    def run_id(self) -> str:
+        """What stays the same for all drivers of the run; made by the first. For the writer."""
+        path = self.path / "run.id"
+        with contextlib.suppress(OSError):
+            if known := path.read_text(encoding="ascii").strip():
+                return known
+        self._lock.still_mine()
+        self.write_file(path.name, f"{secrets.token_hex(6)}\n")
+        return path.read_text(encoding="ascii").strip()
 
     def write_file(self, name: str, content: str | bytes) -> Path:
         """Replace a side file of the run (report, status, grid) in one step.
@@ -296,6 +359,14 @@ def _past_row(row: dict[str, Any]) -> PastRow:
         reason=row["reason"] or "",
         attempt_number=row["attempt_number"],
     )
+
+
+def _row_file(measurement: Measurement) -> bytes:
+    """A file of one row."""
+    from orchestrator.results.schema import to_table, undocumented_schema
+
+    # Descriptions of columns would be half of it; compacted files have them.
+    return _parquet(to_table([measurement]).cast(undocumented_schema()), use_dictionary=False)
 
 
 def _parquet(table: pa.Table, *, use_dictionary: bool) -> bytes:

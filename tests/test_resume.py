@@ -1,0 +1,181 @@
+"""What is left when a driver dies: its attempts become rows, its processes are ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from measurements import row
+
+from orchestrator.errors import StoreError, StoreLocked
+from orchestrator.job import State
+from orchestrator.on_ray.predecessors import owned, owner_in
+from orchestrator.results.lock import LOCK_NAME, SILENCE_S
+from orchestrator.results.store import Store
+from orchestrator.running import RunOptions, to_resume
+from orchestrator.worker.leftovers import Owner, end_leftovers, leftovers
+
+#: A process that leaves its session, closes everything, and has a child: killing groups or
+#: closing pipes does not reach it.
+DETACHED = """
+import os, sys, time
+if os.fork():
+    os._exit(0)
+os.setsid()
+if os.fork() == 0:
+    os.setsid()
+print(os.getpid(), flush=True)
+time.sleep(600)
+"""
+
+
+def lost(number: int):
+    """The row that an attempt is to have should its driver die."""
+    return row(number, state=State.LOST, final=False)
+
+
+def dies_holding(results: Path, begun: int, ended: int) -> None:
+    """Another process notes ``begun`` attempts, writes the rows of ``ended`` of them, and dies."""
+    code = (
+        "import os, sys; sys.path[:0] = sys.argv[2:]\n"
+        "from test_resume import *\n"
+        "store = Store.open(Path(sys.argv[1]), 'night').__enter__()\n"
+        f"for number in range({begun}): store.begin(lost(number))\n"
+        f"for number in range({ended}): store.append(row(number))\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    arguments = [sys.executable, "-c", code, str(results), str(Path(__file__).parent), *sys.path]
+    assert subprocess.run(arguments, check=False).returncode == -9
+
+
+def test_attempts_of_a_dead_driver_become_rows_once(tmp_path: Path) -> None:
+    """Of three attempts that had begun one had its row; the others are LOST, not final, and
+    neither the next driver nor the one after it writes them again."""
+    dies_holding(tmp_path, begun=3, ended=1)
+    with Store.open(tmp_path, "night") as store:
+        assert store.taken_over_from is not None
+        assert len(store.interrupted) == 2
+    with Store.open(tmp_path, "night") as store:
+        assert store.interrupted == ()
+    states = [(each.batch_size, each.state, each.final) for each in store.measurements()]
+    assert sorted(states) == [
+        (1, State.SUCCEEDED, True),
+        (2, State.LOST, False),
+        (3, State.LOST, False),
+    ]
+
+
+def test_an_attempt_that_has_its_row_leaves_no_note(tmp_path: Path) -> None:
+    """An orderly end leaves nothing to settle."""
+    with Store.open(tmp_path, "night") as store:
+        store.begin(lost(0))
+        assert len(list(store.running_path.iterdir())) == 1
+        store.append(row(0))
+        assert list(store.running_path.iterdir()) == []
+
+
+def test_a_note_whose_row_was_compacted_away_is_no_second_row(tmp_path: Path) -> None:
+    """A driver may die between writing a row and removing the note of its attempt."""
+    with Store.open(tmp_path, "night") as store:
+        store.begin(lost(0))
+        (note,) = store.running_path.iterdir()
+        kept = note.read_bytes()
+        store.append(row(0))
+        store.append(row(1))
+        store.compact()
+        note.write_bytes(kept)
+    with Store.open(tmp_path, "night") as store:
+        assert store.interrupted == () and not note.exists()
+        assert len(store.measurements()) == 2
+
+
+def test_a_torn_note_is_set_aside(tmp_path: Path) -> None:
+    """It is reported as every damaged file is."""
+    with Store.open(tmp_path, "night") as store:
+        store.begin(lost(0))
+        (note,) = store.running_path.iterdir()
+    note.write_bytes(note.read_bytes()[:100])
+    with Store.open(tmp_path, "night") as store:
+        assert store.interrupted == () and store.measurements() == []
+        assert [each.path.name for each in store.read().damaged] == [note.name]
+
+
+def test_what_an_earlier_driver_left_running_is_ended(tmp_path: Path) -> None:
+    """Also what has left its session and lost its parent; what belongs to this driver, to another
+    run or to nobody stays."""
+    run, other = f"run{os.getpid()}", f"other{os.getpid()}"
+    now = Owner(run_id=run, invocation_id="b")
+    marks = {"old": f"{run}.a", "mine": f"{run}.b", "other": f"{other}.a", "none": ""}
+    pids: dict[str, set[int]] = {}
+    for name, mark in marks.items():
+        environment = os.environ | ({"NIGHTGRID_OWNER": mark} if mark else {})
+        done = subprocess.Popen(
+            [sys.executable, "-c", DETACHED], env=environment, stdout=subprocess.PIPE, text=True
+        )
+        assert done.stdout is not None
+        pids[name] = {int(done.stdout.readline()), int(done.stdout.readline())}
+        done.wait()
+    try:
+        assert {each.pid for each in leftovers(now)} == pids["old"]
+        assert {each.pid for each in end_leftovers(now)} == pids["old"]
+        assert leftovers(now) == []
+        for name in ("mine", "other", "none"):
+            for pid in pids[name]:
+                os.kill(pid, 0)
+    finally:
+        for name in ("mine", "other", "none"):
+            for pid in pids[name]:
+                os.kill(pid, 9)
+
+
+def test_the_mark_is_on_what_is_started_within_the_block() -> None:
+    """And on nothing that is started after it."""
+    owner = Owner(run_id="run", invocation_id="i")
+    show = [sys.executable, "-c", "import os; print(os.environ.get('NIGHTGRID_OWNER'))"]
+    with owner.marks_this_process():
+        assert subprocess.check_output(show, text=True).strip() == "run.i"
+        assert owner_in(owned("agent hpu-1")) == owner
+    assert subprocess.check_output(show, text=True).strip() == "None"
+    assert owner_in(owned("agent hpu-1")) is None
+
+
+def silent(results: Path, seconds: float) -> None:
+    """Make the lock that of another host which was last seen so long ago."""
+    lock = results / "night" / LOCK_NAME
+    there = {"host": "node-7", "boot_id": "another", "machine_id": "another"}
+    lock.write_text(json.dumps({**json.loads(lock.read_text()), **there}))
+    seen = time.time() - seconds
+    os.utime(lock, (seen, seen))
+
+
+def test_a_silent_holder_on_another_host_is_taken_over_to_resume(tmp_path: Path) -> None:
+    """Not before a minute of silence, and not without being told to."""
+    dies_holding(tmp_path, begun=1, ended=0)
+    silent(tmp_path, SILENCE_S / 2)
+    with pytest.raises(StoreLocked, match="on node-7"), Store.open(tmp_path, "night").resume():
+        pass
+    silent(tmp_path, SILENCE_S + 5)
+    with pytest.raises(StoreLocked, match="nightgrid run --resume"), Store.open(tmp_path, "night"):
+        pass
+    with Store.open(tmp_path, "night").resume() as store:
+        assert store.taken_over_from is not None and store.taken_over_from.host == "node-7"
+        assert len(store.interrupted) == 1
+
+
+def test_the_newest_run_is_resumed_with_its_grid_and_cards(tmp_path: Path) -> None:
+    """What the command line says goes before what the run had."""
+    with pytest.raises(StoreError, match="no run to resume"):
+        to_resume(RunOptions(results=tmp_path))
+    with Store.open(tmp_path, "night") as store:
+        store.append(row())
+        store.write_file("grid.yaml", "name: night")
+        store.write_file("options.json", json.dumps({"emulate": "2x8", "in_process": False}))
+    grid, options = to_resume(RunOptions(results=tmp_path))
+    assert (grid, options.name, options.emulate) == (store.path / "grid.yaml", "night", "2x8")
+    _, options = to_resume(RunOptions(results=tmp_path, in_process=True))
+    assert options.emulate is None and options.in_process
