@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from orchestrator.results.store import Store
 
 #: Rows shown, the newest first; the report has them all.
-NEWEST_ROWS = 25
+NEWEST_ROWS = 20
 REASON_LENGTH = 300
 _COLUMNS = (
     "job_id",

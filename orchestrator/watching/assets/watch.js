@@ -166,8 +166,10 @@ function rows(state) {
     const state = element("td");
     state.append(element("span", `state s-${row.state.toLowerCase()}`, row.state));
     if (!row.final) state.append(element("small", "", "not the last word on this job"));
-    if (row.reason) state.append(element("small", "", row.reason));
-    line.append(job, state, element("td", "n", row.figure || "–"), element("td", "", row.where || "–"), element("td"));
+    if (row.reason) { state.append(element("small", "", row.reason)); state.title = row.reason; }
+    if (row.reason || !row.final) state.className = "why";
+    const cell = (text, style) => element("td", text ? style : `${style} none`, text || "–");
+    line.append(job, state, cell(row.figure, "n"), cell(row.where, ""), element("td"));
     [...line.children].forEach((cell, at) => { cell.dataset.label = labels[at]; });
     return line;
   }, (line, row) => setText(line.lastChild, ago(row.at, state.now)));
