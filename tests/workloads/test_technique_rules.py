@@ -29,6 +29,7 @@ FP32 = {"precision": "fp32"}
         ),
         ({"prefetch_batches": 4}, "prefetch_batches", "nobody makes batches ahead"),
         ({"non_blocking_copies": True}, "non_blocking_copies", "waited for in any case"),
+        ({"padding": "packing", "length_window": 4}, "length_window", "does not sort"),
         ({"save_mode": "async"}, "save_mode", "nothing is saved"),
         (
             {"method": "full", "save_every": 5, "save_mode": "incremental"},

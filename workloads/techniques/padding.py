@@ -10,11 +10,12 @@ what graph compilers like, since every step has the same shape.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from workloads.refusal import Asked, Refusal
 from workloads.techniques.base import DataPlan, Technique, Training
 from workloads.training import rows
 from workloads.training.samples import TrainingSample
@@ -36,6 +37,15 @@ class Padding(Technique):
         ge=2,
         description="For uniform-length: sort within windows of so many batches.",
     )
+
+    def refusals(self, asked: Asked) -> Iterable[Refusal]:
+        usual = type(self).model_fields["length_window"].default
+        if self.length_window != usual and self.padding != "uniform-length":
+            yield Refusal(
+                setting="length_window",
+                reason=f"padding {self.padding} does not sort samples",
+                hint="write padding: uniform-length, or leave length_window out",
+            )
 
     def on_data(self, data: DataPlan) -> None:
         pad, longest = data.pad_token_id, data.max_length
