@@ -26,10 +26,11 @@ from typing import Any
 from orchestrator.cluster import Node
 from orchestrator.errors import ClusterError
 from orchestrator.job import Accelerator
-from orchestrator.on_ray.token import check_token
+from orchestrator.on_ray.token import missing_token, refused_token
 
 #: Custom Ray resources by which a node says what Ray has no word for.
 EMULATED = "emulated"
+EMULATED_DEVICE = "emulated_device_"  # and the device's name, of the software that drives them
 SERVER_CARDS = "server_cards"  # when Ray was given only some of the server's cards
 CARD_MEMORY_MIB = "card_memory_mib"  # whole numbers: Ray takes no fractions above one
 
@@ -182,7 +183,7 @@ def _join(address: str, **options: Any) -> None:
 
     if ray.is_initialized():
         return
-    if wrong := check_token(address):
+    if wrong := missing_token() or refused_token(address):
         raise ClusterError(wrong)
     try:
         ray.init(
@@ -223,6 +224,7 @@ def _ray_node(node: Node) -> dict[str, Any]:
     resources: dict[str, float] = {SERVER_CARDS: node.server_cards}
     if node.emulated:
         resources[EMULATED] = 1
+        resources[EMULATED_DEVICE + node.emulated_device] = 1
     if node.memory_bytes_per_card is not None:
         resources[CARD_MEMORY_MIB] = node.memory_bytes_per_card // 2**20
     arguments: dict[str, Any] = {
@@ -302,13 +304,13 @@ def nodes_of(ray_nodes: Iterable[Mapping[str, Any]]) -> list[Node]:
         ClusterError: a node has two kinds of cards.
     """
     alive = [node for node in ray_nodes if node["Alive"]]
-    names = Counter(_name(node) for node in alive)
+    names = Counter(name_of(node) for node in alive)
     found = []
     for ray_node in alive:
         kind, count = _cards(ray_node)
         if count < 1:
             continue
-        name = _name(ray_node)
+        name = name_of(ray_node)
         if names[name] > 1:
             name = f"{name}-{ray_node['NodeID'][:4]}"
         found.append(node_of(ray_node, name, kind, tuple(range(count))))
@@ -334,15 +336,33 @@ def node_of(
         device_name=_device_name(ray_node, accelerator, emulated),
         memory_bytes_per_card=None if memory_mib is None else int(memory_mib) * 2**20,
         emulated=emulated,
+        emulated_device=_emulated_device(resources),
     )
 
 
-def _name(ray_node: Mapping[str, Any]) -> str:
+def _emulated_device(resources: Mapping[str, Any]) -> str:
+    named = [name for name in resources if name.startswith(EMULATED_DEVICE)]
+    return named[0].removeprefix(EMULATED_DEVICE) if named else "cpu"
+
+
+def name_of(ray_node: Mapping[str, Any]) -> str:
     """The name given with ``ray start --node-name``, else the host's."""
     name = ray_node.get("NodeName") or ""
     if name and name != ray_node.get("NodeManagerAddress"):
         return str(name)
     return str(ray_node.get("NodeManagerHostname") or name or ray_node["NodeID"][:8])
+
+
+def describe_cards(resources: Mapping[str, float]) -> tuple[dict[Accelerator, int], str]:
+    """The cards among a node's Ray resources by kind, of both kinds if there are, and their type.
+    A node with neither that computes is one CPU card."""
+    kinds = (Accelerator.HPU, Accelerator.GPU)
+    cards = {kind: int(resources[kind.value]) for kind in kinds if resources.get(kind.value)}
+    if not cards and resources.get("CPU", 0) >= 1:
+        cards[Accelerator.CPU] = 1
+    prefix = "accelerator_type:"
+    types = [name.removeprefix(prefix) for name in resources if name.startswith(prefix)]
+    return cards, types[0] if types else ""
 
 
 def _cards(ray_node: Mapping[str, Any]) -> tuple[Accelerator, int]:
@@ -351,7 +371,7 @@ def _cards(ray_node: Mapping[str, Any]) -> tuple[Accelerator, int]:
     kinds = [kind for kind in (Accelerator.HPU, Accelerator.GPU) if resources.get(kind.value)]
     if len(kinds) == 2:
         raise ClusterError(
-            f"node {_name(ray_node)} has both HPU and GPU in its Ray resources; start it with "
+            f"node {name_of(ray_node)} has both HPU and GPU in its Ray resources; start it with "
             "one kind of card (`ray start --resources …` or `--num-gpus 0`)"
         )
     if kinds:

@@ -12,19 +12,21 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import platform
 import shlex
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from orchestrator.doctor.facts import Versions
 from orchestrator.environment import GIT_COMMIT_VARIABLE, GIT_DIRTY_VARIABLE, git_state
 from orchestrator.errors import SubmitError
-from orchestrator.on_ray.token import asks_for_token, token_advice
+from orchestrator.on_ray.token import asks_for_token, missing_token, token_advice
 from orchestrator.results.directory import VARIABLE as RESULTS_VARIABLE
 
 DEFAULT_PORT = 8265
@@ -82,8 +84,7 @@ class Submission:
             "env_vars": variables,
         }
         if not (self.working_dir / "orchestrator" / "__main__.py").exists():
-            here = Path(__file__).resolve().parents[1]
-            environment["py_modules"] = [str(here), str(here.parent / "workloads")]
+            environment["py_modules"] = _own_packages()
         return environment
 
 
@@ -114,6 +115,8 @@ class JobServer:
 
     def __init__(self, address: str | None) -> None:
         self.address = resolve_job_address(address)
+        if missing := missing_token():
+            raise SubmitError(missing)
         from ray.job_submission import JobSubmissionClient
 
         logging.getLogger("ray.dashboard.modules.job.sdk").setLevel(logging.WARNING)
@@ -121,8 +124,7 @@ class JobServer:
             self._client = JobSubmissionClient(self.address)
         except Exception as error:
             if asks_for_token(error):
-                advice = token_advice(f"the cluster at {self.address}", error)
-                raise SubmitError(advice) from error
+                raise SubmitError(token_advice(f"the cluster at {self.address}")) from error
             raise SubmitError(
                 f"{self.address} does not answer as a Ray job server: {_line(error)}"
             ) from error
@@ -154,6 +156,29 @@ class JobServer:
                 f"command:\n    {earlier.entrypoint}\nChoose another --submission-id."
             )
         return False
+
+    def ask(self, arguments: Sequence[str], *, timeout_s: float) -> str:
+        """What a command of this program prints on the head node; it is run there as a Ray job.
+
+        Raises:
+            SubmitError: the cluster refuses, or the command takes too long (it is stopped then).
+        """
+        try:
+            name = self._client.submit_job(
+                entrypoint=shlex.join(["python", "-m", "orchestrator", *arguments]),
+                runtime_env={"py_modules": _own_packages()},
+            )
+        except Exception as error:
+            raise SubmitError(f"{self.address} refuses the job: {_line(error)}") from error
+        deadline = time.monotonic() + timeout_s
+        while not self.job(name).over:
+            if time.monotonic() > deadline:
+                self._client.stop_job(name)
+                raise SubmitError(
+                    f"{self.address}: `{arguments[0]}` had not ended after {timeout_s:.0f} s"
+                )
+            time.sleep(0.5)
+        return self.logs(name)
 
     def job(self, submission_id: str) -> JobInfo:
         """One job.
@@ -227,6 +252,25 @@ class JobServer:
             if "404" in str(error) or "does not exist" in str(error):
                 return None
             raise SubmitError(f"{self.address}: {_line(error)}") from error
+
+
+def is_job_address(address: str | None) -> bool:
+    """Whether this, or else the environment, names a job server and not a control store."""
+    known = address or next(filter(None, map(os.environ.get, _ADDRESS_VARIABLES)), "")
+    return known.startswith(("http://", "https://"))
+
+
+def versions_here() -> Versions:
+    """Ray and Python of this process."""
+    import ray
+
+    return Versions(ray=ray.__version__, python=platform.python_version())
+
+
+def _own_packages() -> list[str]:
+    """The directories of this program's packages, as they travel with a job."""
+    here = Path(__file__).resolve().parents[1]
+    return [str(here), str(here.parent / "workloads")]
 
 
 def resolve_job_address(address: str | None) -> str:

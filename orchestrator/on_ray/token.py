@@ -1,14 +1,16 @@
 """What to tell someone whose Ray cluster asks for a token that this process does not have.
 
-Ray itself sends the token along (``RAY_AUTH_MODE``, ``RAY_AUTH_TOKEN_PATH``, since 2.52); without
-one its errors come after twenty seconds and name a crashed cluster instead.
+Ray itself sends the token along (since 2.52). Where it has none to send, it tries for twenty
+seconds and then speaks of a crashed cluster; where it was told of a file that is not there, it
+aborts the process. So the token is looked for here first, in Ray's order.
 """
 
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
-_MODE = "RAY_AUTH_MODE"
+MODE, TOKEN, TOKEN_PATH = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
 
 
 def asks_for_token(error: BaseException) -> bool:
@@ -16,31 +18,42 @@ def asks_for_token(error: BaseException) -> bool:
     return type(error).__name__ == "AuthenticationError"
 
 
-def token_advice(where: str, error: BaseException) -> str:
-    """What is wrong with the token for the cluster at ``where``, and what to set."""
-    mode = os.environ.get(_MODE, "")
-    if mode.lower() != "token":
-        why = f"none was sent, because {_MODE} is {mode or 'not set'}"
-    elif "no authentication token" in str(error) or "couldn't find" in str(error):
-        why = "there is none here"
-    else:
+def missing_token() -> str | None:
+    """Why this process, which is set to send a token, has none; None if all is well."""
+    if os.environ.get(MODE, "").lower() != "token" or os.environ.get(TOKEN):
+        return None
+    named = os.environ.get(TOKEN_PATH)
+    path = Path(named).expanduser() if named else Path.home() / ".ray" / "auth_token"
+    try:
+        there = bool(path.read_text().strip())
+    except (OSError, ValueError) as error:
+        return f"{MODE} is token, but {path} cannot be read: {error}. {_ADVICE}"
+    return None if there else f"{MODE} is token, but {path} is empty. {_ADVICE}"
+
+
+def token_advice(where: str) -> str:
+    """What to set, once the cluster at ``where`` has refused us."""
+    mode = os.environ.get(MODE, "")
+    if mode.lower() == "token":
         why = "the one that was sent is not the cluster's"
-    return (
-        f"{where} asks for a token, and {why}. Set {_MODE}=token and RAY_AUTH_TOKEN_PATH to a file "
-        "that holds the cluster's token and that only you can read (docs/security.md)"
-    )
+    else:
+        why = f"none was sent, because {MODE} is {mode or 'not set'}"
+    return f"{where} asks for a token, and {why}. {_ADVICE}"
 
 
-def check_token(address: str) -> str | None:
-    """What is wrong with this process's token for the control store at ``address``, if anything.
-
-    ``ray.init`` would try for twenty seconds and then speak of a crashed cluster.
-    """
+def refused_token(address: str) -> str | None:
+    """What to set if the control store at ``address`` refuses this process; None if it does not."""
     from ray._raylet import GcsClient  # type: ignore[attr-defined]  # a compiled module
 
     try:
         GcsClient(address=address)
     except Exception as error:  # whatever else it is, joining will say
         if asks_for_token(error):
-            return token_advice(f"the Ray cluster at {address}", error)
+            return token_advice(f"the Ray cluster at {address}")
     return None
+
+
+_ADVICE = (
+    f"Set {MODE}=token and {TOKEN_PATH} to a file that holds the cluster's token and that only you "
+    "can read (docs/security.md)"
+)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 from orchestrator.attempt import Attempt, RankOutcome, WorkerInfo
@@ -15,7 +17,14 @@ from orchestrator.executor import Progress
 from orchestrator.failure import Failure, classify
 from orchestrator.job import State
 from orchestrator.worker.card_worker import VISIBLE_CARDS, WorkerConfig
-from workloads.api import Result
+from workloads.api import Result, Sample
+
+#: A child that ignores the polite signal too, in the worker's group or in a session of its own.
+STUBBORN_CHILD = """
+import signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+time.sleep(3600)
+"""
 
 
 class FakeWorker:
@@ -60,9 +69,9 @@ class FakeWorker:
             phase_started_at=started_at,
         )
         details = {"rendezvous": repr(rendezvous), "rank": str(rank)}
-        action, _, argument = attempt.job.model.partition(":")
+        action, _, argument = self.asked(attempt)
         if action == "sleep":
-            time.sleep(float(argument))
+            self.work(attempt, float(argument))
         elif action == "segfault":
             print("about to read address zero", flush=True)
             ctypes.string_at(0)
@@ -78,6 +87,19 @@ class FakeWorker:
             with open(argument, "w") as file:
                 file.write(str(child.pid))
             time.sleep(600)
+        elif action == "allocate":
+            allocate_until_refused()
+        elif action == "abort":  # what native code does where Python would raise
+            with contextlib.suppress(MemoryError):
+                allocate_until_refused()
+            os.abort()
+        elif action == "stubborn":
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            for session in (False, True):
+                subprocess.Popen([sys.executable, "-c", STUBBORN_CHILD], start_new_session=session)
+            time.sleep(3600)
+        elif action == "raise":
+            raise RuntimeError(f"as asked: {argument}")
         elif action == "rank" and rank == int(argument.partition("=")[0]):
             os._exit(int(argument.partition("=")[2]))
         elif action == "rank":
@@ -88,6 +110,37 @@ class FakeWorker:
             state=State.SUCCEEDED,
             started_at=started_at,
             ended_at=time.time(),
-            result=Result(samples=(), stop_reason="max_repeats", details=details),
+            result=Result(samples=self.samples(), stop_reason="max_repeats", details=details),
             worker=self._info,
         )
+
+    def asked(self, attempt: Attempt) -> tuple[str, str, str]:
+        """What to do: action, separator, argument."""
+        return attempt.job.model.partition(":")
+
+    def work(self, attempt: Attempt, seconds: float) -> None:
+        """Do what a job that succeeds does."""
+        time.sleep(seconds)
+
+    def samples(self) -> tuple[Sample, ...]:
+        """What was measured."""
+        return ()
+
+
+def allocate_until_refused(limit_bytes: int = 256 * 2**20) -> None:
+    """Take memory until this process's limit refuses more.
+
+    Raises:
+        MemoryError: always.
+    """
+    import resource
+
+    in_use = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (in_use + limit_bytes, resource.RLIM_INFINITY))
+    kept = []
+    try:
+        while True:
+            kept.append(bytearray(8 * 2**20))
+    finally:
+        kept.clear()
+        resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY,) * 2)

@@ -1,5 +1,5 @@
-"""Grids sent to a real head node as Ray jobs, and found again from other processes; the cluster asks
-for a token, and who has none is refused."""
+"""Grids sent to a real head node as Ray jobs, and found again from other processes; the cluster
+asks for a token, and who has none is refused."""
 
 from __future__ import annotations
 
@@ -262,7 +262,8 @@ def test_a_client_without_the_token_is_refused(head: Head, tmp_path: Path) -> No
     wrong = head.stranger(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN="0" * 64)
     cases = [
         (head.stranger(), "none was sent, because RAY_AUTH_MODE is not set"),
-        (head.stranger(RAY_AUTH_MODE="token"), "there is none here"),
+        (head.stranger(RAY_AUTH_MODE="token"), "auth_token cannot be read: "),
+        (head.stranger(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN_PATH="/none"), "/none cannot be read"),
         (wrong, "the one that was sent is not the cluster's"),
     ]
     for environment, why in cases:
