@@ -3,7 +3,8 @@
 Nothing is decided here. What the loop adds is order and endurance: a row is durable before any
 later command of the same list is carried out, so that a card is never given away before what it
 measured is safe; timers come due as ``Tick``; a signal becomes ``StopRequested``; and an executor
-or a disk that fails for a moment does not end a night's run.
+or a disk that fails for a moment does not end a night's run. While a disk is full, nothing new is
+started and rows wait in memory (``held.py``), with copies on another disk where there is one.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import heapq
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +23,7 @@ from types import FrameType
 from typing import Protocol
 
 from orchestrator.attempt import Outcome, RankOutcome
-from orchestrator.errors import ClusterError, StoreError, StoreLocked
+from orchestrator.errors import ClusterError, StoreError, StoreFull, StoreLocked
 from orchestrator.events import (
     AttemptEnded,
     Command,
@@ -38,6 +40,7 @@ from orchestrator.events import (
 )
 from orchestrator.executor import Executor
 from orchestrator.failure import Failure, FailureClass
+from orchestrator.held import Held
 from orchestrator.job import State
 from orchestrator.live import View, event_line, row_line, unrun_lines
 from orchestrator.measurement import Measurement
@@ -45,6 +48,7 @@ from orchestrator.run_status import Board
 from orchestrator.watchdog import Watchdog
 
 STATUS_INTERVAL_S = 1.0
+ROOM_INTERVAL_S = 5.0  # between looks for room on a full disk
 AT_ONCE = 3  # the request that is not discussed any more
 FORCE_AFTER_S = 10.0  # later the process ends, whatever it hangs in
 EXIT_FORCED = 130
@@ -64,7 +68,17 @@ class RowStore(Protocol):
         """Note that an attempt starts, by the row that it gets should this process die."""
 
     def append(self, measurement: Measurement) -> object:
-        """Write a row; it is durable on return."""
+        """Write a row; it is durable on return.
+
+        Raises:
+            StoreFull: no space is left.
+        """
+
+    def make_reserve(self) -> object:
+        """See that there is room for more than a row; raises StoreFull if not."""
+
+    def spill(self, measurement: Measurement) -> object | None:
+        """Write a row elsewhere on this host, and say where; None if it cannot be."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,14 +157,23 @@ class Driver:
     _late: list[Event] = field(default_factory=list)  # refusals while showing
     _next_status_at: float = 0.0
     _finished: RunFinished | None = None
+    _held: Held | None = None  # while there is no room for results
+    _look_for_room_at: float = 0.0
 
     def drive(self) -> DriveResult:
         """Run the plan to its end. The executor is left open; closing it is the caller's.
 
         Raises:
             ClusterError: the executor failed for longer than ``patience_s``.
-            StoreError: a row could not be written for longer than ``patience_s``.
+            StoreError: a row could not be written for longer than ``patience_s``, for another
+                reason than a full disk.
         """
+        try:
+            return self._drive()
+        finally:
+            self._save_held_rows()
+
+    def _drive(self) -> DriveResult:
         # The first tick gets the rows of jobs that will not run, cluster or no cluster.
         events: Sequence[Event] = [Tick(at=self.clock())]
         while True:
@@ -169,6 +192,8 @@ class Driver:
     def _next_events(self) -> list[Event]:
         events, self._late = self._late, []
         events += self._patiently("the executor", self._poll, ClusterError)
+        if self._held is not None:
+            self._look_for_room()
         now = self.clock()
         if self._wakes and self._wakes[0] <= now:
             while self._wakes and self._wakes[0] <= now:
@@ -177,6 +202,8 @@ class Driver:
         while self._stops_seen < self.stop.requests:
             self._stops_seen += 1
             events.append(StopRequested(at=now, reason=self.stop.reason))
+            if self._held is not None:
+                events += self._held.give_up_starts(now)
         return events
 
     def _poll(self) -> list[Event]:
@@ -212,6 +239,8 @@ class Driver:
             self._record(command)
         elif isinstance(command, Wake):
             heapq.heappush(self._wakes, command.at)
+        elif self._held is not None:
+            return self._hold(self._held, command)
         elif isinstance(command, RunFinished):
             self.board.did(command, now)
             self._finished = command
@@ -252,11 +281,100 @@ class Driver:
 
     def _record(self, command: RecordRow) -> None:
         measurement = self.to_measurement(command)
-        self._patiently("the store", lambda: self.store.append(measurement), StoreError)
+        if self._held is None:
+            try:
+                self._patiently("the store", lambda: self.store.append(measurement), StoreError)
+            except StoreFull as full:
+                self._held = Held(since=self.clock(), reason=str(full))
+                self._look_for_room_at = self.clock() + ROOM_INTERVAL_S
+                self.board.paused = f"no room for results: {full}"
+                self.view.line(
+                    f"PAUSED: {full}. Nothing new is started; what runs goes on, its rows are kept "
+                    f"until there is room"
+                )
+            else:
+                self._recorded(command, measurement)
+                return
+        self._held.unsaved += self.store.spill(measurement) is None
+        self._held.rows.append((command, measurement))
+
+    def _recorded(self, command: RecordRow, measurement: Measurement) -> None:
+        """A row is safe."""
         self.board.did(command, self.clock())
         self.board.measured(command, measurement)
         if command.attempt is not None:  # the others are many at a time: see ``unrun_lines``
             self.view.line(row_line(command, measurement, self.board))
+
+    # ------------------------------------------------------------ a full disk
+
+    def _hold(
+        self, held: Held, command: StartWorker | StopWorker | RunAttempt | RunFinished
+    ) -> list[Event]:
+        """What starts something waits for room; what stops something does not."""
+        if not isinstance(command, StopWorker):
+            held.commands.append(command)
+            return []
+        happened, exists = held.stop(command, self.clock())
+        if exists:
+            self.board.did(command, self.clock())
+            happened += self._perform(command)
+        return happened
+
+    def _look_for_room(self) -> None:
+        """Write the rows that wait; once all are, do what waits behind them."""
+        held, now = self._held, self.clock()
+        if held is None or now < self._look_for_room_at:
+            return
+        self._look_for_room_at = now + ROOM_INTERVAL_S
+        count = len(held.rows)
+        try:
+            self._write_held_rows(held)
+            if not held.finished:
+                self.store.make_reserve()
+        except StoreFull:
+            if held.finished and (self.stop.requests or now - held.since >= self.patience_s):
+                self._end_without_room(held)
+            return
+        self._held, self.board.paused = None, ""
+        paused = now - held.since
+        self.view.line(f"there is room again after {paused:,.0f} s: {count} rows written, going on")
+        for command in held.commands:
+            self._late += self._carry_out(command)
+
+    def _write_held_rows(self, held: Held) -> None:
+        while held.rows:
+            command, measurement = held.rows[0]
+            self.store.append(measurement)
+            held.rows.popleft()
+            self._recorded(command, measurement)
+
+    def _end_without_room(self, held: Held) -> None:
+        """All is done but the rows: they are as safe elsewhere as this process can make them."""
+        (self._finished,) = [each for each in held.commands if isinstance(each, RunFinished)]
+        self.board.did(self._finished, self.clock())
+
+    def _save_held_rows(self) -> None:
+        """The loop ends: say where the rows are that found no room, or print them."""
+        held, self._held = self._held, None
+        if held is None:
+            return
+        with contextlib.suppress(Exception):
+            self._write_held_rows(held)
+        places: set[str] = set()
+        for _, measurement in held.rows:
+            place = None
+            with contextlib.suppress(Exception):
+                place = self.store.spill(measurement)
+            if isinstance(place, os.PathLike):
+                places.add(os.path.dirname(place))
+            else:
+                print(f"row without a place: {measurement!r}", file=sys.stderr, flush=True)
+        if held.rows:
+            where = f"lie in {', '.join(sorted(places))}" if places else "are printed above"
+            self.view.line(
+                f"{len(held.rows)} rows found no room ({held.reason}); they {where}. The next "
+                "`nightgrid run --resume` on this host brings home what lies there"
+            )
 
     def _patiently(self, what: str, act: Callable[[], list[Event] | object], last: type) -> list:
         """Do something that may fail for a moment; raise ``last`` when it keeps failing."""
@@ -265,8 +383,8 @@ class Driver:
             try:
                 result = act()
                 return result if isinstance(result, list) else []
-            except StoreLocked:
-                raise  # another driver took the run: waiting would only make two writers
+            except (StoreLocked, StoreFull):
+                raise  # another driver took the run; or there is no room, and more to do than wait
             except Exception as error:
                 if self.clock() - began >= self.patience_s or self.stop.requests >= AT_ONCE:
                     raise last(f"{what} keeps failing: {error}") from error

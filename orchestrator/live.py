@@ -62,6 +62,8 @@ def summary_line(status: RunStatus) -> str:
     parts.append(f"{duration(status.at - status.started_at)} so far")
     if status.eta_s and not status.finished:
         parts.append(f"about {duration(status.eta_s)} left")
+    if status.paused:
+        parts.append(f"PAUSED: {status.paused}")
     if status.stopping:
         parts.append(f"stopping: {status.stopping}")
     return " | ".join(parts)

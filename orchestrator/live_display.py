@@ -65,12 +65,14 @@ def render(status: RunStatus, *, height: int | None = None) -> RenderableType:
     rates = Text("   ".join([busy, *rate_texts(status)]), overflow="ellipsis", no_wrap=True)
     failures = status.failures[:SHOWN_FAILURES]
     after: list[RenderableType] = [_failure_lines(failures, status.at)] if failures else []
-    if status.stopping:
-        text = f"stopping: {shortened(status.stopping)}"
-        after.append(Text(text, style="yellow", overflow="ellipsis", no_wrap=True))
+    for what, why in (("PAUSED", status.paused), ("stopping", status.stopping)):
+        if why:
+            text = f"{what}: {shortened(why)}"
+            after.append(Text(text, style="yellow", overflow="ellipsis", no_wrap=True))
     room = None
     if height is not None:
-        room = max(1, height - 3 - len(failures) - bool(status.stopping))
+        notes = bool(status.paused) + bool(status.stopping)
+        room = max(1, height - 3 - len(failures) - notes)
     return Group(bar, counts, rates, _card_lines(status.cards, room), *after)
 
 

@@ -96,6 +96,7 @@ class RunStatus:
     cards: tuple[CardStatus, ...]
     eta_s: float | None  # None when unknown
     stopping: str = ""  # the reason, once an end was asked for
+    paused: str = ""  # why nothing new is started for now; empty while all is well
     finished: bool = False
     jobs_run: int = 0  # terminal after at least one attempt, in this invocation
     rates: tuple[Rate, ...] = ()
@@ -183,6 +184,7 @@ class Board:
     _timed_jobs: Counter[str] = field(default_factory=Counter)
     _failures: deque[FailedAttempt] = field(default_factory=lambda: deque(maxlen=KEPT_FAILURES))
     _failure_counts: Counter[str] = field(default_factory=Counter)
+    paused: str = ""
     _stopping: str = ""
     _finished: bool = False
 
@@ -303,6 +305,7 @@ class Board:
             ),
             eta_s=self._eta_s(now),
             stopping=self._stopping,
+            paused=self.paused,
             finished=self._finished,
             jobs_run=self._jobs_run,
             rates=tuple(

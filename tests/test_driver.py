@@ -68,8 +68,14 @@ class Rows:
         """Keep a row, or fail."""
         if self._failures:
             self._failures -= 1
-            raise self._error("no space left on device")
+            raise self._error("input/output error")
         self.kept.append(measurement)
+
+    def make_reserve(self) -> None:
+        """There is room for more where there was for a row."""
+
+    def spill(self, measurement: Measurement) -> None:
+        """There is no other disk."""
 
 
 class Lines:
@@ -183,10 +189,10 @@ def test_a_row_is_durable_before_its_card_is_given_away() -> None:
     assert sum("the store failed" in line for line in case.view.lines) == 3
 
 
-def test_a_disk_that_stays_full_ends_the_run_with_its_reason() -> None:
-    """After the patience is over the error is a StoreError that quotes the disk."""
+def test_a_disk_that_stays_broken_ends_the_run_with_its_reason() -> None:
+    """After the patience is over the error is a StoreError that quotes what the disk said."""
     case = Case(rows=Rows(failures=10_000))
-    with pytest.raises(StoreError, match="the store keeps failing: no space left"):
+    with pytest.raises(StoreError, match="the store keeps failing: input/output error"):
         case.driver.drive()
     assert 120 <= case.clock() - MOMENT < 180
 

@@ -5,6 +5,7 @@
     <results>/<run>/driver.lock       who writes; there is one writer (``lock.py``)
     <results>/<run>/running/          of each attempt that runs now, the row it will have should
                                       its driver die
+    <results>/<run>/.reserve          room that is given up for status and report on a full disk
     <results>/<run>/run.id            by which a driver's processes are known (``leftovers.py``)
 
 A row is durable when ``append`` returns. Readers need no lock and may read while a run writes.
@@ -21,6 +22,7 @@ import json
 import logging
 import os
 import secrets
+import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -28,7 +30,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.errors import SchemaMismatch, StoreError
+from orchestrator.errors import SchemaMismatch, StoreError, StoreFull
 from orchestrator.history import PastRow
 from orchestrator.job import Accelerator, State
 from orchestrator.measurement import Measurement
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("nightgrid.store")
 #: A writer that ends with this many files compacts them: ten thousand take a reader half a minute.
 COMPACT_FROM = 200
+_RESERVE_BYTES = 64 * 2**10
 
 _HISTORY_COLUMNS = (
     "job_id",
@@ -99,6 +102,8 @@ class Store:
         self.taken_over_from: Holder | None = None
         self.interrupted: tuple[str, ...] = ()  # attempts that a predecessor's death ended
         self._notes: dict[str, Path] = {}  # by attempt id
+        self.rescued = 0  # rows that a predecessor could write only elsewhere
+        self._spilled: dict[str, Path] = {}  # by the name of the row's file
         self._lock = RunLock(self.path)
 
     @classmethod
@@ -147,7 +152,10 @@ class Store:
         try:
             for damage in fragments.recover(self.tables_path, self.quarantine_path):
                 _LOG.warning("set aside as %s: %s", damage.path, damage.reason)
+            self._adopt_spilled()
             self.interrupted = self._record_interrupted()
+            with contextlib.suppress(StoreError):  # whoever writes rows will hear of it
+                self.make_reserve()
         except BaseException:
             self._lock.release()
             raise
@@ -171,6 +179,8 @@ class Store:
         except (StoreError, OSError) as problem:  # a convenience; the rows are safe without it
             _LOG.warning("the rows were not compacted: %s", problem)
         finally:
+            with contextlib.suppress(OSError):
+                self._reserve.unlink(missing_ok=True)
             self._lock.release()
 
     def append(self, measurement: Measurement) -> Path:
@@ -188,7 +198,54 @@ class Store:
         if note := self._notes.pop(measurement.attempt_id, None):
             with contextlib.suppress(OSError):  # the next writer sees that its row is there
                 note.unlink()
+        if elsewhere := self._spilled.pop(name, None):
+            with contextlib.suppress(OSError):
+                elsewhere.unlink()
         return path
+
+    @property
+    def _reserve(self) -> Path:
+        return self.path / ".reserve"
+
+    def make_reserve(self) -> None:
+        """Occupy some room, so that a disk that gets full can still be told of in ``status.json``.
+
+        Raises:
+            StoreFull: there is none.
+            StoreError: it cannot be written.
+        """
+        if not self._reserve.exists():
+            fragments.replace_file(self.path, self._reserve.name, bytes(_RESERVE_BYTES))
+
+    def spill(self, measurement: Measurement) -> Path | None:
+        """Write a row that finds no room where it belongs on another disk of this host, from where
+        the run's next driver here fetches it; None if there is no room there either."""
+        data = _row_file(measurement)
+        name = fragments.fragment_name(measurement.job_id, measurement.attempt_number, data)
+        for directory in spill_directories(self.run_id):
+            with contextlib.suppress(OSError, StoreError):
+                directory.mkdir(mode=0o700, exist_ok=True)
+                if directory.stat().st_uid == os.getuid():
+                    self._spilled[name] = fragments.write_durably(directory, name, data)
+                    return self._spilled[name]
+        return None
+
+    def _adopt_spilled(self) -> None:
+        """Bring home what predecessors had to write elsewhere."""
+        for directory in spill_directories(self.run_id):
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                if directory.is_symlink() or directory.stat().st_uid != os.getuid():
+                    continue
+                for name in sorted(os.listdir(directory)):
+                    data = (directory / name).read_bytes()
+                    if reason := fragments.damage_of(name, data):
+                        _LOG.warning("not brought home: %s: %s", directory / name, reason)
+                        continue
+                    fragments.write_durably(self.tables_path, name, data)
+                    (directory / name).unlink()
+                    self.rescued += 1
+                with contextlib.suppress(OSError):  # damaged files stay where they are
+                    directory.rmdir()
 
     def begin(self, if_lost: Measurement) -> None:
         """Note that an attempt starts, by the row that it gets should this process die meanwhile.
@@ -248,7 +305,11 @@ class Store:
         fragments.valid_name(name, "file name")
         data = content.encode() if isinstance(content, str) else content
         self.path.mkdir(parents=True, exist_ok=True)
-        return fragments.replace_file(self.path, name, data)
+        try:
+            return fragments.replace_file(self.path, name, data)
+        except StoreFull:
+            self._reserve.unlink(missing_ok=True)
+            return fragments.replace_file(self.path, name, data)
 
     def compact(self) -> Path | None:
         """Put all sound fragments into one file; None when there is nothing to gain.
@@ -359,6 +420,12 @@ def _past_row(row: dict[str, Any]) -> PastRow:
         reason=row["reason"] or "",
         attempt_number=row["attempt_number"],
     )
+
+
+def spill_directories(run_id: str) -> list[Path]:
+    """Where this host keeps rows that found no room in their run's directory."""
+    places = (Path(tempfile.gettempdir()), Path.home(), Path("/dev/shm"))
+    return [place / f".nightgrid-unsaved-{run_id}" for place in places if place.is_dir()]
 
 
 def _row_file(measurement: Measurement) -> bytes:
