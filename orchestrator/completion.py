@@ -71,7 +71,7 @@ def script(parser: argparse.ArgumentParser, shell: str) -> str:
         what = _completes_to(action)
         if what is not None:
             action.complete = what  # type: ignore[attr-defined]
-    return str(shtab.complete(parser, shell, preamble=_PREAMBLES))
+    return str(shtab.complete(parser, shell, preamble=_PREAMBLES[shell]))
 
 
 def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:

@@ -1,4 +1,4 @@
-"""What the command line returns: one table, for scripts, for `nightgrid --help` and for docs/cli.md.
+"""What the command line returns: one table, for scripts, `nightgrid --help` and docs/cli.md.
 
 Codes up to 9 say that something was refused or missing and belong to the classes of ``errors.py``.
 From 10 on the command did its work, and the answer is not the wished one.
@@ -11,6 +11,8 @@ from collections.abc import Mapping
 OK = 0
 JOBS_FAILED = 10
 REGRESSION = 11
+CLUSTER_DOUBTFUL = 12
+CLUSTER_UNFIT = 13
 INTERRUPTED = 130
 
 MEANINGS: Mapping[int, str] = {
@@ -24,6 +26,8 @@ MEANINGS: Mapping[int, str] = {
     7: "an optional package is missing; the message names the extra",
     JOBS_FAILED: "of a run: some job FAILED, TIMED_OUT, was LOST or NOT_STARTED",
     REGRESSION: "of `compare --fail-on-regression`: something got worse",
+    CLUSTER_DOUBTFUL: "of `doctor`: it warns, and found no error",
+    CLUSTER_UNFIT: "of `doctor`: a run would fail, wholly or on some node",
     INTERRUPTED: "ended at once by an interrupt; the same command goes on",
 }
 

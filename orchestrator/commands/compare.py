@@ -8,14 +8,18 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from orchestrator import exit_codes
+
 if TYPE_CHECKING:
     from orchestrator.comparison import RunComparison
     from orchestrator.measurement import Measurement
 
-#: Something got worse by more than --fail-on-regression allows.
-EXIT_REGRESSION = 11
 
 EPILOG = """\
+examples:
+  nightgrid compare last-night smoke                             significant changes first
+  nightgrid compare last-night smoke --fail-on-regression 5%     for CI: exit code 11
+
 RUN is the name of a run in the results directory, or the path of a run's directory.
 
 exit codes:
@@ -107,7 +111,7 @@ def verdict(comparison: RunComparison, limit: float | None) -> int:
     if limit is None:
         return 0
     worse = comparison.regressions(limit) or comparison.broken
-    return EXIT_REGRESSION if worse else 0
+    return exit_codes.REGRESSION if worse else exit_codes.OK
 
 
 def nothing(comparison: RunComparison) -> str:

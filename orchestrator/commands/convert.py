@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import json
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+EPILOG = """\
+examples:
+  nightgrid convert chatglm3-6b/ chatglm3-6b-native/
+  nightgrid describe chatglm3-6b-native/       then name that directory as `model:` of a grid
+"""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's own arguments."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = EPILOG
     parser.add_argument("source", type=Path, help="directory with config.json and the weights")
     parser.add_argument("destination", type=Path, help="directory to write; must not exist")
     parser.add_argument("--force", action="store_true", help="replace a model that is there")
+    parser.add_argument("--json", action="store_true", help="say what was written as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -25,6 +36,9 @@ def run(args: argparse.Namespace) -> int:
         args.source, args.destination, force=args.force, progress=_progress_printer()
     )
     seconds = time.perf_counter() - begin
+    if args.json:
+        print(json.dumps(dataclasses.asdict(converted) | {"took_s": seconds}, default=str))
+        return 0
     print(f"wrote {converted.path}: {converted.parameters:,} parameters, {_gb(converted.bytes)}")
     for name in converted.weight_files:
         print(f"  {name}")

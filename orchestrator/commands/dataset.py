@@ -18,9 +18,17 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _BAR_WIDTH = 40
 
+EPILOG = """\
+examples:
+  nightgrid dataset advertisegen AdvertiseGen/ --tiny tiny.json   lengths, and 100 samples of them
+  nightgrid dataset synthetic made/ --count 1000                  a made-up twin to try things with
+"""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of ``nightgrid dataset``."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = EPILOG
     kinds = parser.add_subparsers(dest="kind", metavar="WHAT", required=True)
     real = kinds.add_parser(
         "advertisegen",
@@ -46,6 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     twin.add_argument(
         "--count", type=_positive, default=10_000, help="examples in all (default: 10000)"
     )
+    twin.add_argument("--json", action="store_true", help="print JSON instead of text")
     twin.add_argument("--force", action="store_true", help="overwrite files that are there")
 
 
@@ -101,6 +110,9 @@ def _synthetic(args: argparse.Namespace) -> int:
     counts = _writing(
         args.directory, lambda: advertisegen.write_synthetic(args.directory, args.count)
     )
+    if args.json:
+        print(json.dumps({"directory": str(args.directory), "counts": counts, "synthetic": True}))
+        return 0
     listed = ", ".join(f"{name}: {count:,}" for name, count in counts.items())
     print(f"synthetic examples, of AdvertiseGen's shape and lengths -> {args.directory} ({listed})")
     return 0

@@ -16,9 +16,17 @@ if TYPE_CHECKING:
 
     from workloads.models.description import Description
 
+EPILOG = """\
+examples:
+  nightgrid describe tiny-chatglm3
+  nightgrid describe chatglm3-6b/config.json --svg chatglm3.svg
+"""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's own arguments."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = EPILOG
     parser.add_argument(
         "model", help="an embedded model, a directory, a config.json (ChatGLM3's own too), a hub id"
     )

@@ -11,6 +11,10 @@ from orchestrator.commands.options import add_results_argument, add_runs_argumen
 TARGETS = ("datasets", "mlflow")
 
 EPILOG = """\
+examples:
+  nightgrid export rows --to datasets
+  nightgrid export http://127.0.0.1:5000 --to mlflow --run smoke
+
 datasets: a directory for Hugging Face `datasets`, with the configurations rows, samples and items:
   from datasets import load_dataset
   load_dataset("DEST", "rows", split="train")

@@ -6,6 +6,9 @@ import argparse
 import sys
 
 EPILOG = """\
+example:
+  nightgrid logs ID --follow --address http://head:8265      ID as `nightgrid submit` printed it
+
 --follow prints from the start and goes on until the job is over, over broken connections too.
 Ctrl-C ends the printing, not the job.
 exit codes: 0; with --follow 1 if the job did not succeed; 5 no such job, or not reachable

@@ -47,8 +47,18 @@ def add_grid_arguments(parser: argparse.ArgumentParser, *, optional: bool = Fals
     )
 
 
+EPILOG = """\
+examples:
+  nightgrid plan grids/smoke.yaml --emulate 2x8           every job, and why some will not run
+  nightgrid plan grids/smoke.yaml --json | jq .summary    for scripts
+  nightgrid run grids/smoke.yaml --emulate 2x8            executes this very plan
+"""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `nightgrid plan`."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = EPILOG
     add_grid_arguments(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
 

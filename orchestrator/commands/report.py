@@ -18,9 +18,20 @@ if TYPE_CHECKING:
 FORMATS = ("terminal", "html", "md", "csv", "json", "vendor")
 STANDARD_OUTPUT = Path("-")
 
+EPILOG = """\
+examples:
+  nightgrid report                            the newest run: tables, and its HTML page
+  nightgrid report smoke --format md          or terminal, csv, json, html, vendor
+  nightgrid report smoke --figures figures    every figure as PNG and its data as CSV
+
+docs/report.md says what each section is made from.
+"""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `nightgrid report`."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = EPILOG
     parser.add_argument("run_name", nargs="?", metavar="RUN", help="default: the newest run")
     parser.add_argument(
         "--results",

@@ -4,11 +4,22 @@ tables, and what each precision means on each device."""
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import json
 import sys
+
+EPILOG = """\
+examples:
+  nightgrid schema > grid.schema.json      for an editor that completes YAML
+  nightgrid schema results                 every column of the result tables
+  nightgrid schema precisions --json       what runs where
+"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `nightgrid schema`."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = EPILOG
     parser.add_argument(
         "of",
         nargs="?",
@@ -16,6 +27,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="grid",
         help="grid: JSON Schema of grid files (default); results: columns of result tables; "
         "precisions: what each means on cpu, cuda and hpu, and what is unsupported",
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="tables as JSON (the schema of grid files is JSON)"
     )
 
 
@@ -27,32 +41,43 @@ def run(args: argparse.Namespace) -> int:
         sys.stdout.write(grid_schema_text())
         return 0
     if args.of == "results":
-        _print_columns()
+        _print_columns(as_json=args.json)
     else:
-        _print_precisions()
+        _print_precisions(as_json=args.json)
     return 0
 
 
-def _print_precisions() -> None:
+def _print_precisions(*, as_json: bool) -> None:
     from workloads.precision import table
 
+    if as_json:
+        print(json.dumps([dataclasses.asdict(row) for row in table()], indent=1))
+        return
     for row in table():
         unsupported = "" if row.supported else "unsupported: "
         print(f"{row.precision:<5}  {row.device:<5} {unsupported}{row.text}")
 
 
-def _print_columns() -> None:
+def _print_columns(*, as_json: bool) -> None:
     from orchestrator.results.schema import SCHEMA_VERSION, schema
 
     headings = ("column", "type", "unit", "meaning")
-    rows = [headings]
+    columns = []
     for column in schema():
-        metadata = {k.decode(): v.decode() for k, v in (column.metadata or {}).items()}
-        kind = str(column.type)
-        kind = kind if len(kind) <= 28 else kind.partition("<")[0] + "<…>"
-        rows.append((column.name, kind, metadata.get("unit", ""), metadata.get("description", "")))
+        told = {k.decode(): v.decode() for k, v in (column.metadata or {}).items()}
+        values = (column.name, str(column.type), told.get("unit", ""), told.get("description", ""))
+        columns.append(values)
+    if as_json:
+        named = [dict(zip(headings, values, strict=True)) for values in columns]
+        print(json.dumps({"version": SCHEMA_VERSION, "columns": named}, indent=1))
+        return
+    rows = [headings, *((name, _short(kind), *rest) for name, kind, *rest in columns)]
     widths = [max(len(row[index]) for row in rows) for index in range(3)]
     for row in rows:
         cells = [cell.ljust(width) for cell, width in zip(row[:3], widths, strict=True)]
         print("  ".join([*cells, row[3]]).rstrip())
     print(f"\nSchema version {SCHEMA_VERSION}; docs/schema.md has the nested types.")
+
+
+def _short(kind: str) -> str:
+    return kind if len(kind) <= 28 else kind.partition("<")[0] + "<…>"

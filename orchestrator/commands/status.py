@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import json
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,8 +13,13 @@ from orchestrator.results.directory import default_results_dir
 
 if TYPE_CHECKING:
     from orchestrator.on_ray.submission import JobInfo
+    from orchestrator.results.store import Store
 
 EPILOG = """\
+examples:
+  nightgrid status                                     the newest run here
+  nightgrid status --address http://head:8265          every job submitted there
+
 with --address    ID is a submitted job; without ID, the jobs there are listed
 without           ID is a run in the results directory; without ID, the newest run
 exit codes: 0 shown; 4 no such run; 5 no such job, or the cluster is not reachable
@@ -32,21 +39,36 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=default_results_dir(),
         help="results directory (default: %(default)s)",
     )
+    parser.add_argument(
+        "--json", action="store_true", help="one JSON object; without ID, jobs as an array"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Show a job, the jobs, or a run."""
+    """Show a job, the jobs, or a run.
+
+    Raises:
+        StoreError: there is no such run.
+        SubmitError: there is no such job, or no cluster to ask.
+    """
+    from orchestrator.results.finding import find_run
+
     if args.address:
         from orchestrator.on_ray.submission import JobServer
 
         server = JobServer(args.address)
         jobs = [server.job(args.id)] if args.id else server.jobs()
+        if args.json:
+            told = [dataclasses.asdict(job) for job in jobs]
+            print(json.dumps(told[0] if args.id else told, indent=1))
+            return 0
         if not jobs:
             print(f"no Nightgrid job at {server.address}")
         for job in jobs:
             print(job_lines(job, details=bool(args.id)))
         return 0
-    print(run_lines(args.results, args.id))
+    store = find_run(args.id, args.results)
+    print(json.dumps(run_json(store), indent=1) if args.json else run_lines(store))
     return 0
 
 
@@ -59,7 +81,9 @@ def job_lines(job: JobInfo, *, details: bool) -> str:
         line += f"  for {duration((job.ended_at or time.time()) - job.started_at)}"
     if not details:
         return line
-    lines = [line, f"  {job.entrypoint}"]
+    from orchestrator.notify import concealed
+
+    lines = [line, f"  {concealed(job.entrypoint)}"]
     if job.exit_code is not None:
         lines.append(f"  exit code {job.exit_code}")
     if job.message:
@@ -67,26 +91,33 @@ def job_lines(job: JobInfo, *, details: bool) -> str:
     return "\n".join(lines)
 
 
-def run_lines(results: Path, name: str | None) -> str:
-    """How a run stands: what its driver wrote last, else how many rows there are.
+def run_json(store: Store) -> dict[str, object]:
+    """The fields of ``RunStatus``, or None for all of them where no driver wrote any."""
+    from orchestrator.report import read_status
 
-    Raises:
-        StoreError: there is no such run.
-    """
-    from orchestrator.errors import StoreError
+    status = read_status(store)
+    return {
+        "run": store.run,
+        "rows": str(store.tables_path.resolve()),
+        "final_rows": final_rows(store),
+        "age_s": None if status is None else time.time() - status.at,
+        "status": None if status is None else dataclasses.asdict(status),
+    }
+
+
+def final_rows(store: Store) -> int:
+    """How many rows are the last of their job in an invocation."""
+    return sum(1 for row in store.history() if row.final)
+
+
+def run_lines(store: Store) -> str:
+    """How a run stands: what its driver wrote last, else how many rows there are."""
     from orchestrator.live import duration, summary_line
-    from orchestrator.results.store import Store, runs
-    from orchestrator.run_status import RunStatus
+    from orchestrator.report import read_status
 
-    known = runs(results)
-    if name is None and not known:
-        raise StoreError(f"no run in {results}; `nightgrid run GRID` makes one")
-    store = Store.existing(results, name or known[0])
-    try:
-        status = RunStatus.from_json((store.path / "status.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        rows = sum(1 for row in store.history() if row.final)
-        return f"{store.run}: {rows} final rows, no status of a driver"
+    status = read_status(store)
+    if status is None:
+        return f"{store.run}: {final_rows(store)} final rows, no status of a driver"
     lines = [f"{store.run}: {summary_line(status)}"]
     age = time.time() - status.at
     if not status.finished:

@@ -7,7 +7,11 @@ The grid is checked here first. The working directory is uploaded (without what 
 from __future__ import annotations
 
 import argparse
+import json
+import sys
 from pathlib import Path
+
+from orchestrator.commands.options import add_notify_argument
 
 EPILOG = """\
 What follows -- goes to `nightgrid run` on the cluster, for example
@@ -46,6 +50,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=Path(),
         help="what is uploaded; the grid lies in it (default: this directory)",
     )
+    parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
+    add_notify_argument(parser)
     parser.add_argument(
         "arguments", nargs="*", metavar="-- ARG", help="more arguments of `nightgrid run`"
     )
@@ -54,8 +60,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Check, send, and say how to find the job again."""
     from orchestrator.grid.model import load_grid
+    from orchestrator.notify import concealed, is_address
     from orchestrator.on_ray.submission import JobServer, Submission, new_submission_id
 
+    if any(map(is_address, args.notify)):
+        print(
+            "note: whoever may list the cluster's jobs can read the address after --notify; "
+            "--notify @FILE, a file on the node that drives the run, keeps it to yourself",
+            file=sys.stderr,
+        )
     grid = load_grid(args.grid)
     name = args.run_name or grid.name
     submission = Submission(
@@ -64,13 +77,23 @@ def run(args: argparse.Namespace) -> int:
         run=name,
         submission_id=args.submission_id or new_submission_id(name),
         results=args.results,
-        arguments=tuple(args.arguments),
+        arguments=(*args.arguments, *(word for hook in args.notify for word in ("--notify", hook))),
     )
     entrypoint = submission.entrypoint  # refused before the cluster is asked
     server = JobServer(args.address)
     sent = server.submit(submission)
+    if args.json:
+        told = {
+            "submission_id": submission.submission_id,
+            "sent": sent,
+            "address": server.address,
+            "run": name,
+            "entrypoint": entrypoint,
+        }
+        print(json.dumps(told))
+        return 0
     print(submission.submission_id)
-    print("  " + ("sent" if sent else "is there already") + f": {entrypoint}")
+    print("  " + ("sent" if sent else "is there already") + f": {concealed(entrypoint)}")
     where = f"{submission.submission_id} --address {server.address}"
     print(f"  nightgrid status {where}")
     print(f"  nightgrid logs {where} --follow")

@@ -12,6 +12,9 @@ from orchestrator.commands.options import add_results_argument
 DEFAULT_PORT = 8600
 
 EPILOG = f"""\
+example:
+  nightgrid watch smoke        then open the address that it prints
+
 The page reads the run's own files, so the driver may run elsewhere on the same storage.
 From another machine:  ssh -L {DEFAULT_PORT}:127.0.0.1:{DEFAULT_PORT} HOST, then http://127.0.0.1:{DEFAULT_PORT}/
 With --host other than loopback a token is made and asked for; what is sent is not encrypted.
