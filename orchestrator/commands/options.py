@@ -29,3 +29,16 @@ def add_runs_argument(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="only this run; may be repeated (default: all)",
     )
+
+
+def add_notify_argument(parser: argparse.ArgumentParser) -> None:
+    """``--notify``, any number of times."""
+    parser.add_argument(
+        "--notify",
+        metavar="HOOK",
+        action="append",
+        default=[],
+        help="tell when the run has ended, however: an address that takes JSON by POST (Slack and "
+        "its like), a command that gets it on stdin, or @FILE with either in it; may be repeated "
+        "(default: $NIGHTGRID_NOTIFY)",
+    )

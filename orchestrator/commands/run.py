@@ -8,12 +8,21 @@ import sys
 from typing import TYPE_CHECKING
 
 from orchestrator import exit_codes
+from orchestrator.commands.options import add_notify_argument
 from orchestrator.commands.plan import add_grid_arguments
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from orchestrator.results.store import Store
+    from orchestrator.running import RunOptions, RunOutcome
 
 EPILOG = """\
+examples:
+  nightgrid run grids/smoke.yaml --emulate 2x8      emulated cards of this machine
+  nightgrid run grids/smoke.yaml                    the Ray cluster that this shell is in
+  nightgrid run grids/smoke.yaml --retry-failed     only what is missing, and what failed
+
 exit codes:
   0    every job succeeded, or is known not to fit or not to exist here
        (SUCCEEDED, OUT_OF_MEMORY, PRUNED, UNSUPPORTED)
@@ -70,12 +79,36 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="the report as one JSON object on standard output, progress on standard error",
     )
+    add_notify_argument(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Plan, measure and report; the exit code says how the jobs ended."""
+    """Plan, measure, report and tell who asked; the exit code says how the jobs ended."""
+    from orchestrator.errors import GridError
+    from orchestrator.notify import hooks_of, notice_of_failure, notice_of_run, tell_all
+
+    hooks = hooks_of(args.notify)  # refused before anything starts
+    source, options = _asked(args)
+    try:
+        outcome, page = _measure_and_report(source, options, as_json=args.json)
+    except GridError:
+        raise  # nothing was started, and whoever typed it is there
+    except BaseException as error:
+        if hooks:
+            tell_all(hooks, notice_of_failure(source, options, error), _say_aside)
+        raise
+    code = exit_codes.INTERRUPTED
+    if outcome.result.finished:
+        code = 0 if outcome.answered else exit_codes.JOBS_FAILED
+    if hooks:
+        tell_all(hooks, notice_of_run(outcome, page, code), _say_aside)
+    return code
+
+
+def _asked(args: argparse.Namespace) -> tuple[Path, RunOptions]:
+    """What is to be run, and how."""
     from orchestrator.errors import GridError, Problem
-    from orchestrator.running import RunOptions, run_grid, to_resume
+    from orchestrator.running import RunOptions, to_resume
 
     options = RunOptions(
         results=args.results,
@@ -98,19 +131,27 @@ def run(args: argparse.Namespace) -> int:
             raise GridError(
                 [Problem(file="FILE", line=None, column=None, path="", message=what, hint=hint)]
             )
-        source, options = to_resume(options)
+        return to_resume(options)
+    return source, options
+
+
+def _measure_and_report(
+    source: Path, options: RunOptions, *, as_json: bool
+) -> tuple[RunOutcome, Path | None]:
+    """The outcome, and the page, which there is unless the run was cut short."""
+    from orchestrator.running import run_grid
+
     # With --json standard output holds one document and nothing else.
-    with contextlib.redirect_stdout(sys.stderr) if args.json else contextlib.nullcontext():
+    with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
         outcome = run_grid(source, options, _say)
         if not outcome.result.finished:
             _say(f"Interrupted ({outcome.result.reason}). The same command goes on from here.")
-            return exit_codes.INTERRUPTED
-    _report(outcome.store, as_json=args.json)
-    return 0 if outcome.answered else exit_codes.JOBS_FAILED
+            return outcome, None
+    return outcome, _report(outcome.store, as_json=as_json)
 
 
-def _report(store: Store, *, as_json: bool) -> None:
-    """Tables, the page, and where everything is."""
+def _report(store: Store, *, as_json: bool) -> Path:
+    """Write the page; print the tables and where everything is, or one JSON document."""
     from rich.console import Console
 
     from orchestrator.report import read_summary, write_page
@@ -122,11 +163,12 @@ def _report(store: Store, *, as_json: bool) -> None:
         from orchestrator.report.export import to_json
 
         sys.stdout.write(to_json(summary))
-        return
+        return page
     print_summary(summary, Console(file=sys.stdout))
     _say("")
     _say(f"page: {page.resolve()}")
     _say(f"rows: {store.tables_path.resolve()}")
+    return page
 
 
 def _gibibytes(text: str) -> int:
@@ -141,3 +183,8 @@ def _gibibytes(text: str) -> int:
 
 def _say(text: str) -> None:
     print(text, flush=True)
+
+
+def _say_aside(text: str) -> None:
+    """What is said after the result, which a script may be reading."""
+    print(text, file=sys.stderr, flush=True)
