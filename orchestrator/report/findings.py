@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from orchestrator.ratio import Ratio
 from orchestrator.report import cells, units
-from orchestrator.report.grouping import described, distinguishing
+from orchestrator.report.grouping import described, distinguishing, unusual
 from orchestrator.report.published import REFERENCES
 from orchestrator.report.summary import Summary
 
@@ -68,26 +68,22 @@ def _effects(summary: Summary) -> Finding:
 
 
 def _steps(summary: Summary) -> Finding:
-    settings = sorted({summary.settings[one.row.job_id] for one in summary.steps})
-    about = {setting: described(distinguishing(setting, settings)) for setting in settings}
-    rows = [
-        (
-            ", ".join(
-                filter(None, (cells.label(one.row), about[summary.settings[one.row.job_id]]))
-            ),
-            units.seconds(one.step_s),
-            *(
-                units.percent(share, 2)
-                for share in (one.data, one.forward, one.backward, one.optimizer)
-            ),
-            units.percent(one.communication, 2),
+    apart = unusual(summary.settings[one.row.job_id] for one in summary.steps)
+    rows = []
+    for one in summary.steps:
+        about = described(apart[summary.settings[one.row.job_id]])
+        shares = (one.data, one.forward, one.backward, one.optimizer, one.communication)
+        rows.append(
+            (
+                cells.label(one.row) + (f" · {about}" if about else ""),
+                units.seconds(one.step_s),
+                *(units.percent(share, 2) for share in shares),
+            )
         )
-        for one in summary.steps
-    ]
     shared = any(one.communication is not None for one in summary.steps)
     return Finding(
         title="Where the time of a training step goes",
-        head=("job", "step", "data", "forward", "backward", "optimizer", "waiting for cards"),
+        head=("job", "step", "data", "forward", "backward", "optimizer", "waiting"),
         rows=tuple(rows),
         numbers=tuple(range(1, 7)),
         note="Waiting for other cards is a part of the times beside it." if shared else "",

@@ -8,6 +8,7 @@ length, the device itself) makes another experiment and may not be compared cell
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -141,6 +142,25 @@ def distinguishing(setting: Setting, settings: Sequence[Setting]) -> dict[str, s
         if name in varying:
             facts[name.replace("_", " ")] = value
     return {name: value for name, value in facts.items() if value}
+
+
+def unusual(settings: Iterable[Setting]) -> dict[Setting, dict[str, str]]:
+    """For each setting the parameters in which it differs from most: what tells settings apart in
+    few words where ``distinguishing`` would name every parameter that varies."""
+    tables = {setting: dict(setting.parameters) for setting in settings}
+    counts: dict[str, Counter[str]] = {}
+    for table in tables.values():
+        for name, value in table.items():
+            counts.setdefault(name, Counter())[value] += 1
+    usual = {name: max(sorted(values), key=values.__getitem__) for name, values in counts.items()}
+    return {
+        setting: {
+            name.replace("_", " "): value
+            for name, value in table.items()
+            if value and value != usual[name]
+        }
+        for setting, table in tables.items()
+    }
 
 
 def precision_rank(name: str) -> tuple[int, str]:

@@ -22,7 +22,7 @@ from orchestrator.report.causes import SETTLED, STATE_ORDER
 from orchestrator.report.contests import interval
 from orchestrator.report.drawing import precision_style
 from orchestrator.report.figures import clipped, throughput_curve
-from orchestrator.report.grouping import Setting, described, distinguishing
+from orchestrator.report.grouping import Setting, described, distinguishing, unusual
 from orchestrator.report.payload import payload
 from orchestrator.report.plots import (
     MOST_LINES,
@@ -85,7 +85,7 @@ def render(summary: Summary, measurements: Sequence[Measurement]) -> str:
             ratio_bars=ratio_bars,
             scaling_groups=scaling_groups(summary.scalings),
             scaling_settings=[one.setting for one in summary.scalings],
-            step_settings=sorted({summary.settings[one.row.job_id] for one in summary.steps}),
+            unusual=unusual(summary.settings[one.row.job_id] for one in summary.steps),
             roofline_groups=roofline_groups(summary.roofline.shares),
             heat=heat,
             bar=bar,
