@@ -30,13 +30,13 @@ from orchestrator.report.timeline import Timeline
 
 #: Pictures of one kind; a grid of thousands of jobs has hundreds of tables, and the CSV has all.
 MOST_IMAGES = 24
-COLOURS = ("#40474d", "#2b8ac6", "#1047a9", "#a53f8a", "#c47400", "#007a56")
+COLOURS = ("#40474d", "#1f78b4", "#1047a9", "#a53f8a", "#9c5a00", "#007a56")
 MARKERS = ("o", "s", "D", "^", "v", "P")
 STATE_COLOURS = {
-    "SUCCEEDED": "#2a8579",
-    "OUT_OF_MEMORY": "#bd6a10",
+    "SUCCEEDED": "#1e7369",
+    "OUT_OF_MEMORY": "#94500a",
     "FAILED": "#b3261e",
-    "TIMED_OUT": "#d1553a",
+    "TIMED_OUT": "#b3432a",
     "LOST": "#7a3f9d",
 }
 
@@ -244,7 +244,7 @@ def _effects(effects: Sequence[Effect]) -> Image:
             ratio = effect.ratio
             colour = "#7d8790"
             if ratio.decided:
-                colour = "#2a8579" if ratio.value > 1 else "#d1553a"
+                colour = "#1e7369" if ratio.value > 1 else "#b3432a"
             if ratio.low is not None and ratio.high is not None:
                 axes.plot([ratio.low, ratio.high], [place, place], color=colour, linewidth=1.6)
             axes.plot(ratio.value, place, "o", color=colour, markersize=5)

@@ -67,6 +67,30 @@ def test_the_page_loads_without_an_error(
     assert (int(background[4:].split(",")[0]) < 60) is dark
 
 
+@pytest.mark.parametrize("dark", [False, True])
+def test_every_text_stands_out_from_what_is_behind_it(
+    browser: Page, report: Path, dark: bool
+) -> None:
+    """WCAG's contrast of 4.5, of large text 3, in both schemes; disabled controls are exempt."""
+    browser.open(report, dark=dark)
+    script = (Path(__file__).parent / "contrast.js").read_text(encoding="utf-8")
+    assert browser.evaluate(script.split("\n", 1)[1]) == []
+
+
+def test_columns_that_say_the_same_of_every_row_are_left_out(browser: Page, tmp_path: Path) -> None:
+    """One model on one device: the figures come first, and the facts of a row still have both."""
+    rows = [one for one in every_state() if one.model == every_state()[0].model][:8]
+    page = tmp_path / "one.html"
+    page.write_text(render(summarize(rows), rows), encoding="utf-8")
+    browser.open(page)
+    heads = browser.evaluate(
+        "[...document.querySelectorAll('#rows-table thead th')].map(th => th.textContent)"
+    )
+    assert heads[0] == "State" and "Model" not in heads
+    browser.evaluate("document.querySelector('#rows-table .open').click()")
+    assert rows[0].model in browser.evaluate("document.querySelector('.more').textContent")
+
+
 def test_figures_are_drawn(browser: Page, report: Path) -> None:
     """The scatter and the timeline have ink on them."""
     browser.open(report)

@@ -3,8 +3,8 @@ const PAGE_ROWS = 50;
 const oneUnit = distinct("unit").length === 1 ? distinct("unit")[0] : "";
 const FIELDS = [
   { key: "state", title: "State" },
-  { key: "model", title: "Model", wide: true },
-  { key: "device", title: "Device", wide: true },
+  { key: "model", title: "Model", wide: true, telling: true },
+  { key: "device", title: "Device", wide: true, telling: true },
   { key: "setting", title: "Setting", wide: true },
   { key: "precision", title: "Precision" },
   { key: "batch", title: "Batch", number: "batch_size", text: (row) => (get("batch", row) === "max" && get("batch_size", row) !== null ? `max = ${get("batch_size", row)}` : get("batch", row)) },
@@ -20,7 +20,7 @@ const FIELDS = [
   { key: "reason", title: "Reason", wide: true },
 ];
 const FACTS = [
-  ["Job id", "job_id"], ["Experiment", "experiment"], ["Workload", "workload"], ["Dataset", "dataset"],
+  ["Job id", "job_id"], ["Model", "model"], ["Device", "device"], ["Experiment", "experiment"], ["Workload", "workload"], ["Dataset", "dataset"],
   ["Engine", "engine"], ["Isolation", "isolation"], ["Parameters", "parameters"], ["Cards", "cards"],
   ["Emulated", "emulated", flag], ["Random weights", "random", flag], ["Synthetic data", "synthetic", flag],
   ["Precision here means", "precision_detail"], ["Total tokens/s", "total_rate", digits],
@@ -39,7 +39,9 @@ function flag(value) {
 
 const rowsTable = byId("rows-table");
 if (rowsTable) {
-  const fields = FIELDS.filter((field) => (field.number ? data.columns[field.number] : distinct(field.key).length));
+  // What is the same in every row would push what differs off a narrow screen.
+  const least = (field) => (field.telling && data.count > 1 ? 2 : 1);
+  const fields = FIELDS.filter((field) => (field.number ? data.columns[field.number] : distinct(field.key).length >= least(field)));
   const state = { sort: null, down: false, page: 0, open: new Set() };
   const form = byId("filters");
   const selects = ["state", "model", "device", "precision", "experiment"].filter((key) => distinct(key).length > 1);

@@ -52,6 +52,7 @@ if (timeline) {
         pen.beginPath(); pen.moveTo(x, HEAD - 6); pen.lineTo(x, y + 2); pen.stroke();
         pen.fillStyle = soft;
         const pad = (n) => String(n).padStart(2, "0");
+        if (width < 520 && x + 54 > width - 40) continue; // there stands "used"
         pen.fillText(step < 60 ? `${Math.floor(t / 60)}:${pad(t % 60)} min` : `${Math.floor(t / 3600)}:${pad(Math.floor((t % 3600) / 60))} h`, x, 13);
       }
       if (w) {
