@@ -56,6 +56,15 @@ class WorkerStopped:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerOverdue:
+    """A worker has done nothing new for longer than it may: it hangs, or does not come up."""
+
+    at: float
+    worker_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptEnded:
     """An attempt is over on all its ranks."""
 
@@ -78,7 +87,16 @@ class StopRequested:
     reason: str
 
 
-Event = NodeJoined | NodeLeft | WorkerReady | WorkerStopped | AttemptEnded | Tick | StopRequested
+Event = (
+    NodeJoined
+    | NodeLeft
+    | WorkerReady
+    | WorkerStopped
+    | WorkerOverdue
+    | AttemptEnded
+    | Tick
+    | StopRequested
+)
 
 # ---------------------------------------------------------------- commands
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from orchestrator.job import Accelerator, State
+from orchestrator.job import Accelerator, Scalar, State
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,3 +25,4 @@ class PastRow:
     load_s: float | None
     reason: str = ""
     attempt_number: int = 0  # 0 when the job never ran
+    parameters: tuple[tuple[str, Scalar], ...] = ()  # the workload's own, sorted by name

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from math import exp
+from random import Random
+
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from schedule_cases import job
 
 from orchestrator.history import PastRow
@@ -98,7 +103,66 @@ def test_a_search_for_the_largest_batch_takes_longer_than_one_measurement() -> N
 def test_the_history_is_read_once() -> None:
     """An estimator keeps medians, not rows, so an estimate costs the same after a long history."""
     one_pass = (row(job("x"), 25.0) for _ in range(1000))
-    estimator = Estimator.from_history(one_pass)
-    assert estimator.estimate(job("x")) == Estimator.from_history([row(job("x"), 25)]).estimate(
-        job("x")
+    estimate = Estimator.from_history(one_pass).estimate(job("x"))
+    assert (estimate.load_s, estimate.run_s) == (5, 20)
+
+
+def test_equal_settings_are_nearer_than_another_length() -> None:
+    """Eight times the tokens at the same batch size are another matter."""
+    short, long = (("output_tokens", 16),), (("output_tokens", 128),)
+    history = [
+        row(job("x", parameters=short, batch_size=4), 15, parameters=short),
+        row(job("x", parameters=long, batch_size=4), 105, parameters=long),
+    ]
+    estimator = Estimator.from_history(history)
+    assert estimator.estimate(job("y", parameters=short, batch_size=8)).run_s == 10
+    assert estimator.estimate(job("y", parameters=long, batch_size=8)).run_s == 100
+
+
+def test_a_search_that_was_measured_before_searches_again() -> None:
+    """Its row has the time of its measurement alone."""
+    this = job("x", batch_size=MAX)
+    estimator = Estimator.from_history([row(this, 25, batch_size=8)])
+    assert estimator.estimate(this).run_s == SEARCH_FACTOR * 20
+
+
+def test_the_nearer_the_rows_the_smaller_the_margin() -> None:
+    """As long as none has told how far such guesses are off."""
+    known = Estimator.from_history([row(job("x", batch_size=4), 25)])
+    margins = [
+        estimator.estimate(each).margin
+        for estimator, each in (
+            (known, job("x", batch_size=4)),
+            (known, job("y", batch_size=8)),
+            (known, job("y", precision="int4")),
+            (known, job("y", model="unheard of")),
+        )
+    ]
+    assert margins == sorted(margins) and len(set(margins)) == 4
+
+
+@given(spread=st.floats(0.0, 0.5), seed=st.integers(0, 2**32))
+@settings(max_examples=30, deadline=None)
+def test_the_margin_covers_nine_of_ten(spread: float, seed: int) -> None:
+    """Whatever the scatter of the rows, of those that follow few exceed what was foretold."""
+    random = Random(seed)
+    times = [60 * random.lognormvariate(0, spread) for _ in range(400)]
+    estimator = Estimator.from_history([row(job("x"), seconds + 5) for seconds in times[:200]])
+    estimate = estimator.estimate(job("x"))
+    exceeded = sum(seconds > estimate.run_s * estimate.margin for seconds in times[200:])
+    assert exceeded <= 0.2 * 200
+    assert estimate.margin <= 1.1 * exp(2.5 * spread)
+
+
+def test_learning_within_a_run_is_learning_from_its_rows() -> None:
+    """The same measurements, told one by one, make the same estimates."""
+    sizes = [(1, 20.0), (4, 35.0), (8, 61.0), (4, 33.0)]
+    told = Estimator()
+    for size, seconds in sizes:
+        this = job("x", batch_size=size)
+        told.learn(this.job_id, this, load_s=5.0, run_s=seconds)
+    read = Estimator.from_history(
+        [row(job("x", batch_size=size), seconds + 5) for size, seconds in sizes]
     )
+    for this in (job("x", batch_size=4), job("y", batch_size=2), job("z", batch_size=MAX)):
+        assert told.estimate(this) == read.estimate(this)

@@ -8,6 +8,7 @@ before reuse, and an end. A failing example prints the seed that replays it.
 from __future__ import annotations
 
 import os
+from math import inf
 from random import Random
 
 import pytest
@@ -88,6 +89,9 @@ def faults(draw: st.DrawFn) -> Faults:
         start_failure=draw(rates),
         poison=draw(rates),
         bad_cards=draw(rates),
+        no_start=draw(st.sampled_from([0.0, 0.0, 0.1])),
+        stuck=draw(st.sampled_from([0.0, 0.0, 0.1])),
+        stuck_s=draw(st.sampled_from([None, 100.0, 600.0])),
         node_losses=tuple(sorted(draw(st.lists(st.floats(0, 2000), max_size=4)))),
         rejoin_after_s=draw(st.sampled_from([None, 30.0, 600.0])),
         late_results=draw(st.booleans()),
@@ -108,6 +112,9 @@ def schedules(draw: st.DrawFn) -> ScheduleSettings:
         finish_running=draw(st.booleans()),
         max_batch_size=draw(st.sampled_from([1, 7, 64])),
         urgency=draw(st.sampled_from([0.0, 1.5, 100.0])),
+        work_until=draw(st.one_of(st.just(inf), st.floats(0, 4000))),
+        stop_s=draw(st.sampled_from([0.0, 30.0])),
+        stop_patience_s=draw(st.sampled_from([0.0, 120.0])),
     )
 
 

@@ -11,12 +11,17 @@ The order of preference, and why:
    that has most work waiting; then a new worker is started. Each step costs more than the one
    before, so it is taken only if the workers already serving that model would be slower.
 
+With a deadline, nothing is given out that could not end before it, however early it was planned;
+near the end this makes short jobs fill the gaps that longer ones leave. The first cell of each
+configuration goes before the others, whatever model a worker holds: see ``pending.py``.
+
 Only servers on which a card came open are looked at, so a decision costs the same in a run of a
 hundred jobs and of a million.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 from math import inf
 
@@ -42,6 +47,7 @@ class Assigner:
 
     def assign(self, now: float) -> float | None:
         """Give out what can be given out; returns when to look again, if time alone may help."""
+        self.pending.too_much = self._is_too_much(now)
         self._place_spanning(now)
         while self.pool.dirty:  # a reservation made on the way may add servers
             server = min(self.pool.dirty.values(), key=lambda server: server.order)
@@ -106,15 +112,20 @@ class Assigner:
             return False
         widest = self.pending.candidates(widths[0])
         narrower = [self.pending.longest_single()]
-        narrower += [self.pending.candidates(width)[-1] for width in widths[1:]]
+        for width in widths[1:]:
+            narrower += self.pending.candidates(width)[-1:]
         record = max(
             (record for record in narrower if record is not None),
             key=lambda record: (record.duration, -record.order),
             default=None,
         )
-        if record is None or record.particular or record.duration <= widest[-1].duration:
+        if record is None or record.particular or not widest:
+            return False
+        if record.duration <= widest[-1].duration or (record.refines and self.pending.firsts):
             return False
         if record.duration * self.settings.urgency < self.remaining_s(now):
+            return False
+        if record.cold_s > self._left_s(now) - self.leases.start_s:
             return False
         for slots in self._open_sets(server, record.width, reserved=False):
             self._lease(self.pending.take(record), slots, now)
@@ -126,7 +137,7 @@ class Assigner:
         for reserved in (False, True):
             for slots in self._open_sets(server, width, reserved=reserved):
                 cards = [slot.card for slot in slots]
-                within = _window_s(slots, now) - self.leases.start_s
+                within = min(_window_s(slots, now), self._left_s(now)) - self.leases.start_s
                 record = self.pending.best_for(width, cards, within)
                 if record is not None:
                     self._lease(self.pending.take(record), slots, now)
@@ -149,7 +160,8 @@ class Assigner:
     def _reserve(self, width: int, now: float) -> None:
         """Drain cards for gangs of this width: their share of the cluster, and at least one set,
         so that they never starve and never hold more than their work is worth."""
-        while candidates := self.pending.candidates(width):
+        within = self._left_s(now) - self.leases.start_s
+        while candidates := self.pending.candidates(width, within):
             spread = width * max(self.remaining_s(now), 1e-9)
             share = max(1, int(self.pending.gang_work(width) / spread))
             serving = self.leases.gangs.get(width, 0) + self._reserved_widths.get(width, 0)
@@ -164,6 +176,9 @@ class Assigner:
                 self._lease(record, slots, now)
                 continue
             start_by = now + max(slot.free_in(now) for slot in slots)
+            if record.duration > self._left_s(start_by) - self.leases.start_s:
+                self.pending.push(record)  # drained in vain: it could not end in time
+                return
             reservation = Reservation(record=record, slots=slots, start_by=start_by)
             record.reservation = reservation
             self.reservations[record.job_id] = reservation
@@ -206,7 +221,8 @@ class Assigner:
                 self._reserve(width, now)
 
     def _place_on_servers(self, width: int, now: float) -> bool:
-        for record in self.pending.candidates(width):
+        within = self._left_s(now) - self.leases.start_s
+        for record in self.pending.candidates(width, within):
 
             def free(slot: Slot, record: JobRecord = record) -> bool:
                 return slot.open and _reservable(record, slot)
@@ -234,7 +250,7 @@ class Assigner:
         for bucket in self.pending.arrived:
             for worker in list(bucket.workers.values()):
                 if worker.worker_id in self.pool.idle and len(bucket.queue):
-                    self._run_next(worker, bucket, now)
+                    self._serve(bucket, worker.slot, now)
         self.pending.arrived.clear()
         for worker in list(self.pool.newly_idle.values()):
             if worker.slot.reservation is not None:
@@ -246,12 +262,20 @@ class Assigner:
             self.pending.attach(worker, own)
             if not len(own.queue):
                 continue
-            overdue = self._overdue(own, now)
-            if overdue is not None and overdue.key == FRESH:
-                self._lease(self._take_longest(overdue), (worker.slot,), now)
-            else:
-                self._run_next(worker, overdue or own, now)
+            other = self._first_elsewhere(own, now) or self._overdue(own, now)
+            if other is None or not self._serve(other, worker.slot, now):
+                self._serve(own, worker.slot, now)
         self.pool.newly_idle.clear()
+
+    def _first_elsewhere(self, own: Bucket, now: float) -> Bucket | None:
+        """A model with firsts left for nobody else, where ``own`` has none."""
+        if not self.pending.ordered or own.queue.firsts:
+            return None
+        bucket = self.pending.most_firsts()
+        if bucket is None or bucket is own:
+            return None
+        gains = bucket.key == FRESH or self._gains_from_another(bucket, 0.0, now)
+        return bucket if gains else None
 
     def _bucket_held_by(self, worker: Worker) -> Bucket | None:
         return self.pending.buckets.get(worker.key) if worker.key is not None else None
@@ -270,7 +294,8 @@ class Assigner:
     def _backfill(self, slot: Slot, now: float) -> None:
         """Run something that ends before the gang for which the card is reserved can start."""
         worker = slot.worker
-        window = _window_s((slot,), now) - (0.0 if worker is not None else self.leases.start_s)
+        window = min(_window_s((slot,), now), self._left_s(now))
+        window -= 0.0 if worker is not None else self.leases.start_s
         own = self._bucket_held_by(worker) if worker is not None else None
         for bucket in self.pending.some_buckets(own):
             load_s = 0.0 if bucket is own else bucket.load_s
@@ -288,15 +313,13 @@ class Assigner:
             bucket = self._wanting(0.0, now)
             if bucket is None:
                 return
-            if bucket.key == FRESH:
-                slot = (
-                    self.pool.pick_vacant(pack=self._gangs_about())
-                    if self.pool.vacant
-                    else next(iter(self.pool.idle.values())).slot
-                )
-                self._lease(self._take_longest(bucket), (slot,), now)
-            else:
-                self._run_next(next(iter(self.pool.idle.values())), bucket, now)
+            fresh = bucket.key == FRESH and self.pool.vacant
+            slot = (
+                self.pool.pick_vacant(pack=self._gangs_about())
+                if fresh
+                else next(iter(self.pool.idle.values())).slot
+            )
+            self._serve(bucket, slot, now)
 
     def _start_workers(self, now: float) -> None:
         """Step three: new workers on vacant cards."""
@@ -309,15 +332,16 @@ class Assigner:
                 return
             slot = self.pool.pick_vacant(pack=self._gangs_about())
             if bucket.key == FRESH:
-                self._lease(self._take_longest(bucket), (slot,), now)
+                self._serve(bucket, slot, now)
             else:
                 self.leases.start_warm(slot, bucket, now)
 
     def _wanting(self, start_s: float, now: float) -> Bucket | None:
         """The model that one more worker should serve, if it should; ``start_s`` is 0 for a
         worker that is up."""
-        for bucket in (self.pending.most_demanding(), self.pending.longest_unheld()):
-            if bucket is None:
+        for bucket in self._demanding(now):
+            setup = self.leases.start_s if bucket.key == FRESH else start_s + bucket.load_s
+            if bucket.queue.longest_within(self._left_s(now) - setup) is None:
                 continue
             if bucket.key == FRESH:
                 return bucket
@@ -326,6 +350,21 @@ class Assigner:
             if self._gains_from_another(bucket, start_s, now):
                 return bucket
         return None
+
+    def _demanding(self, now: float) -> Iterator[Bucket]:
+        """The models that want another worker most; before a deadline also some whose jobs are
+        shorter and may still fit."""
+        first = self.pending.most_firsts() if self.pending.ordered else None
+        for bucket in (first, self.pending.most_demanding(), self.pending.longest_unheld()):
+            if bucket is not None:
+                yield bucket
+        if self._left_s(now) < inf:
+            fresh = self.pending.buckets.get(FRESH)
+            if fresh is not None:
+                yield fresh
+            for bucket in self.pending.some_buckets(None):
+                if len(bucket.queue) > bucket.starting:
+                    yield bucket
 
     def _short_of_workers(self, start_s: float, now: float) -> bool:
         """Whether work will be left when a worker started now is up."""
@@ -350,16 +389,37 @@ class Assigner:
     def _gangs_about(self) -> bool:
         return bool(self.pending.widths() or self.reservations)
 
+    def _left_s(self, now: float) -> float:
+        """Seconds in which what is started now must end."""
+        return self.settings.work_until - now
+
+    def _is_too_much(self, now: float) -> bool:
+        """Whether the work whose turn it is takes longer than there is time."""
+        left = self._left_s(now)
+        if left == inf:
+            return False
+        waiting = self.pending.firsts_s if self.pending.firsts else self.pending.card_seconds
+        work = waiting + self.leases.leased_card_seconds(now)
+        return work > left * max(1, self.pool.usable_cards)
+
     # ------------------------------------------------------------ carrying out
 
-    def _take_longest(self, bucket: Bucket) -> JobRecord:
-        record = bucket.queue.longest()
-        assert record is not None, f"bucket {bucket.key!r} is empty"
-        return self.pending.take(record)
-
-    def _run_next(self, worker: Worker, bucket: Bucket, now: float) -> None:
-        self.pending.attach(worker, bucket)
-        self._run(self._take_longest(bucket), worker, now)
+    def _serve(self, bucket: Bucket, slot: Slot, now: float) -> bool:
+        """Run the next job of a model on a card with an idle worker (or none, if the job needs
+        a process of its own); False when none is left that would end in time."""
+        worker, left = slot.worker, self._left_s(now)
+        if bucket.key == FRESH:
+            record = self.pending.next_of(bucket.queue, left - self.leases.start_s)
+            if record is not None:
+                self._lease(self.pending.take(record), (slot,), now)
+            return record is not None
+        assert worker is not None, f"{slot.card} has no worker"
+        load_s = 0.0 if worker.key == bucket.key else bucket.load_s
+        record = self.pending.next_of(bucket.queue, left - load_s)
+        if record is not None:
+            self.pending.attach(worker, bucket)
+            self._run(self.pending.take(record), worker, now)
+        return record is not None
 
     def _run(self, record: JobRecord, worker: Worker, now: float) -> None:
         record.phase = Phase.LEASED

@@ -42,6 +42,8 @@ class Worker:
     key: str | None = None  # the residency key of what it ran last
     used: bool = False  # has run an attempt
     spoiled: bool = False  # has survived an out-of-memory: good for probes only
+    overdue: str = ""  # why it was stopped, if it hung
+    abandoned: bool = False  # was told to stop, did not, and is not waited for any more
     bucket: Bucket | None = None  # whose jobs it serves
 
 

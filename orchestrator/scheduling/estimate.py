@@ -1,20 +1,26 @@
-"""How long a job will hold its cards, guessed from what is already measured.
+"""How long a job will hold its cards, guessed from what is already measured, and how surely.
 
 Longest-first scheduling needs only the order to be about right, backfill that the guess is of the
-right size. The nearest knowledge wins: the same job, the same configuration at another batch
-size, the same workload and model, and last a prior from the measure settings. Loading is told
-apart from running, because a warm worker pays only the second.
+right size, and a deadline that it is not exceeded. The nearest knowledge wins: the same job, the
+same settings at another batch size, the same precision, the same workload and model, and last a
+prior from the measure settings. Loading is told apart from running, because a warm worker pays only
+the second.
+
+Each row that is learnt from is first foretold at every distance. How far it was off says how much a
+guess at that distance may be exceeded: the margin covers nine of ten.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from bisect import insort
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
-from math import log, sqrt
-from statistics import median
+from enum import Enum
+from math import ceil, exp, log, sqrt
+from typing import Protocol
 
 from orchestrator.history import PastRow
-from orchestrator.job import Job, State
+from orchestrator.job import Accelerator, Job, Scalar, State
 
 #: Prior for loading a model when nothing is known, seconds.
 PRIOR_LOAD_S = 10.0
@@ -23,13 +29,19 @@ PRIOR_REPEAT_S = 0.5
 #: ``batch_size: max`` runs a handful of short probes before it measures.
 SEARCH_FACTOR = 3.0
 
+#: The share of rows that a margin covers, and its bounds.
+COVERED = 0.9
+LEAST_MARGIN, LARGEST_MARGIN = 1.1, 5.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """Seconds that a job takes: loading its model, and everything after."""
+    """Seconds that a job takes: loading its model, and everything after. ``margin`` times as long
+    is exceeded rarely."""
 
     load_s: float
     run_s: float
+    margin: float = 1.0
 
     @property
     def total_s(self) -> float:
@@ -37,79 +49,162 @@ class Estimate:
         return self.load_s + self.run_s
 
 
-_Pair = tuple[float | None, float]  # load (None when the model was resident), run
+class Distance(Enum):
+    """How near the rows are that an estimate comes from, and its margin while few tell."""
+
+    JOB = 1.3  # the same job
+    SETTINGS = 1.5  # all but the batch size
+    PRECISION = 2.0  # workload, model, cards and precision
+    MODEL = 2.5  # workload, model and kind of card
+    PRIOR = 3.0
+
+
+class _Known(Protocol):
+    """What a job and an earlier row have in common."""
+
+    @property
+    def workload(self) -> str: ...
+    @property
+    def model(self) -> str: ...
+    @property
+    def precision(self) -> str: ...
+    @property
+    def accelerator(self) -> Accelerator: ...
+    @property
+    def cards(self) -> int: ...
+    @property
+    def parameters(self) -> tuple[tuple[str, Scalar], ...]: ...
+
+
+@dataclass(slots=True)
+class _Sorted:
+    """Numbers of which the middle is wanted again and again."""
+
+    values: list[float] = field(default_factory=list)
+
+    def add(self, value: float) -> None:
+        insort(self.values, value)
+
+    @property
+    def median(self) -> float:
+        middle = len(self.values) // 2
+        if len(self.values) % 2:
+            return self.values[middle]
+        return (self.values[middle - 1] + self.values[middle]) / 2
 
 
 @dataclass(slots=True)
 class Estimator:
-    """Medians of past rows at three distances; ``Estimator()`` knows only the prior."""
+    """Medians of past rows by distance; ``Estimator()`` knows only the prior."""
 
-    by_job: dict[str, _Pair] = field(default_factory=dict)
-    by_batch: dict[Hashable, list[tuple[int, float]]] = field(default_factory=dict)
-    by_model: dict[Hashable, float] = field(default_factory=dict)  # run
-    load_by_precision: dict[Hashable, float] = field(default_factory=dict)
-    load_by_model: dict[Hashable, float] = field(default_factory=dict)
+    _runs: dict[Hashable, _Sorted] = field(default_factory=dict)  # by job id, or by model
+    _batches: dict[Hashable, dict[int, _Sorted]] = field(default_factory=dict)  # runs by size
+    _loads: dict[Hashable, _Sorted] = field(default_factory=dict)
+    _errors: dict[Distance, _Sorted] = field(default_factory=dict)  # logarithms
 
     @classmethod
     def from_history(cls, rows: Iterable[PastRow], *, emulated: bool | None = None) -> Estimator:
         """Learn from successful final rows; ``emulated`` keeps only rows of that kind."""
-        job: dict[str, list[_Pair]] = {}
-        batch: dict[Hashable, dict[int, list[float]]] = {}
-        model: dict[Hashable, list[float]] = {}
-        loads: dict[Hashable, list[float]] = {}
-        model_loads: dict[Hashable, list[float]] = {}
+        estimator = cls()
         for row in rows:
             if row.state is not State.SUCCEEDED or not row.final or row.busy_s is None:
                 continue
-            if emulated is not None and row.emulated != emulated:
-                continue
-            load = row.load_s if row.load_s else None  # 0 when the model was resident
-            run = max(0.0, row.busy_s - (load or 0.0))
-            job.setdefault(row.job_id, []).append((load, run))
-            near = (row.workload, row.model, row.accelerator, row.cards)
-            if row.batch_size is not None:
-                sizes = batch.setdefault((*near, row.precision), {})
-                sizes.setdefault(row.batch_size, []).append(run)
-            model.setdefault(near[:3], []).append(run)
-            if load is not None:
-                loads.setdefault((row.model, row.precision, row.accelerator), []).append(load)
-                model_loads.setdefault(row.model, []).append(load)
-        return cls(
-            by_job={key: _median_pair(pairs) for key, pairs in job.items()},
-            by_batch={
-                key: sorted((size, median(runs)) for size, runs in sizes.items())
-                for key, sizes in batch.items()
-            },
-            by_model={key: median(runs) for key, runs in model.items()},
-            load_by_precision={key: median(values) for key, values in loads.items()},
-            load_by_model={key: median(values) for key, values in model_loads.items()},
-        )
+            if emulated is None or row.emulated == emulated:
+                load_s = row.load_s or 0.0  # 0 when the model was resident
+                run_s = max(0.0, row.busy_s - load_s)
+                estimator._learn(row.job_id, row, row.batch_size, load_s, run_s)
+        return estimator
+
+    def learn(self, job_id: str, job: Job, *, load_s: float, run_s: float) -> None:
+        """A job of the grid has been measured as ``job``, whose batch size is known by now."""
+        size = job.batch_size if isinstance(job.batch_size, int) else None
+        self._learn(job_id, job, size, load_s, run_s)
 
     def estimate(self, job: Job) -> Estimate:
         """Seconds for ``job``, from the nearest rows there are."""
-        known = self.by_job.get(job.job_id) if self.by_job else None
-        if known is not None:
-            load = known[0] if known[0] is not None else self._load_s(job)
-            return Estimate(load_s=load, run_s=known[1])
-        return Estimate(load_s=self._load_s(job), run_s=self._run_s(job))
+        searched = not isinstance(job.batch_size, int)
+        size = None if searched else int(job.batch_size)
+        distance, run_s = next(self._foretold(job.job_id, job, size, _prior_run_s(job)))
+        return Estimate(
+            load_s=self._load_s(job.job_id, job),
+            run_s=SEARCH_FACTOR * run_s if searched else run_s,
+            margin=self._margin(distance),
+        )
 
-    def _load_s(self, job: Job) -> float:
-        same = self.load_by_precision.get((job.model, job.precision, job.accelerator))
-        if same is not None:
-            return same
-        return self.load_by_model.get(job.model, PRIOR_LOAD_S)
+    def _learn(
+        self, job_id: str, known: _Known, size: int | None, load_s: float, run_s: float
+    ) -> None:
+        for distance, foretold in self._foretold(job_id, known, size, None):
+            if run_s > 0 and foretold > 0:
+                self._errors.setdefault(distance, _Sorted()).add(log(run_s / foretold))
+        self._runs.setdefault(job_id, _Sorted()).add(run_s)
+        self._runs.setdefault(_model(known), _Sorted()).add(run_s)
+        if size is not None:
+            for key in (_settings(known), _precision(known)):
+                self._batches.setdefault(key, {}).setdefault(size, _Sorted()).add(run_s)
+        if load_s > 0:
+            for key in _loading(job_id, known):
+                self._loads.setdefault(key, _Sorted()).add(load_s)
 
-    def _run_s(self, job: Job) -> float:
-        near = (job.workload, job.model, job.accelerator, job.cards)
-        sizes = self.by_batch.get((*near, job.precision))
-        if not isinstance(job.batch_size, int):  # max
-            if sizes:
-                return SEARCH_FACTOR * median(run for _, run in sizes)
-            return SEARCH_FACTOR * self.by_model.get(near[:3], _prior_run_s(job))
-        if sizes:
-            wanted = log(job.batch_size)
-            return min(sizes, key=lambda known: (abs(log(known[0]) - wanted), known[0]))[1]
-        return self.by_model.get(near[:3], _prior_run_s(job))
+    def _foretold(
+        self, job_id: str, known: _Known, size: int | None, prior_s: float | None
+    ) -> Iterator[tuple[Distance, float]]:
+        """How long it runs, as seen from each distance that knows, the nearest first."""
+        if (runs := self._runs.get(job_id)) is not None:
+            yield Distance.JOB, runs.median
+        for distance, key in (
+            (Distance.SETTINGS, _settings(known)),
+            (Distance.PRECISION, _precision(known)),
+        ):
+            if (sizes := self._batches.get(key)) is not None:
+                yield distance, _nearest(sizes, size)
+        if (runs := self._runs.get(_model(known))) is not None:
+            yield Distance.MODEL, runs.median
+        if prior_s is not None:
+            yield Distance.PRIOR, prior_s
+
+    def _load_s(self, job_id: str, known: _Known) -> float:
+        for key in _loading(job_id, known):
+            if (loads := self._loads.get(key)) is not None:
+                return loads.median
+        return PRIOR_LOAD_S
+
+    def _margin(self, distance: Distance) -> float:
+        errors = self._errors.get(distance, _Sorted()).values
+        rank = ceil(COVERED * (len(errors) + 1))
+        if rank > len(errors):  # too few to tell
+            worst = exp(errors[-1]) if errors else 1.0
+            return min(max(distance.value, worst), LARGEST_MARGIN)
+        return min(max(exp(errors[rank - 1]), LEAST_MARGIN), LARGEST_MARGIN)
+
+
+def _settings(known: _Known) -> Hashable:
+    return (*_precision(known), known.parameters)
+
+
+def _precision(known: _Known) -> tuple[Hashable, ...]:
+    return (known.workload, known.model, known.accelerator, known.cards, known.precision)
+
+
+def _model(known: _Known) -> Hashable:
+    return (known.workload, known.model, known.accelerator)
+
+
+def _loading(job_id: str, known: _Known) -> tuple[Hashable, ...]:
+    """What is known to load alike, the likest first."""
+    return (job_id, (known.model, known.precision, known.accelerator), known.model)
+
+
+def _nearest(sizes: dict[int, _Sorted], size: int | None) -> float:
+    """The time at the nearest batch size; in the middle of all when the size is still to be
+    found."""
+    if size is None:
+        middle = _Sorted()
+        for times in sizes.values():
+            middle.add(times.median)
+        return middle.median
+    wanted = log(size)
+    return sizes[min(sizes, key=lambda known: (abs(log(known) - wanted), known))].median
 
 
 def _prior_run_s(job: Job) -> float:
@@ -118,8 +213,3 @@ def _prior_run_s(job: Job) -> float:
     limit = max(settings.time_limit_s, 1e-3)
     least = min((settings.warmup + settings.min_repeats) * PRIOR_REPEAT_S, limit)
     return sqrt(max(least, 1e-3) * limit)
-
-
-def _median_pair(pairs: list[_Pair]) -> _Pair:
-    loads = [load for load, _ in pairs if load is not None]
-    return (median(loads) if loads else None, median(run for _, run in pairs))

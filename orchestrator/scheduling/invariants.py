@@ -3,14 +3,16 @@
 The checker knows nothing of the schedule's own books: it keeps its own, from what was commanded
 and what happened. No card has two workers, no worker two attempts, no job two attempts or two
 final rows; a gang's cards are a legal set and its processes fresh; an attempt's row comes before
-its cards are used again; nothing is commanded after the end. Its cost is a few dictionary look-ups
+its cards are used again; nothing is commanded after the end; a deadline is kept, whatever fails and
+whatever refuses to end. Its cost is a few dictionary look-ups
 a command, so that it stays on in simulations of a million events.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from math import inf
 
 from orchestrator.cluster import Card, CardSet, Node, legal_groups
 from orchestrator.events import (
@@ -24,10 +26,13 @@ from orchestrator.events import (
     RunFinished,
     StartWorker,
     StopWorker,
+    Wake,
     WorkerReady,
     WorkerStopped,
 )
-from orchestrator.job import State
+from orchestrator.job import Job, State
+
+_LATE_S = 0.01  # timers come due a moment after their time
 
 
 class InvariantViolated(AssertionError):
@@ -42,6 +47,7 @@ class _Process:
     world_size: int
     ready: bool = False
     stopping: bool = False
+    told_at: float = inf  # to end
     attempts: int = 0
     attempt_id: str | None = None
 
@@ -51,6 +57,11 @@ class Invariants:
     """Feed it each event before the schedule sees it, and each command as it is given."""
 
     max_attempts: int | None = None  # of a job
+    work_until: float = inf  # nothing begins later, and nothing that is known to last longer
+    over_by: float = inf  # the run is
+    stop_patience_s: float = inf  # after it a process that was told to end need not be waited for
+    lasts_s: Callable[[Job], float] | None = None  # what is known of durations; None: it changes
+    now: float = 0.0
     needs: Mapping[str, Collection[str]] = field(default_factory=dict)  # that run in this run
     nodes: dict[str, Node] = field(default_factory=dict)
     processes: dict[str, _Process] = field(default_factory=dict)
@@ -66,6 +77,7 @@ class Invariants:
 
     def observe(self, event: Event) -> None:
         """Take note of what has happened."""
+        self.now = max(self.now, event.at)
         if isinstance(event, AttemptEnded):
             self._ended(event.outcome.attempt_id)
         elif isinstance(event, WorkerReady):
@@ -89,6 +101,8 @@ class Invariants:
         """Raise ``InvariantViolated`` if one of these, in this order, must not be given."""
         for command in commands:
             self.checked += 1
+            if not isinstance(command, Wake):
+                _must(self.now <= self.over_by + _LATE_S, "goes on after its time", command)
             _must(not self.finished, "a command after RunFinished", command)
             if isinstance(command, StartWorker):
                 self._start(command)
@@ -98,14 +112,20 @@ class Invariants:
                     raise InvariantViolated(f"unknown worker is stopped: {command}")
                 _must(not process.stopping, "worker is stopped twice", command)
                 process.stopping = True
+                process.told_at = self.now
             elif isinstance(command, RunAttempt):
                 self._run(command)
             elif isinstance(command, RecordRow):
                 self._record(command)
             elif isinstance(command, RunFinished):
-                _must(not self.processes, f"finished with workers left: {list(self.processes)}")
+                left = [name for name, p in self.processes.items() if not self._given_up(p)]
+                _must(not left, f"finished with workers left: {left}")
                 _must(not self.running, f"finished while running: {list(self.running)}")
                 self.finished = True
+
+    def _given_up(self, process: _Process) -> bool:
+        waited = self.now >= process.told_at + self.stop_patience_s or self.now >= self.over_by
+        return process.stopping and waited
 
     def check_end(self, job_ids: Iterable[str]) -> None:
         """At the end of a run: it has ended, and every job has its final row."""
@@ -115,6 +135,7 @@ class Invariants:
 
     def _start(self, command: StartWorker) -> None:
         card = command.card
+        _must(self.now < self.work_until, "a worker is started after the time for work", command)
         node = self.nodes.get(card.node_id)
         known = node is not None and card.index in node.card_indices
         _must(known, "no such card", command)
@@ -130,6 +151,10 @@ class Invariants:
         attempt = command.attempt
         job = attempt.job
         _must(attempt.job_id not in self.final, "runs after its final row", attempt)
+        _must(self.now < self.work_until, "runs after the time for work", attempt)
+        if self.lasts_s is not None and attempt.job_id == job.job_id:  # no search
+            ends = self.now + self.lasts_s(job)
+            _must(ends <= self.work_until + _LATE_S, "cannot end in time", (ends, attempt))
         _must(attempt.job_id not in self._job_running, "runs twice at once", attempt)
         for needed in self.needs.get(attempt.job_id, ()):
             row = self.final.get(needed)

@@ -3,6 +3,9 @@
 Gangs wait by width. One-card jobs wait in a bucket per residency key, since a worker that holds
 the model should take the next of the same key; jobs that need a process of their own share one
 bucket. Jobs that must avoid some card after a failure wait apart. Every queue is longest first.
+
+Where a deadline makes some jobs *firsts* and others refinements (``anchors.py``), a queue gives
+its firsts out before, and gangs that refine wait for firsts of every width.
 """
 
 from __future__ import annotations
@@ -28,11 +31,14 @@ _LOOK_AHEAD = 32
 
 
 class DurationQueue:
-    """Jobs sorted by duration. Equal ones: smaller batch first (its failure prunes the larger)."""
+    """Jobs sorted by duration; those that refine a configuration come after all others. Equal
+    ones: smaller batch first (its failure prunes the larger)."""
 
     def __init__(self) -> None:
-        self._entries: list[_Entry] = []  # ascending; may hold void ones
+        #: Firsts and refinements; each ascending, and may hold void entries.
+        self._entries: tuple[list[_Entry], list[_Entry]] = ([], [])
         self._length = 0
+        self.firsts = 0  # how many do not refine
         self.work_s = 0.0  # sum of durations
 
     def __len__(self) -> int:
@@ -40,12 +46,14 @@ class DurationQueue:
 
     def push(self, record: JobRecord) -> None:
         """Add one job."""
-        insort(self._entries, self._enter(record))
+        insort(self._entries[record.refines], self._enter(record))
 
     def extend(self, records: Iterable[JobRecord]) -> None:
         """Add many at once, at the cost of one sort."""
-        self._entries.extend([self._enter(record) for record in records])
-        self._entries.sort()
+        for record in records:
+            self._entries[record.refines].append(self._enter(record))
+        for entries in self._entries:
+            entries.sort()
 
     def discard(self, record: JobRecord) -> None:
         """Take a job out wherever it is; its entry is dropped when it surfaces."""
@@ -54,25 +62,42 @@ class DurationQueue:
         record.queue = None
         record.token += 1
         self._length -= 1
+        self.firsts -= not record.refines
         self.work_s = self.work_s - record.duration if self._length else 0.0
 
     def longest(self) -> JobRecord | None:
         """The longest job, left where it is."""
-        entries = self._entries
-        while entries and entries[-1][3] != entries[-1][4].token:
-            entries.pop()
-        return entries[-1][4] if entries else None
+        for entries in self._entries:
+            while entries and entries[-1][3] != entries[-1][4].token:
+                entries.pop()
+            if entries:
+                return entries[-1][4]
+        return None
 
     def longest_within(self, seconds: float) -> JobRecord | None:
         """The longest job of at most ``seconds``, left where it is."""
         if seconds == inf:
             return self.longest()
-        entries = self._entries
-        at = bisect_right(entries, seconds, key=_duration) - 1
-        while at >= 0 and entries[at][3] != entries[at][4].token:
-            entries.pop(at)
-            at -= 1
-        return entries[at][4] if at >= 0 else None
+        for entries in self._entries:
+            at = bisect_right(entries, seconds, key=_duration) - 1
+            while at >= 0 and entries[at][3] != entries[at][4].token:
+                entries.pop(at)
+                at -= 1
+            if at >= 0:
+                return entries[at][4]
+        return None
+
+    def shortest_within(self, seconds: float) -> JobRecord | None:
+        """The shortest job if it is of at most ``seconds``, left where it is."""
+        for entries in self._entries:
+            while entries and entries[0][0] <= seconds:
+                at = bisect_right(entries, entries[0][0], key=_duration) - 1
+                while at >= 0 and entries[at][3] != entries[at][4].token:
+                    entries.pop(at)
+                    at -= 1
+                if at >= 0:
+                    return entries[at][4]
+        return None
 
     def drain(self) -> Iterator[JobRecord]:
         """Take every job out."""
@@ -84,6 +109,7 @@ class DurationQueue:
         record.token += 1
         record.queue = self
         self._length += 1
+        self.firsts += not record.refines
         self.work_s += record.duration
         return (record.duration, -record.batch_size, -record.order, record.token, record)
 
@@ -150,10 +176,14 @@ def _unheld_work(bucket: Bucket) -> float | None:
     return bucket.queue.work_s if len(bucket.queue) and not bucket.workers else None
 
 
+def _firsts(bucket: Bucket) -> float | None:
+    return _demand(bucket) if bucket.queue.firsts > bucket.starting else None
+
+
 class PendingJobs:
     """Every waiting job for one kind of accelerator."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, ordered: bool = False) -> None:
         self.gangs: dict[int, DurationQueue] = {}  # by width, all above 1
         self.buckets: dict[str, Bucket] = {}
         self.staff: dict[str, Worker] = {}  # every worker that serves some bucket
@@ -161,9 +191,14 @@ class PendingJobs:
         self.card_seconds = 0.0  # of all that wait here
         self.single_work_s = 0.0  # of the warm buckets
         self.arrived: list[Bucket] = []  # buckets with new jobs since they were last looked at
+        self.firsts = 0  # in the queues
+        self.ordered = ordered  # whether some of the jobs refine what others measure first
+        self.firsts_s = 0.0  # card-seconds of theirs
+        self.too_much = False  # more than there is time for: short jobs go first
+        self._by_firsts = _LazyMaxHeap(_firsts)
         self._by_demand = _LazyMaxHeap(_demand)
         self._unheld = _LazyMaxHeap(_unheld_work)
-        self._singles: list[tuple[float, int, int, JobRecord]] = []  # longest first
+        self._singles: list[tuple[bool, float, int, int, JobRecord]] = []  # longest first
 
     def load(self, records: Iterable[JobRecord]) -> None:
         """Add the jobs that a run starts with."""
@@ -173,23 +208,26 @@ class PendingJobs:
             grouped.setdefault((record.width, key), []).append(record)
         for (width, _), group in grouped.items():
             self._queue_of(group[0]).extend(group)
+            for record in group:
+                self._count_first(record, 1)
             self.card_seconds += width * sum(record.duration for record in group)
             if width == 1:
-                self._singles += [(-r.duration, r.order, r.token, r) for r in group]
+                self._singles += map(_single, group)
                 self._changed(self._bucket_of(group[0]), arrived=True)
                 self._count_single(group[0], sum(record.duration for record in group))
         heapify(self._singles)
 
-    def push(self, record: JobRecord) -> None:
-        """Add one job."""
+    def push(self, record: JobRecord, *, arrived: bool = True) -> None:
+        """Add one job; unless it has been here all along."""
         self.card_seconds += record.width * record.duration
         if record.particular:
             self.particular.setdefault(record.width, {})[record.job_id] = record
             return
         self._queue_of(record).push(record)
+        self._count_first(record, 1)
         if record.width == 1:
-            heappush(self._singles, (-record.duration, record.order, record.token, record))
-            self._changed(self._bucket_of(record), arrived=True)
+            heappush(self._singles, _single(record))
+            self._changed(self._bucket_of(record), arrived=arrived)
             self._count_single(record, record.duration)
 
     def take(self, record: JobRecord) -> JobRecord:
@@ -200,10 +238,19 @@ class PendingJobs:
             del apart[record.job_id]
             return record
         self._queue_of(record).discard(record)
+        self._count_first(record, -1)
         if record.width == 1:
             self._changed(self._bucket_of(record))
             self._count_single(record, -record.duration)
         return record
+
+    def reckon_anew(self, record: JobRecord, expect: Callable[[JobRecord], None]) -> None:
+        """Let ``expect`` give a job that waits here another duration."""
+        self.take(record)
+        expect(record)
+        self.push(record, arrived=False)
+        if record.warm:
+            self._bucket_of(record).load_s = record.load_s
 
     def widths(self) -> list[int]:
         """Widths of the gangs that wait, widest first."""
@@ -217,17 +264,30 @@ class PendingJobs:
         them only the former are looked at."""
         cards = tuple(cards)
         for record in islice(self.particular.get(width, {}).values(), _LOOK_AHEAD):
-            if record.duration <= within_s and not any(map(record.avoids, cards)):
+            if record.cold_s <= within_s and not any(map(record.avoids, cards)):
                 return record
         queue = self.gangs.get(width)
-        return queue.longest_within(within_s) if queue is not None else None
+        return self._in_turn(self.next_of(queue, within_s)) if queue is not None else None
 
-    def candidates(self, width: int) -> list[JobRecord]:
+    def next_of(self, queue: DurationQueue, within_s: float) -> JobRecord | None:
+        """The job of this queue whose turn it is, of at most ``within_s``: longest first ends a
+        run soonest, shortest first measures most where not all can be measured."""
+        if self.too_much:
+            return queue.shortest_within(within_s)
+        return queue.longest_within(within_s)
+
+    def candidates(self, width: int, within_s: float = inf) -> list[JobRecord]:
         """The gangs of this width to look at, in the order of ``best_for``."""
-        found = list(islice(self.particular.get(width, {}).values(), _LOOK_AHEAD))
+        apart = islice(self.particular.get(width, {}).values(), _LOOK_AHEAD)
+        found = [record for record in apart if record.duration <= within_s]
         queue = self.gangs.get(width)
-        longest = queue.longest() if queue is not None else None
-        return found if longest is None else [*found, longest]
+        gang = self._in_turn(self.next_of(queue, within_s)) if queue is not None else None
+        return found if gang is None else [*found, gang]
+
+    def _in_turn(self, gang: JobRecord | None) -> JobRecord | None:
+        """A gang that refines waits while there are firsts: it would take their cards, since
+        gangs go before one-card jobs."""
+        return None if gang is not None and gang.refines and self.firsts else gang
 
     def gang_work(self, width: int) -> float:
         """Card-seconds of the gangs of this width that wait."""
@@ -237,9 +297,13 @@ class PendingJobs:
     def longest_single(self) -> JobRecord | None:
         """The longest one-card job, whatever its key."""
         heap = self._singles
-        while heap and (heap[0][2] != heap[0][3].token or heap[0][3].queue is None):
+        while heap and (heap[0][3] != heap[0][4].token or heap[0][4].queue is None):
             heappop(heap)
-        return heap[0][3] if heap else None
+        return heap[0][4] if heap else None
+
+    def most_firsts(self) -> Bucket | None:
+        """The most demanding bucket with firsts that no starting worker will take."""
+        return self._by_firsts.top()
 
     def most_demanding(self) -> Bucket | None:
         """The bucket that would take longest even with one more worker."""
@@ -289,13 +353,17 @@ class PendingJobs:
         return record.key if record.warm else FRESH
 
     def _bucket_of(self, record: JobRecord) -> Bucket:
-        load_s = record.estimate.load_s if record.warm else 0.0
-        return self.bucket(self._bucket_key(record), load_s)
+        return self.bucket(self._bucket_key(record), record.load_s)
 
     def _queue_of(self, record: JobRecord) -> DurationQueue:
         if record.width > 1:
             return self.gangs.setdefault(record.width, DurationQueue())
         return self._bucket_of(record).queue
+
+    def _count_first(self, record: JobRecord, sign: int) -> None:
+        if not record.refines:
+            self.firsts += sign
+            self.firsts_s += sign * record.width * record.duration
 
     def _count_single(self, record: JobRecord, seconds: float) -> None:
         if record.warm:
@@ -305,4 +373,10 @@ class PendingJobs:
         if arrived:
             self.arrived.append(bucket)
         self._by_demand.update(bucket)
+        if self.ordered:
+            self._by_firsts.update(bucket)
         self._unheld.update(bucket)
+
+
+def _single(record: JobRecord) -> tuple[bool, float, int, int, JobRecord]:
+    return (record.refines, -record.duration, record.order, record.token, record)

@@ -29,7 +29,7 @@ class Pool:
         later: Callable[[float, Callable[[], None]], None],
     ) -> None:
         self.cards = CardPool(kind)
-        self.pending = PendingJobs()
+        self.pending = PendingJobs(ordered=any(record.refines for record in records))
         self.pending.load([record for record in records if record.phase is Phase.WAITING])
         self.leases = Leases(self.cards, self.pending, settings, commands)
         self.assigner = Assigner(self.cards, self.pending, self.leases, settings)
@@ -146,6 +146,19 @@ class Pool:
             slot.strikes = 0
         for card in sorted(lease.record.suspects - cards):
             self.strike(card, f"{lease.record.job_id} failed here and worked elsewhere")
+    def lock_away(self, slot: Slot, reason: str) -> None:
+        """Use a card no more, as long as a process that does not end may hold it."""
+        if slot.usable:
+            self.cards.quarantine(slot, reason)
+        slot.condemned = True
+        self._release_reservation(slot)
+        self._reconsider_particular()
+
+    def unlock(self, slot: Slot) -> None:
+        """What held the card has ended after all."""
+        slot.condemned = False
+        self._parole(slot)
+
         lease.record.suspects.clear()
 
     def rest(self, slot: Slot) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import TYPE_CHECKING, Literal, Protocol
+from math import inf
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 from orchestrator.cluster import Card
 from orchestrator.failure import FailureClass
 from orchestrator.job import Job, State
-from orchestrator.scheduling.estimate import Estimate
+from orchestrator.scheduling.estimate import SEARCH_FACTOR, Estimate
 from workloads.api import MeasureSettings
 
 if TYPE_CHECKING:
@@ -40,6 +41,9 @@ class ScheduleSettings:
     urgency: float = 1.5  # a job goes first if this many times its length is all that is left
 
 
+    work_until: float = inf  # when the last attempt must have ended, on the clock of the events
+    stop_s: float = 30.0  # after that: for workers to end before the run counts as over
+    stop_patience_s: float = 120.0  # with a worker that was told to stop and does not end
 class Estimates(Protocol):
     """Anything that guesses durations, such as ``estimate.Estimator``."""
 
@@ -49,6 +53,14 @@ class Estimates(Protocol):
 
 class Phase(Enum):
     """Where a job is on its way through the schedule."""
+@runtime_checkable
+class LearningEstimates(Estimates, Protocol):
+    """Guesses that get better while a run lasts."""
+
+    def learn(self, job_id: str, job: Job, *, load_s: float, run_s: float) -> None:
+        """A job of the grid has been measured as ``job``."""
+
+
 
     HELD = "held"  # until the jobs that it needs have succeeded
     WAITING = "waiting"  # in a queue or a reservation
@@ -67,6 +79,8 @@ class JobRecord:
     estimate: Estimate
     number: int = 0  # of its last attempt
     phase: Phase = Phase.WAITING
+    cautious: bool = False  # reckon with the margin of the estimate: there is a deadline
+    refines: bool = False  # not the first cell of its configuration that should be measured
     state: State | None = None  # once DONE
     failures: dict[FailureClass, int] = field(default_factory=dict)
     start_failures: int = 0
@@ -82,13 +96,14 @@ class JobRecord:
     key: str = field(init=False)
     width: int = field(init=False)  # cards
     warm: bool = field(init=False)  # may use a worker that ran other jobs
-    duration: float = field(init=False)  # what queues are sorted by
+    load_s: float = field(init=False)  # of its model, for a warm worker
+    duration: float = field(init=False)  # what queues are sorted by; ``load_s`` is not in it
 
     def __post_init__(self) -> None:
         self.width = self.job.cards
         self.warm = self.width == 1 and self.job.isolation == "warm"
         self.key = self.job.residency_key
-        self.duration = self.estimate.run_s if self.warm else self.estimate.total_s
+        self.expect(self.estimate)
         if isinstance(self.job.batch_size, int):
             self.batch_size = self.job.batch_size
         else:
@@ -96,6 +111,23 @@ class JobRecord:
 
     @property
     def particular(self) -> bool:
+    def expect(self, estimate: Estimate) -> None:
+        """Reckon with this estimate from now on; not while the job waits in a queue."""
+        factor = estimate.margin if self.cautious else 1.0
+        self.estimate = estimate
+        self.load_s = factor * estimate.load_s if self.warm else 0.0
+        self.duration = factor * (estimate.run_s if self.warm else estimate.total_s)
+
+    @property
+    def cold_s(self) -> float:
+        """Seconds on a worker that is up and does not hold the model."""
+        return self.load_s + self.duration
+
+    @property
+    def next_s(self) -> float:
+        """Seconds that its next attempt needs on a worker that is up."""
+        return self.duration / SEARCH_FACTOR if self.search else self.duration
+
         """Whether it must avoid some cards, after a failure there."""
         return bool(self.avoid_cards or self.avoid_nodes)
 

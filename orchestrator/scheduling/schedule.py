@@ -4,12 +4,16 @@ It owns the cards. Each card has at most one worker, and each worker at most one
 go longest first to the workers that hold their model; gangs get a legal card set drained for them
 (``scheduling/assignment.py``). What a failure means is looked up in ``retry.py``. Rows come before
 the commands that give their cards away, and every job gets exactly one final row, whatever breaks.
-The same object runs the night (``driver.py``) and the simulation (``simulate.py``).
+With a deadline the first cell of each configuration goes first (``anchors.py``), what cannot end in
+time is not started, and what overruns is stopped; a process that does not end holds up its card,
+never the run. The same object runs the night (``driver.py``) and the simulation (``simulate.py``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from math import inf
 
 from orchestrator.attempt import Attempt, Outcome
 from orchestrator.events import (
@@ -22,14 +26,18 @@ from orchestrator.events import (
     RunAttempt,
     RunFinished,
     StopRequested,
+    StopWorker,
     Wake,
+    WorkerOverdue,
     WorkerReady,
     WorkerStopped,
 )
 from orchestrator.failure import Failure, FailureClass
 from orchestrator.job import Accelerator, State
 from orchestrator.plan import Action, PlannedJob
-from orchestrator.scheduling.cards import WorkerState
+from orchestrator.scheduling.anchors import anchors
+from orchestrator.scheduling.cards import Worker, WorkerState
+from orchestrator.scheduling.deadline import LatestStarts, Learning
 from orchestrator.scheduling.ledger import Ledger
 from orchestrator.scheduling.needs import Needs
 from orchestrator.scheduling.pool import Pool
@@ -37,6 +45,8 @@ from orchestrator.scheduling.record import Estimates, JobRecord, Phase, Schedule
 from orchestrator.scheduling.verdicts import Verdicts, made_up
 
 __all__ = ["Schedule", "ScheduleSettings"]
+
+_AFTER_S = 1e-3  # later than a job's latest start, and not just as late
 
 
 class Schedule:
@@ -64,8 +74,13 @@ class Schedule:
         self._records: dict[str, JobRecord] = {}
         self._issued: dict[str, Attempt] = {}  # every attempt that ever ran
         self._next_look: float | None = None
+        self._ends_of_time = (settings.work_until, settings.work_until + settings.stop_s)
+        self._stops: deque[tuple[float, str]] = deque()  # until when, which worker has to end
+        self._woken_for = inf
         by_kind: dict[Accelerator, list[JobRecord]] = {}
         seen: set[str] = set()
+        hurried = settings.work_until < inf
+        firsts = anchors(jobs) if hurried else frozenset()
         for planned in jobs:
             job_id = planned.job.job_id
             if job_id in seen or planned.action in (Action.REUSE, Action.SKIP):
@@ -79,11 +94,15 @@ class Schedule:
                 job_id=job_id,
                 order=len(self._records),
                 estimate=estimates.estimate(planned.job),
+                cautious=hurried,
+                refines=hurried and job_id not in firsts,
                 number=before.get(job_id, 0),
             )
             self._records[job_id] = record
             by_kind.setdefault(planned.job.accelerator, []).append(record)
         self._total = len(seen)
+        self._latest = LatestStarts(self._records.values(), settings.work_until)
+        self._learning = Learning(self._records.values(), estimates) if hurried else None
         self._needs = Needs(jobs, self._records.values())  # before the pools: it holds jobs back
         self._ledger = Ledger(self._records.values(), settings, self._commands)
         self._verdicts = Verdicts(self._ledger)
@@ -107,6 +126,8 @@ class Schedule:
             self._worker_ready(event.worker_id)
         elif isinstance(event, WorkerStopped):
             self._worker_stopped(event.worker_id, event.failure)
+        elif isinstance(event, WorkerOverdue):
+            self._worker_overdue(event.worker_id, event.reason)
         elif isinstance(event, NodeJoined):
             self._node_joined(event)
         elif isinstance(event, NodeLeft):
@@ -117,6 +138,8 @@ class Schedule:
         if self._verdicts.tripped and not self._ledger.stopping:
             self._stop(self._verdicts.tripped, abort=False)
         self._ledger.run_due()
+        self._keep_deadline()
+        self._give_up_stops()
         self._settle_needs()
         if not isinstance(event, NodeJoined):
             self._assign()
@@ -129,6 +152,11 @@ class Schedule:
             self._verdicts.begun(command)
             if isinstance(command, RunAttempt):
                 self._issued[command.attempt.attempt_id] = command.attempt
+            elif isinstance(command, StopWorker):
+                patience = self.settings.stop_patience_s
+                self._stops.append((self._ledger.now + patience, command.worker_id))
+        if not self.finished:
+            commands += self._wakes()
         return commands
 
     def counts(self) -> dict[State, int]:
@@ -193,6 +221,8 @@ class Schedule:
             if worker is None:
                 continue
             lease, was = worker.slot.lease, worker.state
+            if worker.overdue:
+                failure = failure or _hang(worker.overdue)
             pool.leases.retire(worker)
             if lease is not None and lease.running:  # its end was not reported
                 asked = was is WorkerState.STOPPING
@@ -201,17 +231,33 @@ class Schedule:
                 self._verdicts.conclude(
                     pool, lease, made_up(lease, State.LOST, failure, self._ledger.now)
                 )
-            elif was is WorkerState.STARTING or (lease is not None and was is WorkerState.BUSY):
+            elif (
+                was is WorkerState.STARTING
+                or (worker.overdue and not worker.used)
+                or (lease is not None and was is WorkerState.BUSY)
+            ):
                 self._verdicts.start_failed(pool, worker, lease, failure)
             elif was is WorkerState.IDLE and failure is not None:
                 pool.strike(worker.slot.card, f"its idle worker died: {failure.message}")
             pool.leases.gone(worker, self._ledger.now)
+            if worker.abandoned:
+                pool.unlock(worker.slot)
+
+    def _worker_overdue(self, worker_id: str, reason: str) -> None:
+        """A worker hangs: it is stopped, and its card is used again when it has ended."""
+        for pool in self._pools.values():
+            worker = pool.leases.workers.get(worker_id)
+            if worker is not None and worker.state is not WorkerState.STOPPING:
+                worker.overdue = reason
+                pool.leases.stop(worker, reason)
 
     def _attempt_ended(self, outcome: Outcome) -> None:
         for pool in self._pools.values():
             lease = pool.leases.current.get(outcome.attempt_id)
             if lease is not None and lease.running:
                 self._verdicts.conclude(pool, lease, outcome)
+                if lease.record.state is State.SUCCEEDED and self._learning is not None:
+                    self._expect_anew(self._learning.learn(lease, outcome))
                 return
         self._record_late(outcome)
 
@@ -272,6 +318,84 @@ class Schedule:
                     if record.width == width and record.phase in (Phase.WAITING, Phase.BACKOFF):
                         self._ledger.end_unrun(pool, record, State.LOST, reason)
 
+    def _keep_deadline(self) -> None:
+        """Give up what could not end in time any more; at the end of the time stop what runs."""
+        now, until = self._ledger.now, self.settings.work_until
+        if now >= until:
+            self._stop("the deadline came: all work had to end", abort=True)
+        if self._ledger.stopping:
+            return
+        for record in self._latest.gone_by(now, self._is_running):
+            pool = self._pools[record.job.accelerator]
+            tried = f" after {record.number} attempts" if record.failures else ""
+            reason = (
+                f"too late to start{tried}: it takes about {record.estimate.total_s:.0f} s, with "
+                f"caution {record.duration:.0f} s, and {until - now:.0f} s are left before the "
+                "deadline"
+            )
+            self._ledger.end_unrun(pool, record, State.NOT_STARTED, reason)
+
+    def _is_running(self, record: JobRecord) -> bool:
+        lease = self._pools[record.job.accelerator].lease_of(record)
+        return lease is not None and lease.running
+
+    def _expect_anew(self, records: Iterable[JobRecord]) -> None:
+        """Estimates have become better: jobs that wait are reckoned with by the new ones."""
+        assert self._learning is not None
+        for record in records:
+            if record.phase in (Phase.DONE, Phase.LEASED) or record.reservation is not None:
+                continue
+            if record.phase is Phase.WAITING:
+                pending = self._pools[record.job.accelerator].pending
+                pending.reckon_anew(record, self._learning.expect)
+            else:
+                self._learning.expect(record)
+            self._latest.changed(record)
+        for pool in self._pools.values():
+            pool.cards.touch_all()  # a gang may fit now
+
+    def _give_up_stops(self) -> None:
+        """A process that does not end holds up its card and nothing else."""
+        while self._stops and self._stops[0][0] <= self._ledger.now:
+            worker_id = self._stops.popleft()[1]
+            for pool in self._pools.values():
+                if worker_id in pool.leases.workers:
+                    self._abandon(pool, pool.leases.workers[worker_id])
+        if self._ledger.now >= self.settings.work_until + self.settings.stop_s:
+            for pool in self._pools.values():
+                for worker in list(pool.leases.workers.values()):
+                    self._abandon(pool, worker)
+
+    def _abandon(self, pool: Pool, worker: Worker) -> None:
+        """Wait no more for a worker that was told to end: its attempt is over, its card is not
+        used until it has ended after all."""
+        if worker.abandoned:
+            return
+        worker.abandoned = True
+        lease = worker.slot.lease
+        reason = f"its worker {worker.worker_id} was told to end and has not"
+        if worker.overdue:
+            reason = f"{worker.overdue}; {reason}"
+        pool.lock_away(worker.slot, reason)
+        if lease is not None and lease.running:
+            self._verdicts.conclude(
+                pool, lease, made_up(lease, State.LOST, _hang(reason), self._ledger.now)
+            )
+        elif lease is not None:
+            self._verdicts.card_kept(pool, lease, reason)
+
+    def _wakes(self) -> Iterable[Wake]:
+        """When to look again although nothing has happened."""
+        at = min(
+            self._latest.next_at + _AFTER_S,
+            self._stops[0][0] if self._stops else inf,
+            *(each for each in self._ends_of_time if each > self._ledger.now),
+            inf,
+        )
+        if at < inf and (at != self._woken_for or at <= self._ledger.now):
+            self._woken_for = at
+            yield Wake(at=max(at, self._ledger.now))
+
     def _stop(self, reason: str, *, abort: bool) -> None:
         """Start nothing more; with ``abort`` stop what runs, too."""
         if not self._ledger.stopping:
@@ -294,8 +418,15 @@ class Schedule:
             for pool in self._pools.values():
                 for worker in list(pool.leases.workers.values()):
                     pool.leases.stop(worker, "all jobs are done")
-        if not any(pool.leases.workers for pool in self._pools.values()):
+        left = [worker for pool in self._pools.values() for worker in pool.leases.workers.values()]
+        if all(worker.abandoned for worker in left):
             self.finished = True
-            self._commands.append(
-                RunFinished(reason=self._ledger.stopping or "every job has ended")
-            )
+            reason = self._ledger.stopping or "every job has ended"
+            if left:
+                names = ", ".join(worker.worker_id for worker in left[:5])
+                reason += f"; {len(left)} workers were told to end and have not: {names}"
+            self._commands.append(RunFinished(reason=reason))
+
+
+def _hang(message: str) -> Failure:
+    return Failure(failure_class=FailureClass.HANG, message=message)

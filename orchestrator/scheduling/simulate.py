@@ -7,6 +7,7 @@ Nothing is measured and no time passes (``virtual_cluster.py``). Every command i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 
 from orchestrator.cluster import Node
@@ -14,7 +15,7 @@ from orchestrator.events import Event, NodeJoined, RecordRow, Tick
 from orchestrator.job import Job
 from orchestrator.plan import Action, PlannedJob
 from orchestrator.scheduling.estimate import Estimate
-from orchestrator.scheduling.record import Estimates
+from orchestrator.scheduling.record import Estimates, LearningEstimates
 from orchestrator.scheduling.schedule import Schedule, ScheduleSettings
 from orchestrator.scheduling.virtual_cluster import Faults, SimulationSettings, VirtualCluster
 
@@ -63,8 +64,17 @@ def simulate(
         InvariantViolated: the schedule broke a rule, or the run did not end.
     """
     settings = settings or SimulationSettings()
-    schedule = Schedule(jobs, schedule_settings or ScheduleSettings(), estimates)
-    cluster = VirtualCluster(schedule, settings, truth or estimates.estimate)
+    how = schedule_settings or ScheduleSettings()
+    learning = isinstance(estimates, LearningEstimates)
+    if truth is None:
+        truth = (deepcopy(estimates) if learning else estimates).estimate
+    schedule = Schedule(jobs, how, estimates)
+    cluster = VirtualCluster(schedule, settings, truth)
+    cluster.invariants.work_until = how.work_until
+    cluster.invariants.over_by = how.work_until + how.stop_s
+    cluster.invariants.stop_patience_s = how.stop_patience_s
+    if not learning:
+        cluster.invariants.lasts_s = lambda job: estimates.estimate(job).run_s
     reused = {planned.job.job_id for planned in jobs if planned.action is Action.REUSE}
     cluster.invariants.needs = {
         planned.job.job_id: set(planned.needs) - reused for planned in jobs if planned.needs

@@ -88,7 +88,9 @@ class Verdicts:
             self.ledger.row(record, outcome.state, verdict.reason + detail, lease.attempt, outcome)
         else:
             state, reason = verdict.state, verdict.reason + detail
-            if verdict.retry:  # the end of the run came first, so the job is still open
+            if self.ledger.stopping and outcome.state is State.LOST:  # taken away from it
+                state, reason = State.LOST, f"cut short: {self.ledger.stopping}{detail}"
+            elif verdict.retry:  # the end of the run came first, so the job is still open
                 state, reason = State.LOST, f"{reason}; not retried: {self.ledger.stopping}"
             self.ledger.finish(pool, record, state, reason, lease.attempt, outcome)
         blamed = blamed_cards(lease, outcome, failure_class)
@@ -119,8 +121,7 @@ class Verdicts:
             outcome = made_up(
                 lease, State.FAILED, failure, self.ledger.now, lease.slots.index(slot)
             )
-            limit = self.settings.max_start_failures + record.width - 1  # each card may fail once
-            given_up = record.start_failures >= limit
+            given_up = record.start_failures >= self._most_start_failures(record)
             if given_up:
                 reason = f"{record.start_failures} workers for it did not start; the last: {why}"
                 state = POLICIES[failure.failure_class].state
@@ -131,11 +132,27 @@ class Verdicts:
             if not given_up:
                 record.send_elsewhere("card", [slot.card])
                 self.ledger.retry(pool, record, POLICIES[failure.failure_class].backoff_s)
-        pool.strike(slot.card, why)
+        # A card that is not to be had may be a moment later; one that computes nonsense will again.
+        faulty = failure.failure_class is FailureClass.CARD_FAULTY
+        pool.strike(slot.card, why, at_once=faulty)
         pool.rest(slot)
         self.tripped = self.tripped or self._starts.failure(
             failure.failure_class, str(slot.card), 0.0, failure.message
         )
+
+    def card_kept(self, pool: Pool, lease: Lease, reason: str) -> None:
+        """A lease waits for a card whose old process does not end: its job goes elsewhere."""
+        record = lease.record
+        record.start_failures += 1
+        pool.leases.cancel(lease, reason)
+        if record.start_failures < self._most_start_failures(record):
+            pool.enqueue(record)
+        else:
+            why = f"{record.start_failures} times its cards could not be had; the last: {reason}"
+            self.ledger.finish(pool, record, State.LOST, why)
+
+    def _most_start_failures(self, record: JobRecord) -> int:
+        return self.settings.max_start_failures + record.width - 1  # each card may fail once
 
     def lose(self, pool: Pool, lease: Lease, reason: str) -> None:
         """A lease has lost cards with their node."""
@@ -200,6 +217,9 @@ class Verdicts:
         size = largest_fit(record.search) if size is None else size
         if self.ledger.stopping:
             self.ledger.finish(pool, record, State.NOT_STARTED, self.ledger.stopping)
+        elif size is not None and self.ledger.now + record.next_s > self.settings.work_until:
+            reason = f"its search got to batch size {size}, too late to measure before the deadline"
+            self.ledger.finish(pool, record, State.NOT_STARTED, reason)
         elif size is None:
             reason = "not even batch size 1 fits"
             self.ledger.finish(pool, record, State.OUT_OF_MEMORY, reason)

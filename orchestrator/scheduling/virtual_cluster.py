@@ -27,6 +27,7 @@ from orchestrator.events import (
     StopWorker,
     Tick,
     Wake,
+    WorkerOverdue,
     WorkerReady,
     WorkerStopped,
 )
@@ -49,6 +50,9 @@ class Faults:
     bad_cards: float = 0.0  # a card on which no worker ever comes up
     node_losses: tuple[float, ...] = ()  # when a node goes, seconds
     rejoin_after_s: float | None = None  # until a lost node is back, as a new one
+    no_start: float = 0.0  # a worker neither comes up nor fails, until the watchdog stops it
+    stuck: float = 0.0  # a process that is told to end does not
+    stuck_s: float | None = 600.0  # until it ends after all; None: never
     late_results: bool = False  # a lost node had only frozen: its results come afterwards
     fits_up_to: int | None = None  # largest batch size that does
 
@@ -75,6 +79,7 @@ class SimulationSettings:
     seed: int = 0
     start_s: float = 8.0  # of a worker, at least
     stop_s: float = 0.5
+    watchdog_s: float = 900.0  # until a worker that does not come up is overdue
     noise: float = 0.1  # sigma of the lognormal factor on each duration
     faults: Faults = field(default_factory=Faults)
     joins: tuple[tuple[float, Node], ...] = ()  # nodes that come later
@@ -158,6 +163,10 @@ class VirtualCluster:
                 return []
             process.state = "up"
             self.starting += self.now - process.started_at
+        elif isinstance(event, WorkerOverdue):
+            process = self.processes.get(event.worker_id)
+            if process is None or process.state != "starting":
+                return []
         elif isinstance(event, WorkerStopped):
             if self.processes.pop(event.worker_id, None) is None:
                 return []
@@ -233,6 +242,9 @@ class VirtualCluster:
             self.faults += 1
             failure = Failure(failure_class=FailureClass.ACQUIRE, message="simulated")
             event = WorkerStopped(at=at, worker_id=command.worker_id, failure=failure)
+        elif self._happens_to(self.settings.faults.no_start):
+            at = self.now + self.settings.watchdog_s
+            event = WorkerOverdue(at=at, worker_id=command.worker_id, reason="did not come up")
         else:
             info = _INFO
             event = WorkerReady(at=at, worker_id=command.worker_id, info=info)
@@ -243,6 +255,13 @@ class VirtualCluster:
         if process is None:
             return
         process.state = "stopping"
+        if self._happens_to(self.settings.faults.stuck):
+            if process.attempt_id is not None:
+                self._cut_short(process.attempt_id)  # and nobody hears of it
+            if self.settings.faults.stuck_s is not None:
+                at = self.now + self.settings.faults.stuck_s
+                self.later(at, WorkerStopped(at=at, worker_id=command.worker_id))
+            return
         if process.attempt_id is not None:
             attempt_id = process.attempt_id
             self._cut_short(attempt_id)
@@ -300,6 +319,12 @@ class VirtualCluster:
     ) -> tuple[State, Failure, float]:
         self.faults += 1
         return state, Failure(failure_class=failure_class, message="simulated"), factor
+
+    def _happens_to(self, rate: float) -> bool:
+        """Draw one accident; nothing is drawn where there are none."""
+        happens = rate > 0 and self.random.random() < rate
+        self.faults += happens
+        return happens
 
     def _scatter(self) -> float:
         return exp(self.random.gauss(0.0, self.settings.noise)) if self.settings.noise else 1.0

@@ -1,0 +1,102 @@
+"""What a deadline asks of the schedule: jobs given up in time, and estimates that learn.
+
+A job whose latest start has gone by is given up while it waits: keeping it would keep the run
+open for nothing. Estimates are corrected by what the run itself measures, since on a first night
+there is nothing else to go by, and a wrong one either wastes the end of the night or runs into it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from heapq import heapify, heappop, heappush
+from math import inf
+
+from orchestrator.attempt import Outcome
+from orchestrator.job import Accelerator
+from orchestrator.scheduling.leases import Lease
+from orchestrator.scheduling.record import Estimates, JobRecord, LearningEstimates, Phase
+
+
+class LatestStarts:
+    """When each job must run at the latest, so as to end by ``work_until``."""
+
+    def __init__(self, records: Iterable[JobRecord], work_until: float) -> None:
+        self._work_until = work_until
+        self._count = 0
+        self._due = [] if work_until == inf else [self._entry(record) for record in records]
+        heapify(self._due)
+        self._running: dict[str, JobRecord] = {}  # were in time; given up should they fail
+
+    @property
+    def next_at(self) -> float:
+        """When somebody's latest start comes next."""
+        return self._due[0][0] if self._due else inf
+
+    def changed(self, record: JobRecord) -> None:
+        """The job is expected to last longer or shorter than before."""
+        heappush(self._due, self._entry(record))
+
+    def gone_by(self, now: float, running: Callable[[JobRecord], bool]) -> list[JobRecord]:
+        """Jobs that have not ended, do not run, and could not end in time any more."""
+        found: dict[str, JobRecord] = {}  # an entry may be there twice
+        for job_id, record in list(self._running.items()):
+            if not running(record):
+                del self._running[job_id]
+                heappush(self._due, self._entry(record))
+        while self._due and self._due[0][0] < now:
+            record = heappop(self._due)[2]
+            if record.phase is Phase.DONE:
+                continue
+            again = self._entry(record)
+            if again[0] >= now:  # it needs less than it did
+                heappush(self._due, again)
+            elif running(record):
+                self._running[record.job_id] = record
+            else:
+                found[record.job_id] = record
+        return list(found.values())
+
+    def _entry(self, record: JobRecord) -> tuple[float, int, JobRecord]:
+        self._count += 1
+        return (self._work_until - record.next_s, self._count, record)
+
+
+class Learning:
+    """Corrects the estimates of jobs that wait, by those that are done.
+
+    All jobs of one model are looked at again after 1, 2, 4, 8, … of them are measured: most is
+    learnt from the first, and the whole costs no more than sorting them.
+    """
+
+    def __init__(self, records: Iterable[JobRecord], estimates: Estimates) -> None:
+        self._estimates = estimates if isinstance(estimates, LearningEstimates) else None
+        self._alike: dict[tuple[str, str, Accelerator], list[JobRecord]] = {}
+        self._measured: dict[tuple[str, str, Accelerator], int] = {}
+        if self._estimates is not None:
+            for record in records:
+                self._alike.setdefault(_model(record), []).append(record)
+
+    def learn(self, lease: Lease, outcome: Outcome) -> list[JobRecord]:
+        """A job was measured; the jobs whose estimates may be other ones by now."""
+        if self._estimates is None:
+            return []
+        record = lease.record
+        results = [rank.result for rank in outcome.ranks if rank.result is not None]
+        busy_s = max((rank.ended_at - rank.started_at for rank in outcome.ranks), default=0.0)
+        load_s = lease.lasts_s - record.estimate.run_s  # as expected; 0 if it was loaded
+        if results:
+            load_s = max(result.load_s or 0.0 for result in results)
+        run_s = max(0.0, busy_s - load_s)
+        self._estimates.learn(record.job_id, lease.attempt.job, load_s=load_s, run_s=run_s)
+        model = _model(record)
+        measured = self._measured[model] = self._measured.get(model, 0) + 1
+        return self._alike[model] if measured & (measured - 1) == 0 else []
+
+    def expect(self, record: JobRecord) -> None:
+        """Give a job that waits in no queue the estimate of now."""
+        assert self._estimates is not None
+        record.expect(self._estimates.estimate(record.job))
+
+
+def _model(record: JobRecord) -> tuple[str, str, Accelerator]:
+    return (record.job.workload, record.job.model, record.job.accelerator)
