@@ -18,6 +18,7 @@ class FailureClass(str, Enum):
     DATA_MISSING = "data_missing"
     COMPILE = "compile"
     ACQUIRE = "acquire"
+    CARD_FAULTY = "card_faulty"
     COLLECTIVE = "collective"
     HANG = "hang"
     CRASH = "crash"  # the process died of a signal or exit
@@ -45,6 +46,7 @@ _BY_TYPE: tuple[tuple[type[BaseException], FailureClass], ...] = (
     (errors.DataMissing, FailureClass.DATA_MISSING),
     (errors.CompileFailed, FailureClass.COMPILE),
     (errors.CardNotAcquired, FailureClass.ACQUIRE),
+    (errors.CardFaulty, FailureClass.CARD_FAULTY),
     (errors.CollectiveFailed, FailureClass.COLLECTIVE),
     (MemoryError, FailureClass.HOST_OUT_OF_MEMORY),
     (ImportError, FailureClass.IMPORT),

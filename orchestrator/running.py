@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 Say = Callable[[str], None]
 
-#: Where a run keeps which cards it was given, for ``to_resume``.
+#: Where a run keeps which cards it was given, for ``with_cards_of``.
 OPTIONS_FILE = "options.json"
 _PLACE = ("emulate", "address", "in_process", "card_memory_bytes")
 
@@ -95,6 +95,7 @@ def run_grid(
     store = Store.open(options.results, options.name or grid.name)
     if options.resume:
         store = Store.existing(options.results, store.run).resume()
+        options = with_cards_of(store.path, options)
     with remote_code.permitted(options.remote_code), _session(options, grid) as session:
         _plan(options, grid, session, store)  # refused here, nothing is created
         with store, _owner(store).marks_this_process():
@@ -109,9 +110,9 @@ def run_grid(
     return RunOutcome(store=store, plan=plan, result=result, states=states)
 
 
-def to_resume(options: RunOptions) -> tuple[Path, RunOptions]:
-    """The grid of the run that is to be gone on with (the newest one, if ``options`` name none),
-    and the options with the cards that it had, if they name none.
+def grid_to_resume(options: RunOptions) -> tuple[Path, str]:
+    """The grid file and the name of the run that is to be gone on with: the newest one, if
+    ``options`` name none.
 
     Raises:
         StoreError: there is no such run.
@@ -123,15 +124,20 @@ def to_resume(options: RunOptions) -> tuple[Path, RunOptions]:
     if options.name is None and not known:
         raise StoreError(f"no run to resume in {options.results}")
     store = Store.existing(options.results, options.name or known[0])
-    options = replace(options, name=store.run)
-    if not any(getattr(options, name) for name in _PLACE):
-        with contextlib.suppress(OSError, ValueError):
-            before = json.loads((store.path / OPTIONS_FILE).read_text(encoding="utf-8"))
-            options = replace(options, **{name: before[name] for name in _PLACE if name in before})
     grid = store.path / "grid.yaml"
     if not grid.is_file():
         raise StoreError(f"run {store.run!r} has no {grid.name}; name the grid file to resume it")
-    return grid, options
+    return grid, store.run
+
+
+def with_cards_of(run: Path, options: RunOptions) -> RunOptions:
+    """``options`` with the cards that the run had so far, unless they name some themselves."""
+    if any(getattr(options, name) for name in _PLACE):
+        return options
+    with contextlib.suppress(OSError, ValueError):
+        before = json.loads((run / OPTIONS_FILE).read_text(encoding="utf-8"))
+        return replace(options, **{name: before[name] for name in _PLACE if name in before})
+    return options
 
 
 def plan_grid(source: Grid | str | os.PathLike[str], options: RunOptions) -> Plan:
@@ -285,6 +291,8 @@ def _clear_up(store: Store, say: Say) -> None:
         some = ", ".join(f"{each.pid} {each.command[:40]}" for each in ended[:3])
         more = f" and {len(ended) - 3} more" if len(ended) > 3 else ""
         say(f"ended what it left running here: {some}{more}")
+    if store.rescued:
+        say(f"{store.rescued} rows that it could write only elsewhere are here now")
     for attempt_id in store.interrupted:
         say(f"attempt {attempt_id} was running then: LOST, its job is tried again")
 
@@ -348,6 +356,7 @@ def _drive(
             to_measurement=to_measurement,
             board=board,
             view=view,
+            publish=session.publish,
             write_status=lambda text: store.write_file("status.json", text),
             # Of this very process it could end only all.
             watchdog=None if options.in_process else Watchdog(),

@@ -17,7 +17,7 @@ from orchestrator.job import State
 from orchestrator.on_ray.predecessors import owned, owner_in
 from orchestrator.results.lock import LOCK_NAME, SILENCE_S
 from orchestrator.results.store import Store
-from orchestrator.running import RunOptions, to_resume
+from orchestrator.running import RunOptions, grid_to_resume, with_cards_of
 from orchestrator.worker.leftovers import Owner, end_leftovers, leftovers
 
 #: A process that leaves its session, closes everything, and has a child: killing groups or
@@ -170,12 +170,12 @@ def test_a_silent_holder_on_another_host_is_taken_over_to_resume(tmp_path: Path)
 def test_the_newest_run_is_resumed_with_its_grid_and_cards(tmp_path: Path) -> None:
     """What the command line says goes before what the run had."""
     with pytest.raises(StoreError, match="no run to resume"):
-        to_resume(RunOptions(results=tmp_path))
+        grid_to_resume(RunOptions(results=tmp_path))
     with Store.open(tmp_path, "night") as store:
         store.append(row())
         store.write_file("grid.yaml", "name: night")
         store.write_file("options.json", json.dumps({"emulate": "2x8", "in_process": False}))
-    grid, options = to_resume(RunOptions(results=tmp_path))
-    assert (grid, options.name, options.emulate) == (store.path / "grid.yaml", "night", "2x8")
-    _, options = to_resume(RunOptions(results=tmp_path, in_process=True))
-    assert options.emulate is None and options.in_process
+    assert grid_to_resume(RunOptions(results=tmp_path)) == (store.path / "grid.yaml", "night")
+    assert with_cards_of(store.path, RunOptions()).emulate == "2x8"
+    here = with_cards_of(store.path, RunOptions(in_process=True))
+    assert here.emulate is None and here.in_process

@@ -40,6 +40,15 @@ class Rows:
     def __init__(self) -> None:
         self.kept: list[Measurement] = []
 
+    def begin(self, if_lost: Measurement) -> None:
+        """Nothing is lost here."""
+
+    def make_reserve(self) -> None:
+        """There is room."""
+
+    def spill(self, measurement: Measurement) -> None:
+        """There is room."""
+
     def append(self, measurement: Measurement) -> None:
         """Keep a row."""
         self.kept.append(measurement)

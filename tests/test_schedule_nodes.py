@@ -230,3 +230,57 @@ def test_a_worker_that_did_not_start_is_not_waited_for() -> None:
         cluster.stopped(worker_id, failure=ACQUIRE)
     assert not cluster.starting
     assert len(cards_of(cluster.tick(5.0))) == 2
+
+
+# ------------------------------------------------------------ whole nodes
+
+
+FAULTY = Failure(failure_class=FailureClass.CARD_FAULTY, message="a product has 3 wrong elements")
+
+
+def test_a_card_that_computes_nonsense_is_quarantined_at_once() -> None:
+    """Its first failed start is enough; the job runs on the other card."""
+    cluster = Cluster(planned(job()), card_strikes=2)
+    cluster.join(node(cards=2))
+    (worker,) = cluster.starting
+    first = cluster.starting[worker].card
+    commands = cluster.stopped(worker, failure=FAULTY)
+    assert cards_of(commands) != [first]
+    cluster.play_out()
+    assert cluster.finals()["a"].state is State.SUCCEEDED
+    assert cluster.finals()["a"].attempt.cards != (first,)
+
+
+def test_a_node_on_which_half_of_the_cards_fail_is_quarantined() -> None:
+    """Four of eight: the others are not tried, and all are tried again later."""
+    jobs = [job(f"j{number}") for number in range(16)]
+    cluster = Cluster(planned(*jobs), quarantine_s=100, breaker_failures=99)
+    cluster.join(node("bad"))
+    cluster.join(node("good"))
+    on_bad = [w for w, start in cluster.starting.items() if start.card.node_id == "bad"]
+    assert len(on_bad) == 8
+    stopped = [
+        command
+        for worker in on_bad[:4]
+        for command in cluster.stopped(worker, failure=FAULTY)
+        if isinstance(command, StopWorker)
+    ]
+    assert {command.worker_id for command in stopped} == set(on_bad[4:])
+    assert all("4 cards of bad failed" in command.reason for command in stopped)
+    cluster.stopped(*on_bad[4:])
+    assert not cards_of(cluster.tick(99))
+    assert {each.node_id for each in cards_of(cluster.tick(1))} == {"bad"}
+    cluster.play_out()
+    assert {row.state for row in cluster.finals().values()} == {State.SUCCEEDED}
+
+
+def test_a_node_that_is_lost_again_and_again_has_to_wait() -> None:
+    """After its third loss it comes back into quarantine, and is tried again later."""
+    cluster = Cluster(planned(job()), quarantine_s=100, wait_for_nodes_s=1000, node_strikes=3)
+    for _ in range(3):
+        assert len(cards_of(cluster.join(node("shaky", cards=1)))) == 1
+        cluster.leave("shaky")
+    assert not cards_of(cluster.join(node("shaky", cards=1)))
+    assert len(cards_of(cluster.tick(100))) == 1
+    cluster.play_out()
+    assert cluster.finals()["a"].state is State.SUCCEEDED

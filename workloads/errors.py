@@ -7,6 +7,7 @@
     ├── OutOfMemory        device memory is exhausted
     ├── CompileFailed      graph compilation failed
     ├── CardNotAcquired    the card is held by another process or not there
+    ├── CardFaulty         the card computes something else than it should
     └── CollectiveFailed   a collective operation between ranks failed
 
 ``Device.classify`` turns a backend's own errors into these.
@@ -41,6 +42,10 @@ class CompileFailed(WorkloadError):
 
 class CardNotAcquired(WorkloadError):
     """The card is held by another process or does not exist."""
+
+
+class CardFaulty(WorkloadError):
+    """The card is there, but what it computes or remembers is wrong."""
 
 
 class CollectiveFailed(WorkloadError):

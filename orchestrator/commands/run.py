@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from orchestrator import exit_codes
@@ -108,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
 def _asked(args: argparse.Namespace) -> tuple[Path, RunOptions]:
     """What is to be run, and how."""
     from orchestrator.errors import GridError, Problem
-    from orchestrator.running import RunOptions, to_resume
+    from orchestrator.running import RunOptions, grid_to_resume
 
     options = RunOptions(
         results=args.results,
@@ -131,7 +132,8 @@ def _asked(args: argparse.Namespace) -> tuple[Path, RunOptions]:
             raise GridError(
                 [Problem(file="FILE", line=None, column=None, path="", message=what, hint=hint)]
             )
-        return to_resume(options)
+        source, name = grid_to_resume(options)
+        return source, replace(options, name=name)
     return source, options
 
 

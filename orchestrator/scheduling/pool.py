@@ -37,6 +37,7 @@ class Pool:
         self.unfinished = Counter(record.width for record in records)  # jobs by width
         self.hopeless_at: dict[int, float] = {}  # by width: when to give up, no card set being left
         self._settings = settings
+        self._losses: Counter[str] = Counter()  # of nodes, by name: ids change
         self._later = later  # (seconds, what to do then)
 
     # ------------------------------------------------------------ jobs
@@ -90,11 +91,16 @@ class Pool:
         """A node is there; returns the leases that a lost node of the same id still held."""
         lost = self.leave(node.node_id) if node.node_id in self.cards.servers else []
         self.cards.join(node)
+        losses = self._losses[node.name]
+        if losses >= self._settings.node_strikes:
+            for slot in self.cards.servers[node.node_id].slots.values():
+                self._quarantine(slot, f"node {node.name} was lost {losses} times")
         return lost
 
     def leave(self, node_id: str) -> list[Lease]:
         """A node is gone with its workers; returns the leases that have cards on it, which the
         caller must end."""
+        self._losses[self.cards.servers[node_id].node.name] += 1
         slots = list(self.cards.servers[node_id].slots.values())
         reservations = {slot.reservation for slot in slots if slot.reservation is not None}
         self.cards.leave(node_id)
@@ -119,16 +125,39 @@ class Pool:
         slot.strikes += 1
         if not at_once and slot.strikes < self._settings.card_strikes:
             return
+        self._quarantine(slot, reason)
+        others = list(slot.server.slots.values())
+        bad = sum(not other.usable for other in others)
+        if bad >= max(self._settings.node_strikes, len(others) / 2):
+            name = slot.server.node.name
+            for other in others:
+                if other.usable:
+                    self._quarantine(other, f"{bad} cards of {name} failed, the last: {reason}")
+
+    def _quarantine(self, slot: Slot, reason: str) -> None:
         self.cards.quarantine(slot, reason)
         self._release_reservation(slot)
         if slot.worker is not None and slot.lease is None:
-            self.leases.stop(slot.worker, f"{card} is quarantined: {reason}")
+            self.leases.stop(slot.worker, f"{slot.card} is quarantined: {reason}")
         self._reconsider_particular()
         if slot.quarantines > self._settings.card_paroles:
             slot.condemned = True
             return
         pause = self._settings.quarantine_s * 2 ** (slot.quarantines - 1)
         self._later(pause, lambda: self._parole(slot))
+
+    def lock_away(self, slot: Slot, reason: str) -> None:
+        """Use a card no more, as long as a process that does not end may hold it."""
+        if slot.usable:
+            self.cards.quarantine(slot, reason)
+        slot.condemned = True
+        self._release_reservation(slot)
+        self._reconsider_particular()
+
+    def unlock(self, slot: Slot) -> None:
+        """What held the card has ended after all."""
+        slot.condemned = False
+        self._parole(slot)
 
     def _parole(self, slot: Slot) -> None:
         """Try a quarantined card again: a sound one earns back its trust, a bad one is back in
@@ -146,19 +175,6 @@ class Pool:
             slot.strikes = 0
         for card in sorted(lease.record.suspects - cards):
             self.strike(card, f"{lease.record.job_id} failed here and worked elsewhere")
-    def lock_away(self, slot: Slot, reason: str) -> None:
-        """Use a card no more, as long as a process that does not end may hold it."""
-        if slot.usable:
-            self.cards.quarantine(slot, reason)
-        slot.condemned = True
-        self._release_reservation(slot)
-        self._reconsider_particular()
-
-    def unlock(self, slot: Slot) -> None:
-        """What held the card has ended after all."""
-        slot.condemned = False
-        self._parole(slot)
-
         lease.record.suspects.clear()
 
     def rest(self, slot: Slot) -> None:

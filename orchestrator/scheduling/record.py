@@ -30,6 +30,8 @@ class ScheduleSettings:
     max_attempts: int = 8  # of a job in this run, over all classes of failure
     max_start_failures: int = 5  # of workers for one job, and one more a card, till it is given up
     card_strikes: int = 2  # failures after which a card is quarantined
+    node_strikes: int = 3  # losses of a node, or failed cards of it that are also half of its
+    # cards, after which all its cards are quarantined
     quarantine_s: float = 300.0  # of a card at first; twice as long each time
     card_paroles: int = 3  # quarantines that end; the next one does not
     card_rest_s: float = 5.0  # before a card whose worker failed to start is tried again
@@ -39,11 +41,11 @@ class ScheduleSettings:
     finish_running: bool = True  # after StopRequested; a second request stops them too
     max_batch_size: int = 1024  # the most that ``batch_size: max`` tries
     urgency: float = 1.5  # a job goes first if this many times its length is all that is left
-
-
     work_until: float = inf  # when the last attempt must have ended, on the clock of the events
     stop_s: float = 30.0  # after that: for workers to end before the run counts as over
     stop_patience_s: float = 120.0  # with a worker that was told to stop and does not end
+
+
 class Estimates(Protocol):
     """Anything that guesses durations, such as ``estimate.Estimator``."""
 
@@ -51,8 +53,6 @@ class Estimates(Protocol):
         """Seconds for ``job``."""
 
 
-class Phase(Enum):
-    """Where a job is on its way through the schedule."""
 @runtime_checkable
 class LearningEstimates(Estimates, Protocol):
     """Guesses that get better while a run lasts."""
@@ -61,6 +61,8 @@ class LearningEstimates(Estimates, Protocol):
         """A job of the grid has been measured as ``job``."""
 
 
+class Phase(Enum):
+    """Where a job is on its way through the schedule."""
 
     HELD = "held"  # until the jobs that it needs have succeeded
     WAITING = "waiting"  # in a queue or a reservation
@@ -77,10 +79,10 @@ class JobRecord:
     job_id: str
     order: int  # in the plan
     estimate: Estimate
-    number: int = 0  # of its last attempt
-    phase: Phase = Phase.WAITING
     cautious: bool = False  # reckon with the margin of the estimate: there is a deadline
     refines: bool = False  # not the first cell of its configuration that should be measured
+    number: int = 0  # of its last attempt
+    phase: Phase = Phase.WAITING
     state: State | None = None  # once DONE
     failures: dict[FailureClass, int] = field(default_factory=dict)
     start_failures: int = 0
@@ -109,8 +111,6 @@ class JobRecord:
         else:
             self.search, self.purpose = {}, "probe"
 
-    @property
-    def particular(self) -> bool:
     def expect(self, estimate: Estimate) -> None:
         """Reckon with this estimate from now on; not while the job waits in a queue."""
         factor = estimate.margin if self.cautious else 1.0
@@ -128,6 +128,8 @@ class JobRecord:
         """Seconds that its next attempt needs on a worker that is up."""
         return self.duration / SEARCH_FACTOR if self.search else self.duration
 
+    @property
+    def particular(self) -> bool:
         """Whether it must avoid some cards, after a failure there."""
         return bool(self.avoid_cards or self.avoid_nodes)
 

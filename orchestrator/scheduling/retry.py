@@ -108,6 +108,16 @@ POLICIES: Mapping[FailureClass, Policy] = {
         state=State.FAILED,
         reason="another process holds the card or it is broken; no job can have done that",
     ),
+    FailureClass.CARD_FAULTY: Policy(
+        retries=3,
+        backoff_s=0.0,
+        elsewhere="card",
+        replace_worker=True,
+        blame_card="at_once",
+        job_specific=False,
+        state=State.FAILED,
+        reason="it computed something wrong before any job had begun",
+    ),
     FailureClass.COLLECTIVE: Policy(
         retries=2,
         backoff_s=5.0,

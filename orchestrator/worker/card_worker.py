@@ -28,7 +28,7 @@ from orchestrator.worker.memory_limit import MemoryLimit
 from orchestrator.worker.redaction import redact
 from workloads.api import Collective, JobContext, MeasureSettings, Phase, Request, Result
 from workloads.collective import Listener, OneCard, Rendezvous, joined, listen
-from workloads.errors import BadConfiguration, CardNotAcquired
+from workloads.errors import BadConfiguration, CardFaulty, CardNotAcquired
 from workloads.resident import ResidentModel
 
 if TYPE_CHECKING:
@@ -57,6 +57,7 @@ class WorkerConfig:
     card: Card
     node_name: str
     emulated: bool
+    emulated_device: str = "cpu"  # the software that drives a card which is not there
     memory_bytes: int | None = None  # of an emulated card: enforced; None: no limit
     threads: int = 1  # for torch's CPU work
     rank: int = 0
@@ -65,11 +66,12 @@ class WorkerConfig:
     #: Variables that the process must have had before torch was imported. The executor sets
     #: them; the worker refuses to start without, since setting them now would come too late.
     environment: Mapping[str, str] = field(default_factory=dict)
+    kind: str = ""  # of process (``Job.process_kind``): what was decided before its imports
 
     @property
     def device(self) -> str:
-        """The torch device type: an emulated card computes on the CPU."""
-        return "cpu" if self.emulated else self.card.accelerator.device
+        """The torch device type."""
+        return self.emulated_device if self.emulated else self.card.accelerator.device
 
 
 class CardWorker:
@@ -84,6 +86,8 @@ class CardWorker:
         self._resident = ResidentModel()
         self._listener: Listener | None = None
         self._progress: Progress | None = None
+        self._timed_from: float | None = None
+        self._timed_until: float | None = None
         self._jobs_before = 0
 
     def start(self) -> WorkerInfo:
@@ -92,6 +96,7 @@ class CardWorker:
         Raises:
             BadConfiguration: the process lacks a variable that had to be set before its imports.
             CardNotAcquired: the card is not there or held by another; there is no falling back.
+            CardFaulty: it is there, but computes something wrong.
             ImportError: torch, transformers or the device's software is missing.
         """
         self._verify_environment()
@@ -107,6 +112,7 @@ class CardWorker:
 
         torch.set_num_threads(self.config.threads)
         device_name = self._acquire(self._device)
+        self._preflight(self._device)
         _warm_thread_pools()
         self._clean_state = ProcessState.now()
         if self.config.emulated and self.config.memory_bytes is not None:
@@ -138,6 +144,7 @@ class CardWorker:
     ) -> RankOutcome:
         """Run one rank of an attempt to its end, whatever that is. Never raises ``Exception``."""
         started_at = time.time()
+        self._timed_from = self._timed_until = None
         self._resident.was_used = False
         result, failure = None, None
         try:
@@ -161,6 +168,7 @@ class CardWorker:
             worker=self._info,
             jobs_before=self._jobs_before,
             model_was_resident=self._resident.was_used,
+            timed=self._timed(),
         )
         self._jobs_before += 1
         return outcome
@@ -200,6 +208,20 @@ class CardWorker:
                 f"{self.config.card} cannot be used: {one_line(str(error)) or repr(error)}"
             ) from error
 
+    def _preflight(self, device: Device) -> None:
+        """Have a card that computes wrongly found out before the first job, in every process: what
+        broke the last one may have been the card."""
+        try:
+            device.preflight()
+        except CardFaulty as error:
+            raise CardFaulty(f"{self.config.card} is faulty: {error}") from error
+        except Exception as error:
+            known = device.classify(error)
+            raise CardFaulty(
+                f"{self.config.card} cannot compute: {one_line(str(known)) or repr(known)}"
+            ) from error
+        device.release_memory()
+
     def _verify_environment(self) -> None:
         wrong = [
             f"{name} is {os.environ.get(name)!r} and should be {wanted!r}"
@@ -217,6 +239,12 @@ class CardWorker:
     def _run(self, attempt: Attempt, rank: int, rendezvous: Rendezvous | None) -> Result:
         assert self._device is not None and self._clean_state is not None
         self._enter(attempt.attempt_id, "start")
+        if attempt.job.process_kind != self.config.kind:
+            raise BadConfiguration(
+                f"the job needs a process of kind {attempt.job.process_kind or 'ordinary'!r} and "
+                f"this one is {self.config.kind or 'ordinary'!r}; run it on a cluster or with "
+                "--emulate, where each kind gets a process of its own"
+            )
         self._clean_state.restore()
         self._device.seed(SEED)
         self._resident.clean()
@@ -272,13 +300,24 @@ class CardWorker:
             yield collective
 
     def _enter(self, attempt_id: str, phase: Phase) -> None:
+        now = time.time()
+        if phase == "measure":
+            self._timed_from = now
+        elif self._timed_from is not None and self._timed_until is None:
+            self._timed_until = now
         # One assignment of a frozen value: safe to read from another thread.
         self._progress = Progress(
             worker_id=self.config.worker_id,
             attempt_id=attempt_id,
             phase=phase,
-            phase_started_at=time.time(),
+            phase_started_at=now,
         )
+
+    def _timed(self) -> tuple[float, float] | None:
+        """When the timed part began and ended; None where it did not end."""
+        if self._timed_from is None or self._timed_until is None:
+            return None
+        return self._timed_from, self._timed_until
 
     def _load_resident(self, key: str, loader: Callable[[], Any]) -> Any:
         assert self._device is not None

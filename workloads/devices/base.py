@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from workloads.devices.telemetry import CardTelemetry
-from workloads.errors import CollectiveFailed, CompileFailed, WorkloadError
+from workloads.errors import CardFaulty, CollectiveFailed, CompileFailed, WorkloadError
 
 #: An error class and the fragments of messages (lower case) that mean it.
 Texts = tuple[type[WorkloadError], tuple[str, ...]]
@@ -43,6 +43,9 @@ _COMMON_TEXTS: tuple[Texts, ...] = (
     ),
 )
 
+_PREFLIGHT_ROWS, _PREFLIGHT_INNER = 256, 64
+_PREFLIGHT_NUMBERS = 2**20
+
 #: torch's host allocator, with and without the path of its source file before it.
 HOST_ALLOCATOR_TEXTS = ("defaultcpuallocator", "can't allocate memory: you tried to allocate")
 
@@ -56,7 +59,14 @@ class Device(ABC):
 
     @staticmethod
     @abstractmethod
-    def environment(card_index: int, *, threads: int | None = None) -> dict[str, str]:
+    def environment(
+        card_index: int,
+        *,
+        threads: int | None = None,
+        kind: str = "",
+        cards: int = 1,
+        scratch: str | None = None,
+    ) -> dict[str, str]:
         """Variables for the process of this card, to be set before torch is imported. Pure."""
 
     @staticmethod
@@ -111,6 +121,38 @@ class Device(ABC):
 
     def synchronize(self) -> None:  # noqa: B027 - doing nothing is right where there is no queue
         """Wait until everything queued on the card is done."""
+
+    def preflight(self) -> None:
+        """Let the card remember and compute something of which the right answer is known.
+
+        The matrices hold small integers, so that products and sums are exact in every precision
+        that a card may choose for them (none exceeds 256, bf16's last whole number), and the host
+        computes the same in integers. A card that rounds differently passes, one that is wrong by
+        one does not. Few milliseconds once the device's libraries are loaded.
+
+        Raises:
+            CardFaulty: the answer is another one.
+        """
+        import torch
+
+        draw = torch.Generator().manual_seed(0)
+        left = torch.randint(-2, 3, (_PREFLIGHT_ROWS, _PREFLIGHT_INNER), generator=draw)
+        right = torch.randint(-2, 3, (_PREFLIGHT_INNER, _PREFLIGHT_ROWS), generator=draw)
+        known = left @ right
+        pattern = torch.arange(_PREFLIGHT_NUMBERS, dtype=torch.int32)
+        kept = pattern.to(self.torch_device)
+        product = left.float().to(self.torch_device) @ right.float().to(self.torch_device)
+        self.mark_step()
+        self.synchronize()
+        if not torch.equal(kept.cpu(), pattern):
+            raise CardFaulty(f"of {_PREFLIGHT_NUMBERS:,} numbers some came back changed")
+        right_ones = (product.cpu().double() - known).abs() < 0.5  # no number is no right one
+        wrong = int((~right_ones).sum())
+        if wrong:
+            raise CardFaulty(
+                f"a product of {_PREFLIGHT_ROWS} x {_PREFLIGHT_INNER} matrices has {wrong:,} wrong "
+                f"elements of {known.numel():,}"
+            )
 
     def mark_step(self) -> None:  # noqa: B027 - doing nothing is right where there is no queue
         """Cut the graph here, on devices that collect operations before running them."""
