@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from orchestrator.cluster import CardSet
+from orchestrator.energy import Energy
 from orchestrator.failure import Failure
 from orchestrator.job import Job, State
 from workloads.api import Result
@@ -57,6 +58,8 @@ class RankOutcome:
     worker: WorkerInfo | None = None
     jobs_before: int = 0  # attempts this worker had run before
     model_was_resident: bool = False
+    timed: tuple[float, float] | None = None  # start and end of the timed part, epoch seconds
+    energy: Energy | None = None  # of this rank's card in that part
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from orchestrator.attempt import Attempt, RankOutcome
@@ -218,7 +218,9 @@ def measurement_of(
         git_dirty=provenance.git_dirty,
         **_where(attempt, ranks, by_id, job.accelerator),
         **_with_what(ranks, provenance),
-        metrics=metrics_of(samples, items, confidence=job.measure.confidence)
+        metrics=replace(
+            metrics_of(samples, items, confidence=job.measure.confidence), **_energy(ranks)
+        )
         if whole
         else Metrics(),
         **_with_ranks(_numbers(results), record, ranks),
@@ -263,6 +265,18 @@ def _where(
         "driver_version": (workers[0].driver_version or None) if workers else None,
         # A job that never ran belongs to real cards if there are any.
         "emulated": bool(emulated) and (any(emulated) if cards else all(emulated)),
+    }
+
+
+def _energy(ranks: Sequence[RankOutcome]) -> dict[str, Any]:
+    """Energy and mean power of all cards; nothing where that of one is not known."""
+    known = [rank.energy for rank in ranks if rank.energy is not None]
+    if not known or len(known) < len(ranks):
+        return {}
+    return {
+        "energy_j": math.fsum(energy.energy_j for energy in known),
+        "power_w": math.fsum(energy.power_w for energy in known),
+        "energy_source": "counter" if all(e.source == "counter" for e in known) else "power",
     }
 
 

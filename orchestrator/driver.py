@@ -44,7 +44,7 @@ from orchestrator.held import Held
 from orchestrator.job import State
 from orchestrator.live import View, event_line, row_line, unrun_lines
 from orchestrator.measurement import Measurement
-from orchestrator.run_status import Board
+from orchestrator.run_status import Board, RunStatus
 from orchestrator.watchdog import Watchdog
 
 STATUS_INTERVAL_S = 1.0
@@ -146,6 +146,7 @@ class Driver:
     board: Board
     view: View
     write_status: Callable[[str], object] = lambda _: None  # replaces status.json
+    publish: Callable[[RunStatus], object] = lambda _: None  # to whoever monitors the cluster
     watchdog: Watchdog | None = None  # None: the executor cannot end what hangs
     stop: StopSignal = field(default_factory=StopSignal)
     clock: Callable[[], float] = time.time  # of events: seconds since the epoch
@@ -154,7 +155,7 @@ class Driver:
     patience_s: float = 120.0  # with an executor or a disk that keeps failing
     _wakes: list[float] = field(default_factory=list)
     _stops_seen: int = 0
-    _late: list[Event] = field(default_factory=list)  # refusals while showing
+    _late: list[Event] = field(default_factory=list)  # what came up while showing
     _next_status_at: float = 0.0
     _finished: RunFinished | None = None
     _held: Held | None = None  # while there is no room for results
@@ -399,18 +400,20 @@ class Driver:
         if now < self._next_status_at and not force:
             return
         self._next_status_at = now + STATUS_INTERVAL_S
-        progress = {}
+        progress, telemetry = {}, {}
         with contextlib.suppress(Exception):  # for the eyes only; events tell what matters
             progress = dict(self.executor.progress())
-        status = self.board.status(now, progress)
+            telemetry = dict(self.executor.telemetry())
+        status = self.board.status(now, progress, telemetry)
         self.view.show(status)
         if self.watchdog is not None:
-            # The executor reports what becomes of it, as for any worker that ends.
-            for stop in self.watchdog.overdue(status.cards, now):
-                self.view.line(f"worker {stop.worker_id} {stop.reason}")
-                self._late.extend(self._perform(stop))
+            for overdue in self.watchdog.overdue(status.cards, now):
+                self.view.line(f"worker {overdue.worker_id} {overdue.reason}")
+                self._late.append(overdue)
         with contextlib.suppress(OSError, StoreError):  # rows matter, this does not
             self.write_status(status.to_json())
+        with contextlib.suppress(Exception):
+            self.publish(status)
 
 
 def _refusal(command: StartWorker | StopWorker | RunAttempt, error: Exception, at: float) -> Event:

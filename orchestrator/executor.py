@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from orchestrator.cluster import Card
 from orchestrator.events import Event, RunAttempt, StartWorker, StopWorker
+from workloads.devices.telemetry import CardTelemetry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +37,10 @@ class Executor(Protocol):
 
     def progress(self) -> Mapping[str, Progress]:
         """The busy workers, by worker id, as last heard."""
+
+    def telemetry(self) -> Mapping[Card, CardTelemetry]:
+        """What cards say of themselves from outside their workers, as last heard; those alone
+        that say anything."""
 
     def close(self) -> None:
         """Stop every worker and release every card."""

@@ -28,6 +28,7 @@ from orchestrator.events import (
 )
 from orchestrator.executor import Progress
 from orchestrator.worker.card_worker import CardWorker, WorkerConfig
+from workloads.devices.telemetry import CardTelemetry
 
 _CLOSE_PATIENCE_S = 5.0
 
@@ -89,6 +90,10 @@ class InProcessExecutor:
             workers = [self._workers[each] for each in self._busy if each in self._workers]
         heard = [worker.progress() for worker in workers]
         return {progress.worker_id: progress for progress in heard if progress is not None}
+
+    def telemetry(self) -> Mapping[Card, CardTelemetry]:
+        """Nothing: emulated cards have no sensors."""
+        return {}
 
     def close(self) -> None:
         """Drop what is queued and forget every worker. An attempt that still runs cannot be

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from orchestrator.attempt import Purpose
+from orchestrator.energy import Source
 from orchestrator.job import Accelerator, Scalar, State
 from workloads.api import Item, MeasureSettings, Sample
 
@@ -39,6 +40,17 @@ class Metrics:
     cpu_s: float | None = None  # CPU time of the timed part, all ranks
     loss_first: float | None = None
     loss_last: float | None = None
+    # Of all cards in the timed part, its pauses included; None where it is not known.
+    energy_j: float | None = None
+    power_w: float | None = None
+    energy_source: Source | None = None
+
+    @property
+    def work_per_joule(self) -> float | None:
+        """Tokens, or samples, for each joule of the cards: throughput over their mean power."""
+        if not self.power_w or self.throughput is None:
+            return None
+        return self.throughput / self.power_w
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,6 +34,7 @@ from orchestrator.executor import Progress
 from orchestrator.job import State
 from orchestrator.measurement import Measurement
 from orchestrator.plan import Action, Plan
+from workloads.devices.telemetry import CardTelemetry
 
 STATUS_VERSION = 1
 #: Of the failures, the last ones are kept word for word; all are counted.
@@ -54,6 +55,11 @@ class CardStatus:
     phase_age_s: float = 0.0
     job: str = ""
     attempt_id: str = ""
+    # Read from outside the worker's process; None where nobody knows.
+    power_w: float | None = None
+    temperature_c: float | None = None
+    utilization_percent: float | None = None
+    memory_used_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -285,8 +291,14 @@ class Board:
             self._timed_s[unit] += metrics.measure_s
             self._timed_jobs[unit] += 1
 
-    def status(self, now: float, progress: Mapping[str, Progress]) -> RunStatus:
-        """How things stand at ``now``."""
+    def status(
+        self,
+        now: float,
+        progress: Mapping[str, Progress],
+        telemetry: Mapping[Card, CardTelemetry] | None = None,
+    ) -> RunStatus:
+        """How things stand at ``now``, by what workers and cards were last heard to say."""
+        read = telemetry or {}
         return RunStatus(
             run=self.run,
             at=now,
@@ -297,7 +309,7 @@ class Board:
             attempts=self._attempts,
             emulated=any(node.emulated for node in self._nodes.values()),
             cards=tuple(
-                self._card_status(seat, now, progress)
+                self._card_status(seat, now, progress, read.get(seat.card, CardTelemetry()))
                 for seat in sorted(
                     self._seats.values(),
                     key=lambda seat: (self.node_name(seat.card.node_id), seat.card),
@@ -324,7 +336,9 @@ class Board:
             seat = self._seats[card]
             seat.phase, seat.since, seat.job, seat.attempt_id = phase, at, job, attempt_id
 
-    def _card_status(self, seat: _Seat, now: float, progress: Mapping[str, Progress]) -> CardStatus:
+    def _card_status(
+        self, seat: _Seat, now: float, progress: Mapping[str, Progress], read: CardTelemetry
+    ) -> CardStatus:
         phase, since = seat.phase, seat.since
         heard = progress.get(seat.worker_id)
         if heard is not None and heard.attempt_id == seat.attempt_id:
@@ -336,6 +350,10 @@ class Board:
             phase_age_s=round(max(0.0, now - since), 1) if seat.worker_id else 0.0,
             job=seat.job,
             attempt_id=seat.attempt_id,
+            power_w=read.power_w,
+            temperature_c=read.temperature_c,
+            utilization_percent=read.utilization_percent,
+            memory_used_bytes=read.memory_used_bytes,
         )
 
     def _eta_s(self, now: float) -> float | None:

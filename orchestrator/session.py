@@ -15,6 +15,7 @@ from pathlib import Path
 from orchestrator.cluster import Node, parse_emulation
 from orchestrator.executor import Executor
 from orchestrator.job import Accelerator
+from orchestrator.run_status import RunStatus
 from orchestrator.worker.memory_limit import share_of_host
 
 #: Opens an executor for a run of this name, which may log in this directory.
@@ -28,6 +29,7 @@ class Session:
     description: str
     nodes: tuple[Node, ...]
     executor: OpenExecutor
+    publish: Callable[[RunStatus], object] = lambda _: None  # to whoever monitors the cluster
 
 
 def with_memory(nodes: Sequence[Node], card_memory_bytes: int | None = None) -> tuple[Node, ...]:
@@ -80,7 +82,10 @@ def emulated_session(
             yield opened
 
     yield Session(
-        description=f"emulated cards on this machine ({spec})", nodes=nodes, executor=executor
+        description=f"emulated cards on this machine ({spec})",
+        nodes=nodes,
+        executor=executor,
+        publish=_publisher(),
     )
 
 
@@ -105,4 +110,12 @@ def cluster_session(address: str | None, accelerators: Sequence[Accelerator]) ->
             description=f"the Ray cluster at {cluster.address}",
             nodes=tuple(cluster.nodes()),
             executor=executor,
+            publish=_publisher(),
         )
+
+
+def _publisher() -> Callable[[RunStatus], object]:
+    """Records figures for Ray's exporter, once this process has joined a cluster."""
+    from orchestrator.on_ray.metrics import Publisher
+
+    return Publisher().publish

@@ -25,6 +25,7 @@ from orchestrator.job import Accelerator, Job, State
 from orchestrator.plan import Action, Plan, PlannedJob
 from orchestrator.run_status import CardStatus, RunStatus
 from workloads.api import Result, Sample
+from workloads.devices.telemetry import CardTelemetry
 
 MOMENT = 1_700_000_000.0
 
@@ -192,6 +193,11 @@ class FakeExecutor:
             self._events += first[1]()
         happened, self._events = self._events, []
         return happened
+
+    def telemetry(self) -> Mapping[Card, CardTelemetry]:
+        """Card 0 alone has a sensor."""
+        cards = [card for card in self._nodes[0].cards if card.index == 0]
+        return {card: CardTelemetry(power_w=412.5) for card in cards}
 
     def progress(self) -> Mapping[str, Progress]:
         """Busy workers are always measuring."""

@@ -47,6 +47,8 @@ metrics = st.builds(
     throughput_unit=NAMES,
     repeats=INTEGERS,
     loss_last=st.none() | FLOATS,
+    energy_j=st.none() | FLOATS,
+    energy_source=st.sampled_from([None, "counter", "power"]),
 )
 measurements = st.builds(
     Measurement,

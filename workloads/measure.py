@@ -114,6 +114,7 @@ def measure(
             rates.append(throughput(passes))
         stop_reason = _why_stop(rates, passes, settings)
         if stop_reason is not None:
+            instruments.enter_phase("finish")  # what follows is no part of what was timed
             return Measured(samples=tuple(loop.samples), stop_reason=stop_reason, warmup_s=warmup_s)
         repeat += 1
 

@@ -16,19 +16,22 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from orchestrator import __version__
 from orchestrator.attempt import Attempt, RankOutcome, WorkerInfo
+from orchestrator.card_sampler import CardSampler
+from orchestrator.energy import Energy
 from orchestrator.executor import Progress
 from orchestrator.failure import Failure
 from orchestrator.worker.card_process import CardProcess, Launch
 from orchestrator.worker.leftovers import Owner, end_leftovers
 from orchestrator.worker.process_server import end_process
-from workloads.devices import environment_for
+from workloads.devices import device_class, environment_for
+from workloads.devices.telemetry import CardTelemetry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +61,7 @@ class NodeAgent:
     def __init__(self) -> None:
         self._server: subprocess.Popen[bytes] | None = None
         self._path = ""
+        self._sampler: CardSampler | None = None
 
     def serve(
         self, address: str, preload: Sequence[str], cards_on_host: int, log_dir: str | None
@@ -105,6 +109,19 @@ class NodeAgent:
         """Returns when the process server is gone; until then the call is outstanding."""
         if self._server is not None:
             self._server.wait()
+
+    def watch_cards(self, device: str) -> None:
+        """Read this node's cards from now on, through the tools of their device."""
+        self._sampler = CardSampler(device_class(device).telemetry)
+        self._sampler.start()
+
+    def telemetry(self) -> Mapping[int, CardTelemetry]:
+        """What the cards of this host said last, by index."""
+        return self._sampler.latest() if self._sampler is not None else {}
+
+    def energy(self, index: int, start: float, end: float) -> Energy | None:
+        """What a card took between two moments of this host's clock; None where unknown."""
+        return self._sampler.energy(index, start, end) if self._sampler is not None else None
 
     def end(self, worker_id: str) -> None:
         """End a worker process whose actor died; returns when it and its children are gone."""

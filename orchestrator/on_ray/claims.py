@@ -122,6 +122,10 @@ class Claims:
         claim = self._claims.get(node_id)
         return claim if claim is not None and claim.joined else None
 
+    def joined(self) -> list[Claim]:
+        """The claims on all nodes that have joined and not left."""
+        return [claim for claim in self._claims.values() if claim.joined]
+
     def poll(self) -> None:
         """Compare Ray's list of nodes with ours, at most once a second.
 
@@ -150,7 +154,7 @@ class Claims:
             if node.node_id not in self._claims and self._retry_at.get(node.node_id, 0) <= now:
                 cards_here = _cards_on_host(ray_nodes[node.node_id], wanted, ray_nodes)
                 self._claim(node, ray_nodes[node.node_id], cards_here)
-        if any(claim.joined for claim in self._claims.values()):
+        if self.joined():
             self._empty_since = now
         elif now - self._empty_since > _CLAIM_PATIENCE_S + _RETRY_S:
             kinds = "/".join(sorted(map(str, self._accelerators or Accelerator)))
@@ -219,6 +223,8 @@ class Claims:
             claim.found = value
             lost = "its agent or process server died"
             self._calls.add(claim.agent.watch.remote(), lambda _: self._drop(claim, lost))
+            if not claim.node.emulated:  # an emulated card has no sensors
+                claim.agent.watch_cards.remote(claim.node.accelerator.device)
             self._join(claim)
 
     def _indices_came(self, claim: Claim, probe: Any, value: Any) -> None:

@@ -16,11 +16,13 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from orchestrator.attempt import RankOutcome, WorkerInfo
 from orchestrator.cluster import Card
+from orchestrator.energy import Energy
 from orchestrator.events import (
     AttemptEnded,
     Event,
@@ -40,8 +42,10 @@ from orchestrator.on_ray.calls import Calls, ProgressPoll
 from orchestrator.on_ray.claims import Claim, Claims
 from orchestrator.on_ray.failures import actor_failure
 from orchestrator.on_ray.predecessors import end_predecessors
+from orchestrator.on_ray.telemetry import TelemetryPoll
 from orchestrator.on_ray.workers import CardHandle, Running, Worker
 from orchestrator.worker.launch import launch_of
+from workloads.devices.telemetry import CardTelemetry
 from workloads.models import remote_code
 
 _STOP_PATIENCE_S = 20.0  # for an actor that does not confirm a stop
@@ -78,6 +82,7 @@ class RayExecutor:
         self._running: dict[str, Running] = {}
         self._calls = Calls()
         self._progress = ProgressPoll(clock)
+        self._telemetry = TelemetryPoll(clock)
         self._events: deque[Event] = deque()
         self._actors_made = 0
         for name in end_predecessors():
@@ -118,6 +123,7 @@ class RayExecutor:
         while True:
             self._claims.poll()
             self._progress.poll(self._busy)
+            self._telemetry.poll(self._claims.joined())
             left = max(0.0, deadline - time.monotonic())
             self._calls.wait(0.0 if self._events else min(left, self._claims.poll_interval_s))
             if self._events or left == 0.0:
@@ -129,6 +135,10 @@ class RayExecutor:
     def progress(self) -> Mapping[str, Progress]:
         """The busy workers, by worker id, as last heard."""
         return self._progress.known()
+
+    def telemetry(self) -> Mapping[Card, CardTelemetry]:
+        """What the cards of real nodes say of themselves, as last heard."""
+        return self._telemetry.known()
 
     def close(self) -> None:
         """Stop every worker and release every card."""
@@ -284,9 +294,24 @@ class RayExecutor:
                     worker.failure = outcome.failure
                 if not worker.stopping:
                     self._worker_gone(worker)
-            self._rank_ended(running, rank, outcome)
+            self._with_energy(outcome, worker, lambda told: self._rank_ended(running, rank, told))
 
         return then
+
+    def _with_energy(
+        self, outcome: RankOutcome, worker: Worker, then: Callable[[RankOutcome], None]
+    ) -> None:
+        """Ask the node what the card took while the rank was timed, where anybody can know."""
+        claim = self._claims.of(worker.card.node_id)
+        if outcome.timed is None or claim is None or claim.node.emulated:
+            then(outcome)
+            return
+        call = claim.agent.energy.remote(worker.card.index, *outcome.timed)
+
+        def told(energy: Any) -> None:
+            then(replace(outcome, energy=energy) if isinstance(energy, Energy) else outcome)
+
+        self._calls.add(call, told)
 
     def _rank_lost(self, running: Running, rank: int, worker: Worker | None, message: str) -> None:
         failure = (worker.failure if worker else None) or Failure(
@@ -363,6 +388,7 @@ class RayExecutor:
                 if any(worker.worker_id == worker_id for worker in lost):
                     worker = self._workers[worker_id]
                     self._rank_ended(running, rank, self._lost(running, rank, worker, failure))
+        self._telemetry.forget(node_id)
         for worker in lost:
             self._progress.forget(worker.worker_id)
             self._worker_gone(worker)

@@ -78,6 +78,9 @@ COLUMN_DOCS: Docs = {
     "cpu_s": ("s", "CPU time of all timed batches, all ranks"),
     "loss_first": ("", "loss of the first step, warm-up included, mean over ranks"),
     "loss_last": ("", "loss of the last step, mean over ranks"),
+    "energy_j": ("J", "energy of all cards in the timed part, pauses included; null: not known"),
+    "power_w": ("W", "mean power of all cards together in the timed part"),
+    "energy_source": ("", "counter: the cards' own; power: integrated from readings of power"),
     # numbers that a rank reports once; of a gang the largest
     "stop_reason": ("", "why timing stopped: confidence, max_repeats or time_limit"),
     "load_s": ("s", "time to load the model; 0 if it was resident"),

@@ -141,7 +141,7 @@ def test_samples_carry_the_clocks_differences(times: list[float]) -> None:
         assert sample.cpu_s == pytest.approx(2 * sample.wall_s)
     assert bench.synchronized == 2 * len(done.samples)
     assert done.warmup_s == pytest.approx(times[0] + times[1])
-    assert bench.phases == ["warmup", "measure"]
+    assert bench.phases == ["warmup", "measure", "finish"]
 
 
 def test_counting_is_not_timed() -> None:

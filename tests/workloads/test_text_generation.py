@@ -156,7 +156,7 @@ def test_a_resident_model_is_not_loaded_again(worker: Worker, dataset: str) -> N
     first, second = mine.run(dataset), mine.run(dataset, batch_size=4)
     assert first.load_s > 0 and second.load_s == 0
     assert second.baseline_host_memory_bytes == first.baseline_host_memory_bytes
-    assert mine.phases == ["load", "warmup", "measure"] * 2
+    assert mine.phases == ["load", "warmup", "measure", "finish"] * 2
 
 
 def test_a_small_dataset_is_gone_through_again_until_a_batch_is_full(

@@ -13,8 +13,11 @@ import os
 import platform
 import shutil
 import sys
+from collections.abc import Mapping
 
+from workloads.devices import rapl
 from workloads.devices.base import HOST_ALLOCATOR_TEXTS, Device, by_text, headline
+from workloads.devices.telemetry import CardTelemetry
 from workloads.errors import OutOfMemory
 
 
@@ -35,6 +38,10 @@ class CpuDevice(Device):
         if threads is not None:
             variables |= {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
         return variables
+
+    @staticmethod
+    def telemetry() -> Mapping[int, CardTelemetry]:
+        return rapl.telemetry()  # of all the host: a CPU node is one card
 
     def device_name(self) -> str:
         try:

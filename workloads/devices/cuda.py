@@ -6,9 +6,11 @@ import gc
 import importlib.util
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from workloads.devices import nvidia_smi, nvml
 from workloads.devices.base import (
     HOST_ALLOCATOR_TEXTS,
     Device,
@@ -17,6 +19,7 @@ from workloads.devices.base import (
     command_output,
     headline,
 )
+from workloads.devices.telemetry import CardTelemetry
 from workloads.errors import CardNotAcquired, CollectiveFailed, OutOfMemory
 
 _TEXTS: tuple[Texts, ...] = (
@@ -65,6 +68,10 @@ class CudaDevice(Device):
         if threads is not None:
             variables["OMP_NUM_THREADS"] = str(threads)
         return variables
+
+    @staticmethod
+    def telemetry() -> Mapping[int, CardTelemetry]:
+        return nvml.telemetry() or nvidia_smi.telemetry()  # the tool knows no energy
 
     @property
     def torch_device(self) -> str:

@@ -1,0 +1,105 @@
+"""A run's figures for Prometheus, through Ray's own exporter.
+
+Ray collects what a process records and serves it on the metrics port of that process's node, under
+the name given here with ``ray_`` before it. All are gauges: the status of a run holds totals, so
+nothing is lost when a scrape is missed or a driver is started again. What is not known is not
+recorded, rather than recorded as zero. ``docs/grafana/nightgrid.json`` draws exactly these names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from orchestrator.run_status import RunStatus
+
+#: Ray sends what was recorded every ten seconds (``metrics_report_interval_ms``).
+INTERVAL_S = 5.0
+#: What Ray puts before each name.
+PREFIX = "ray_"
+
+#: By name: the tags beside ``run``, and what it is.
+METRICS: Mapping[str, tuple[tuple[str, ...], str]] = {
+    "nightgrid_jobs": (("state",), "Jobs by state; state REMAINING: not terminal yet"),
+    "nightgrid_attempts": ((), "Attempts that have ended, probes and retries included"),
+    "nightgrid_failures": (("failure_class",), "Attempts that failed, by class of failure"),
+    "nightgrid_cards": ((), "Cards of the run"),
+    "nightgrid_cards_busy": ((), "Cards with an attempt on them"),
+    "nightgrid_cards_emulated": ((), "1 when any card is emulated: no figure is a real card's"),
+    "nightgrid_tokens_per_s": ((), "Tokens/s of the finished jobs while they were timed"),
+    "nightgrid_samples_per_s": ((), "Training samples/s of the finished jobs while timed"),
+    "nightgrid_jobs_per_h": ((), "Jobs that were run, by the hour"),
+    "nightgrid_eta_s": ((), "Estimated seconds until the run ends"),
+    "nightgrid_status_at_s": ((), "When the driver recorded this, seconds since the epoch"),
+    "nightgrid_card_power_w": (("card",), "Power of a card, read from outside its process"),
+    "nightgrid_card_temperature_c": (("card",), "Temperature of a card"),
+    "nightgrid_card_utilization_percent": (("card",), "Share of time with work on a card"),
+    "nightgrid_card_memory_used_bytes": (("card",), "Memory in use on a card"),
+}
+_CARD_FIELDS = ("power_w", "temperature_c", "utilization_percent", "memory_used_bytes")
+_RATES = {"tokens/s": "nightgrid_tokens_per_s", "samples/s": "nightgrid_samples_per_s"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """One value of one metric, with its tags beside ``run``."""
+
+    name: str
+    value: float
+    tags: Mapping[str, str]
+
+
+def readings_of(status: RunStatus) -> Iterator[Reading]:
+    """Every figure of a status that is known."""
+
+    def reading(name: str, value: float, **tags: str) -> Reading:
+        return Reading(name=name, value=float(value), tags=tags)
+
+    for state, count in status.counts.items():
+        yield reading("nightgrid_jobs", count, state=state)
+    yield reading("nightgrid_jobs", status.total - status.done, state="REMAINING")
+    yield reading("nightgrid_attempts", status.attempts)
+    for failure_class, count in status.failure_counts.items():
+        yield reading("nightgrid_failures", count, failure_class=failure_class)
+    yield reading("nightgrid_cards", len(status.cards))
+    yield reading("nightgrid_cards_busy", status.busy)
+    yield reading("nightgrid_cards_emulated", status.emulated)
+    for rate in status.rates:
+        if rate.unit in _RATES:
+            yield reading(_RATES[rate.unit], rate.per_s)
+    if status.jobs_per_h is not None:
+        yield reading("nightgrid_jobs_per_h", status.jobs_per_h)
+    if status.eta_s is not None:
+        yield reading("nightgrid_eta_s", 0.0 if status.finished else status.eta_s)
+    yield reading("nightgrid_status_at_s", status.at)
+    for card in status.cards:
+        for field in _CARD_FIELDS:
+            if (value := getattr(card, field)) is not None:
+                yield reading(f"nightgrid_card_{field}", value, card=card.card)
+
+
+class Publisher:
+    """Records the figures of one run in a process that has joined a Ray cluster."""
+
+    def __init__(self) -> None:
+        self._gauges: dict[str, Any] = {}
+        self._next_at = 0.0
+
+    def publish(self, status: RunStatus) -> None:
+        """Record a status, every few seconds and at the end."""
+        if status.at < self._next_at and not status.finished:
+            return
+        self._next_at = status.at + INTERVAL_S
+        for reading in readings_of(status):
+            gauge = self._gauges.get(reading.name)
+            if gauge is None:
+                gauge = self._gauges[reading.name] = _gauge(reading.name)
+            gauge.set(reading.value, {"run": status.run, **reading.tags})
+
+
+def _gauge(name: str) -> Any:
+    from ray.util.metrics import Gauge
+
+    tags, description = METRICS[name]
+    return Gauge(name, description, tag_keys=("run", *tags))

@@ -1,0 +1,181 @@
+"""GPUs and processors watched from outside: recorded output, and files as Linux has them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from workloads.devices import device_class, nvidia_smi, nvml, rapl
+from workloads.devices.telemetry import CardTelemetry, number
+
+MIB = 2**20
+#: With units, as eight-GPU servers print it; of a V100 server, with ``nounits``; and of a GPU whose
+#: board has no power sensor.
+WITH_UNITS = """\
+index, utilization.gpu [%], memory.used [MiB], power.draw [W], temperature.gpu
+0, 86 %, 7850 MiB, 863.87 W, 70
+1, 86 %, 7850 MiB, 871.89 W, 69
+"""
+WITHOUT_UNITS = """\
+index, power.draw [W], temperature.gpu, utilization.gpu [%], memory.used [MiB], memory.total [MiB]
+0, 48.99, 30, 0, 5, 32510
+1, [N/A], 31, [Not Supported], 6, 32510
+"""
+
+
+def test_figures_are_read_with_and_without_units() -> None:
+    """By their headers, whatever was asked for in what order."""
+    assert nvidia_smi.parse(WITH_UNITS)[1] == CardTelemetry(
+        power_w=871.89, temperature_c=69, utilization_percent=86, memory_used_bytes=7850 * MIB
+    )
+    assert nvidia_smi.parse(WITHOUT_UNITS)[0] == CardTelemetry(
+        power_w=48.99,
+        temperature_c=30,
+        utilization_percent=0,
+        memory_used_bytes=5 * MIB,
+        memory_total_bytes=32510 * MIB,
+    )
+
+
+def test_what_a_gpu_does_not_tell_stays_unknown() -> None:
+    """Not zero: a GPU without a sensor is not one without power."""
+    found = nvidia_smi.parse(WITHOUT_UNITS)[1]
+    assert (found.power_w, found.utilization_percent, found.temperature_c) == (None, None, 31)
+    assert [number(text) for text in ("nan", "inf", "N/A", "", " 3.5 ")] == [None] * 4 + [3.5]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.\n",
+        "No devices were found\n",
+        "index, power.draw [W]\n",
+        "index\n[N/A]\n",
+    ],
+)
+def test_a_tool_that_fails_tells_of_no_gpu(text: str) -> None:
+    """Its complaints are not taken for figures."""
+    assert nvidia_smi.parse(text) == {}
+
+
+def test_the_tool_is_asked_for_what_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tool on the path that answers as the real one: CudaDevice reads it, without torch."""
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/asked\ncat <<END\n{WITHOUT_UNITS}END\n')
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(nvml, "telemetry", dict)
+    assert device_class("cuda").telemetry()[0].power_w == 48.99
+    asked = (tmp_path / "asked").read_text().strip()
+    assert asked == (
+        "--query-gpu=index,power.draw,temperature.gpu,utilization.gpu,memory.used,memory.total "
+        "--format=csv,nounits"
+    )
+
+
+class FakeNvml:
+    """NVML's functions by the names and units of ``nvidia-ml-py``; GPU 1 has no energy counter."""
+
+    NVML_TEMPERATURE_GPU = 0
+
+    def __init__(self) -> None:
+        self.open = 0
+
+    def nvmlInit(self) -> None:
+        self.open += 1
+
+    def nvmlShutdown(self) -> None:
+        self.open -= 1
+
+    def nvmlDeviceGetCount(self) -> int:
+        return 2
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
+        return index
+
+    def nvmlDeviceGetPowerUsage(self, handle: int) -> int:
+        return 412_500
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, handle: int) -> int:
+        if handle == 1:
+            raise RuntimeError("Not Supported")
+        return 123_456_789
+
+    def nvmlDeviceGetTemperature(self, handle: int, sensor: int) -> int:
+        return 61
+
+    def nvmlDeviceGetUtilizationRates(self, handle: int) -> Any:
+        return SimpleNamespace(gpu=97, memory=40)
+
+    def nvmlDeviceGetMemoryInfo(self, handle: int) -> Any:
+        return SimpleNamespace(used=80 * 2**30, total=141 * 2**30, free=61 * 2**30)
+
+
+def test_the_library_tells_energy_too_in_milliunits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Milliwatts and millijoules become watts and joules; what is refused stays unknown; the
+    library is closed again."""
+    fake = FakeNvml()
+    monkeypatch.setitem(__import__("sys").modules, "pynvml", fake)
+    found = nvml.telemetry()
+    assert found[0] == CardTelemetry(
+        power_w=412.5,
+        energy_j=123456.789,
+        temperature_c=61,
+        utilization_percent=97,
+        memory_used_bytes=80 * 2**30,
+        memory_total_bytes=141 * 2**30,
+    )
+    assert found[1].energy_j is None and found[1].power_w == 412.5
+    assert fake.open == 0
+
+
+def test_the_library_has_what_is_called() -> None:
+    """The names that the stand-in above has are those of the real package; without a driver it
+    tells of no GPU instead of raising."""
+    real = pytest.importorskip("pynvml")
+    names = [name for name in dir(FakeNvml) if name.lower().startswith("nvml")]
+    assert [name for name in names if not hasattr(real, name)] == []
+    assert isinstance(nvml.telemetry(), dict)
+
+
+# ---------------------------------------------------------------- processors
+
+
+def zone(root: Path, name: str, kind: str, energy_uj: int, most_uj: int = 1_000_000) -> Path:
+    """One zone as the kernel shows it."""
+    directory = root / name
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "name").write_text(f"{kind}\n")
+    (directory / "energy_uj").write_text(f"{energy_uj}\n")
+    (directory / "max_energy_range_uj").write_text(f"{most_uj}\n")
+    return directory
+
+
+def test_the_energy_of_all_packages_is_added_up_over_wraps(tmp_path: Path) -> None:
+    """Parts of a package are in it already; a counter that wraps goes on."""
+    first = zone(tmp_path, "intel-rapl:0", "package-0", 900_000)
+    second = zone(tmp_path, "intel-rapl:1", "package-1", 100)
+    zone(tmp_path, "intel-rapl:0:0", "core", 5)
+    zone(tmp_path, "intel-rapl:0:1", "dram", 5)
+    energy = rapl.PackageEnergy(tmp_path)
+    assert energy.read() == 0.0
+    (second / "energy_uj").write_text("200100\n")
+    assert energy.read() == pytest.approx(0.2)
+    (first / "energy_uj").write_text("50000\n")  # wrapped: 100,000 to the end and 50,000 more
+    assert energy.read() == pytest.approx(0.35)
+
+
+def test_a_package_that_cannot_be_read_leaves_the_whole_unknown(tmp_path: Path) -> None:
+    """One of two packages is half of the truth; no package at all is the rule in containers."""
+    assert rapl.PackageEnergy(tmp_path / "none").read() is None
+    zone(tmp_path, "intel-rapl:0", "package-0", 1)
+    broken = zone(tmp_path, "intel-rapl:1", "package-1", 1)
+    (broken / "energy_uj").unlink()
+    assert rapl.PackageEnergy(tmp_path).read() is None

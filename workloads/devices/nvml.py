@@ -1,0 +1,65 @@
+"""What NVML, the library beneath nvidia-smi, says of NVIDIA GPUs, through NVIDIA's ``pynvml``.
+
+It tells what nvidia-smi does not, the energy counter (Volta and newer), and it opens no context on
+a GPU. The package is ``nvidia-ml-py``; the library comes with the driver. NVML counts GPUs by bus,
+as ``CUDA_DEVICE_ORDER=PCI_BUS_ID`` does; power is in milliwatts, energy in millijoules since the
+driver was loaded, memory in bytes, utilization over the past sample period.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from workloads.devices.telemetry import CardTelemetry
+
+#: ``nvmlInit`` and ``nvmlShutdown`` count for the whole process.
+_IN_USE = threading.Lock()
+
+
+def telemetry() -> dict[int, CardTelemetry]:
+    """The GPUs of this host by index; empty without the package, the library or a driver."""
+    try:
+        nvml = importlib.import_module("pynvml")
+    except ImportError:
+        return {}
+    with _IN_USE:
+        try:
+            nvml.nvmlInit()
+        except Exception:
+            return {}
+        try:
+            count = nvml.nvmlDeviceGetCount()
+            return {i: _card(nvml, nvml.nvmlDeviceGetHandleByIndex(i)) for i in range(count)}
+        except Exception:
+            return {}
+        finally:
+            with contextlib.suppress(Exception):
+                nvml.nvmlShutdown()
+
+
+def _card(nvml: Any, handle: Any) -> CardTelemetry:
+    """The readings of one GPU; one that the driver refuses stays None."""
+    power_mw = _read(nvml.nvmlDeviceGetPowerUsage, handle)
+    energy_mj = _read(nvml.nvmlDeviceGetTotalEnergyConsumption, handle)
+    temperature = _read(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU)
+    utilization = _read(nvml.nvmlDeviceGetUtilizationRates, handle)
+    memory = _read(nvml.nvmlDeviceGetMemoryInfo, handle)
+    return CardTelemetry(
+        power_w=None if power_mw is None else power_mw / 1000,
+        energy_j=None if energy_mj is None else energy_mj / 1000,
+        temperature_c=None if temperature is None else float(temperature),
+        utilization_percent=None if utilization is None else float(utilization.gpu),
+        memory_used_bytes=None if memory is None else int(memory.used),
+        memory_total_bytes=None if memory is None else int(memory.total),
+    )
+
+
+def _read(function: Callable[..., Any], *arguments: Any) -> Any:
+    try:
+        return function(*arguments)
+    except Exception:  # NVMLError: not supported here, no permission, the GPU is lost
+        return None
