@@ -21,6 +21,7 @@ COMMANDS: dict[str, str] = {
     "plan": "print every job of a grid, and why some will not run; starts nothing",
     "simulate": "run a grid on virtual cards in no time, with faults if asked; runs nothing",
     "run": "run a grid on emulated cards or on the Ray cluster",
+    "doctor": "examine a cluster: what a run would stumble over, and the remedies",
     "submit": "send a grid to a cluster as a Ray job and return at once",
     "status": "show a submitted job, or a run in a results directory",
     "watch": "a run as a web page that updates itself, on this machine's loopback",

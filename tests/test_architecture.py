@@ -15,6 +15,9 @@ ROOT = Path(__file__).resolve().parent.parent
 PURE = [
     "attempt",
     "cluster",
+    "doctor/checks",
+    "doctor/facts",
+    "doctor/text",
     "errors",
     "events",
     "failure",

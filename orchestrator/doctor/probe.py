@@ -1,0 +1,182 @@
+"""What a node says of itself. Runs on the node; asks files, limits and the vendor's tool, no card.
+
+Packages are imported in a process of its own, one after the other, so that one that crashes the
+interpreter is found out instead of ending the examination.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import resource
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from orchestrator.doctor.facts import CardFacts, Probe, SharedFacts, Space
+from orchestrator.environment import driver_version, kernel, versions
+from orchestrator.job import Accelerator
+
+#: What every node imports for a job, by the name it is imported by.
+NEEDED = ("torch", "transformers", "peft", "datasets", "accelerate", "safetensors", "pyarrow")
+#: …and what nodes with a kind of card import besides.
+NEEDED_BY_KIND = {
+    Accelerator.HPU: ("habana_frameworks.torch", "optimum.habana"),
+    Accelerator.GPU: (),
+    Accelerator.CPU: (),
+}
+
+_IMPORT = """
+import importlib, json, sys
+for name in sys.argv[1:]:
+    try:
+        importlib.import_module(name)
+        error = ""
+    except BaseException as caught:
+        error = f"{type(caught).__name__}: {caught}"
+    print("\\n" + json.dumps([name, error]), flush=True)
+"""
+
+
+def examine(
+    *,
+    kind: Accelerator | None,
+    packages: Sequence[str],
+    places: Sequence[tuple[str, str]],
+    shared: tuple[str, str, str] | None,
+    timeout_s: float,
+) -> Probe:
+    """Everything about this host.
+
+    Args:
+        kind: of its real cards; None where there are none to ask.
+        packages: to be imported, by import name.
+        places: purpose and path of directories whose free space counts.
+        shared: directory, name and content of the file that the driver wrote there.
+        timeout_s: for the imports together.
+    """
+    meminfo = _meminfo()
+    return Probe(
+        hostname=socket.gethostname(),
+        python=platform.python_version(),
+        versions=versions(),
+        import_errors=import_errors(packages, timeout_s),
+        cards=_cards(kind),
+        driver_version=driver_version(kind) if kind else None,
+        kernel=kernel(),
+        kernel_arguments=_text("/proc/cmdline").strip(),
+        hugepages_total=meminfo.get("HugePages_Total", 0),
+        hugepage_bytes=meminfo.get("Hugepagesize", 0) * 1024,
+        memory_bytes=meminfo.get("MemTotal", 0) * 1024,
+        shared_memory_bytes=_free_bytes("/dev/shm"),
+        open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+        locked_bytes=resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],
+        spaces=tuple(
+            Space(purpose=purpose, path=path, free_bytes=_free_bytes(path))
+            for purpose, path in places
+        ),
+        shared=None if shared is None else look_into(*shared),
+    )
+
+
+def import_errors(packages: Sequence[str], timeout_s: float) -> dict[str, str]:
+    """Why packages do not import here, by name; those that do are left out."""
+    command = [sys.executable, "-c", _IMPORT, *packages]
+    trouble = ""
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=timeout_s,
+            check=False,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        )
+        output = done.stdout
+        if done.returncode != 0:
+            trouble = f"the interpreter ended with {done.returncode}"
+    except subprocess.TimeoutExpired as error:
+        output = error.stdout or b""
+        trouble = f"not imported within {timeout_s:.0f} s"
+    errors: dict[str, str] = dict.fromkeys(packages, trouble or "not imported")
+    for line in output.decode("utf-8", "replace").splitlines():
+        if line.startswith('["'):
+            name, message = json.loads(line)
+            errors[name] = " ".join(message.split())[:300]
+    return {name: message for name, message in errors.items() if message}
+
+
+def look_into(directory: str, name: str, content: str, patience_s: float = 10.0) -> SharedFacts:
+    """Find the driver's file in the shared directory, and leave one there.
+
+    A network file system may show a new file late, so it is looked for again for a while.
+    """
+    base = Path(directory)
+    deadline = time.monotonic() + patience_s
+    while True:
+        try:
+            readable = (base / name).read_text(encoding="ascii") == content
+            trouble = "" if readable else f"{base / name} is another file than the driver's"
+            break
+        except OSError as error:
+            readable, trouble = False, str(error)
+        if time.monotonic() > deadline or not base.is_dir():
+            break
+        time.sleep(0.5)
+    own = f"{name}.{os.getpid()}.{socket.gethostname()}"
+    try:
+        (base / own).write_text(content, encoding="ascii")
+    except OSError as error:
+        return SharedFacts(readable=readable, trouble=trouble or str(error))
+    return SharedFacts(readable=readable, written=own, trouble=trouble)
+
+
+def _cards(kind: Accelerator | None) -> tuple[CardFacts, ...]:
+    if kind is None:
+        return ()
+    from workloads.devices import device_class
+
+    device = device_class(kind.device)
+    return tuple(
+        CardFacts(
+            index=index,
+            occupied=device.occupied(index),
+            memory_used_bytes=card.memory_used_bytes,
+            memory_total_bytes=card.memory_total_bytes,
+        )
+        for index, card in sorted(device.telemetry().items())
+    )
+
+
+def _meminfo() -> dict[str, int]:
+    """``/proc/meminfo``: kibibytes, or counts."""
+    lines = re.findall(r"^(\w+):\s+(\d+)", _text("/proc/meminfo"), re.MULTILINE)
+    return {name: int(value) for name, value in lines}
+
+
+def _text(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def _free_bytes(path: str) -> int:
+    """Free space where the path is or will be made; 0 where nobody can tell."""
+    for place in _with_parents(Path(path).expanduser()):
+        try:
+            return shutil.disk_usage(place).free
+        except OSError:
+            continue
+    return 0
+
+
+def _with_parents(path: Path) -> Iterable[Path]:
+    yield path
+    yield from path.parents

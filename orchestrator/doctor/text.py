@@ -1,0 +1,103 @@
+"""An examination in words for people, and as one JSON object."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from orchestrator import exit_codes
+from orchestrator.doctor.facts import ClusterFacts, Finding, Level, NodeFacts
+
+_GIB = 2**30
+_MARKS = {Level.ERROR: "ERROR  ", Level.WARNING: "WARNING", Level.NOTE: "note   "}
+
+
+def exit_code(findings: Sequence[Finding]) -> int:
+    """What the worst finding makes the command return."""
+    worst = max((finding.level for finding in findings), default=Level.NOTE)
+    return {
+        Level.NOTE: exit_codes.OK,
+        Level.WARNING: exit_codes.CLUSTER_DOUBTFUL,
+        Level.ERROR: exit_codes.CLUSTER_UNFIT,
+    }[worst]
+
+
+def as_json(facts: ClusterFacts, findings: Sequence[Finding]) -> dict[str, Any]:
+    """Facts and findings as JSON values."""
+    return {
+        "emulated": facts.emulated,
+        "address": facts.address,
+        **findings_json(findings),
+        "summary": summary_lines(facts),
+        "facts": dataclasses.asdict(facts),
+    }
+
+
+def findings_json(findings: Sequence[Finding]) -> dict[str, Any]:
+    """The findings as JSON values, and the level of the worst."""
+    return {
+        "worst": str(max((f.level for f in findings), default="ok")),
+        "findings": [dataclasses.asdict(f) | {"level": str(f.level)} for f in findings],
+    }
+
+
+def finding_of(told: Mapping[str, str]) -> Finding:
+    """A finding out of its JSON values."""
+    return Finding(**{**told, "level": Level[told["level"].upper()]})  # type: ignore[arg-type]
+
+
+def lines(facts: ClusterFacts, findings: Sequence[Finding]) -> list[str]:
+    """The nodes, then the findings with their remedies, then the verdict."""
+    return [*summary_lines(facts), *finding_lines(findings)]
+
+
+def summary_lines(facts: ClusterFacts) -> list[str]:
+    """The cluster in a line, and each node in one."""
+    told = [f"{len(facts.nodes)} nodes at {facts.address}, Ray {facts.driver.ray}"]
+    if facts.emulated:
+        told.append("emulated cards on this machine: what concerns real cards is not checked")
+    return told + [f"  {node_line(node)}" for node in facts.nodes]
+
+
+def finding_lines(findings: Sequence[Finding]) -> list[str]:
+    """The findings with their remedies, then the verdict."""
+    told = []
+    for finding in findings:
+        told.append(f"{_MARKS[finding.level]} {finding.where}: {finding.message}")
+        if finding.remedy:
+            told.append(f"        {finding.remedy}")
+    counts = {level: sum(f.level is level for f in findings) for level in Level}
+    if not findings:
+        told.append("all is well")
+    else:
+        parts = [
+            f"{counts[lv]} {lv}{'s' * (counts[lv] != 1)}" for lv in reversed(Level) if counts[lv]
+        ]
+        told.append(", ".join(parts))
+    return told
+
+
+def node_line(node: NodeFacts) -> str:
+    """A node in one line."""
+    kinds = " + ".join(f"{count} {kind}" for kind, count in node.cards.items()) or "no cards"
+    parts = [f"{node.name}{' (head)' * node.head}", kinds]
+    if node.device_name:
+        parts.append(node.device_name)
+    if node.cards:
+        parts.append(f"{node.cards_free} free")
+    probe = node.probe
+    if probe is None:
+        return ", ".join([*parts, node.trouble or ("dead" if not node.alive else "no answer")])
+    if probe.driver_version:
+        parts.append(f"driver {probe.driver_version}")
+    parts += [
+        f"{name} {probe.versions[name]}"
+        for name in ("torch", "transformers", "optimum-habana", "deepspeed")
+        if name in probe.versions
+    ]
+    parts.append(f"Python {probe.python}")
+    parts.append(f"{probe.memory_bytes / _GIB:.0f} GiB")
+    if node.clock is not None:
+        parts.append(f"clock {node.clock.offset_s * 1000:+.0f} ms ±{node.clock.bound_s * 1000:.0f}")
+    return ", ".join(parts)

@@ -1,0 +1,295 @@
+"""Examining a cluster: an actor on every node at once, pinned there, within a bounded time.
+
+An actor answers what time it is before it looks around: the shortest of a few round trips bounds
+how far the two clocks may really be apart. A node that does not answer is a fact like any other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from orchestrator.doctor.facts import ClockOffset, ClusterFacts, NodeFacts, Probe
+from orchestrator.doctor.probe import NEEDED, NEEDED_BY_KIND, examine
+from orchestrator.job import Accelerator
+from orchestrator.on_ray.calls import answer_of
+from orchestrator.on_ray.cluster import EMULATED, RayCluster, describe_cards, name_of
+from orchestrator.on_ray.submission import versions_here
+
+_ROUND_TRIPS = 5
+_PATIENCE_S = 2.0  # of one round trip
+#: Nodes are made alike: one that has not started an actor in this many times what the slowest of
+#: the others took, and not in twenty seconds, is silent. (A cold disk explains less.)
+_SLOWER = 4.0
+_START_S = 20.0
+_RUNTIME_ENV = {"env_vars": {"RAY_worker_niceness": "0"}}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Examination:
+    """What is to be looked at.
+
+    Attributes:
+        packages: to be imported on every node, besides what its kind of card needs.
+        shared_dir: a directory that all nodes should see; None: not looked at.
+        results_dir: where the driver would write rows.
+        expected_nodes: how many nodes there should be; None: nobody said.
+        timeout_s: after which a node counts as silent.
+    """
+
+    packages: Sequence[str] = NEEDED
+    shared_dir: str | None = None
+    results_dir: str = "results"
+    expected_nodes: int | None = None
+    timeout_s: float = 120.0
+
+    def of(self, cluster: RayCluster) -> ClusterFacts:
+        """Examine the cluster that this process has joined. Leaves nothing behind there."""
+        import ray
+
+        started = time.monotonic()
+        ray_nodes = sorted(ray.nodes(), key=lambda node: (name_of(node), node["NodeID"]))
+        facts = {node["NodeID"]: _told_by_ray(node) for node in ray_nodes}
+        with contextlib.ExitStack() as stack:
+            shared, trouble = None, ""
+            if self.shared_dir is not None:
+                shared, trouble = _write_shared(self.shared_dir, stack)
+            actors = {node_id: _start(node_id) for node_id, node in facts.items() if node.alive}
+            stack.callback(_end, list(actors.values()))
+            clocks = self._clocks(actors, facts, started)
+            self._probes(actors, facts, clocks, shared, started)
+        waited = time.monotonic() - started
+        for node_id, node in facts.items():
+            if node.alive and node.probe is None and not node.trouble:
+                trouble_there = f"it did not answer within {waited:.0f} s"
+                facts[node_id] = replace(node, trouble=trouble_there)
+        return ClusterFacts(
+            address=cluster.address,
+            driver=versions_here(),
+            nodes=tuple(facts.values()),
+            token=_asks_for_token(cluster),
+            dashboard=_dashboard(),
+            shared_dir=self.shared_dir,
+            shared_trouble=trouble,
+            expected_nodes=self.expected_nodes,
+        )
+
+    def _clocks(
+        self, actors: Mapping[str, Any], facts: dict[str, NodeFacts], started: float
+    ) -> dict[str, ClockOffset]:
+        """The clock of every node whose actor starts in time; why the others do not."""
+        first = {node_id: actor.now.remote() for node_id, actor in actors.items()}
+        clocks = {}
+        # What starts later than this would not finish its imports anyway.
+        deadline = started + self.timeout_s * 2 / 3
+        for node_id, answer in _answers(first, deadline, alike=True):
+            if isinstance(answer, Exception):
+                facts[node_id] = replace(facts[node_id], trouble=_line(answer))
+                continue
+            with contextlib.suppress(Exception):
+                clocks[node_id] = clock_offset(actors[node_id].now)
+        return clocks
+
+    def _probes(
+        self,
+        actors: Mapping[str, Any],
+        facts: dict[str, NodeFacts],
+        clocks: Mapping[str, ClockOffset],
+        shared: tuple[str, str, str] | None,
+        started: float,
+    ) -> None:
+        deadline = started + self.timeout_s
+        asked = {}
+        for node_id in clocks:
+            node = facts[node_id]
+            real = not node.emulated and len(node.cards) == 1
+            kind = next(iter(node.cards)) if real else None
+            asked[node_id] = actors[node_id].examine.remote(
+                kind=kind if kind is not Accelerator.CPU else None,
+                packages=(*self.packages, *(NEEDED_BY_KIND[kind] if kind else ())),
+                places=self._places(),
+                shared=shared,
+                timeout_s=max(1.0, deadline - time.monotonic() - 5.0),
+            )
+        for node_id, answer in _answers(asked, deadline):
+            if isinstance(answer, Probe):
+                facts[node_id] = replace(facts[node_id], probe=answer, clock=clocks[node_id])
+            else:
+                facts[node_id] = replace(facts[node_id], trouble=_line(answer))
+
+    def _places(self) -> tuple[tuple[str, str], ...]:
+        """Directories whose free space counts; the driver's, since nodes are made alike."""
+        session = _session_dir()
+        return (
+            ("Ray's files", session),
+            ("results", str(Path(self.results_dir).absolute())),
+            ("models", os.environ.get("HF_HOME", "~/.cache/huggingface")),
+        )
+
+
+class NodeExaminer:
+    """What runs on the node."""
+
+    def now(self) -> float:
+        """The node's clock, in seconds since the epoch."""
+        return time.time()
+
+    def examine(self, **wanted: Any) -> Probe:
+        """``probe.examine`` there."""
+        return examine(**wanted)
+
+
+def clock_offset(now: Any, clock: Callable[[], float] = time.time) -> ClockOffset:
+    """The offset of the clock behind ``now.remote()``, from the shortest of a few round trips.
+
+    The answer was given at some moment of the round trip, so the middle is wrong by half at most.
+    """
+    import ray
+
+    best: ClockOffset | None = None
+    for _ in range(_ROUND_TRIPS):
+        sent = clock()
+        there = ray.get(now.remote(), timeout=_PATIENCE_S)
+        took = clock() - sent
+        if best is None or took / 2 < best.bound_s:
+            best = ClockOffset(offset_s=there - (sent + took / 2), bound_s=took / 2)
+    assert best is not None
+    return best
+
+
+# ---------------------------------------------------------------- actors
+
+
+def _start(node_id: str) -> Any:
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    decorate: Any = ray.remote(num_cpus=0, max_restarts=0)
+    return (
+        decorate(NodeExaminer)
+        .options(
+            runtime_env=_RUNTIME_ENV,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
+        )
+        .remote()
+    )
+
+
+def _end(actors: Sequence[Any]) -> None:
+    import ray
+
+    for actor in actors:
+        with contextlib.suppress(Exception):
+            ray.kill(actor)
+
+
+def _answers(
+    calls: Mapping[str, Any], deadline: float, *, alike: bool = False
+) -> Iterator[tuple[str, Any]]:
+    """The answers that come until the deadline, in the order in which they come. ``alike``: all
+    should take about as long, so the last ones are not waited for that long."""
+    import ray
+
+    began = time.monotonic()
+    until = deadline
+    waiting = {call: key for key, call in calls.items()}
+    while waiting:
+        left = until - time.monotonic()
+        if left <= 0:
+            return
+        ready, _ = ray.wait(list(waiting), num_returns=1, timeout=left)
+        for call in ready:
+            yield waiting.pop(call), answer_of(call)
+            if alike:
+                now = time.monotonic()
+                until = min(deadline, began + max(_START_S, _SLOWER * (now - began)))
+
+
+# ---------------------------------------------------------------- what the driver knows
+
+
+def _told_by_ray(ray_node: Mapping[str, Any]) -> NodeFacts:
+    from ray._private.state import available_resources_per_node
+
+    resources = ray_node["Resources"] if ray_node["Alive"] else {}
+    cards, device_name = describe_cards(resources)
+    free = available_resources_per_node().get(ray_node["NodeID"], {})
+    return NodeFacts(
+        name=name_of(ray_node),
+        node_id=ray_node["NodeID"],
+        alive=bool(ray_node["Alive"]),
+        head="node:__internal_head__" in resources,
+        emulated=EMULATED in resources,
+        cards=cards,
+        cards_free=sum(min(count, int(free.get(kind.value, 0))) for kind, count in cards.items()),
+        device_name=device_name,
+    )
+
+
+def _write_shared(
+    directory: str, stack: contextlib.ExitStack
+) -> tuple[tuple[str, str, str] | None, str]:
+    """Leave a file for the nodes to find; everything of it is removed with the stack."""
+    name, content = f".nightgrid-doctor-{uuid.uuid4().hex[:12]}", uuid.uuid4().hex
+    base = Path(directory)
+    try:
+        base.mkdir(parents=True, exist_ok=True)
+        (base / name).write_text(content, encoding="ascii")
+    except OSError as error:
+        return None, str(error)
+
+    def remove() -> None:
+        for left in base.glob(f"{name}*"):
+            with contextlib.suppress(OSError):
+                left.unlink()
+
+    stack.callback(remove)
+    return (directory, name, content), ""
+
+
+def _asks_for_token(cluster: RayCluster) -> bool:
+    """Whether the cluster refuses a stranger: a process that is told to send no token tries."""
+    if cluster.emulated:
+        return False
+    code = (
+        "import sys; from orchestrator.on_ray.token import refused_token; "
+        "sys.exit(17 if refused_token(sys.argv[1]) else 0)"
+    )
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("RAY_AUTH_")}
+    environment = kept | {"RAY_AUTH_MODE": "disabled", "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", code, cluster.address]
+    try:
+        done = subprocess.run(
+            command, env=environment, capture_output=True, timeout=30, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return True  # nobody let it in
+    return done.returncode == 17
+
+
+def _dashboard() -> str | None:
+    """``HOST:PORT`` of the dashboard as the head node announces it."""
+    from ray._private.worker import global_worker
+
+    url = global_worker.node.webui_url if global_worker.node is not None else None
+    return str(url).removeprefix("http://") if url else None
+
+
+def _session_dir() -> str:
+    from ray._private.worker import global_worker
+
+    node = global_worker.node
+    return str(node.get_session_dir_path()) if node is not None else "/tmp/ray"
+
+
+def _line(error: Any) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    return f"its examiner failed: {text[:300]}"
