@@ -1,4 +1,4 @@
-"""Hung workers: what has been in one phase for too long is stopped, and the schedule goes on.
+"""Hung workers: the schedule is told of what has been in one phase for too long, and stops it.
 
 A call into a driver or a collective can hang for ever, holding the interpreter, so that nothing in
 the worker could notice. Every phase has a generous limit of its own: imports and loading depend
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from orchestrator.events import Command, RunAttempt, StopWorker
+from orchestrator.events import Command, RunAttempt, WorkerOverdue
 from orchestrator.run_status import CardStatus
 
 #: Seconds that a worker may stay in a phase. ``starting`` is the process itself: its imports and
@@ -45,7 +45,7 @@ class Watchdog:
     limits: Mapping[str, float] = field(default_factory=lambda: LIMITS)
     _asked_s: dict[str, float] = field(default_factory=dict)  # worker -> time limit of its job
     _seen: dict[str, _Seen] = field(default_factory=dict)
-    _stopped: set[str] = field(default_factory=set)
+    _told: set[str] = field(default_factory=set)
 
     def did(self, command: Command) -> None:
         """Take note of what a worker was given to do."""
@@ -53,9 +53,9 @@ class Watchdog:
             for worker_id in command.worker_ids:
                 self._asked_s[worker_id] = command.attempt.job.measure.time_limit_s
 
-    def overdue(self, cards: Iterable[CardStatus], now: float) -> list[StopWorker]:
-        """Stops for the workers that have been in their phase for longer than its limit."""
-        stops = []
+    def overdue(self, cards: Iterable[CardStatus], now: float) -> list[WorkerOverdue]:
+        """The workers that have been in their phase for longer than its limit."""
+        found = []
         present = [card for card in cards if card.worker_id]
         for card in present:
             seen = self._seen.get(card.worker_id)
@@ -63,14 +63,14 @@ class Watchdog:
                 seen = _Seen(card.attempt_id, card.phase, now)
                 self._seen[card.worker_id] = seen
             limit = self._limit(card)
-            if limit is None or now - seen.since <= limit or card.worker_id in self._stopped:
+            if limit is None or now - seen.since <= limit or card.worker_id in self._told:
                 continue
-            self._stopped.add(card.worker_id)
+            self._told.add(card.worker_id)
             what = "did not come up" if card.phase == "starting" else f"hung in {card.phase}"
             reason = f"{what}: no progress for {now - seen.since:.0f} s, the limit is {limit:.0f} s"
-            stops.append(StopWorker(worker_id=card.worker_id, reason=reason))
+            found.append(WorkerOverdue(at=now, worker_id=card.worker_id, reason=reason))
         self._forget_all_but({card.worker_id for card in present})
-        return stops
+        return found
 
     def _limit(self, card: CardStatus) -> float | None:
         limit = self.limits.get(card.phase)  # None: idle or free
@@ -82,4 +82,4 @@ class Watchdog:
         for kept in (self._asked_s, self._seen):
             for worker_id in kept.keys() - worker_ids:
                 del kept[worker_id]
-        self._stopped &= worker_ids
+        self._told &= worker_ids

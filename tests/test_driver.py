@@ -28,6 +28,7 @@ from orchestrator.events import (
     StopWorker,
     Tick,
     Wake,
+    WorkerOverdue,
     WorkerReady,
     WorkerStopped,
 )
@@ -303,12 +304,14 @@ def test_every_signal_is_passed_on_and_the_third_ends_at_once() -> None:
 
 
 def test_a_hung_worker_is_stopped_and_the_schedule_hears_of_it() -> None:
-    """An attempt that never ends is ended by the watchdog; the schedule sees an ended attempt and
-    a stopped worker like any others."""
+    """The watchdog tells of an attempt that never ends; what the schedule does about it ends it,
+    as any other attempt and worker."""
 
     def answer(event: Event) -> list[Command]:
         if isinstance(event, AttemptEnded):
             return []
+        if isinstance(event, WorkerOverdue):
+            return [StopWorker(worker_id=event.worker_id, reason=event.reason)]
         return one_job_after_another(event)
 
     case = Case(answer)

@@ -162,6 +162,8 @@ class Pool:
     def _parole(self, slot: Slot) -> None:
         """Try a quarantined card again: a sound one earns back its trust, a bad one is back in
         quarantine at its first failure."""
+        if slot.condemned:  # meanwhile
+            return
         slot.strikes = self._settings.card_strikes - 1
         self.cards.release(slot)
         if self.pending.widths():
