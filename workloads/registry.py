@@ -1,14 +1,17 @@
 """Names of workloads: what a grid may ask for, which function runs it, what it takes.
 
 The function is named, not imported: a plan reads parameters and never loads torch. A worker calls
-``load`` once per attempt. To add a workload, write a module-level function of the shape of
-``workloads.api.Workload``, a parameters model, and an entry here.
+``load`` once per attempt. A workload is a module-level function of the shape of
+``workloads.api.Workload``, a parameters model, and an entry: here, or in another installed package
+that names it under the entry points ``nightgrid.workloads`` (docs/adding-a-workload.md).
 """
 
 from __future__ import annotations
 
 import difflib
 import importlib
+import importlib.metadata
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -65,8 +68,30 @@ _ENTRIES = (
     ),
 )
 
-#: Every workload a grid may name.
-WORKLOADS: Mapping[str, WorkloadEntry] = MappingProxyType({entry.name: entry for entry in _ENTRIES})
+GROUP = "nightgrid.workloads"
+_LOG = logging.getLogger("nightgrid.workloads")
+
+
+def _installed() -> dict[str, WorkloadEntry]:
+    """Entries of other packages. One that is broken must not take all others with it."""
+    entries = {}
+    for point in importlib.metadata.entry_points(group=GROUP):
+        try:
+            entry = point.load()
+        except Exception as error:
+            _LOG.warning("workload %s (%s) is left out: %r", point.name, point.value, error)
+            continue
+        if not isinstance(entry, WorkloadEntry) or entry.name != point.name:
+            _LOG.warning("workload %s: %s is no entry of that name", point.name, point.value)
+            continue
+        entries[entry.name] = entry
+    return entries
+
+
+#: Every workload a grid may name; nobody else's takes the place of one of ours.
+WORKLOADS: Mapping[str, WorkloadEntry] = MappingProxyType(
+    _installed() | {entry.name: entry for entry in _ENTRIES}
+)
 
 
 def find_workload(name: str) -> WorkloadEntry:

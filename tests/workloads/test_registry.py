@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 from pydantic import ValidationError
 
 from workloads import registry
 from workloads.errors import BadConfiguration
+
+ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 @pytest.mark.parametrize("name", registry.WORKLOADS)
@@ -46,3 +53,52 @@ def test_wrong_parameters_are_refused(wrong: dict[str, object]) -> None:
     """Unknown names, values out of range and values of another type are errors, not guesses."""
     with pytest.raises(ValidationError):
         registry.WORKLOADS["text-generation"].validate(wrong)
+
+
+def installed(directory: Path, entry: str, *, point: str = "waiting") -> str:
+    """Install a package that offers a workload, and say which ones a new process knows."""
+    (directory / "waiting-1.dist-info").mkdir()
+    (directory / "waiting-1.dist-info" / "METADATA").write_text("Name: waiting\nVersion: 1\n")
+    points = f"[{registry.GROUP}]\n{point} = waiting_entry:ENTRY\n"
+    (directory / "waiting-1.dist-info" / "entry_points.txt").write_text(points)
+    (directory / "waiting_entry.py").write_text(entry)
+    code = "from workloads.registry import WORKLOADS; print(*WORKLOADS)"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": f"{directory}:{ROOT}"},
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout + done.stderr
+
+
+ENTRY = """\
+from workloads.parameters import WorkloadParameters
+from workloads.registry import WorkloadEntry
+ENTRY = WorkloadEntry(
+    name="waiting", function="waiting:run", parameters=WorkloadParameters, summary="waits"
+)
+"""
+
+
+def test_another_package_offers_a_workload(tmp_path: Path) -> None:
+    """It stands beside ours; its function is not imported for that."""
+    assert "waiting" in installed(tmp_path, ENTRY).split()
+
+
+@pytest.mark.parametrize(
+    ("entry", "point"),
+    [
+        ("import nothing_of_that_name", "waiting"),
+        ("ENTRY = 3", "waiting"),
+        (ENTRY, "other-name"),
+        (ENTRY.replace('"waiting"', '"finetuning"'), "finetuning"),
+    ],
+)
+def test_a_broken_package_takes_nothing_with_it(tmp_path: Path, entry: str, point: str) -> None:
+    """Ours are there and are ours; what is wrong is told."""
+    told = installed(tmp_path, entry, point=point)
+    assert {"text-generation", "finetuning"} <= set(told.split())
+    assert "waiting" not in told.splitlines()[0]
+    assert point == "finetuning" or f"workload {point}" in told
