@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from headless_chromium import Page, chromium, find_chromium
-from measurement_factory import every_state, large_run
+from measurement_factory import Night, a_job, every_state, large_run
 
 from orchestrator.report.page import render
 from orchestrator.report.summary import summarize
@@ -252,3 +252,21 @@ def test_ten_thousand_rows_open_fast(browser: Page, tmp_path: Path) -> None:
     )
     assert searched < 3000
     assert "of 10,000 rows" in browser.evaluate("document.getElementById('rows-count').textContent")
+
+
+def test_looking_for_a_table_hides_tables_alone(browser: Page, tmp_path: Path) -> None:
+    """With many tables only the first are shown, and other sections keep all that they have."""
+    night = Night()
+    for number in range(16):
+        for cards in (1, 2):
+            night.add(a_job(dataset=f"data-{number}", cards=cards))
+    path = tmp_path / "report.html"
+    path.write_text(render(summarize(night.rows), night.rows), encoding="utf-8")
+    browser.open(path)
+    shown = "[...document.querySelectorAll('{}')].filter((one) => !one.hidden).length"
+    assert browser.evaluate(shown.format("#tables details.table")) == 20
+    assert browser.evaluate(shown.format("#scaling details.table")) == 16
+    browser.evaluate("document.getElementById('find-table').value = 'data-3'")
+    browser.evaluate("document.getElementById('find-table').dispatchEvent(new Event('input'))")
+    assert browser.evaluate(shown.format("#tables details.table")) == 2
+    assert browser.evaluate(shown.format("#scaling details.table")) == 16

@@ -1,7 +1,7 @@
 // Finding a table among many, and the way from a cell to its row.
 const finder = byId("find-table");
 if (finder) {
-  const tables = [...document.querySelectorAll("details.table")];
+  const tables = [...document.querySelectorAll("#tables details.table")];
   const texts = tables.map((table) => table.querySelector("summary").textContent.toLowerCase());
   const say = byId("found-tables");
   const all = byId("all-tables");
