@@ -44,6 +44,13 @@ class TextGenerationParameters(WorkloadParameters):
         "the dataset's order and from its start again where it is shorter. At least one full "
         "batch on every card is used.",
     )
+    batching: Literal["static", "sorted", "refill"] = Field(
+        default="static",
+        description="How prompts meet in a batch: static takes them in the dataset's order, sorted "
+        "by length, so that less is padded; refill gives the row of a text that has ended to the "
+        "next prompt and pads nothing (batch_size rows; engine transformers, one pass over all "
+        "prompts is one batch). Greedy texts are the same, up to rounding.",
+    )
     attention: Literal["eager", "sdpa", "flash_attention_2"] = Field(
         default="sdpa",
         description="Attention implementation: sdpa is PyTorch's scaled_dot_product_attention, "

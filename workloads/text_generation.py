@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 from workloads.api import Item, JobContext, Request, Result
 from workloads.devices.host_memory import HostMemoryPeak, resident_bytes
@@ -25,6 +26,9 @@ from workloads.errors import BadConfiguration
 from workloads.measure import Instruments, Measured, Observation, measure
 from workloads.parallel.layout import Layout
 from workloads.parameters import TextGenerationParameters
+
+if TYPE_CHECKING:
+    from workloads.generation.refilling import Refilling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,21 +60,31 @@ def run(request: Request, context: JobContext) -> Result:
     # Asked of all ranks, so that all refuse a prompt that only one of them has.
     longest = max(context.collective.gather(max(len(prompt.ids) for prompt in prompts)))
     _check_length(longest, parameters, engine)
-    batches = [
-        prompts[start : start + request.batch_size]
-        for start in range(0, len(prompts), request.batch_size)
-    ]
+    batches = _batches(prompts, request.batch_size, parameters.batching)
     # Loading passes through more memory than running; the peaks are those of running.
     context.device.release_memory()
     context.device.reset_peak_memory()
-    generation = _Generation(
-        engine,
-        batches,
-        parameters,
-        context.clock,
-        context.device.synchronize,
-        counts=_layout(parameters, context).counts,
-    )
+    generation: _Generation | Refilling
+    if parameters.batching == "refill":
+        from workloads.generation.refilling import Refilling
+
+        generation = Refilling(
+            engine,
+            prompts,
+            request.batch_size,
+            parameters,
+            context.clock,
+            context.device.synchronize,
+        )
+    else:
+        generation = _Generation(
+            engine,
+            batches,
+            parameters,
+            context.clock,
+            context.device.synchronize,
+            counts=_layout(parameters, context).counts,
+        )
     with HostMemoryPeak() as host_memory:
         measured = measure(
             generation.run_batch,
@@ -170,6 +184,15 @@ def _prompts(
             encoded[index] = tuple(ids)
         prompts.append(Prompt(index=index, ids=encoded[index]))
     return prompts, find_dataset(request.dataset).synthetic
+
+
+def _batches(prompts: list[Prompt], size: int, batching: str) -> list[list[Prompt]]:
+    """The prompts as they meet; those of one length stay in their order."""
+    if batching == "refill":
+        return [prompts]
+    if batching == "sorted":
+        prompts = sorted(prompts, key=lambda prompt: len(prompt.ids))
+    return [prompts[start : start + size] for start in range(0, len(prompts), size)]
 
 
 def _check_length(

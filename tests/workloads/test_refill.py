@@ -1,0 +1,177 @@
+"""Batching sorted and refill: the same texts, less work, honest counts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+
+import pytest
+from generation_cases import Worker, write_dataset
+from hypothesis import given
+from hypothesis import settings as examples
+from hypothesis import strategies as st
+
+from workloads.api import Result
+from workloads.errors import Unsupported
+from workloads.generation.refill import Text, _Plan
+from workloads.generation.rules import batching_refusals
+from workloads.refusal import Asked
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The embedded model is built into a cache of the tests' own."""
+    with pytest.MonkeyPatch.context() as patch:
+        directory = tmp_path_factory.mktemp("cache")
+        patch.setenv("NIGHTGRID_CACHE", str(directory))
+        yield directory
+
+
+@pytest.fixture(scope="module")
+def worker() -> Worker:
+    return Worker()
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_dataset(tmp_path_factory.mktemp("data") / "prompts.json")
+
+
+def texts(result: Result) -> dict[int, tuple[int, int, str | None]]:
+    return {i.index: (i.input_tokens, i.output_tokens, i.output_text) for i in result.items}
+
+
+@pytest.fixture(scope="module")
+def plain(worker: Worker, dataset: str) -> Result:
+    return worker.run(dataset, batch_size=3)
+
+
+@pytest.mark.parametrize("batching", ["sorted", "refill"])
+@pytest.mark.parametrize("batch_size", [1, 3, 8])
+def test_batching_changes_no_text(
+    batching: str, batch_size: int, worker: Worker, dataset: str, plain: Result
+) -> None:
+    """In fp32 each prompt gets what it gets in static batches, and counts as much."""
+    result = worker.run(dataset, batch_size=batch_size, batching=batching)
+    assert texts(result) == texts(plain)
+    for count in ("items", "input_tokens", "output_tokens"):
+        assert sum(getattr(s, count) for s in result.samples) == sum(
+            getattr(s, count) for s in plain.samples
+        )
+
+
+@pytest.mark.real
+def test_refilling_changes_no_text_of_the_pretrained_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second shipped architecture: a Llama with fewer keys than heads."""
+    monkeypatch.delenv("NIGHTGRID_CACHE")
+    prompts = write_dataset(tmp_path / "prompts.json", ["Name a colour.", "Hi", "What is 2 + 2?"])
+    worker = Worker()
+    asked = {"model": "smollm2-135m-instruct", "prompts": 3, "output_tokens": 12, "batch_size": 2}
+    plain = worker.run(prompts, **asked)
+    assert texts(worker.run(prompts, batching="refill", **asked)) == texts(plain)
+
+
+def test_refilling_pads_nothing(worker: Worker, dataset: str, plain: Result) -> None:
+    """Each prompt is read once, each token but the last is fed back once, and nothing else."""
+    (sample,) = worker.run(dataset, batch_size=3, batching="refill").samples
+    assert sample.computed_tokens == sample.input_tokens + sample.output_tokens - sample.items
+    assert sample.computed_tokens < sum(s.computed_tokens for s in plain.samples)
+
+
+def test_sorting_pads_less(worker: Worker, dataset: str, plain: Result) -> None:
+    """Prompts of like length meet."""
+    result = worker.run(dataset, batch_size=3, batching="sorted")
+    lengths = [item.input_tokens for item in result.items]
+    assert lengths == sorted(lengths)
+    assert sum(s.computed_tokens for s in result.samples) < sum(
+        s.computed_tokens for s in plain.samples
+    )
+
+
+def test_the_times_of_refilled_rows_fit_together(worker: Worker, dataset: str) -> None:
+    """Reading comes before the end, and all steps lie within the batch."""
+    result = worker.run(dataset, batch_size=3, batching="refill")
+    (sample,) = result.samples
+    assert all(item.ttft_s and 0 < item.ttft_s <= item.latency_s for item in result.items)
+    assert sample.ttft_s and sum(sample.step_s) <= sample.wall_s
+    # Rows are full most of the time: fewer steps than one row would need, more than if all fit.
+    decoded = sample.output_tokens - sample.items
+    assert decoded / 3 <= len(sample.step_s) < decoded
+
+
+def test_the_model_is_left_as_it_was(worker: Worker, dataset: str, plain: Result) -> None:
+    """After refilling, the same resident model generates in static batches as before."""
+    worker.run(dataset, batch_size=8, batching="refill")
+    again = worker.run(dataset, batch_size=3)
+    assert texts(again) == texts(plain)
+    assert again.details["attention"] == "sdpa"
+
+
+def test_ignore_eos_gives_every_prompt_its_tokens(worker: Worker, dataset: str) -> None:
+    """In fixed-length mode nothing ends early."""
+    result = worker.run(dataset, batch_size=3, batching="refill", ignore_eos=True, output_tokens=9)
+    assert {item.output_tokens for item in result.items} == {9}
+
+
+def test_what_rows_cannot_stand_in_for_is_refused(dataset: str) -> None:
+    """Another attention than the one that is replaced would not be what the row says."""
+    with pytest.raises(Unsupported, match="sdpa"):
+        Worker().run(dataset, batching="refill", attention="eager")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"engine": "vllm"}, "batches in its own way"),
+        ({"device": "hpu"}, "compiles anew"),
+        ({"parameters": {"batching": "refill", "attention": "eager"}}, "attention eager"),
+        ({"parameters": {"batching": "refill", "tensor_parallel": 2}}, "not built"),
+    ],
+)
+def test_the_plan_says_where_refilling_is_not_to_be_had(
+    changes: dict[str, object], words: str
+) -> None:
+    """Each refusal names the setting and the reason; a plain job has none."""
+    usual: dict[str, object] = {
+        "model": "m",
+        "dataset": "d",
+        "precision": "bf16",
+        "device": "cpu",
+        "batch_size": 4,
+        "cards": 1,
+        "parameters": {"batching": "refill"},
+    }
+    assert not list(batching_refusals(Asked(**usual)))  # type: ignore[arg-type]
+    (refusal,) = batching_refusals(Asked(**(usual | changes)))  # type: ignore[arg-type]
+    assert refusal.setting == "batching" and words in refusal.reason and refusal.unsupported
+
+
+@given(
+    lengths=st.lists(st.integers(1, 700), min_size=1, max_size=30),
+    row_count=st.integers(1, 9),
+    chance=st.randoms(use_true_random=False),
+)
+@examples(deadline=None, max_examples=60)
+def test_every_prompt_gets_a_row_once_and_rows_stay_together(
+    lengths: list[int], row_count: int, chance: Random
+) -> None:
+    """Whatever ends when: no row holds two texts, moves follow texts, and all prompts are read."""
+    plan = _Plan(lengths, row_count)
+    rows: dict[int, Text] = {}  # what a row's memory holds
+    read: list[int] = []
+    while not plan.over:
+        admitted = plan.admit()
+        for offset, text in enumerate(admitted):
+            rows[len(plan.running) - len(admitted) + offset] = text
+        read += [text.index for text in admitted]
+        assert plan.running, "nothing runs, and nothing was admitted"
+        assert len(plan.running) <= row_count
+        ended = {text.index for text in plan.running if chance.random() < 0.3}
+        for source, target in plan.remove(lambda text, ended=ended: text.index in ended):
+            rows[target] = rows[source]
+        assert all(rows[row] is text for row, text in enumerate(plan.running))
+        assert not {text.index for text in plan.running} & ended
+    assert read == list(range(len(lengths)))

@@ -1,0 +1,1 @@
+"""Generation loops of our own, where a library's loop leaves a card doing what nobody asked for."""

@@ -1,0 +1,113 @@
+"""Text generation with ``batching: refill`` as the timed loop sees it: one batch is all prompts.
+
+A prompt's times begin when it is read, as in a static batch; the wait for a free row before that is
+the queue's, which is no property of the device. The time of a decoding step runs from the end of
+the one before: where prompts were read in between, the texts being written waited for that too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from workloads.api import Item
+from workloads.errors import Unsupported
+from workloads.generation import refill
+from workloads.measure import Measured, Observation
+from workloads.parameters import TextGenerationParameters
+
+if TYPE_CHECKING:
+    from workloads.text_generation import Prompt
+
+
+class Refilling:
+    """Runs all prompts of this rank in one pass and keeps what came out, by repeat."""
+
+    def __init__(
+        self,
+        engine: Any,
+        prompts: Sequence[Prompt],
+        batch_size: int,
+        parameters: TextGenerationParameters,
+        clock: Callable[[], float],
+        synchronize: Callable[[], None],
+    ) -> None:
+        model = getattr(engine, "model", None)
+        if model is None or engine.details.get("attention") != "sdpa":
+            raise Unsupported("batching refill needs the engine transformers with attention sdpa")
+        refill.check_model(model)
+        self._engine = engine
+        self._prompts = prompts
+        self._batch_size = batch_size
+        self._parameters = parameters
+        self._clock = clock
+        self._synchronize = synchronize
+        self._items: dict[int, list[Item]] = {}
+
+    def run_batch(self, repeat: int, batch: int) -> Callable[[], Observation]:
+        """Generate for all prompts; the returned function counts, when the clock has stopped."""
+        admitted: dict[int, float] = {}
+        token_times: list[list[float]] = [[] for _ in self._prompts]
+        steps: list[float] = []  # ends: of the first reading, then of each decoding step
+
+        def on_admit(indices: Sequence[int]) -> None:
+            admitted.update(dict.fromkeys(indices, self._clock()))
+
+        def on_step(indices: Sequence[int]) -> None:
+            self._synchronize()
+            now = self._clock()
+            decoded = bool(token_times[indices[0]])
+            for index in indices:
+                token_times[index].append(now)
+            if decoded or not steps:
+                steps.append(now)
+
+        ends = frozenset[int]() if self._parameters.ignore_eos else self._engine.end_token_ids
+        with refill.attention_over_rows(self._engine.model):
+            generated = refill.generate(
+                self._engine.model,
+                [prompt.ids for prompt in self._prompts],
+                row_count=self._batch_size,
+                output_tokens=self._parameters.output_tokens,
+                end_token_ids=ends,
+                on_admit=on_admit,
+                on_step=on_step,
+            )
+        return lambda: self._observe(repeat, generated, admitted, token_times, steps)
+
+    def _observe(
+        self,
+        repeat: int,
+        generated: refill.Refilled,
+        admitted: dict[int, float],
+        token_times: list[list[float]],
+        steps: list[float],
+    ) -> Observation:
+        items = []
+        for index, prompt in enumerate(self._prompts):
+            ids = generated.tokens[index]
+            keep = index < self._parameters.keep_texts
+            items.append(
+                Item(
+                    index=prompt.index,
+                    input_tokens=len(prompt.ids),
+                    output_tokens=len(ids),
+                    latency_s=token_times[index][-1] - admitted[index],
+                    ttft_s=token_times[index][0] - admitted[index],
+                    output_text=self._engine.decode(ids) if keep else None,
+                )
+            )
+        self._items[repeat] = items
+        return Observation(
+            items=len(items),
+            input_tokens=sum(item.input_tokens for item in items),
+            output_tokens=sum(item.output_tokens for item in items),
+            computed_tokens=generated.computed_tokens,
+            ttft_s=sum(item.ttft_s or 0.0 for item in items) / len(items),
+            step_s=tuple(after - before for before, after in pairwise(steps)),
+        )
+
+    def items(self, measured: Measured) -> tuple[Item, ...]:
+        """The prompts of the last complete repeat."""
+        return tuple(self._items.get(measured.representative_repeat, ()))

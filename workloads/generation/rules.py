@@ -1,0 +1,25 @@
+"""Which jobs ``batching`` goes together with: pure, without torch, since the plan asks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from workloads.refusal import Asked, Refusal
+
+
+def batching_refusals(asked: Asked) -> Iterator[Refusal]:
+    """What speaks against refilling rows in this job; sorting goes with everything."""
+    if asked.parameters.get("batching") != "refill":
+        return
+    hint = "use batching static or sorted"
+    if asked.engine != "transformers":
+        reason = f"the engine {asked.engine} batches in its own way"
+    elif asked.device == "hpu":
+        reason = "rows that come and go change shapes at every step, which Gaudi compiles anew"
+    elif asked.parameters.get("attention", "sdpa") != "sdpa":
+        reason = f"attention {asked.parameters['attention']} knows no rows of unlike length"
+    elif (asked.parameters.get("tensor_parallel") or 1) > 1:
+        reason = "cards that split a model would have to refill alike, which is not built"
+    else:
+        return
+    yield Refusal(setting="batching", reason=reason, hint=hint, unsupported=True)
