@@ -83,8 +83,9 @@ def metrics_of(
     first_tokens = [sample.ttft_s for _, sample in counted if sample.ttft_s is not None]
     latencies = [item.latency_s for _, item in items]
     losses = _losses(samples)
+    means: dict[str, Any] = {name: _mean(values) for name, values in rates.items()}
     return Metrics(
-        **{name: _mean(values) for name, values in rates.items()},
+        **means,
         throughput=_mean(primary),
         throughput_unit="tokens/s" if generates else "samples/s",
         throughput_low=interval.low if interval else None,

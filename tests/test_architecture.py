@@ -15,6 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PURE = [
     "attempt",
     "cluster",
+    "energy",
     "doctor/checks",
     "doctor/facts",
     "doctor/text",
