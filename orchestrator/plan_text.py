@@ -11,6 +11,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from datetime import datetime
 from html import escape
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,9 @@ from workloads.api import MeasureSettings
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from orchestrator.deadline import Deadline
+    from orchestrator.forecast import Forecast
 
 SHOWN_ROWS = 50  # in a notebook
 FOLDED_ROWS = 2000  # laying out a table for a terminal takes about a millisecond a row
@@ -108,8 +112,28 @@ def summary_lines(plan: Plan) -> Iterator[str]:
         yield f"note: {note}"
 
 
-def print_plan(plan: Plan, console: Console) -> None:
-    """The plan as a person reads it, on a terminal or in a file."""
+def deadline_lines(deadline: Deadline, found: Forecast | None) -> Iterator[str]:
+    """When what ends, on this machine's clock, and how far the run is expected to come."""
+    at, until = (datetime.fromtimestamp(t).astimezone() for t in (deadline.at, deadline.work_until))
+    yield (
+        f"deadline: the report is there by {at:%Y-%m-%d %H:%M %Z}; work ends at {until:%H:%M:%S}, "
+        "the first cell of each configuration goes first"
+    )
+    if found is None:
+        return
+    if found.measured == found.jobs:
+        ends = duration_text(found.ends_after_s)
+        yield f"all {found.jobs} jobs should be done by then, after about {ends}"
+    else:
+        yield (
+            f"about {found.measured} of {found.jobs} jobs should be measured by then, with "
+            f"{found.reached} of {found.configurations} first cells; the others are left for "
+            "another run"
+        )
+
+
+def print_plan(plan: Plan, console: Console, more: Sequence[str] = ()) -> None:
+    """The plan as a person reads it, on a terminal or in a file; ``more`` lines follow its sums."""
     shared, headings, rows = _table(plan)
     write = console.file.write
     jobs = "1 job" if len(rows) == 1 else f"{len(rows)} jobs"
@@ -125,7 +149,7 @@ def print_plan(plan: Plan, console: Console) -> None:
         _print_folded(headings, rows, plan.jobs, console)
     else:
         write(_aligned(headings, rows))
-    write("\n" + "\n".join(summary_lines(plan)) + "\n")
+    write("\n" + "\n".join([*summary_lines(plan), *more]) + "\n")
 
 
 def _print_folded(
@@ -188,7 +212,7 @@ def html_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
-def plan_json(plan: Plan) -> str:
+def plan_json(plan: Plan, found: Forecast | None = None) -> str:
     """The plan as one JSON object; each job is one line of it."""
     encode = json.JSONEncoder(ensure_ascii=False).encode
     sets: dict[tuple[Accelerator, int], int] = {}
@@ -214,6 +238,8 @@ def plan_json(plan: Plan) -> str:
         },
         "notes": list(plan.notes),
     }
+    if found is not None:
+        head["forecast"] = asdict(found)
     lines = []
     for item in plan.jobs:
         job = item.job

@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from orchestrator.deadline import Deadline
 from orchestrator.job import Accelerator, State
 from orchestrator.results.directory import default_results_dir
 from orchestrator.worker.leftovers import Owner, end_leftovers
@@ -25,6 +26,7 @@ from orchestrator.worker.leftovers import Owner, end_leftovers
 if TYPE_CHECKING:
     from orchestrator.cluster import Node
     from orchestrator.driver import DriveResult
+    from orchestrator.forecast import Forecast
     from orchestrator.grid.model import Grid
     from orchestrator.history import PastRow
     from orchestrator.plan import Plan
@@ -55,6 +57,7 @@ class RunOptions:
     quiet: bool = False  # show no progress
     resume: bool = False  # go on with a run that exists, although its driver may only seem dead
     remote_code: tuple[str, ...] = ()  # models that may run the Python code they come with
+    ends_at: float | None = None  # when the report must be there, seconds since the epoch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,11 +104,12 @@ def run_grid(
         with store, _owner(store).marks_this_process():
             # Once more under the lock: another driver may just have finished the same run.
             plan = _plan(options, grid, session, store)
-            _announce(session, plan, store, say)
+            deadline = _deadline(options, plan)
+            _announce(session, plan, store, deadline, say)
             _clear_up(store, say)
             store.write_file("grid.yaml", grid.text)
             store.write_file(OPTIONS_FILE, json.dumps({n: getattr(options, n) for n in _PLACE}))
-            result = _drive(options, session, plan, store, say)
+            result = _drive(options, session, plan, store, deadline, say)
             states = final_states(plan, store.history()) if result.finished else {}
     return RunOutcome(store=store, plan=plan, result=result, states=states)
 
@@ -253,15 +257,34 @@ def _history(store: Store) -> list[PastRow]:
     return store.history() if store.exists else []
 
 
-def _announce(session: Session, plan: Plan, store: Store, say: Say) -> None:
+def _deadline(options: RunOptions, plan: Plan) -> Deadline | None:
+    if options.ends_at is None:
+        return None
+    return Deadline.of(options.ends_at, now=time.time(), jobs=len(plan.jobs))
+
+
+def forecast_of(plan: Plan, history: Sequence[PastRow], deadline: Deadline) -> Forecast | None:
+    """How far a run that starts now would come; None when that is too much to work out."""
+    from orchestrator.forecast import forecast
+    from orchestrator.planning import estimator_for
+
+    return forecast(plan, estimator_for(history, plan.nodes), deadline.work_until - time.time())
+
+
+def _announce(
+    session: Session, plan: Plan, store: Store, deadline: Deadline | None, say: Say
+) -> None:
     """Say what will happen and where rows will lie, before it happens."""
-    from orchestrator.plan_text import nodes_text, summary_lines
+    from orchestrator.plan_text import deadline_lines, nodes_text, summary_lines
     from orchestrator.results.directory import inside_ray_job
 
     say(f"Run {store.run}: grid {plan.grid_name}, {len(plan.jobs)} jobs")
     say(f"cards: {nodes_text(plan.nodes)}")
     for line in summary_lines(plan):
         say(line)
+    if deadline is not None:
+        for line in deadline_lines(deadline, forecast_of(plan, _history(store), deadline)):
+            say(line)
     passing = " (the working directory of a Ray job is thrown away)" if inside_ray_job() else ""
     say(f"rows: {store.tables_path.resolve()}{passing}")
 
@@ -301,7 +324,12 @@ def _clear_up(store: Store, say: Say) -> None:
 
 
 def _drive(
-    options: RunOptions, session: Session, plan: Plan, store: Store, say: Say
+    options: RunOptions,
+    session: Session,
+    plan: Plan,
+    store: Store,
+    deadline: Deadline | None,
+    say: Say,
 ) -> DriveResult:
     """Run the plan on the session's executor, which is started only if anything is to run."""
     from orchestrator.derive import measurement_of
@@ -343,9 +371,13 @@ def _drive(
         stop = signals.enter_context(StopSignal().on_signals())
         view = stack.enter_context(contextlib.closing(open_view(quiet=options.quiet)))
         history = _history(store)
+        settings = ScheduleSettings()
+        if deadline is not None:
+            until, stop_s = deadline.work_until, deadline.stop_s
+            settings = replace(settings, work_until=until, stop_s=stop_s)
         schedule = Schedule(
             plan.jobs,
-            ScheduleSettings(),
+            settings,
             estimator_for(history, plan.nodes),
             attempts_before=attempts_before(history),
         )

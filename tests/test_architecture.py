@@ -15,6 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PURE = [
     "attempt",
     "cluster",
+    "deadline",
     "energy",
     "doctor/checks",
     "doctor/facts",
@@ -22,6 +23,7 @@ PURE = [
     "errors",
     "events",
     "failure",
+    "forecast",
     "history",
     "job",
     "measurement",

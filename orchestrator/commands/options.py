@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import time
+from datetime import datetime
 from pathlib import Path
 
+from orchestrator.deadline import parse_budget, parse_deadline
 from orchestrator.results.directory import default_results_dir
 
 
@@ -29,6 +32,46 @@ def add_runs_argument(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="only this run; may be repeated (default: all)",
     )
+
+
+def add_deadline_arguments(parser: argparse.ArgumentParser) -> None:
+    """``--deadline`` or ``--budget``; see ``ends_at``."""
+    either = parser.add_mutually_exclusive_group()
+    either.add_argument(
+        "--deadline",
+        metavar="TIME",
+        type=_deadline,
+        help="when the report must be there: 08:00 (the next one, on this machine's clock) or "
+        "2026-11-22T08:00+01:00",
+    )
+    either.add_argument(
+        "--budget",
+        metavar="TIME",
+        type=_budget,
+        help="the same, counted from now: 9h, 90m, 1h30m",
+    )
+
+
+def ends_at(args: argparse.Namespace) -> float | None:
+    """When the report must be there, in seconds since the epoch; None when nobody asked."""
+    if args.deadline is not None:
+        moment: datetime = args.deadline
+        return moment.timestamp()
+    return None if args.budget is None else time.time() + args.budget
+
+
+def _deadline(text: str) -> datetime:
+    try:
+        return parse_deadline(text, datetime.now().astimezone())
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _budget(text: str) -> float:
+    try:
+        return parse_budget(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def add_notify_argument(parser: argparse.ArgumentParser) -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from orchestrator.commands.options import add_deadline_arguments, ends_at
 from orchestrator.results.directory import default_results_dir
 
 if TYPE_CHECKING:
+    from orchestrator.forecast import Forecast
     from orchestrator.plan import Plan
 
 
@@ -60,6 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EPILOG
     add_grid_arguments(parser)
+    add_deadline_arguments(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
 
 
@@ -86,14 +90,31 @@ def plan_of(args: argparse.Namespace) -> Plan:
 def run(args: argparse.Namespace) -> int:
     """Print the plan."""
     plan = plan_of(args)
+    lines, found = _until(args, plan)
     if args.json:
         from orchestrator.plan_text import plan_json
 
-        print(plan_json(plan))
+        print(plan_json(plan, found))
         return 0
     from rich.console import Console
 
     from orchestrator.plan_text import print_plan
 
-    print_plan(plan, Console(file=sys.stdout))
+    print_plan(plan, Console(file=sys.stdout), lines)
     return 0
+
+
+def _until(args: argparse.Namespace, plan: Plan) -> tuple[list[str], Forecast | None]:
+    """What a deadline would mean for a run that starts now."""
+    at = ends_at(args)
+    if at is None:
+        return [], None
+    from orchestrator.deadline import Deadline
+    from orchestrator.grid.model import load_grid
+    from orchestrator.plan_text import deadline_lines
+    from orchestrator.running import earlier_rows, forecast_of
+
+    deadline = Deadline.of(at, now=time.time(), jobs=len(plan.jobs))
+    history = earlier_rows(args.results, args.run_name or load_grid(args.grid).name)
+    found = forecast_of(plan, history, deadline)
+    return list(deadline_lines(deadline, found)), found

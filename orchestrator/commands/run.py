@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from orchestrator import exit_codes
-from orchestrator.commands.options import add_notify_argument
+from orchestrator.commands.options import add_deadline_arguments, add_notify_argument, ends_at
 from orchestrator.commands.plan import add_grid_arguments
 
 if TYPE_CHECKING:
@@ -80,6 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="the report as one JSON object on standard output, progress on standard error",
     )
+    add_deadline_arguments(parser)
     add_notify_argument(parser)
 
 
@@ -123,6 +124,7 @@ def _asked(args: argparse.Namespace) -> tuple[Path, RunOptions]:
         quiet=args.quiet,
         remote_code=tuple(args.remote_code),
         resume=args.resume,
+        ends_at=ends_at(args),
     )
     source = args.grid
     if source is None:

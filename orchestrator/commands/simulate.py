@@ -13,9 +13,11 @@ import json
 import sys
 import time
 from collections import Counter
+from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING
 
+from orchestrator.commands.options import add_deadline_arguments, ends_at
 from orchestrator.commands.plan import add_grid_arguments, plan_of
 
 if TYPE_CHECKING:
@@ -53,6 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--seed", metavar="N", type=int, default=0, help="which history of accidents (default: 0)"
     )
+    add_deadline_arguments(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
 
 
@@ -60,9 +63,11 @@ def run(args: argparse.Namespace) -> int:
     """Simulate the plan and print how it went."""
     from rich.console import Console
 
+    from orchestrator.deadline import Deadline
     from orchestrator.grid.model import load_grid
     from orchestrator.planning import estimator_for
     from orchestrator.running import earlier_rows
+    from orchestrator.scheduling.schedule import ScheduleSettings
     from orchestrator.scheduling.simulate import SimulationSettings, simulate
 
     plan = plan_of(args)
@@ -72,7 +77,11 @@ def run(args: argparse.Namespace) -> int:
         seed=args.seed, noise=args.noise, faults=_faults(args.faults, args.seed, plan)
     )
     began = time.perf_counter()
-    result = simulate(plan.jobs, plan.nodes, estimates, settings=settings)
+    how, at, now = ScheduleSettings(), ends_at(args), time.time()
+    if at is not None:
+        deadline = Deadline.of(at, now=now, jobs=len(plan.jobs))
+        how = replace(how, work_until=deadline.work_until - now, stop_s=deadline.stop_s)
+    result = simulate(plan.jobs, plan.nodes, estimates, settings=settings, schedule_settings=how)
     took_s = time.perf_counter() - began
     if args.json:
         print(json.dumps(_told(result, plan, took_s)))

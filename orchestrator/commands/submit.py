@@ -11,7 +11,7 @@ import json
 import sys
 from pathlib import Path
 
-from orchestrator.commands.options import add_notify_argument
+from orchestrator.commands.options import add_deadline_arguments, add_notify_argument
 
 EPILOG = """\
 What follows -- goes to `nightgrid run` on the cluster, for example
@@ -51,6 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="what is uploaded; the grid lies in it (default: this directory)",
     )
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
+    add_deadline_arguments(parser)
     add_notify_argument(parser)
     parser.add_argument(
         "arguments", nargs="*", metavar="-- ARG", help="more arguments of `nightgrid run`"
@@ -77,7 +78,11 @@ def run(args: argparse.Namespace) -> int:
         run=name,
         submission_id=args.submission_id or new_submission_id(name),
         results=args.results,
-        arguments=(*args.arguments, *(word for hook in args.notify for word in ("--notify", hook))),
+        arguments=(
+            *args.arguments,
+            *_until(args),
+            *(word for hook in args.notify for word in ("--notify", hook)),
+        ),
     )
     entrypoint = submission.entrypoint  # refused before the cluster is asked
     server = JobServer(args.address)
@@ -98,3 +103,11 @@ def run(args: argparse.Namespace) -> int:
     print(f"  nightgrid status {where}")
     print(f"  nightgrid logs {where} --follow")
     return 0
+
+
+def _until(args: argparse.Namespace) -> list[str]:
+    """The deadline as the cluster understands it: 08:00 here may be another time there. A budget
+    counts from the start of the run, not of the submission."""
+    if args.deadline is not None:
+        return ["--deadline", args.deadline.isoformat(timespec="minutes")]
+    return [] if args.budget is None else ["--budget", f"{args.budget:.0f}s"]
