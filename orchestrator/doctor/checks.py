@@ -55,6 +55,7 @@ def check_node(node: NodeFacts, probe: Probe) -> list[Finding]:
     return [
         *check_imports(node, probe),
         *check_cards(node, probe),
+        *check_accounts(node),
         *check_driver(node, probe),
         *check_clock(node),
         *check_hugepages(node, probe),
@@ -267,7 +268,7 @@ def check_imports(node: NodeFacts, probe: Probe) -> Iterator[Finding]:
 
 
 def check_cards(node: NodeFacts, probe: Probe) -> Iterator[Finding]:
-    """Ray's count is that of the vendor's tool, and nobody else has the cards."""
+    """Ray's count is that of the vendor's tool, and no process has a card open."""
     if node.emulated:
         return
     for kind, told in node.cards.items():
@@ -314,8 +315,12 @@ def check_cards(node: NodeFacts, probe: Probe) -> Iterator[Finding]:
                 message=card.occupied,
                 remedy="end that process; a run waits half a minute, then leaves the card out",
             )
+
+
+def check_accounts(node: NodeFacts) -> Iterator[Finding]:
+    """Nobody else has the cards in Ray's accounts."""
     total = sum(node.cards.values())
-    if total and node.cards_free < total:
+    if node.cards_free < total:
         yield Finding(
             check="cards-free",
             level=Level.WARNING,

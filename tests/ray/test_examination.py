@@ -1,0 +1,137 @@
+"""Examining a real Ray cluster, in which one node lacks a package and another is frozen."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from ray_bench import Bench
+
+from orchestrator.doctor.checks import judge
+from orchestrator.doctor.facts import ClusterFacts, Level, NodeFacts
+from orchestrator.doctor.text import exit_code, lines
+from orchestrator.events import NodeJoined
+from orchestrator.exit_codes import CLUSTER_UNFIT
+from orchestrator.job import Accelerator
+from orchestrator.on_ray.examination import Examination, clock_offset
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
+
+#: On a quiet machine the frozen node is given up after twenty seconds.
+TIMEOUT_S = 150.0
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("shared")
+
+
+@pytest.fixture(scope="module")
+def examined(
+    bench: Bench, shared: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ClusterFacts]:
+    """The bench's cluster and two more nodes, without cards, examined once."""
+    bench.wait_for(lambda event: isinstance(event, NodeJoined) and event.node.name == "hpu-1")
+    broken = tmp_path_factory.mktemp("broken")
+    (broken / "fake_workers.py").write_text("raise ImportError('gone')\n", encoding="ascii")
+    path = os.pathsep.join([str(broken), os.environ["PYTHONPATH"]])
+    cluster = bench.cluster
+    for name, variables in (("lacking", {"PYTHONPATH": path}), ("frozen", {})):
+        cluster.ray_nodes[name] = cluster.ray_cluster.add_node(
+            node_name=name,
+            node_ip_address="127.0.0.2",
+            num_cpus=0,
+            object_store_memory=80_000_000,
+            resources={"emulated": 1},
+            env_vars=variables,
+        )
+    raylet = cluster.ray_nodes["frozen"].all_processes["raylet"][0].process.pid
+    os.kill(raylet, signal.SIGSTOP)
+    try:
+        yield Examination(
+            packages=("csv", "fake_workers"),
+            shared_dir=str(shared),
+            expected_nodes=7,
+            timeout_s=TIMEOUT_S,
+        ).of(cluster)
+    finally:
+        os.kill(raylet, signal.SIGCONT)
+        for name in ("lacking", "frozen"):
+            cluster.remove(name)
+
+
+def named(facts: ClusterFacts, name: str) -> NodeFacts:
+    return next(node for node in facts.nodes if node.name == name)
+
+
+def test_every_node_says_what_it_has(examined: ClusterFacts) -> None:
+    """Cards as told to Ray, the same software, and clocks that are one and the same."""
+    cards = {node.name: dict(node.cards) for node in examined.nodes}
+    assert cards["hpu-1"] == {Accelerator.HPU: 4}
+    assert cards["gpu-1"] == {Accelerator.GPU: 2}
+    assert cards["cpu-1"] == {Accelerator.CPU: 1}
+    assert cards["head"] == cards["lacking"] == {}
+    assert [node.name for node in examined.nodes if node.head] == ["head"]
+    node = named(examined, "hpu-1")
+    assert node.emulated and node.probe is not None and node.clock is not None
+    assert node.probe.versions["ray"] == examined.driver.ray
+    assert node.probe.import_errors == {}
+    assert abs(node.clock.offset_s) <= node.clock.bound_s < 2.0
+
+
+def test_cards_that_somebody_holds_are_not_free(examined: ClusterFacts) -> None:
+    """The bench's executor has claimed them all."""
+    held = [f for f in judge(examined) if f.check == "cards-free" and f.where == "hpu-1"]
+    assert [f.message for f in held] == ["4 of 4 cards are held in Ray's accounts"]
+
+
+def test_a_node_that_lacks_a_package_is_named(examined: ClusterFacts) -> None:
+    """Only that node, and with what its own interpreter said."""
+    found = [f for f in judge(examined) if f.check == "imports"]
+    assert [finding.where for finding in found] == ["lacking"]
+    assert "fake_workers does not import: ImportError: gone" in found[0].message
+
+
+def test_a_frozen_node_is_a_finding_and_not_a_hang(examined: ClusterFacts) -> None:
+    """It is silent, or (on a busy machine) declared dead meanwhile; all others are told."""
+    found = judge(examined)
+    silent = [f for f in found if f.check == "answer"]
+    assert [(f.where, f.level) for f in silent] == [("frozen", Level.ERROR)]
+    assert exit_code(found) == CLUSTER_UNFIT
+    told = "\n".join(lines(examined, found))
+    assert "ERROR   frozen: it" in told and "hpu-1, 4 HPU" in told
+    assert "7 expected nodes" in told  # it has six
+
+
+def test_the_shared_directory_is_found_shared_and_left_clean(
+    examined: ClusterFacts, shared: Path
+) -> None:
+    """Every node read the driver's file and wrote its own; none is left."""
+    answered = [node.probe for node in examined.nodes if node.probe is not None]
+    assert len(answered) == 5
+    assert all(
+        probe.shared and probe.shared.readable and probe.shared.written for probe in answered
+    )
+    assert list(shared.iterdir()) == []
+
+
+class Clock:
+    """A remote clock that is two seconds ahead and answers late."""
+
+    def remote(self) -> float:
+        return 1002.0
+
+
+def test_the_shortest_round_trip_bounds_the_offset(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of trips of 1.0, 0.2 and 0.6 s the second says most: two seconds less half of it."""
+    import ray
+
+    monkeypatch.setattr(ray, "get", lambda value, timeout: value)
+    monkeypatch.setattr("orchestrator.on_ray.examination._ROUND_TRIPS", 3)
+    times = iter([1000.0, 1001.0, 1000.0, 1000.2, 1000.0, 1000.6])
+    offset = clock_offset(Clock(), clock=lambda: next(times))
+    assert offset.offset_s == pytest.approx(1.9)
+    assert offset.bound_s == pytest.approx(0.1)
