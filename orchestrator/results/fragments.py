@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.errors import StoreError, StoreFull
+from orchestrator.results import disk
 
 _DIGEST_LENGTH = 16
 _JOB = r"[A-Za-z0-9_][A-Za-z0-9_-]{0,79}"
@@ -94,13 +95,13 @@ def write_durably(directory: Path, name: str, data: bytes) -> Path:
     aside, target = directory / f".{name}.partial", directory / name
     try:
         try:
-            _write_synced(aside, data)
-            os.rename(aside, target)
+            _write(aside, data, synced=True)
+            disk.rename(aside, target)
         except OSError:
             with contextlib.suppress(OSError):
-                aside.unlink()
+                disk.remove(aside)
             raise
-        sync_directory(directory)
+        disk.sync_directory(directory)
     except OSError as error:
         kind = StoreFull if error.errno in _NO_SPACE else StoreError
         raise kind(f"cannot write {target}: {error.strerror or error}") from error
@@ -111,36 +112,26 @@ def replace_file(directory: Path, name: str, data: bytes) -> Path:
     """Replace a file that is only looked at (a page, a status): whole, but not synced."""
     aside = directory / f".{name}.{os.getpid()}.aside"
     try:
-        aside.write_bytes(data)
-        os.replace(aside, directory / name)
+        _write(aside, data, synced=False)
+        disk.rename(aside, directory / name)
     except OSError as error:
-        aside.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            disk.remove(aside)
         kind = StoreFull if error.errno in _NO_SPACE else StoreError
         raise kind(f"cannot write {directory / name}: {error.strerror or error}") from error
     return directory / name
 
 
-def _write_synced(path: Path, data: bytes) -> None:
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+def _write(path: Path, data: bytes, *, synced: bool) -> None:
+    handle = disk.create(path)
     try:
         view = memoryview(data)
         while view:  # a disk that fills up makes a write short before it makes it fail
-            view = view[os.write(handle, view) :]
-        os.fsync(handle)
+            view = view[disk.write(handle, view) :]
+        if synced:
+            disk.sync(handle)
     finally:
-        os.close(handle)
-
-
-def sync_directory(directory: Path) -> None:
-    """Make the names in a directory survive a power failure."""
-    handle = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(handle)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # file systems that sync names anyway
-            raise
-    finally:
-        os.close(handle)
+        disk.close(handle)
 
 
 def recover(directory: Path, quarantine: Path) -> list[Damage]:
@@ -150,13 +141,13 @@ def recover(directory: Path, quarantine: Path) -> list[Damage]:
     torn or corrupt moves to ``quarantine``.
     """
     found: list[Damage] = []
-    for name in sorted(os.listdir(directory)):
+    for name in sorted(disk.names(directory)):
         path = directory / name
         target = partial_target(name)
         if target is None and not name.endswith(".parquet"):
             continue
         try:
-            data = path.read_bytes()
+            data = disk.read(path)
         except OSError as error:  # a directory or a dangling link of this name, or a bad sector
             found.append(Damage(path=_set_aside(path, quarantine), reason=str(error)))
             continue
@@ -170,23 +161,25 @@ def recover(directory: Path, quarantine: Path) -> list[Damage]:
 
 def set_aside_earlier(quarantine: Path) -> list[Damage]:
     """The damaged files that ``recover`` has set aside so far."""
-    if not quarantine.is_dir():
+    try:
+        names = disk.names(quarantine)
+    except (FileNotFoundError, NotADirectoryError):
         return []
     return [
-        Damage(path=path, reason="set aside: torn or corrupt")
-        for path in sorted(quarantine.iterdir())
+        Damage(path=quarantine / name, reason="set aside: torn or corrupt")
+        for name in sorted(names)
     ]
 
 
 def _set_aside(path: Path, quarantine: Path) -> Path:
-    quarantine.mkdir(exist_ok=True)
+    disk.make_directory(quarantine)
     target, number = quarantine / path.name.lstrip("."), 1
-    while target.exists():
+    while disk.is_there(target):
         target = quarantine / f"{path.name.lstrip('.')}.{number}"
         number += 1
-    os.rename(path, target)
-    sync_directory(quarantine)
-    sync_directory(path.parent)
+    disk.rename(path, target)
+    disk.sync_directory(quarantine)
+    disk.sync_directory(path.parent)
     return target
 
 

@@ -10,14 +10,13 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator.errors import SchemaMismatch, StoreError
-from orchestrator.results import fragments
+from orchestrator.results import disk, fragments
 from orchestrator.results.fragments import Damage
 
 if TYPE_CHECKING:
@@ -81,7 +80,7 @@ def scan_rows(
 
 def _row_files(directory: Path) -> set[str]:
     try:
-        names = os.listdir(directory)
+        names = disk.names(directory)
     except FileNotFoundError:
         return set()
     return {name for name in names if name.endswith(".parquet") and not name.startswith(".")}
@@ -102,11 +101,23 @@ def _read_files(
             table = _read_file(directory / name, columns, scan.damaged)
         if table is not None:
             scan.tables[name] = table
-            covered.update(json.loads((table.schema.metadata or {}).get(COVERS_KEY, b"[]")))
+            covered |= _covers(table)
     for name in covered & scan.tables.keys():  # an older compacted file that sorted first
         del scan.tables[name]
         scan.covered.append(name)
     return scan
+
+
+def _covers(table: pa.Table) -> set[str]:
+    """The names of the files for which a table stands.
+
+    Raises:
+        ValueError: what it says of them is no list of names.
+    """
+    names = json.loads((table.schema.metadata or {}).get(COVERS_KEY, b"[]"))
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ValueError("it does not list the files that it stands for")
+    return set(names)
 
 
 def _read_file(path: Path, columns: list[str], damaged: list[Damage]) -> pa.Table | None:
@@ -117,10 +128,10 @@ def _read_file(path: Path, columns: list[str], damaged: list[Damage]) -> pa.Tabl
     from orchestrator.results.schema import current
 
     try:
-        data = path.read_bytes()
+        data = disk.read(path)
         reason = fragments.damage_of(path.name, data)
     except OSError as error:
-        if not os.path.lexists(path):
+        if not disk.is_there(path):
             raise  # vanished: the caller looks again
         data, reason = b"", f"cannot be read: {error.strerror or error}"
     if reason is None:
@@ -128,10 +139,12 @@ def _read_file(path: Path, columns: list[str], damaged: list[Damage]) -> pa.Tabl
             file = pq.ParquetFile(pa.BufferReader(data))
             present = set(file.schema_arrow.names)
             table = file.read([name for name in columns if name in present], use_threads=False)
-            return current(table, str(path))
+            table = current(table, str(path))
+            _covers(table)
+            return table
         except SchemaMismatch:
             raise  # not damage: this program is too old
-        except (pa.ArrowException, OSError, ValueError, StoreError) as error:
+        except (pa.ArrowException, OSError, ValueError, RecursionError, StoreError) as error:
             reason = f"not a table of results: {error}"
     damaged.append(Damage(path=path, reason=reason))
     return None

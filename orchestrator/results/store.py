@@ -34,7 +34,7 @@ from orchestrator.errors import SchemaMismatch, StoreError, StoreFull
 from orchestrator.history import PastRow
 from orchestrator.job import Accelerator, State
 from orchestrator.measurement import Measurement
-from orchestrator.results import fragments
+from orchestrator.results import disk, fragments
 from orchestrator.results.fragments import Damage
 from orchestrator.results.lock import SILENCE_S, Holder, RunLock
 from orchestrator.results.scan import COVERS_KEY, Scan, scan_rows
@@ -96,7 +96,8 @@ class Store:
         self.tables_path = self.path / "rows"
         self.quarantine_path = self.path / "quarantine"
         for path in (self.path, self.tables_path, self.quarantine_path, self.path / "logs"):
-            if not path.resolve().is_relative_to(Path(results_dir).resolve()):
+            # os.path.realpath, since Path.resolve raises where links go round in a circle
+            if not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(results_dir)):
                 raise StoreError(f"{path} leads out of {results_dir}; link the latter instead")
         self.running_path = self.path / "running"
         self.taken_over_from: Holder | None = None
@@ -144,8 +145,8 @@ class Store:
             StoreLocked: another driver holds the run; the message names it.
         """
         try:
-            self.tables_path.mkdir(parents=True, exist_ok=True)
-            fragments.sync_directory(self.path)
+            disk.make_directory(self.tables_path)
+            disk.sync_directory(self.path)
         except OSError as error:
             raise StoreError(f"cannot create {self.tables_path}: {error.strerror}") from error
         self.taken_over_from = self._lock.acquire()
@@ -174,13 +175,13 @@ class Store:
         traceback: TracebackType | None,
     ) -> None:
         try:
-            if error is None and len(os.listdir(self.tables_path)) >= COMPACT_FROM:
+            if error is None and len(disk.names(self.tables_path)) >= COMPACT_FROM:
                 self.compact()
         except (StoreError, OSError) as problem:  # a convenience; the rows are safe without it
             _LOG.warning("the rows were not compacted: %s", problem)
         finally:
             with contextlib.suppress(OSError):
-                self._reserve.unlink(missing_ok=True)
+                disk.remove(self._reserve)
             self._lock.release()
 
     def append(self, measurement: Measurement) -> Path:
@@ -197,7 +198,7 @@ class Store:
         path = fragments.write_durably(self.tables_path, name, data)
         if note := self._notes.pop(measurement.attempt_id, None):
             with contextlib.suppress(OSError):  # the next writer sees that its row is there
-                note.unlink()
+                disk.remove(note)
         if elsewhere := self._spilled.pop(name, None):
             with contextlib.suppress(OSError):
                 elsewhere.unlink()
@@ -214,7 +215,7 @@ class Store:
             StoreFull: there is none.
             StoreError: it cannot be written.
         """
-        if not self._reserve.exists():
+        if not disk.is_there(self._reserve):
             fragments.replace_file(self.path, self._reserve.name, bytes(_RESERVE_BYTES))
 
     def spill(self, measurement: Measurement) -> Path | None:
@@ -257,14 +258,14 @@ class Store:
             StoreError: it cannot be written.
         """
         self._lock.still_mine()
-        self.running_path.mkdir(exist_ok=True)
+        disk.make_directory(self.running_path)
         data = _row_file(if_lost)
         name = fragments.fragment_name(if_lost.job_id, if_lost.attempt_number, data)
         self._notes[if_lost.attempt_id] = fragments.replace_file(self.running_path, name, data)
 
     def _record_interrupted(self) -> tuple[str, ...]:
         """Make rows of the notes that a dead predecessor left; the ids of their attempts."""
-        if not self.running_path.is_dir():
+        if not disk.is_there(self.running_path):
             return ()
         notes = scan_rows(self.running_path, ("job_id", "attempt_number", "attempt_id"))
         recorded = scan_rows(self.tables_path, ("job_id", "attempt_number"))
@@ -278,9 +279,9 @@ class Store:
             (row,) = table.to_pylist()
             path = self.running_path / name
             if (row["job_id"], row["attempt_number"]) not in known:
-                fragments.write_durably(self.tables_path, name, path.read_bytes())
+                fragments.write_durably(self.tables_path, name, disk.read(path))
                 interrupted.append(str(row["attempt_id"]))
-            path.unlink()
+            disk.remove(path)
         for damage in fragments.recover(self.running_path, self.quarantine_path):
             _LOG.warning("set aside as %s: %s", damage.path, damage.reason)
         return tuple(sorted(interrupted))
@@ -290,11 +291,11 @@ class Store:
         """What stays the same for all drivers of the run; made by the first. For the writer."""
         path = self.path / "run.id"
         with contextlib.suppress(OSError):
-            if known := path.read_text(encoding="ascii").strip():
+            if known := disk.read(path).decode("ascii", "replace").strip():
                 return known
         self._lock.still_mine()
         self.write_file(path.name, f"{secrets.token_hex(6)}\n")
-        return path.read_text(encoding="ascii").strip()
+        return disk.read(path).decode("ascii").strip()
 
     def write_file(self, name: str, content: str | bytes) -> Path:
         """Replace a side file of the run (report, status, grid) in one step.
@@ -304,11 +305,12 @@ class Store:
         """
         fragments.valid_name(name, "file name")
         data = content.encode() if isinstance(content, str) else content
-        self.path.mkdir(parents=True, exist_ok=True)
+        disk.make_directory(self.path)
         try:
             return fragments.replace_file(self.path, name, data)
         except StoreFull:
-            self._reserve.unlink(missing_ok=True)
+            with contextlib.suppress(FileNotFoundError):
+                disk.remove(self._reserve)
             return fragments.replace_file(self.path, name, data)
 
     def compact(self) -> Path | None:
@@ -336,16 +338,17 @@ class Store:
         data = _parquet(table.replace_schema_metadata(metadata), use_dictionary=True)
         name = fragments.compacted_name(len(rows), data)
         path = fragments.write_durably(self.tables_path, name, data)
-        if path.read_bytes() != data:
-            path.unlink()
+        if disk.read(path) != data:
+            disk.remove(path)
             raise StoreError(f"{path} does not read back as written; the fragments were kept")
         self._delete(scan.tables)
         return path
 
     def _delete(self, names: Iterable[str]) -> None:
         for name in names:
-            (self.tables_path / name).unlink(missing_ok=True)
-        fragments.sync_directory(self.tables_path)
+            with contextlib.suppress(FileNotFoundError):
+                disk.remove(self.tables_path / name)
+        disk.sync_directory(self.tables_path)
 
     # ------------------------------------------------------------ readers
 
@@ -369,9 +372,12 @@ class Store:
     def history(self) -> list[PastRow]:
         """What planning and estimating need of each row, oldest first."""
         scan = scan_rows(self.tables_path, _HISTORY_COLUMNS)
-        rows = scan.joined().to_pylist() if scan.tables else []
-        rows.sort(key=lambda row: (row["recorded_at"] is not None, row["recorded_at"] or 0))
-        return [_past_row(row) for row in rows]
+        try:
+            rows = _past_rows(scan.joined()) if scan.tables else []
+        except _NO_ROWS:
+            rows = [row for name in scan.tables for row in _past_rows_of(scan, name)]
+        rows.sort(key=lambda row: row[0])
+        return [past for _, past in rows]
 
 
 def _measurements(scan: Scan) -> list[Measurement]:
@@ -400,6 +406,27 @@ def _one_by_one(scan: Scan) -> list[Measurement]:
             del scan.tables[name]
             scan.damaged.append(Damage(path=scan.directory / name, reason=str(error)))
     return rows
+
+
+#: What a table raises whose columns are of the right kinds, with values that no row has.
+_NO_ROWS = (StoreError, ValueError, TypeError, KeyError, ArithmeticError)
+
+
+def _past_rows_of(scan: Scan, name: str) -> list[tuple[tuple[bool, Any], PastRow]]:
+    """The rows of one file; none, and a warning, if it holds something else."""
+    try:
+        return _past_rows(scan.tables[name])
+    except _NO_ROWS as error:
+        _LOG.warning("not read: %s: not rows of results: %r", scan.directory / name, error)
+        return []
+
+
+def _past_rows(table: pa.Table) -> list[tuple[tuple[bool, Any], PastRow]]:
+    """The rows of a table, each with what it is sorted by."""
+    return [
+        ((row["recorded_at"] is not None, row["recorded_at"] or 0), _past_row(row))
+        for row in table.to_pylist()
+    ]
 
 
 def _past_row(row: dict[str, Any]) -> PastRow:

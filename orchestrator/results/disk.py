@@ -1,0 +1,86 @@
+"""The calls on which the safety of rows rests; nothing else in ``results`` touches their files.
+
+Each is one system call or two, so that a test can put a disk of its own in their place: one that
+loses what was not synced, gets full, or flips bits (``tests/night``).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+
+def create(path: Path) -> int:
+    """Open a file for writing, new or emptied; its handle."""
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+
+
+def write(handle: int, data: bytes | memoryview) -> int:
+    """Write some of the data; how many bytes."""
+    return os.write(handle, data)
+
+
+def sync(handle: int) -> None:
+    """Make the content of a file survive a power failure."""
+    os.fsync(handle)
+
+
+def close(handle: int) -> None:
+    """Close a file."""
+    os.close(handle)
+
+
+def rename(source: Path, target: Path) -> None:
+    """Give a file another name, in the place of whatever had it."""
+    os.rename(source, target)
+
+
+def remove(path: Path) -> None:
+    """Remove a name."""
+    os.unlink(path)
+
+
+def make_directory(path: Path) -> None:
+    """Make a directory, and those above it, unless it is there."""
+    path.mkdir(parents=True, exist_ok=True)
+
+
+def sync_directory(directory: Path) -> None:
+    """Make the names in a directory survive a power failure."""
+    handle = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # file systems that sync names anyway
+            raise
+    finally:
+        os.close(handle)
+
+
+def names(directory: Path) -> list[str]:
+    """The names in a directory."""
+    return os.listdir(directory)
+
+
+def read(path: Path) -> bytes:
+    """The content of an ordinary file, and of nothing else that may lie in its place: a pipe would
+    be waited for for ever, and a device never ends.
+
+    Raises:
+        OSError: it cannot be read, or is no ordinary file.
+    """
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise OSError(errno.EINVAL, "it is no ordinary file")
+        with open(handle, "rb", closefd=False) as file:
+            return file.read()
+    finally:
+        os.close(handle)
+
+
+def is_there(path: Path) -> bool:
+    """Whether the name is taken, also by a link that leads nowhere."""
+    return os.path.lexists(path)
