@@ -138,7 +138,18 @@ PROBES: list[tuple[dict[str, Any], str, Level, str]] = [
         W,
         "by X",
     ),
-    ({"driver_version": "1.22.1-7e"}, "driver", W, "the driver is 1.22.1-7e, Habana's PyTorch is"),
+    ({"driver_version": "1.22.1-7e"}, "driver", E, "the driver is 1.22.1-7e, Habana's PyTorch is"),
+    (
+        {
+            "cards": tuple(
+                CardFacts(index=index, temperature_c=0.0 if index == 3 else 26.0)
+                for index in range(8)
+            )
+        },
+        "cards",
+        E,
+        "card 3 has 0 °C",
+    ),
     ({"hugepages_total": 0}, "hugepages", W, "0 GiB of huge pages"),
     ({"kernel": "Linux 6.8.0-45-generic"}, "iommu", W, "without IOMMU passthrough"),
     ({"open_files": 1024}, "limits", W, "may open 1024 files"),

@@ -307,6 +307,14 @@ def check_cards(node: NodeFacts, probe: Probe) -> Iterator[Finding]:
                 "two and four cards run only on aligned groups of them",
             )
     for card in probe.cards:
+        if card.temperature_c == 0:
+            yield Finding(
+                check="cards",
+                level=Level.ERROR,
+                where=node.name,
+                message=f"card {card.index} has 0 °C: it did not come up",
+                remedy='reboot the server; Habana\'s "System Verifications" says so of `0C`',
+            )
         if card.occupied:
             yield Finding(
                 check="cards-free",
@@ -332,14 +340,15 @@ def check_accounts(node: NodeFacts) -> Iterator[Finding]:
 
 
 def check_driver(node: NodeFacts, probe: Probe) -> Iterator[Finding]:
-    """Habana's driver and software are of one release."""
+    """Habana's driver and software are of one release: else the first job of every card fails, with
+    `synStatus=26 [Generic failure]`."""
     plugin = probe.versions.get("habana-torch-plugin")
     if Accelerator.HPU not in node.cards or not plugin or not probe.driver_version:
         return
     if _release(plugin) != _release(probe.driver_version):
         yield Finding(
             check="driver",
-            level=Level.WARNING,
+            level=Level.ERROR,
             where=node.name,
             message=f"the driver is {probe.driver_version}, Habana's PyTorch is {plugin}",
             remedy="use the image of the driver's version (`hl-smi` prints it), or update the "

@@ -17,6 +17,7 @@ class CardFacts:
     occupied: str | None = None  # who has it; None: free, or nobody can tell
     memory_used_bytes: int | None = None
     memory_total_bytes: int | None = None
+    temperature_c: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -149,6 +149,7 @@ def _cards(kind: Accelerator | None) -> tuple[CardFacts, ...]:
             occupied=device.occupied(index),
             memory_used_bytes=card.memory_used_bytes,
             memory_total_bytes=card.memory_total_bytes,
+            temperature_c=card.temperature_c,
         )
         for index, card in sorted(device.telemetry().items())
     )
