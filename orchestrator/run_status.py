@@ -9,7 +9,10 @@ Nothing here does I/O.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
+import math
+import typing
 from collections import Counter, defaultdict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -146,14 +149,46 @@ class RunStatus:
             failures = values.get("failures", ())
             values["failures"] = tuple(_known(FailedAttempt, failure) for failure in failures)
             return _known(cls, values)
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, RecursionError) as error:
             raise ValueError(f"not a run's status: {error}") from error
 
 
 def _known(kind: type[_Record], values: Mapping[str, Any]) -> _Record:
-    """The record from those values that it has a field for."""
-    names = {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
-    return kind(**{name: value for name, value in values.items() if name in names})
+    """The record from those values that it has a field for.
+
+    Raises:
+        TypeError: a value is not of its field's type, or a number no finite one.
+    """
+    if not isinstance(values, Mapping):
+        raise TypeError(f"{values!r:.40} in the place of {kind.__name__}")
+    hints = _hints(typing.cast(Any, kind))
+    known = {name: value for name, value in values.items() if name in hints}
+    for name, value in known.items():
+        if not _is_a(value, hints[name]):
+            raise TypeError(f"{name} is {value!r:.40}")
+    return kind(**known)
+
+
+@functools.cache
+def _hints(kind: Any) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
+
+
+def _is_a(value: object, hint: Any) -> bool:
+    """Whether a value from JSON has the type of a field."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is tuple:
+        return isinstance(value, tuple)  # its records have been looked at
+    if origin is Mapping:
+        return isinstance(value, Mapping) and all(
+            _is_a(item, arguments[1]) for item in value.values()
+        )
+    if arguments:  # X | None
+        return any(_is_a(value, argument) for argument in arguments)
+    if hint in (int, float):
+        kinds = (int,) if hint is int else (int, float)
+        return isinstance(value, kinds) and type(value) is not bool and math.isfinite(value)
+    return isinstance(value, hint)
 
 
 @dataclass(slots=True)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator.errors import StoreError
+from orchestrator.results import disk
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -74,7 +75,7 @@ def read_status(store: Store) -> RunStatus | None:
     from orchestrator.run_status import RunStatus
 
     try:
-        return RunStatus.from_json((store.path / "status.json").read_text(encoding="utf-8"))
+        return RunStatus.from_json(disk.read(store.path / "status.json").decode())
     except (OSError, ValueError):
         return None
 

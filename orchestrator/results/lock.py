@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import IO
 
 from orchestrator.errors import StoreError, StoreLocked
+from orchestrator.results import disk
 
 LOCK_NAME = "driver.lock"
 _GUARD_NAME = ".driver.lock.guard"
@@ -168,13 +169,18 @@ class RunLock:
             StoreLocked: there is a lock file that cannot be understood.
         """
         try:
-            values = json.loads(self.path.read_text(encoding="utf-8"))
-            return Holder(**{field.name: values[field.name] for field in fields(Holder)})
+            values = json.loads(disk.read(self.path))
+            found = Holder(**{field.name: values[field.name] for field in fields(Holder)})
+            here = asdict(Holder.this_process())
+            wrong = [n for n, v in asdict(found).items() if type(v) is not type(here[n])]
+            if wrong:
+                raise ValueError(f"{wrong[0]} is {values[wrong[0]]!r:.40}")
+            return found
         except FileNotFoundError:
             return None
         except OSError as error:
             raise StoreError(f"cannot read {self.path}: {error.strerror or error}") from error
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise StoreLocked(
                 f"{self.path} exists but does not say who holds the run ({error!r}). If no driver "
                 "works on it, delete the file."

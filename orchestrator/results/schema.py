@@ -145,7 +145,19 @@ def current(table: pa.Table, source: str) -> pa.Table:
     for number in range(version, SCHEMA_VERSION):
         if number in UPGRADES:
             table = UPGRADES[number](table)
+    for name, kind in zip(table.schema.names, table.schema.types, strict=True):
+        expected = _type_ids().get(name)
+        if expected is not None and kind.id != expected:
+            raise StoreError(f"{source} is not a Nightgrid table: its {name} are {kind}")
+    if len(set(table.schema.names)) < len(table.schema.names):
+        raise StoreError(f"{source} is not a Nightgrid table: it has a column twice")
     return table
+
+
+@lru_cache(maxsize=1)
+def _type_ids() -> dict[str, int]:
+    """The kind of each column's type."""
+    return {field.name: field.type.id for field in schema()}
 
 
 # ---------------------------------------------------------------- record -> row

@@ -22,6 +22,7 @@ from orchestrator.job import State
 from orchestrator.report.progress import STALE_AFTER_S, underway_of
 from orchestrator.report.safe import one_line
 from orchestrator.report.units import number, plural, seconds
+from orchestrator.results import disk
 from orchestrator.results.scan import scan_rows
 from orchestrator.run_status import RunStatus
 
@@ -110,7 +111,7 @@ class RunFeed:
 
     def _read_status(self) -> None:
         try:
-            text = (self._store.path / "status.json").read_text(encoding="utf-8")
+            text = disk.read(self._store.path / "status.json").decode()
         except FileNotFoundError:
             self._status_trouble = ""
             return
