@@ -128,14 +128,17 @@ def test_a_search_that_was_measured_before_searches_again() -> None:
 
 def test_the_nearer_the_rows_the_smaller_the_margin() -> None:
     """As long as none has told how far such guesses are off."""
-    known = Estimator.from_history([row(job("x", batch_size=4), 25)])
+    fast, slow = (("output_tokens", 8),), (("output_tokens", 9),)
+    known = Estimator.from_history(
+        [row(job("x", batch_size=4, parameters=fast), 25, parameters=fast)]
+    )
     margins = [
-        estimator.estimate(each).margin
-        for estimator, each in (
-            (known, job("x", batch_size=4)),
-            (known, job("y", batch_size=8)),
-            (known, job("y", precision="int4")),
-            (known, job("y", model="unheard of")),
+        known.estimate(each).margin
+        for each in (
+            job("x", batch_size=4, parameters=fast),
+            job("y", batch_size=8, parameters=fast),
+            job("y", batch_size=8, parameters=slow),
+            job("y", precision="int4"),
         )
     ]
     assert margins == sorted(margins) and len(set(margins)) == 4

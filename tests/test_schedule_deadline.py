@@ -414,3 +414,16 @@ def test_a_gang_does_not_wait_for_ever_for_a_card_that_is_kept() -> None:
         else:
             cluster.tick(60)
     assert {row.state for row in cluster.finals().values()} == {State.SUCCEEDED}
+
+
+def test_after_a_request_to_end_nobody_is_woken_for_jobs_that_will_not_run() -> None:
+    """What runs goes on to its end, within the deadline; no timer keeps firing meanwhile."""
+    cluster = Cluster(planned(job("a"), job("b")), work_until=START + 1000)
+    cluster.join(node(cards=1))
+    cluster.ready()
+    cluster.stop_request()
+    for _ in range(20):
+        cluster.tick(45)
+    assert all(at > cluster.now for at in cluster.wakes[-1:])
+    assert len(cluster.wakes) < 12
+    assert kinds(cluster.tick(100)) == ["StopWorker"]

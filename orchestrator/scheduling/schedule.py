@@ -387,7 +387,7 @@ class Schedule:
     def _wakes(self) -> Iterable[Wake]:
         """When to look again although nothing has happened."""
         at = min(
-            self._latest.next_at + _AFTER_S,
+            self._latest.next_at + _AFTER_S if not self._ledger.stopping else inf,
             self._stops[0][0] if self._stops else inf,
             *(each for each in self._ends_of_time if each > self._ledger.now),
             inf,
