@@ -45,6 +45,12 @@ class Node:
     device_name: str = ""  # e.g. "Gaudi2", "NVIDIA H200", "emulated HPU on CPU"
     memory_bytes_per_card: int | None = None
     emulated: bool = False
+    emulated_device: str = "cpu"  # the software that drives a card which is not there
+
+    @property
+    def device(self) -> str:
+        """The torch device type that jobs on this node use."""
+        return self.emulated_device if self.emulated else self.accelerator.device
 
     @property
     def cards(self) -> CardSet:
@@ -105,7 +111,7 @@ def _whole_node_sets(nodes: Iterable[Node], count: int) -> list[CardSet]:
     return sets
 
 
-_EMULATION = re.compile(r"([0-9]{1,4})x([0-9]{1,4})(?::([A-Za-z]+))?")
+_EMULATION = re.compile(r"([0-9]{1,4})x([0-9]{1,4})(?::([A-Za-z]+)(?::([a-z]+))?)?")
 _EMULATION_HINT = "write 2x8 for two nodes of eight cards, 2x8:GPU, or 1x8:HPU,1x8:GPU"
 MAX_EMULATED_CARDS = 4096
 
@@ -118,12 +124,13 @@ def parse_emulation(spec: str, accelerators: Sequence[Accelerator]) -> list[Node
 
     An emulated card runs on this machine's CPU and so is ``emulated``, whatever it stands for,
     CPU cards among several included: they share one machine's cores. A single CPU card that has
-    the machine to itself is what it says.
+    the machine to itself is what it says. ``1x8:HPU:hpu`` drives emulated cards through the card's
+    own device software, for whoever has that without a card; rows are emulated all the same.
 
     Raises:
         ClusterError: the specification cannot be understood or asks for too much.
     """
-    wanted: list[tuple[int, Accelerator | None]] = []
+    wanted: list[tuple[int, Accelerator | None, str]] = []
     for part in spec.split(","):
         match = _EMULATION.fullmatch(part.strip())
         if match is None:
@@ -138,14 +145,20 @@ def parse_emulation(spec: str, accelerators: Sequence[Accelerator]) -> list[Node
             raise ClusterError(
                 f"--emulate {spec}: {part.strip()!r} has no cards; {_EMULATION_HINT}"
             )
-        wanted += [(cards, Accelerator(kind) if kind else None)] * nodes
-        if sum(count for count, _ in wanted) > MAX_EMULATED_CARDS:
+        device = match[4] or "cpu"
+        if device not in ("cpu", *([Accelerator(kind).device] if kind else [])):
+            raise ClusterError(
+                f"--emulate {spec}: {kind} cards are driven as cpu or {Accelerator(kind).device}, "
+                f"not {device}"
+            )
+        wanted += [(cards, Accelerator(kind) if kind else None, device)] * nodes
+        if sum(count for count, _, _ in wanted) > MAX_EMULATED_CARDS:
             raise ClusterError(f"--emulate {spec}: more than {MAX_EMULATED_CARDS} cards")
     dealt = itertools.cycle(accelerators or (Accelerator.HPU,))
-    alone = [count for count, _ in wanted] == [1]
+    alone = [count for count, _, _ in wanted] == [1]
     counts: Counter[Accelerator] = Counter()
     emulated: list[Node] = []
-    for cards, asked in wanted:
+    for cards, asked, device in wanted:
         kind_of_node = asked or next(dealt)
         counts[kind_of_node] += 1
         real = alone and kind_of_node is Accelerator.CPU
@@ -158,6 +171,7 @@ def parse_emulation(spec: str, accelerators: Sequence[Accelerator]) -> list[Node
                 server_cards=cards,
                 device_name="CPU" if real else f"emulated {kind_of_node} on CPU",
                 emulated=not real,
+                emulated_device=device,
             )
         )
     return emulated

@@ -111,6 +111,7 @@ class StartWorker:
     rank: int = 0
     local_rank: int = 0
     world_size: int = 1
+    kind: str = ""  # of process: ``Job.process_kind`` of the first job it is to run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

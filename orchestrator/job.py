@@ -9,6 +9,7 @@ from enum import Enum
 from typing import Literal
 
 from workloads.api import MeasureSettings
+from workloads.engines import process_kind
 
 Scalar = str | int | float | bool | None
 
@@ -114,9 +115,14 @@ class Job(_Identified):
         return known
 
     @property
+    def process_kind(self) -> str:
+        """What a process must be to run this job; "" for an ordinary one."""
+        return process_kind(self.engine, self.accelerator.device, dict(self.parameters))
+
+    @property
     def residency_key(self) -> str:
         """Jobs with equal keys can share a loaded model in a warm worker."""
-        loading = {"attention", "compile", "adapter", "tensor_parallel"}
+        loading = {"attention", "compile", "adapter", "tensor_parallel", "hpu_mode"}
         shared = [self.workload, self.model, self.precision, self.engine]
         shared += [f"{name}={value}" for name, value in self.parameters if name in loading]
         return "|".join(shared)

@@ -101,6 +101,7 @@ class _Cards:
     """What the cluster has for jobs of one kind and count."""
 
     emulated: bool
+    devices: tuple[str, ...]  # the kind's own, and the one that emulates it
     missing: str = ""  # why there are none, when no node has the kind
 
 
@@ -122,7 +123,7 @@ class _Planner:
         self.force = force
         self.nowhere = 0  # jobs whose kind of card no node has
         self._cards: dict[tuple[Accelerator, int], _Cards] = {}
-        self._unsupported: dict[tuple[str, Accelerator], str] = {}
+        self._unsupported: dict[tuple[object, ...], str] = {}
         self._rules = _Rules()
 
     def decide(self, job: Job) -> tuple[Action, str]:
@@ -131,8 +132,8 @@ class _Planner:
         self.nowhere += bool(cards.missing)
         reason = (
             cards.missing
-            or self.unsupported(job.precision, job.accelerator, cards.emulated)
-            or self.refused(job, cards.emulated)
+            or self.unsupported(job, cards.devices)
+            or self.refused(job, cards.devices)
         )
         if reason:
             return Action.UNSUPPORTED, reason
@@ -157,28 +158,29 @@ class _Planner:
             have = ", ".join(dict.fromkeys(node.accelerator.value for node in self.nodes))
             missing = f"no node has {job.accelerator} cards; there is: {have or 'none'}"
         emulated = any(node.emulated for node in of_kind)
-        self._cards[key] = _Cards(emulated=emulated, missing=missing)
+        devices = dict.fromkeys([job.accelerator.device, *(node.device for node in of_kind)])
+        self._cards[key] = _Cards(emulated=emulated, devices=tuple(devices), missing=missing)
         return self._cards[key]
 
-    def unsupported(self, precision: str, accelerator: Accelerator, emulated: bool) -> str:
+    def unsupported(self, job: Job, devices: tuple[str, ...]) -> str:
         """Why a precision cannot run, on the device itself or on the CPU that emulates it."""
-        key = (precision, accelerator)
+        key = (job.precision, job.engine, devices)
         if key not in self._unsupported:
             reason = ""
-            for device in dict.fromkeys([accelerator.device, *(["cpu"] if emulated else [])]):
-                entry = support(precision, device)
+            for device in devices:
+                entry = support(job.precision, device, job.engine)
                 if not entry.supported and not reason:
-                    where = device if device == accelerator.device else "cpu, which emulates here"
-                    reason = f"{precision} on {where}: {entry.reason}"
+                    where = device if device == devices[0] else f"{device}, which emulates here"
+                    reason = f"{job.precision} on {where}: {entry.reason}"
             self._unsupported[key] = reason
         return self._unsupported[key]
 
-    def refused(self, job: Job, emulated: bool) -> str:
+    def refused(self, job: Job, devices: tuple[str, ...]) -> str:
         """Why the workload's own rules say that a job cannot run, there or on the CPU."""
-        for device in dict.fromkeys([job.accelerator.device, *(["cpu"] if emulated else [])]):
+        for device in devices:
             for refusal in self._rules.refusals(job, device):
                 if refusal.unsupported:
-                    here = "" if device == job.accelerator.device else " (on cpu, which emulates)"
+                    here = "" if device == devices[0] else f" (on {device}, which emulates)"
                     hint = f"; {refusal.hint}" if refusal.hint else ""
                     return f"{refusal.reason}{here}{hint}"
         return ""
@@ -200,7 +202,7 @@ class _Rules:
         rule = getattr(self._workloads.get(job.workload), "refuse", None)
         if rule is None:
             return ()
-        what = (job.workload, job.model, job.dataset, job.precision, job.parameters)
+        what = (job.workload, job.model, job.dataset, job.precision, job.engine, job.parameters)
         key = (*what, device, job.batch_size, job.cards)
         if key not in self._known:
             asked = Asked(
@@ -211,6 +213,7 @@ class _Rules:
                 batch_size=job.batch_size,
                 cards=job.cards,
                 parameters=dict(job.parameters),
+                engine=job.engine,
             )
             self._known[key] = tuple(rule(asked))
         return self._known[key]

@@ -10,8 +10,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -101,10 +101,32 @@ class Server:
             server=self.path,
             factory="test_card_process:ScriptedWorker",
             config={"name": name, "start": start, "run": run},
-            environment={"CARD": "5"},
+            environments={"": {"CARD": "5"}},
             log=str(self.logs / f"{self.count}.log"),
         )
         return CardProcess(launch)
+
+
+@dataclass(frozen=True)
+class KindConfig:
+    """The configuration of a worker that may become another kind of process."""
+
+    kind: str = ""
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+class KindWorker(ScriptedWorker):
+    """Says in its outcome what kind of process it is, and what it was started with."""
+
+    def __init__(self, config: KindConfig) -> None:
+        super().__init__({"name": "k"})
+        self.kind = config.kind
+
+    def run(self, attempt: Attempt, rank: int, rendezvous: Any) -> RankOutcome:
+        outcome = super().run(attempt, rank, rendezvous)
+        said = f"{os.getpid()} {self.kind or 'ordinary'} {os.environ['MODE']}"
+        failure = Failure(failure_class=FailureClass.ERROR, message=said)
+        return replace(outcome, failure=failure)
 
 
 def _open(tmp_path: Path, *preload: str) -> Server:
@@ -170,6 +192,40 @@ def test_a_worker_has_its_environment_and_runs_attempts(server: Server) -> None:
         assert (outcome.state, outcome.rank) == (State.SUCCEEDED, rank)
     process.stop("done")
     assert not alive(info.pid)
+
+
+def test_a_job_gets_the_kind_of_process_that_it_needs(server: Server) -> None:
+    """An engine that changes its process gets one of its own, with its own variables; jobs of the
+    same kind then share it, and an ordinary job gets an ordinary one again."""
+    ours = replace(ATTEMPT, job=replace(JOB, engine="optimum-habana"))
+    kinds = {"": {"MODE": "eager"}, "optimum-habana/lazy": {"MODE": "lazy"}}
+    process = CardProcess(
+        Launch(
+            name="k",
+            server=server.path,
+            factory="test_card_process:KindWorker",
+            config=KindConfig(),
+            environments=kinds,
+            log=str(server.logs / "k.log"),
+        )
+    )
+    first = info_of(process).pid
+    said = []
+    for attempt in (ATTEMPT, ours, ours, ATTEMPT):
+        outcome = process.run(attempt, 0, None)
+        assert outcome.failure is not None
+        said.append(outcome.failure.message.split())
+    assert [words[1:] for words in said] == [
+        ["ordinary", "eager"],
+        ["optimum-habana/lazy", "lazy"],
+        ["optimum-habana/lazy", "lazy"],
+        ["ordinary", "eager"],
+    ]
+    pids = [int(words[0]) for words in said]
+    assert pids[0] == first and pids[1] == pids[2] and len(set(pids)) == 3
+    assert not alive(pids[1]) and not process.gone
+    process.stop("done")
+    assert process.gone and not alive(pids[3])
 
 
 @pytest.mark.parametrize(
@@ -286,7 +342,7 @@ def test_a_worker_ends_with_whoever_asked_for_it(server: Server) -> None:
 _ASKER = """
 import sys, time
 from orchestrator.worker.card_process import CardProcess, Launch
-process = CardProcess(Launch(name="orphan", server=sys.argv[1], environment={},
+process = CardProcess(Launch(name="orphan", server=sys.argv[1], environments={"": {}},
     factory="test_card_process:ScriptedWorker", config={"name": "orphan"},
     log=sys.argv[2] + "/orphan.log"))
 print(process.start().pid, flush=True)

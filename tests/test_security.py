@@ -93,7 +93,7 @@ def test_workers_get_the_permission_of_their_driver(monkeypatch: pytest.MonkeyPa
 
     def environment() -> str:
         launch = launch_of(start, node, facts, "m:f", remote_code.passed_on())
-        return launch.environment[remote_code.VARIABLE]
+        return launch.environments[""][remote_code.VARIABLE]
 
     assert environment() == ""
     with remote_code.permitted(["org/model"]):

@@ -68,8 +68,34 @@ class TextGenerationParameters(WorkloadParameters):
         description="Cards that split each matrix; groups of so many cards share out the prompts "
         "(data × tensor). Left out, every card has the whole model.",
     )
+    hpu_mode: Literal["lazy", "compile", "eager"] | None = Field(
+        default=None,
+        description="How a Gaudi card executes: lazy collects operations into graphs, which are "
+        "captured and replayed; compile hands torch.compile's graphs to the card; eager runs one "
+        "operation after the other. Left out: lazy with optimum-habana, eager with others.",
+    )
     keep_texts: int = Field(
         default=3,
         ge=0,
         description="How many generated texts to keep in the row, from the first prompts on.",
+    )
+
+
+class VerificationParameters(WorkloadParameters):
+    """An engine's greedy tokens and logits against those of stock transformers."""
+
+    prompts: int = Field(
+        default=4, ge=1, le=1000, description="How many prompts of the dataset are compared."
+    )
+    output_tokens: int = Field(
+        default=16, ge=1, le=4096, description="How many tokens after each prompt."
+    )
+    attention: Literal["eager", "sdpa", "flash_attention_2"] = Field(
+        default="sdpa", description="Attention implementation of the engine, as in text-generation."
+    )
+    adapter: str | None = Field(
+        default=None, min_length=1, description="A trained adapter to put on the model."
+    )
+    hpu_mode: Literal["lazy", "compile", "eager"] | None = Field(
+        default=None, description="How a Gaudi card executes, as in text-generation."
     )

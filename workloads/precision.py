@@ -6,7 +6,8 @@ layer in bf16: autoregressive decoding reads every weight once a token, so bytes
 the products themselves run in 8 bits (LLM.int8, fp8 on CUDA) or the weights are expanded to bf16
 just before (weight-only) depends on the device; ``means`` says which.
 
-``TABLE`` is the one place that knows; plan, schema and documentation print it. After loading,
+``TABLE`` says what transformers itself does, ``ENGINE_TABLE`` where another engine does otherwise;
+plan, schema and documentation print them, and nobody else knows. After loading,
 ``weights.inspect`` reads the storage of the weights and refuses a model that is something else.
 """
 
@@ -46,6 +47,17 @@ class TableRow:
     device: str
     supported: bool
     text: str  # what it means, or why it is unsupported
+    engine: str = ""  # "": transformers, and every engine without a line of its own
+
+
+#: The engine that a job has unless its grid names another.
+STOCK = "transformers"
+
+_FROM_QUANT = "install it with: pip install 'nightgrid[quant]'"
+_INSTALLED_BY = {
+    "neural_compressor": "it is part of Habana's PyTorch image; elsewhere: "
+    "pip install neural-compressor-pt"
+}
 
 
 def _yes(means: str, *packages: str) -> Support:
@@ -99,12 +111,47 @@ TABLE: Mapping[tuple[str, str], Support] = {
     ("int4", "hpu"): _yes(_NF4 + "; Gaudi2 or newer, eager mode", "bitsandbytes"),
 }
 
+#: What an engine does otherwise than transformers, by engine, precision and device.
+ENGINE_TABLE: Mapping[tuple[str, str, str], Support] = {
+    ("optimum-habana", "fp32", "hpu"): _yes(
+        "float32 weights and products; static shapes, no key/value cache that is kept"
+    ),
+    ("optimum-habana", "fp16", "hpu"): _no(
+        "optimum-habana generates in bfloat16 or float32 and its training arguments refuse fp16; "
+        "write bf16"
+    ),
+    ("optimum-habana", "bf16", "hpu"): _yes(
+        "bfloat16 weights and products; static shapes, a key/value cache that is kept"
+    ),
+    ("optimum-habana", "fp8", "hpu"): _yes(
+        "Intel Neural Compressor, fp8 (e4m3) weights, activations and products with scales from a "
+        "measurement on the same number of cards; the rest in bf16",
+        "neural_compressor",
+    ),
+    ("optimum-habana", "int8", "hpu"): _no(
+        "no int8 kernels for language models on Gaudi: the Intel Neural Compressor quantises to "
+        "fp8 and uint4 there"
+    ),
+    ("optimum-habana", "int4", "hpu"): _yes(
+        "uint4 weights of a checkpoint that is quantised already (GPTQ, AWQ, AutoRound), expanded "
+        "to bf16 for each product; one card"
+    ),
+    **{
+        (engine, precision, device): _no(
+            f"{engine} takes {precision} from checkpoints that are in it; this version has no "
+            "adapter for them"
+        )
+        for engine, device in (("vllm", "cuda"), ("vllm-gaudi", "hpu"))
+        for precision in ("fp8", "int8", "int4")
+    },
+}
+
 _DTYPE_NAMES = {"fp32": "float32", "fp16": "float16"}  # all others: bfloat16
 _QUANTIZED = ("fp8", "int8", "int4")
 
 
-def support(precision: str, device: str) -> Support:
-    """What ``precision`` is on ``device`` (``cpu``, ``cuda`` or ``hpu``).
+def support(precision: str, device: str, engine: str = STOCK) -> Support:
+    """What ``precision`` is on ``device`` (``cpu``, ``cuda`` or ``hpu``) with an engine.
 
     Raises:
         BadConfiguration: there is no such precision or device.
@@ -113,7 +160,7 @@ def support(precision: str, device: str) -> Support:
         raise BadConfiguration(f"no precision '{precision}'. There is: {', '.join(PRECISIONS)}.")
     if device not in DEVICES:
         raise BadConfiguration(f"no device '{device}'. There is: {', '.join(DEVICES)}.")
-    return TABLE[precision, device]
+    return ENGINE_TABLE.get((engine, precision, device)) or TABLE[precision, device]
 
 
 def table() -> tuple[TableRow, ...]:
@@ -122,28 +169,40 @@ def table() -> tuple[TableRow, ...]:
     for precision in PRECISIONS:
         for device in DEVICES:
             entry = TABLE[precision, device]
-            text = entry.means if entry.supported else entry.reason
-            rows.append(
-                TableRow(precision=precision, device=device, supported=entry.supported, text=text)
-            )
+            rows.append(_row(precision, device, entry))
+            rows += [
+                _row(precision, device, own, engine)
+                for (engine, its, where), own in ENGINE_TABLE.items()
+                if (its, where) == (precision, device)
+            ]
     return tuple(rows)
 
 
-def require(precision: str, device: str) -> Support:
+def _row(precision: str, device: str, entry: Support, engine: str = "") -> TableRow:
+    return TableRow(
+        precision=precision,
+        device=device,
+        supported=entry.supported,
+        text=entry.means if entry.supported else entry.reason,
+        engine=engine,
+    )
+
+
+def require(precision: str, device: str, engine: str = STOCK) -> Support:
     """Like ``support``, for the process that is about to load a model.
 
     Raises:
         Unsupported: the table has no such combination, or a package it needs is missing here.
         BadConfiguration: there is no such precision or device.
     """
-    entry = support(precision, device)
+    entry = support(precision, device, engine)
     if not entry.supported:
         raise Unsupported(f"{precision} on {device}: {entry.reason}.")
     for package in entry.packages:
         if importlib.util.find_spec(package) is None:
             raise Unsupported(
                 f"{precision} on {device} needs the package '{package}', which is not installed "
-                f"here; install it with: pip install 'nightgrid[quant]'"
+                f"here; {_INSTALLED_BY.get(package, _FROM_QUANT)}"
             )
     return entry
 

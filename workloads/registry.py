@@ -21,8 +21,12 @@ from workloads.engines import ENGINES
 from workloads.errors import BadConfiguration
 from workloads.finetuning_parameters import FinetuningParameters
 from workloads.finetuning_rules import refuse as refuse_finetuning
-from workloads.parallel.tensor_rules import refuse_generation
-from workloads.parameters import TextGenerationParameters, WorkloadParameters
+from workloads.generation_rules import refuse as refuse_generation
+from workloads.parameters import (
+    TextGenerationParameters,
+    VerificationParameters,
+    WorkloadParameters,
+)
 from workloads.refusal import Asked, Refusal
 
 if TYPE_CHECKING:
@@ -56,6 +60,13 @@ _ENTRIES = (
         function="workloads.text_generation:run",
         parameters=TextGenerationParameters,
         summary="Greedy generation with a causal language model: tokens/s, TTFT, latency.",
+        refuse=refuse_generation,
+    ),
+    WorkloadEntry(
+        name="verification",
+        function="workloads.verification:run",
+        parameters=VerificationParameters,
+        summary="An engine's greedy tokens and logits against those of stock transformers.",
         refuse=refuse_generation,
     ),
     WorkloadEntry(

@@ -253,6 +253,7 @@ class _Generation:
         # In fixed-length mode a token that would end the text is a token like any other.
         ends = frozenset[int]() if self._parameters.ignore_eos else self._engine.end_token_ids
         counts = [count_output_tokens(ids, ends) for ids in generated.tokens]
+        each = len(times) >= max(counts)  # else the engine told of the first step and the end
         items = self._items.setdefault(repeat, [])
         for prompt, ids, count in zip(prompts, generated.tokens, counts, strict=True):
             keep = len(items) < self._parameters.keep_texts
@@ -261,7 +262,7 @@ class _Generation:
                     index=prompt.index,
                     input_tokens=len(prompt.ids),
                     output_tokens=count,
-                    latency_s=times[count - 1] - began,
+                    latency_s=(times[count - 1] if each else times[-1]) - began,
                     ttft_s=times[0] - began,
                     output_text=self._engine.decode(ids[:count]) if keep else None,
                 )
@@ -274,7 +275,7 @@ class _Generation:
             output_tokens=sum(counts) if self._counts else 0,
             computed_tokens=generated.computed_tokens,
             ttft_s=times[0] - began,
-            step_s=tuple(after - before for before, after in pairwise(times)),
+            step_s=tuple(after - before for before, after in pairwise(times)) if each else (),
         )
 
     def items(self, measured: Measured) -> tuple[Item, ...]:

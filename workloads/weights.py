@@ -86,7 +86,9 @@ def stored_format(tensor: torch.Tensor) -> str:
     return str(largest.dtype).removeprefix("torch.")
 
 
-def inspect(model: nn.Module, precision: str, device: str) -> ModelWeights:
+def inspect(
+    model: nn.Module, precision: str, device: str, engine: str = precisions.STOCK
+) -> ModelWeights:
     """Read the storage of all weights and make sure that they are in ``precision``.
 
     Raises:
@@ -105,7 +107,7 @@ def inspect(model: nn.Module, precision: str, device: str) -> ModelWeights:
         _require_quantized(model, matrices, precision)
     else:
         _require_plain(matrices, precision)
-    detail = precisions.support(precision, device).means
+    detail = precisions.support(precision, device, engine).means
     if precisions.quantized(precision):
         detail += f"; {share:.0%} of the parameters, the rest in bf16"
     return ModelWeights(

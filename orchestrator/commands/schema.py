@@ -55,7 +55,8 @@ def _print_precisions(*, as_json: bool) -> None:
         return
     for row in table():
         unsupported = "" if row.supported else "unsupported: "
-        print(f"{row.precision:<5}  {row.device:<5} {unsupported}{row.text}")
+        engine = f"engine {row.engine}: " if row.engine else ""
+        print(f"{row.precision:<5}  {row.device:<5} {engine}{unsupported}{row.text}")
 
 
 def _print_columns(*, as_json: bool) -> None:

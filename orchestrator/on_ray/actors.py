@@ -45,6 +45,7 @@ class HostFacts:
     version: str  # of Nightgrid there
     server: str  # socket of the process server
     log_dir: str
+    scratch: str = ""  # a directory for what the processes of this node share, as long as Ray runs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +104,7 @@ class NodeAgent:
             version=__version__,
             server=path,
             log_dir=str(logs),
+            scratch=str(session_logs.parent),
         )
 
     def watch(self) -> None:

@@ -306,7 +306,7 @@ def _remote(actor_class: type, **options: Any) -> Any:
 
 
 def _computes_on_cpu(node: Node) -> bool:
-    return node.emulated or node.accelerator is Accelerator.CPU
+    return node.device == Accelerator.CPU.device
 
 
 def _cards_on_host(

@@ -92,7 +92,10 @@ class Leases:
         """Start a worker that will serve the jobs of ``bucket``, and others after them."""
         worker = self._new_worker(slot, now, for_lease=False)
         self._pending.attach(worker, bucket)
-        self._commands.append(StartWorker(worker_id=worker.worker_id, card=slot.card))
+        first = bucket.queue.longest()
+        kind = first.job.process_kind if first is not None else ""
+        command = StartWorker(worker_id=worker.worker_id, card=slot.card, kind=kind)
+        self._commands.append(command)
         self._pool.refresh(slot)
 
     def ready(self, worker: Worker, now: float) -> None:
@@ -207,6 +210,7 @@ class Leases:
                 rank=rank,
                 local_rank=sum(other.card.node_id == node_id for other in lease.slots[:rank]),
                 world_size=len(lease.slots),
+                kind=lease.record.job.process_kind,
             )
         )
 

@@ -19,7 +19,7 @@ import threading
 import time
 import traceback
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Protocol
@@ -62,7 +62,9 @@ class Launch:
     server: str  # socket of the node's process server
     factory: str  # "module:callable", called with ``config``
     config: Any
-    environment: Mapping[str, str]  # on top of the parent's
+    #: What the process's environment has on top of the parent's, for each kind of process.
+    environments: Mapping[str, Mapping[str, str]]
+    kind: str = ""  # which it is at first
     log: str  # file for stdout and stderr
 
 
@@ -131,6 +133,7 @@ class CardProcess:
 
     def __init__(self, launch: Launch) -> None:
         self._launch = launch
+        self._kind, self._config = launch.kind, launch.config
         self._process: ServedProcess | None = None
         self._channel: Connection | None = None
         self._progress: Progress | None = None
@@ -146,7 +149,7 @@ class CardProcess:
             self._gone.set()
             return self._death("start")
         mine, theirs = socket.socketpair()
-        environment = dict(os.environ) | dict(self._launch.environment)
+        environment = dict(os.environ) | dict(self._launch.environments[self._kind])
         paths = [path for path in sys.path if path]
         environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
         try:
@@ -167,7 +170,7 @@ class CardProcess:
         if self._stopped_because is not None:  # stopped while it was being started
             self._process.kill()
         try:
-            self._channel.send((self._launch.factory, self._launch.config))
+            self._channel.send((self._launch.factory, self._config))
             kind, value = self._receive()
         except (EOFError, OSError):
             return self._death("start-up")
@@ -198,7 +201,9 @@ class CardProcess:
         )
         failure = rendezvous
         try:
-            if not isinstance(rendezvous, Failure):
+            if not isinstance(failure, Failure):
+                failure = self._become(attempt.job.process_kind)
+            if not isinstance(failure, Failure):
                 kind, value = self._ask("run", attempt, rank, rendezvous)
                 if kind == "answer":
                     outcome: RankOutcome = value
@@ -238,6 +243,21 @@ class CardProcess:
     def _was_ended(self) -> bool:
         """Whether the process was taken away from its job, rather than ended by it."""
         return self._stopped_because is not None or "server_lost" in self._exit
+
+    def _become(self, kind: str) -> Failure | None:
+        """Be a process of this kind: another takes this one's place if it is not. Engines change
+        their process for good, and a card's mode is decided before torch is imported."""
+        if kind == self._kind or kind not in self._launch.environments:
+            return None  # a kind that this card never has is for the worker to refuse
+        if self._process is not None:
+            self._process.kill()
+            self._gone.wait()
+        environment = self._launch.environments[kind]
+        self._kind, self._config = kind, replace(self._config, kind=kind, environment=environment)
+        self._exit = {}
+        self._gone = threading.Event()  # of the new one, before anybody can wait for it
+        started = self.start()
+        return started if isinstance(started, Failure) else None
 
     def _ask(self, method: str, *arguments: Any) -> tuple[str, Any]:
         if self._channel is None:

@@ -10,6 +10,7 @@ from orchestrator.on_ray.actors import HostFacts
 from orchestrator.worker.card_process import Launch
 from orchestrator.worker.card_worker import VISIBLE_CARDS, WorkerConfig
 from workloads.devices import environment_for
+from workloads.engines import process_kinds
 
 
 def launch_of(
@@ -18,21 +19,34 @@ def launch_of(
     """The launch of the worker that the schedule asked for; ``passed_on`` are variables of the
     driver that its workers get as well."""
     card = command.card
-    device = "cpu" if node.emulated else card.accelerator.device
-    environment = {**passed_on, **environment_for(device, card.index, threads=facts.threads)}
-    if variable := VISIBLE_CARDS[card.accelerator]:
-        environment[variable] = str(card.index)
+    environments = {}
+    for kind in process_kinds(card.accelerator.device):
+        environments[kind] = {
+            **passed_on,
+            **environment_for(
+                node.device,
+                card.index,
+                threads=facts.threads,
+                kind=kind,
+                cards=command.world_size,
+                scratch=facts.scratch or None,
+            ),
+        }
+        if variable := VISIBLE_CARDS[card.accelerator]:
+            environments[kind][variable] = str(card.index)
     config = WorkerConfig(
         worker_id=command.worker_id,
         card=card,
         node_name=node.name,
         emulated=node.emulated,
+        emulated_device=node.emulated_device,
         memory_bytes=node.memory_bytes_per_card,
         threads=facts.threads,
         rank=command.rank,
         local_rank=command.local_rank,
         world_size=command.world_size,
-        environment=environment,
+        environment=environments[command.kind],
+        kind=command.kind,
     )
     name = f"{node.name}-{card.accelerator}{card.index}-{command.worker_id}"
     safe = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in name)
@@ -41,6 +55,7 @@ def launch_of(
         server=facts.server,
         factory=factory,
         config=config,
-        environment=environment,
+        environments=environments,
+        kind=command.kind,
         log=f"{facts.log_dir}/{safe}.log",
     )

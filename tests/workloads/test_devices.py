@@ -11,7 +11,6 @@ import pytest
 
 from workloads import devices, errors
 from workloads.devices.base import Device
-from workloads.devices.hpu import HpuDevice
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -129,6 +128,18 @@ TEXTS = [
         ),
         errors.CompileFailed,
     ),
+    (
+        "hpu",
+        RuntimeError(
+            "synNodeCreateWithId failed for node: batch_gemm with synStatus 26 [Generic failure]. ."
+        ),
+        errors.CompileFailed,
+    ),
+    (
+        "hpu",
+        RuntimeError("collective nonSFG is not supported during hpu graph capturing"),
+        errors.CollectiveFailed,
+    ),
     ("hpu", RuntimeError("Operator not supported in this dtype"), None),
     ("hpu", MemoryError(), MemoryError),
 ]
@@ -184,9 +195,13 @@ def test_every_card_sees_only_itself() -> None:
     assert hpu["PT_HPU_LAZY_MODE"] == "0"
     assert hpu["OMP_NUM_THREADS"] == "2"
     assert devices.environment_for("cpu", 5)["CUDA_VISIBLE_DEVICES"] == ""
-    lazy = HpuDevice.environment(1, lazy=True, recipe_cache="/cache")
+    kind = "optimum-habana/lazy"
+    lazy = devices.environment_for("hpu", 1, kind=kind, cards=2, scratch="/node")
     assert lazy["PT_HPU_LAZY_MODE"] == "1"
-    assert lazy["PT_HPU_RECIPE_CACHE_CONFIG"] == "/cache,false,1024"
+    assert lazy["PT_HPU_ENABLE_LAZY_COLLECTIVES"] == "true"
+    assert lazy["PT_HPU_RECIPE_CACHE_CONFIG"] == "/node/hpu-recipes,false,8192"
+    compiled = devices.environment_for("hpu", 1, kind="optimum-habana/compile")
+    assert compiled["PT_HPU_LAZY_MODE"] == "0"
 
 
 def test_environments_are_known_without_torch() -> None:

@@ -55,7 +55,7 @@ def linear_weights(worker: Worker, name: str) -> list[Any]:
 
 def test_the_table_covers_every_precision_on_every_device() -> None:
     """Each cell says what the precision means there, or why it cannot be; never both."""
-    rows = precision.table()
+    rows = [row for row in precision.table() if not row.engine]
     assert [(r.precision, r.device) for r in rows] == [
         (p, d) for p in precision.PRECISIONS for d in precision.DEVICES
     ]
@@ -64,6 +64,16 @@ def test_the_table_covers_every_precision_on_every_device() -> None:
         entry = precision.support(row.precision, row.device)
         assert bool(entry.means) == entry.supported and bool(entry.reason) != entry.supported
         assert row.text == (entry.means or entry.reason)
+
+
+def test_engines_say_what_they_do_otherwise() -> None:
+    """optimum-habana makes fp8 where transformers cannot, and refuses fp16 where that can."""
+    assert not precision.support("fp8", "hpu").supported
+    assert "Neural Compressor" in precision.support("fp8", "hpu", "optimum-habana").means
+    assert "refuse fp16" in precision.support("fp16", "hpu", "optimum-habana").reason
+    assert precision.support("bf16", "cpu", "vllm") == precision.support("bf16", "cpu")
+    own = {(r.engine, r.precision, r.device) for r in precision.table() if r.engine}
+    assert own == set(precision.ENGINE_TABLE)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from workloads.finetuning_rules import refuse
 from workloads.parallel.deepspeed_config import deepspeed_config
 from workloads.parallel.deepspeed_engine import announce
 from workloads.parallel.layout import Layout
-from workloads.parallel.tensor_rules import refuse_generation
+from workloads.parallel.tensor_rules import generation_refusals
 from workloads.refusal import Asked
 
 
@@ -94,7 +94,7 @@ def test_text_generation_is_refused_in_the_same_words(cards: int, tensor: int, w
         cards=cards,
         parameters={"tensor_parallel": tensor},
     )
-    (refusal,) = refuse_generation(job)
+    (refusal,) = generation_refusals(job)
     assert words in refusal.reason and refusal.hint
 
 

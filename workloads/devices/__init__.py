@@ -41,15 +41,28 @@ def device_for(name: str) -> Device:
     return device_class(name)()
 
 
-def environment_for(name: str, card_index: int, *, threads: int | None = None) -> dict[str, str]:
+def environment_for(
+    name: str,
+    card_index: int,
+    *,
+    threads: int | None = None,
+    kind: str = "",
+    cards: int = 1,
+    scratch: str | None = None,
+) -> dict[str, str]:
     """Variables to set before torch is imported, so that the process sees only its own card.
 
     Args:
         name: ``cpu``, ``cuda`` or ``hpu``.
         card_index: index of the card on its node (on Gaudi: the module id).
         threads: OpenMP threads of the process; left to the library when None.
+        kind: what the process must be for its jobs (``engines.process_kind``).
+        cards: of the gang that the process belongs to.
+        scratch: a directory of the node's own for what its processes share.
 
     Raises:
         BadConfiguration: there is no such device.
     """
-    return device_class(name).environment(card_index, threads=threads)
+    return device_class(name).environment(
+        card_index, threads=threads, kind=kind, cards=cards, scratch=scratch
+    )

@@ -28,7 +28,14 @@ class CpuDevice(Device):
     collective_backend = "gloo"
 
     @staticmethod
-    def environment(card_index: int, *, threads: int | None = None) -> dict[str, str]:
+    def environment(
+        card_index: int,
+        *,
+        threads: int | None = None,
+        kind: str = "",
+        cards: int = 1,
+        scratch: str | None = None,
+    ) -> dict[str, str]:
         """Hide every accelerator: a job that asks for the CPU must not find another device."""
         variables = {
             "CUDA_VISIBLE_DEVICES": "",

@@ -58,7 +58,14 @@ class CudaDevice(Device):
     collective_backend = "nccl"
 
     @staticmethod
-    def environment(card_index: int, *, threads: int | None = None) -> dict[str, str]:
+    def environment(
+        card_index: int,
+        *,
+        threads: int | None = None,
+        kind: str = "",
+        cards: int = 1,
+        scratch: str | None = None,
+    ) -> dict[str, str]:
         """Show one GPU, counted as nvidia-smi counts (by bus, not by speed)."""
         variables = {
             "CUDA_VISIBLE_DEVICES": str(card_index),

@@ -9,8 +9,10 @@ the process has to be replaced.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -26,6 +28,10 @@ from workloads.devices.base import (
 from workloads.devices.telemetry import CardTelemetry
 from workloads.errors import CardNotAcquired, CollectiveFailed, CompileFailed, OutOfMemory
 
+#: The bridge's variable: directory, whether to empty it at the start, size in MiB.
+RECIPE_CACHE = "PT_HPU_RECIPE_CACHE_CONFIG"
+_RECIPES_MIB = 8192
+
 #: In this order: a failed acquire also says "Generic failure", as a failed compilation does.
 _TEXTS: tuple[Texts, ...] = (
     (CardNotAcquired, ("device acquire failed", "device not found", "device already acquired")),
@@ -37,13 +43,24 @@ _TEXTS: tuple[Texts, ...] = (
             "oom: no enough memory for defragment",
         ),
     ),
-    (CompileFailed, ("graph compile failed", "syngraphcompile", "module:pt_lazy error")),
-    (CollectiveFailed, ("hccl", "collective call returned error")),
+    (
+        CompileFailed,
+        (
+            "graph compile failed",
+            "syngraphcompile",
+            "synnodecreatewithid failed",
+            "module:pt_lazy error",
+        ),
+    ),
+    (CollectiveFailed, ("hccl", "collective call returned error", "collective nonsfg")),
 )
 
 
 def _bridge() -> Any:
     """``habana_frameworks.torch.hpu``; raises CardNotAcquired where the bridge is missing."""
+    if recipes := os.environ.get(RECIPE_CACHE, "").partition(",")[0]:
+        with contextlib.suppress(OSError):  # without it graphs are compiled anew, no more
+            os.makedirs(recipes, exist_ok=True)
     try:
         return importlib.import_module("habana_frameworks.torch.hpu")
     except ImportError as error:
@@ -65,18 +82,23 @@ class HpuDevice(Device):
         card_index: int,
         *,
         threads: int | None = None,
-        lazy: bool = False,
-        recipe_cache: str | None = None,
+        kind: str = "",
+        cards: int = 1,
+        scratch: str | None = None,
     ) -> dict[str, str]:
         """Show one module and fix the execution mode.
 
         Args:
             card_index: module id of the card, 0 to 7.
             threads: OpenMP threads.
-            lazy: graph collection (what optimum-habana's text generation expects) instead of
-                eager mode. Always set, since its default changed between software versions.
-            recipe_cache: directory where processes share compiled graphs (1 GiB, kept).
+            kind: of the process (``engines.process_kind``). The bridge collects graphs (lazy mode)
+                if it ends in "lazy"; else it runs operation by operation, or what torch.compile
+                gives it. Always set, since the default changed between software versions.
+            cards: of the process's gang. Graphs with collectives in them need a variable more, or
+                capturing fails with "collective nonSFG is not supported".
+            scratch: a directory of the node's own, where its processes share compiled graphs.
         """
+        lazy = kind.endswith("lazy")
         variables = {
             "HABANA_VISIBLE_MODULES": str(card_index),
             # Without it the bridge takes LOCAL_RANK as an index into the one-entry list above.
@@ -86,8 +108,10 @@ class HpuDevice(Device):
         }
         if threads is not None:
             variables["OMP_NUM_THREADS"] = str(threads)
-        if recipe_cache is not None:
-            variables["PT_HPU_RECIPE_CACHE_CONFIG"] = f"{recipe_cache},false,1024"
+        if lazy and cards > 1:
+            variables["PT_HPU_ENABLE_LAZY_COLLECTIVES"] = "true"
+        if scratch is not None:
+            variables[RECIPE_CACHE] = f"{scratch}/hpu-recipes,false,{_RECIPES_MIB}"
         return variables
 
     @staticmethod
@@ -116,6 +140,26 @@ class HpuDevice(Device):
 
     def synchronize(self) -> None:
         _bridge().synchronize()
+
+    def graphs_kept(self, model: Any, **options: Any) -> Any:
+        """The model with its graphs captured once for each shape and replayed; lazy mode only.
+
+        ``options`` are those of ``wrap_in_hpu_graph``.
+        """
+        return _bridge().wrap_in_hpu_graph(model, **options)
+
+    def lazy(self) -> bool:
+        """Whether this process collects operations into graphs."""
+        return os.environ.get("PT_HPU_LAZY_MODE") == "1"
+
+    def before_quantized_loading(self) -> None:
+        """The bridge's settings for inference with constant scales, before a model is there."""
+        importlib.import_module("habana_frameworks.torch.core").hpu_set_env()
+
+    def after_quantized_loading(self, model: Any) -> None:
+        """Tell the bridge that the scales in a model's graphs are constants."""
+        core = importlib.import_module("habana_frameworks.torch.core")
+        core.hpu_initialize(model, mark_only_scales_as_const=True)
 
     def mark_step(self) -> None:
         importlib.import_module("habana_frameworks.torch.core").mark_step()

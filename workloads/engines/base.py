@@ -24,6 +24,8 @@ class Generated:
     #: For each prompt the new ids in order; what follows an end-of-sequence id is padding.
     tokens: Sequence[Sequence[int]]
     computed_tokens: int  # positions the device worked on, padding included
+    #: For each step the float32 logits [batch, vocabulary] on the host, where they were asked for.
+    logits: Sequence[Any] = ()
 
 
 class GenerationEngine(Protocol):
@@ -65,11 +67,13 @@ class GenerationEngine(Protocol):
         output_tokens: int,
         ignore_eos: bool,
         on_step: Callable[[], None],
+        keep_logits: bool = False,
     ) -> Callable[[], Generated]:
         """Generate greedily, up to ``output_tokens`` for each prompt, or exactly that many.
 
-        ``on_step`` is called after each step, when the step's tokens are queued or done. The
-        returned function fetches what came out, and is called when the clock has stopped.
+        ``on_step`` is called after each step, when the step's tokens are queued or done; or, where
+        waiting for each would keep the card idle, after the first and at the end. The returned
+        function fetches what came out, and is called when the clock has stopped.
         """
 
 

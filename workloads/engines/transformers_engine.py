@@ -37,7 +37,7 @@ from workloads.weights import ModelWeights
 
 
 @dataclass(frozen=True, slots=True)
-class _Batch:
+class Batch:
     """Padded prompts on the card; both tensors [batch, longest prompt]."""
 
     input_ids: torch.Tensor
@@ -76,23 +76,28 @@ class TransformersEngine:
     def decode(self, ids: Sequence[int]) -> str:
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
 
-    def prepare(self, prompts: Sequence[Sequence[int]]) -> _Batch:
-        longest = max(len(prompt) for prompt in prompts)
+    def prepare(self, prompts: Sequence[Sequence[int]]) -> Batch:
+        longest = self.padded_length(max(len(prompt) for prompt in prompts))
         ids = torch.full((len(prompts), longest), self.pad_token_id, dtype=torch.long)
         mask = torch.zeros_like(ids)
         for row, prompt in enumerate(prompts):
             ids[row, longest - len(prompt) :] = torch.tensor(prompt, dtype=torch.long)
             mask[row, longest - len(prompt) :] = 1
         card = self.device.torch_device
-        return _Batch(ids.to(card), mask.to(card))
+        return Batch(ids.to(card), mask.to(card))
+
+    def padded_length(self, longest: int) -> int:
+        """To how many tokens a batch is padded whose longest prompt has so many."""
+        return longest
 
     def generate(
         self,
-        prepared: _Batch,
+        prepared: Batch,
         *,
         output_tokens: int,
         ignore_eos: bool,
         on_step: Callable[[], None],
+        keep_logits: bool = False,
     ) -> Callable[[], Generated]:
         def step() -> None:
             self.device.mark_step()
@@ -103,14 +108,20 @@ class TransformersEngine:
             attention_mask=prepared.attention_mask,
             generation_config=self.generation_config(output_tokens, ignore_eos),
             stopping_criteria=StoppingCriteriaList([_Steps(step)]),
+            return_dict_in_generate=True,
+            output_logits=keep_logits,
         )
         batch, longest = prepared.input_ids.shape
 
         def fetch() -> Generated:
-            new = output[:, longest:]
+            new = output.sequences[:, longest:]
             # The last token of each row is produced but never fed back.
             computed = batch * (longest + max(int(new.shape[1]) - 1, 0))
-            return Generated(tokens=new.tolist(), computed_tokens=computed)
+            return Generated(
+                tokens=new.tolist(),
+                computed_tokens=computed,
+                logits=[step.float().cpu() for step in output.logits or ()],
+            )
 
         return fetch
 
@@ -149,8 +160,8 @@ def load(request: Request, device: Device) -> TransformersEngine:
     found = getattr(model.config, "_attn_implementation", None)
     if found != attention:
         raise BadConfiguration(f"asked for attention '{attention}', the model runs '{found}'")
-    end_token_ids = _end_token_ids(model, tokenizer)
-    pad_token_id = _pad_token_id(model, tokenizer)
+    end_token_ids = end_token_ids_of(model, tokenizer)
+    pad_token_id = pad_token_id_of(model, tokenizer)
     model.generation_config = GenerationConfig(pad_token_id=pad_token_id)
     found_weights = weights.inspect(model, request.precision, device.name)
     details = {"attention": attention, "architecture": type(model).__name__}
@@ -229,7 +240,7 @@ def _from_pretrained(source: ModelSource, attention: str, arguments: Mapping[str
         raise
 
 
-def _end_token_ids(model: Any, tokenizer: Any) -> frozenset[int]:
+def end_token_ids_of(model: Any, tokenizer: Any) -> frozenset[int]:
     """What ends a text: of the generation config, else of the model's, else of the tokenizer."""
     for holder in (model.generation_config, model.config, tokenizer):
         found = getattr(holder, "eos_token_id", None)
@@ -238,7 +249,7 @@ def _end_token_ids(model: Any, tokenizer: Any) -> frozenset[int]:
     return frozenset()
 
 
-def _pad_token_id(model: Any, tokenizer: Any) -> int:
+def pad_token_id_of(model: Any, tokenizer: Any) -> int:
     """Any id will do, since padding is masked."""
     for holder in (tokenizer, model.generation_config, model.config):
         found = getattr(holder, "pad_token_id", None)

@@ -15,12 +15,14 @@ from typing import Any, Literal
 
 from workloads.cache import cached_directory
 from workloads.models import chatglm3
-from workloads.models.checkpoint_files import architecture_of, read_config, weight_files
+from workloads.models.checkpoint_files import architecture_of, read_config
 
 Layout = Literal["native", "original"]
 
 #: Raise when conversion or restoration write something else: it is in the cache's keys.
 _RECIPE = 1
+
+_MODEL_FILES = (".json", ".model", ".safetensors", ".bin")
 
 
 def layout_of(config: Mapping[str, Any]) -> Layout | None:
@@ -40,7 +42,7 @@ def in_layout(directory: Path, wanted: Layout) -> Path:
     found = layout_of(read_config(directory))
     if found is None or found == wanted:
         return directory
-    key = f"chatglm3-{wanted}-{_RECIPE}-{_fingerprint(directory)}"
+    key = f"chatglm3-{wanted}-{_RECIPE}-{fingerprint(directory)}"
     if wanted == "native":
         from workloads.models.conversion import convert_into
 
@@ -70,16 +72,15 @@ def tokenizer_directory(directory: Path) -> Path:
         text = json.dumps({"eos_token_id": ends, "pad_token_id": chatglm3.UNKNOWN_ID}, indent=2)
         (to / "generation_config.json").write_text(text + "\n", encoding="utf-8")
 
-    return cached_directory(f"chatglm3-tokenizer-{_RECIPE}-{_fingerprint(directory)}", build)
+    return cached_directory(f"chatglm3-tokenizer-{_RECIPE}-{fingerprint(directory)}", build)
 
 
-def _fingerprint(directory: Path) -> str:
-    """Changes when a file of the model does. Names, sizes and times stand for gigabytes of
-    weights."""
+def fingerprint(directory: Path) -> str:
+    """Changes when a file of a model or an adapter does. Names, sizes and times stand for
+    gigabytes of weights."""
     seen = hashlib.sha256(str(directory.resolve()).encode())
-    named = [directory / "config.json", directory / "tokenizer.model", *weight_files(directory)]
-    for file in named:
-        if file.is_file():
+    for file in sorted(directory.iterdir()):
+        if file.suffix in _MODEL_FILES and file.is_file():
             facts = file.stat()
             seen.update(f"{file.name} {facts.st_size} {facts.st_mtime_ns}\n".encode())
     return seen.hexdigest()[:16]

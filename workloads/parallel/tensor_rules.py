@@ -81,8 +81,8 @@ def tensor_refusals(asked: Asked, tensor: int, setting: str) -> Iterator[Refusal
         )
 
 
-def refuse_generation(asked: Asked) -> tuple[Refusal, ...]:
-    """What speaks against a job of text generation."""
+def generation_refusals(asked: Asked) -> tuple[Refusal, ...]:
+    """What speaks against splitting the matrices of a job of text generation."""
     tensor = asked.parameters.get("tensor_parallel")
     if tensor is None:
         return ()

@@ -79,7 +79,7 @@ def attach(model: Any, name: str) -> str:
     """Put an adapter on a base model, in place and in the model's own format; what it is.
 
     It stays apart from the weights (not merged), so that quantised bases keep theirs. One that
-    was trained on ChatGLM3's original layout is converted on the way.
+    was trained on ChatGLM3's other layout is converted on the way.
 
     Raises:
         DataMissing: there is no such adapter.
@@ -92,8 +92,7 @@ def attach(model: Any, name: str) -> str:
     try:
         config = PeftConfig.from_pretrained(str(directory))
         state = read_state(directory)
-        if getattr(model.config, "model_type", "") == "glm":
-            config, state = _native(config, state, model.config)
+        config, state = _in_layout_of(model.config, config, state)
         wrapped = PeftModel(model, config, autocast_adapter_dtype=False)
         outcome = set_peft_model_state_dict(wrapped, state)
     except (ValueError, RuntimeError, KeyError, TypeError) as error:
@@ -132,12 +131,15 @@ def read_state(directory: Path) -> dict[str, Any]:
     return dict(torch.load(binary, weights_only=True, map_location="cpu"))
 
 
-def _native(config: Any, state: dict[str, Any], model_config: Any) -> tuple[Any, dict[str, Any]]:
+def _in_layout_of(
+    model_config: Any, config: Any, state: dict[str, Any]
+) -> tuple[Any, dict[str, Any]]:
+    """The adapter for a model of this config; ChatGLM3 has two layouts, other models one."""
     from workloads.training import chatglm3_lora
 
-    if not chatglm3_lora.is_original(state):
+    wants_original = {"glm": False, "chatglm": True}.get(getattr(model_config, "model_type", ""))
+    if wants_original is None or wants_original == chatglm3_lora.is_original(state):
         return config, state
-    converted = chatglm3_lora.to_native(
-        chatglm3_lora.Lora.of(config, state), chatglm3_lora.rows_of(model_config)
-    )
+    carry = chatglm3_lora.to_original if wants_original else chatglm3_lora.to_native
+    converted = carry(chatglm3_lora.Lora.of(config, state), chatglm3_lora.rows_of(model_config))
     return converted.config(), dict(converted.state)

@@ -92,10 +92,12 @@ def is_original(state: Mapping[str, Any]) -> bool:
 
 
 def rows_of(config: Any) -> tuple[int, int, int]:
-    """Rows of query, key and value in a native model's config."""
-    size = config.head_dim
-    heads, groups = config.num_attention_heads, config.num_key_value_heads
-    return heads * size, groups * size, groups * size
+    """Rows of query, key and value in a model's config, of either layout."""
+    if getattr(config, "model_type", "") == "chatglm":
+        size, groups = config.kv_channels, config.multi_query_group_num
+    else:
+        size, groups = config.head_dim, config.num_key_value_heads
+    return config.num_attention_heads * size, groups * size, groups * size
 
 
 def to_native(lora: Lora, rows: tuple[int, int, int]) -> Lora:

@@ -4,6 +4,7 @@ import contextlib
 import os
 import resource
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from . import random
@@ -48,7 +49,8 @@ def synchronize(*_: Any) -> None: ...
 
 def memory_stats(*_: Any) -> dict[str, int]:
     """The bridge's keys; bytes."""
-    in_use = int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    pages = Path("/proc/self/statm").read_text().split()[1]
+    in_use = int(pages) * os.sysconf("SC_PAGE_SIZE")
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return {
         "Limit": _LIMIT_BYTES,

@@ -7,7 +7,7 @@ import habana_frameworks.torch.hpu as hpu
 __all__ = ["hpu"]
 
 
-class synDeviceType(Enum):  # noqa: N801 - the bridge's name
+class synDeviceType(Enum):
     synDeviceGaudi = 1
     synDeviceGaudi2 = 4
     synDeviceGaudi3 = 5
