@@ -19,6 +19,8 @@ USUAL: Mapping[str, object] = {
     "gradient_checkpointing": False,
     "padding": "dynamic",
 }
+#: Of what no sensor told: never zero, and never left out without a word.
+NOT_KNOWN = "not known"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +95,15 @@ def memory(row: Measurement) -> str:
     """Peak memory with whose it is: ``12.3 GiB (device)``."""
     amount = peak_memory_bytes(row)
     return f"{units.size(amount)} ({memory_kind(row)})" if amount is not None else units.MISSING
+
+
+def energy(row: Measurement | None) -> str:
+    """Work per joule, and the power of all its cards: ``2.130 tokens/J (412 W)``."""
+    if row is None or row.metrics.work_per_joule is None:
+        return NOT_KNOWN
+    work = row.metrics.throughput_unit.partition("/")[0]
+    rate, power = units.number(row.metrics.work_per_joule), units.number(row.metrics.power_w, 3)
+    return f"{rate} {work}/J ({power} W)"
 
 
 def where(row: Measurement) -> str:

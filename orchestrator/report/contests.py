@@ -43,6 +43,7 @@ class Contest:
     certain: bool  # whether the fastest has a confidence interval at all
     quickest: Measurement | None  # lowest median latency of a prompt
     leanest: Measurement | None  # smallest peak memory
+    thriftiest: Measurement | None  # most work per joule, of those whose energy is known
 
 
 def hold_contests(
@@ -90,6 +91,7 @@ def _judge(setting: Setting, unit: str, rows: list[Measurement]) -> Contest:
     floor = interval(fastest)[0]
     timed = [row for row in rows if row.metrics.latency_p50_s is not None]
     weighed = [row for row in rows if peak_memory_bytes(row) is not None]
+    metered = [row for row in rows if row.metrics.work_per_joule is not None]
     return Contest(
         setting=setting,
         unit=unit,
@@ -99,4 +101,5 @@ def _judge(setting: Setting, unit: str, rows: list[Measurement]) -> Contest:
         certain=fastest.metrics.throughput_low is not None,
         quickest=min(timed, key=lambda row: row.metrics.latency_p50_s or 0.0, default=None),
         leanest=min(weighed, key=lambda row: peak_memory_bytes(row) or 0, default=None),
+        thriftiest=max(metered, key=lambda row: row.metrics.work_per_joule or 0.0, default=None),
     )

@@ -129,6 +129,7 @@ def _contest(contest: Contest) -> dict[str, object]:
         "tied_job_ids": [row.job_id for row in contest.tied],
         "lowest_latency_job_id": contest.quickest.job_id if contest.quickest else None,
         "smallest_memory_job_id": contest.leanest.job_id if contest.leanest else None,
+        "most_work_per_joule_job_id": contest.thriftiest.job_id if contest.thriftiest else None,
     }
 
 
@@ -142,6 +143,7 @@ def _flat(row: Measurement) -> dict[str, object]:
     flat |= {field.name: getattr(row.metrics, field.name) for field in fields(Metrics)}
     flat["peak_memory_bytes"] = peak_memory_bytes(row)
     flat["peak_memory_of"] = memory_kind(row)
+    flat["work_per_joule"] = finite(row.metrics.work_per_joule)
     nested: dict[str, Mapping[str, object]] = {
         "parameters": row.parameters,
         "versions": row.versions,

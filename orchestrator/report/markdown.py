@@ -69,6 +69,7 @@ def _contests(summary: Summary) -> str:
                 or units.MISSING,
                 markdown(_latency(contest.quickest)),
                 markdown(_memory(contest.leanest)),
+                markdown(_energy(contest.thriftiest)),
             ]
         )
     head = (
@@ -79,6 +80,7 @@ def _contests(summary: Summary) -> str:
         "not told apart from",
         "lowest latency of a prompt (p50)",
         "smallest peak memory",
+        "most work per joule",
     )
     return "## Best setting for each model and device\n\n" + _grid(head, lines, right=(3,))
 
@@ -87,6 +89,10 @@ def _latency(row: Measurement | None) -> str:
     if row is None:
         return units.MISSING
     return f"{units.seconds(row.metrics.latency_p50_s)} ({cells.choice(row)})"
+
+
+def _energy(row: Measurement | None) -> str:
+    return cells.energy(row) + (f" ({cells.choice(row)})" if row is not None else "")
 
 
 def _memory(row: Measurement | None) -> str:

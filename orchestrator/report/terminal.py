@@ -113,6 +113,9 @@ def _contests(summary: Summary, console: Console) -> None:
         if contest.leanest is not None:
             row = contest.leanest
             _say(console, f"  smallest memory      {cells.choice(row)}: {cells.memory(row)}")
+        thrifty = contest.thriftiest
+        whose = f"{cells.choice(thrifty)}: " if thrifty is not None else ""
+        _say(console, f"  most work per joule  {whose}{cells.energy(thrifty)}")
     _cut(console, len(summary.contests), MOST_LINES, "contest")
 
 

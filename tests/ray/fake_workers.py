@@ -105,11 +105,13 @@ class FakeWorker:
         elif action == "rank":
             time.sleep(600)
         self._progress = None
+        ended_at = time.time()
         return RankOutcome(
             rank=rank,
             state=State.SUCCEEDED,
             started_at=started_at,
-            ended_at=time.time(),
+            ended_at=ended_at,
+            timed=(started_at, ended_at),
             result=Result(samples=self.samples(), stop_reason="max_repeats", details=details),
             worker=self._info,
         )

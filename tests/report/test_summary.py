@@ -13,6 +13,7 @@ from measurement_factory import START, Night, a_job, every_state, precision_grid
 
 from orchestrator.job import MAX, Accelerator, State
 from orchestrator.measurement import Measurement
+from orchestrator.report import cells
 from orchestrator.report.contests import peak_memory_bytes
 from orchestrator.report.drawing import nice_top
 from orchestrator.report.grouping import newest_final
@@ -295,3 +296,16 @@ def test_a_whole_grid_has_a_cell_for_every_job(accelerator: Accelerator) -> None
     precision_grid(night, accelerator=accelerator, items=1)
     (table,) = summarize(night.rows).tables
     assert len(table.cells) == 5 * 8
+
+
+def test_energy_names_the_thriftiest_setting_where_it_is_known() -> None:
+    """Most tokens for a joule is another contest than most tokens a second; rows whose energy
+    nobody read take no part in it, and a contest without any says that it is not known."""
+    fast, slow = measured({"bf16": (200.0, 2.0), "int4": (100.0, 1.0)})
+    (contest,) = summarize([fast, slow]).contests
+    assert contest.thriftiest is None and cells.energy(None) == "not known"
+    metered = replace(slow, metrics=replace(slow.metrics, energy_j=1500.0, power_w=50.0))
+    (contest,) = summarize([fast, metered]).contests
+    assert contest.fastest == fast and cells.energy(contest.fastest) == "not known"
+    assert contest.thriftiest == metered
+    assert cells.energy(contest.thriftiest) == "2.000 tokens/J (50.0 W)"
