@@ -321,6 +321,91 @@ def test_children_left_behind_are_ended_before_the_card_is_free(
     assert process.gone and not alive(int(file.read_text()))
 
 
+#: Ignores what it can, and starts: a child in its own session with a child of its own, and a daemon
+#: (its parent ends at once). Their process ids go into a file.
+_STUBBORN = """
+import os, signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+sleeper = "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(600)"
+nested = (
+    "import subprocess, sys, os, time;"
+    "c = subprocess.Popen([sys.executable, '-c', sys.argv[1]], start_new_session=True);"
+    "print(os.getpid(), c.pid, flush=True); time.sleep(int(sys.argv[2]))"
+)
+pids = []
+for seconds in ("600", "0"):
+    child = subprocess.Popen(
+        [sys.executable, "-c", nested, sleeper, seconds],
+        stdout=subprocess.PIPE, start_new_session=True, text=True,
+    )
+    pids += map(int, child.stdout.readline().split())
+child.wait()
+open(FILE + "~", "w").write(" ".join(map(str, pids)))
+os.rename(FILE + "~", FILE)
+"""
+
+
+def stubborn(file: Path, then: str) -> str:
+    return f"FILE = {str(file)!r}\n{_STUBBORN}\n{then}\n"
+
+
+def pids_in(file: Path) -> list[int]:
+    """What a stubborn worker has started; one of the four has ended already."""
+    assert eventually(file.exists, 60)
+    pids = [int(pid) for pid in file.read_text().split()]
+    assert len(pids) == 4 and sum(map(alive, pids)) == 3
+    return pids
+
+
+def test_descendants_in_sessions_of_their_own_are_stopped_too(
+    server: Server, tmp_path: Path
+) -> None:
+    """Whoever ignores signals, leaves the process group or loses its parent."""
+    process = server.process(run=stubborn(tmp_path / "pids", "time.sleep(600)"))
+    bystander = server.process(name="bystander")
+    info, other = info_of(process), info_of(bystander)
+    thread = threading.Thread(target=lambda: process.run(ATTEMPT, 0, None))
+    thread.start()
+    pids = pids_in(tmp_path / "pids")
+    process.stop("no progress")
+    assert process.gone and not any(map(alive, [info.pid, *pids]))
+    assert alive(other.pid)
+    thread.join(5)
+    bystander.stop("done")
+
+
+def test_descendants_of_a_worker_that_died_are_ended_before_its_card_is_free(
+    server: Server, tmp_path: Path
+) -> None:
+    """They have no parent any more; another worker and its children stay."""
+    other = server.process(name="other", run=stubborn(tmp_path / "others", "time.sleep(600)"))
+    info_of(other)
+    thread = threading.Thread(target=lambda: other.run(ATTEMPT, 0, None))
+    thread.start()
+    others = pids_in(tmp_path / "others")
+    process = server.process(run=stubborn(tmp_path / "pids", "os._exit(3)"))
+    info_of(process)
+    outcome = process.run(ATTEMPT, 0, None)
+    assert outcome.failure is not None and "exited with 3" in outcome.failure.message
+    pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
+    assert process.gone and not any(map(alive, pids))
+    assert sum(map(alive, others)) == 3
+    other.stop("done")
+    assert not any(map(alive, others))
+    thread.join(5)
+
+
+def test_everything_ends_when_a_server_is_closed(tmp_path: Path) -> None:
+    """Also what workers have detached."""
+    opened = _open(tmp_path)
+    process = opened.process(run=stubborn(tmp_path / "pids", "time.sleep(600)"))
+    info = info_of(process)
+    threading.Thread(target=lambda: process.run(ATTEMPT, 0, None), daemon=True).start()
+    pids = pids_in(tmp_path / "pids")
+    _close(opened)
+    assert not any(map(alive, [info.pid, *pids]))
+
+
 def test_a_worker_ends_with_whoever_asked_for_it(server: Server) -> None:
     """When the asker's process dies, the kernel closes its connection and the worker goes."""
     asker = subprocess.Popen(

@@ -2,8 +2,11 @@
 
 A worker process can hang with the interpreter lock held, be killed for memory, or leave children
 behind, and its card is free only when all of that is gone. So workers are children of this server:
-a single thread that starts a process on request, kills its whole group when whoever asked for it
-goes away, waits until the group is empty, and then says how it died. A request is one connection:
+a single thread that starts a process on request, kills all that descends from it when whoever asked
+for it goes away, waits until nothing of that is left, and then says how it died. Descendants that
+moved to sessions of their own are found too: the kernel gives orphans to the nearest *subreaper*,
+which a worker is for what it starts, and this server for what a dead worker leaves. A request is
+one connection:
 
     asker  → {"name": …, "environment": …, "log": …, "cwd": …} and the worker's end of a channel
     server → {"pid": …}
@@ -39,6 +42,20 @@ from typing import Any
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _REQUEST_BYTES = 1 << 20
+_END_S = 5.0
+
+
+#: A process id comes back one day, with another start.
+_Identity = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Process:
+    """One process of this host: who it is, and whose child."""
+
+    identity: _Identity
+    parent: int
+    zombie: bool
 
 
 @dataclass(slots=True)
@@ -51,6 +68,8 @@ class _Child:
     oom_kills_before: int
     asked: bool = False  # the asker ended it
     status: int | None = None  # exit code, or minus the signal, once it is reaped
+    dead_since: float = 0.0  # monotonic
+    tree: set[_Identity] = field(default_factory=set)  # what descends from it, as far as known
 
 
 @dataclass(slots=True)
@@ -76,12 +95,11 @@ class ProcessServer:
         self.selector.register(self.listener, selectors.EVENT_READ, "listener")
         self.selector.register(lifeline, selectors.EVENT_READ, "lifeline")
         self.selector.register(wake_read, selectors.EVENT_READ, "wake")
+        before = {found.identity for found in _beneath(os.getpid(), _processes())}
         while True:
-            ending = any(child.status is not None for child in self.children.values())
-            for key, _ in self.selector.select(0.02 if ending else None):
+            for key, _ in self.selector.select(self._patience_s()):
                 if key.data == "lifeline" and not os.read(lifeline, 4096):
-                    for child in self.children.values():
-                        _kill_group(child.pid)
+                    self._end_all(but=before)
                     return
                 if key.data == "wake":
                     with contextlib.suppress(BlockingIOError):
@@ -91,6 +109,13 @@ class ProcessServer:
                 elif isinstance(key.data, int):
                     self._asker_spoke(key.data)
             self._reap()
+
+    def _patience_s(self) -> float | None:
+        """How long to wait for somebody to ask something: not long while a process is ending."""
+        dead = [child.dead_since for child in self.children.values() if child.status is not None]
+        if not dead:
+            return None
+        return 0.02 if time.monotonic() - max(dead) < 2.0 else 0.5
 
     def _start(self) -> None:
         """Take one request and start its process."""
@@ -132,7 +157,7 @@ class ProcessServer:
         for child in self.children.values():
             if child.name == name and child.status is None:
                 child.asked = True
-                _kill_group(child.pid)
+                _kill_tree(child)
         self.waiting.append((name, connection))
 
     def _become_worker(self, request: Mapping[str, Any], channel: int, mine: socket.socket) -> None:
@@ -141,6 +166,7 @@ class ProcessServer:
         try:
             server = os.getppid()
             _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            _prctl(_PR_SET_CHILD_SUBREAPER, 1)
             if os.getppid() != server:
                 os._exit(status)
             with contextlib.suppress(OSError):
@@ -193,7 +219,7 @@ class ProcessServer:
             self.selector.unregister(child.connection)
             if child.status is None:
                 child.asked = True
-                _kill_group(pid)
+                _kill_tree(child)
 
     def _reap(self) -> None:
         """Collect dead processes; report those of which no child is left either."""
@@ -204,9 +230,10 @@ class ProcessServer:
                     break
                 if pid in self.children:
                     self.children[pid].status = os.waitstatus_to_exitcode(status)
+                    self.children[pid].dead_since = time.monotonic()
         for child in [child for child in self.children.values() if child.status is not None]:
-            if _kill_group(child.pid):
-                continue  # children of the worker are still there
+            if self._left_of(child):
+                continue
             oom = child.status == -signal.SIGKILL and oom_kills() > child.oom_kills_before
             message = {"exit": child.status, "asked": child.asked, "host_oom": oom}
             _tell(child.connection, message)
@@ -220,6 +247,44 @@ class ProcessServer:
                 _tell(connection, {"gone": name})
                 connection.close()
         self.waiting = [waiting for waiting in self.waiting if waiting[0] in there]
+
+    def _left_of(self, child: _Child) -> bool:
+        """Kill what a dead worker has left; whether anything of it is still there.
+
+        Whoever is this server's own child now, and no worker, was left by one that died.
+        """
+        table = _processes()
+        here = os.getpid()
+        others = {each for one in self.children.values() if one is not child for each in one.tree}
+        beneath = _beneath(here, table)
+        strays = [p for p in beneath if p.parent == here and p.identity[0] not in self.children]
+        for stray in strays:
+            if stray.identity not in others:
+                child.tree |= {stray.identity}
+                child.tree |= {each.identity for each in _beneath(stray.identity[0], table)}
+        left = [p for p in beneath if p.identity in child.tree and not p.zombie]
+        for process in left:
+            _kill(process.identity[0])
+        return _kill_group(child.pid) or bool(left)
+
+    def _end_all(self, but: set[_Identity]) -> None:
+        """Kill everything beneath this server, for a few seconds at most: it ends itself."""
+        deadline = time.monotonic() + _END_S
+        while time.monotonic() < deadline:
+            table = _processes()
+            left = [
+                process
+                for process in _beneath(os.getpid(), table)
+                if process.identity not in but and not process.zombie
+            ]
+            for child in self.children.values():
+                if child.status is None:
+                    _kill_group(child.pid)
+            for process in left:
+                _kill(process.identity[0])
+            if not left:
+                return
+            time.sleep(0.02)
 
 
 class ServedProcess:
@@ -321,6 +386,48 @@ def preload(modules: Sequence[str]) -> bool:
 def _tell(connection: socket.socket, message: Mapping[str, Any]) -> None:
     with contextlib.suppress(OSError):  # the asker may be gone
         connection.sendall(json.dumps(message).encode() + b"\n")
+
+
+def _kill_tree(child: _Child) -> None:
+    """Kill a worker and all that descends from it; what it starts at this very moment shows when
+    it is dead."""
+    descendants = _beneath(child.pid, _processes())
+    child.tree |= {process.identity for process in descendants}
+    _kill_group(child.pid)
+    for process in descendants:
+        _kill(process.identity[0])
+
+
+def _kill(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def _beneath(pid: int, table: Mapping[int, list[_Process]]) -> list[_Process]:
+    """All descendants of a process."""
+    found, todo = [], [pid]
+    while todo:
+        children = table.get(todo.pop(), [])
+        found += children
+        todo += [child.identity[0] for child in children]
+    return found
+
+
+def _processes() -> dict[int, list[_Process]]:
+    """The processes of this host, by parent; none where the kernel does not show them."""
+    table: dict[int, list[_Process]] = {}
+    with contextlib.suppress(OSError):
+        for name in os.listdir("/proc"):
+            if not name.isdigit():
+                continue
+            try:
+                with open(f"/proc/{name}/stat", "rb") as file:
+                    words = file.read().rpartition(b")")[2].split()
+            except OSError:  # it has just ended
+                continue
+            process = _Process((int(name), int(words[19])), int(words[1]), words[0] in b"ZX")
+            table.setdefault(process.parent, []).append(process)
+    return table
 
 
 def _kill_group(pid: int) -> bool:
