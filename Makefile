@@ -4,15 +4,18 @@
 PYTHON ?= python3
 VENV ?= .venv
 NIGHTGRID = $(VENV)/bin/nightgrid
+GAUDI_VENV ?= .venv-gaudi
 PINS = pyproject.toml constraints.txt constraints-hpu.txt tools/install.py
 
-.PHONY: help demo real test quick lint clean
+.PHONY: help demo real test test-gaudi quick lint docs clean
 
 help:
 	@sed -n '1,3p' Makefile | sed 's/^# //'
 	@echo "  make real    the same with a pretrained model (SmolLM2-135M-Instruct) on the CPU"
 	@echo "  make quick   the tests that take no Ray and no more than seconds"
+	@echo "  make test-gaudi  the real optimum-habana on the CPU, in an environment of its own"
 	@echo "  make lint    ruff and mypy"
+	@echo "  make docs    the documentation as a site: site/index.html"
 	@echo "  make clean   remove the environment and caches (never results)"
 
 # One stamp per set of extras; each is made anew when a pin changes.
@@ -40,11 +43,23 @@ test: $(VENV)/.installed-test
 	$(VENV)/bin/mypy
 	$(VENV)/bin/python -m pytest
 
+# optimum-habana needs older libraries than all else, and a stand-in for the Habana bridge, which
+# only the tests put on the path.
+$(GAUDI_VENV)/.installed: $(PINS)
+	$(PYTHON) tools/install.py --venv $(GAUDI_VENV) --extras hpu,gaudi-test --pins constraints-hpu.txt
+	@touch $@
+
+test-gaudi: $(GAUDI_VENV)/.installed
+	PYTHONPATH=$(CURDIR)/tests/gaudi/standin $(GAUDI_VENV)/bin/python -m pytest tests/gaudi
+
 quick: $(VENV)/.installed-test
 	$(VENV)/bin/python -m pytest -m "not ray and not slow and not real"
 
 lint: $(VENV)/.installed-test
 	$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check . && $(VENV)/bin/mypy
 
+docs: $(VENV)/.installed-demo
+	$(VENV)/bin/python tools/make_site.py
+
 clean:
-	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache .hypothesis *.egg-info
+	rm -rf $(VENV) $(GAUDI_VENV) .pytest_cache .ruff_cache .mypy_cache .hypothesis *.egg-info
