@@ -145,6 +145,10 @@ def _resident(request: Request, context: JobContext) -> tuple[_Resident, float]:
         baseline = resident_bytes()
         began = context.clock()
         engine = load(request, context.device)
+        if request.parameters.get("packed_weights"):
+            from workloads.generation import packed
+
+            packed.pack(engine.model)
         context.device.synchronize()
         took.append(context.clock() - began)
         return _Resident(engine=engine, baseline_host_memory_bytes=baseline)

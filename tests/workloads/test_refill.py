@@ -11,6 +11,7 @@ from generation_cases import Worker, write_dataset
 from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
+from schedule_cases import job
 
 from workloads.api import Result
 from workloads.errors import Unsupported
@@ -116,6 +117,19 @@ def test_ignore_eos_gives_every_prompt_its_tokens(worker: Worker, dataset: str) 
     assert {item.output_tokens for item in result.items} == {9}
 
 
+@pytest.mark.parametrize("batching", ["static", "refill"])
+def test_packed_weights_change_no_text(batching: str, dataset: str, plain: Result) -> None:
+    """Another layout of the same matrices, in a model of its own."""
+    result = Worker().run(dataset, batch_size=3, batching=batching, packed_weights=True)
+    assert texts(result) == texts(plain)
+
+
+def test_packed_and_plain_weights_share_no_model() -> None:
+    """A warm worker must not give a job a model in which the plain matrices are gone."""
+    keys = {job(parameters=(("packed_weights", packed),)).residency_key for packed in (False, True)}
+    assert len(keys) == 2
+
+
 def test_what_rows_cannot_stand_in_for_is_refused(dataset: str) -> None:
     """Another attention than the one that is replaced would not be what the row says."""
     with pytest.raises(Unsupported, match="sdpa"):
@@ -129,11 +143,12 @@ def test_what_rows_cannot_stand_in_for_is_refused(dataset: str) -> None:
         ({"device": "hpu"}, "compiles anew"),
         ({"parameters": {"batching": "refill", "attention": "eager"}}, "attention eager"),
         ({"parameters": {"batching": "refill", "tensor_parallel": 2}}, "not built"),
+        ({"parameters": {"packed_weights": True}, "device": "cuda"}, "one of CPUs"),
+        ({"parameters": {"packed_weights": True}, "precision": "int8"}, "not int8"),
+        ({"parameters": {"packed_weights": True, "adapter": "a"}}, "plain matrices"),
     ],
 )
-def test_the_plan_says_where_refilling_is_not_to_be_had(
-    changes: dict[str, object], words: str
-) -> None:
+def test_the_plan_says_what_is_not_to_be_had(changes: dict[str, object], words: str) -> None:
     """Each refusal names the setting and the reason; a plain job has none."""
     usual: dict[str, object] = {
         "model": "m",
@@ -146,7 +161,11 @@ def test_the_plan_says_where_refilling_is_not_to_be_had(
     }
     assert not list(batching_refusals(Asked(**usual)))  # type: ignore[arg-type]
     (refusal,) = batching_refusals(Asked(**(usual | changes)))  # type: ignore[arg-type]
-    assert refusal.setting == "batching" and words in refusal.reason and refusal.unsupported
+    assert (
+        refusal.setting in ("batching", "packed_weights")
+        and words in refusal.reason
+        and refusal.unsupported
+    )
 
 
 @given(

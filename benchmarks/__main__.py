@@ -1,0 +1,115 @@
+"""``python -m benchmarks [NAME ...]``: run, write results as JSON, generate docs/benchmarks.md."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import sys
+import tempfile
+import time
+import traceback
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from benchmarks.contender import ROOT
+from benchmarks.figures import Outcome
+from benchmarks.machine import machine, versions
+from benchmarks.page import page, table
+from benchmarks.setting import Setting
+
+#: In this order; each is a module with TITLE and run(setting).
+NAMES = (
+    "command_line",
+    "scheduling",
+    "results",
+    "generation",
+    "finetuning",
+    "measuring",
+    "orchestration",
+    "grid",
+)
+RESULTS = ROOT / "benchmarks" / "results"
+
+
+def main() -> int:
+    """Run the benchmarks that are named, or all."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(NAMES)}; or page")
+    parser.add_argument("--smoke", action="store_true", help="tiny sizes: whether they work")
+    parser.add_argument("--turns", type=int, default=3, help="turns of each contender (default 3)")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="where JSON files go")
+    parser.add_argument("--page", type=Path, default=ROOT / "docs" / "benchmarks.md")
+    parser.add_argument(
+        "--peers", type=Path, default=ROOT / ".venv-bench", help="environment of the peers"
+    )
+    args = parser.parse_args()
+    unknown = set(args.names) - {*NAMES, "page"}
+    if unknown:
+        parser.error(f"no benchmark {', '.join(sorted(unknown))}; there is {', '.join(NAMES)}")
+    python = args.peers / "bin" / "python"
+    peers_python = python if python.exists() else None
+    if peers_python is None and not args.smoke and args.names != ["page"]:
+        parser.error(f"no {python}; make it with: python -m benchmarks.install_peers {args.peers}")
+    failed = []
+    if args.names != ["page"]:
+        args.results.mkdir(parents=True, exist_ok=True)
+        failed = _run_all(args, peers_python)
+    if not args.smoke or args.names == ["page"]:
+        args.page.write_text(page(_stored(args.results)), encoding="utf-8")
+        print(f"wrote {args.page}")
+    for name, reason in failed:
+        print(f"FAILED {name}: {reason}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def _run_all(args: argparse.Namespace, peers_python: Path | None) -> list[tuple[str, str]]:
+    failed = []
+    found = versions(peers_python)
+    print(json.dumps(machine() | found, indent=1))
+    for name in args.names or NAMES:
+        with tempfile.TemporaryDirectory(prefix=f"nightgrid-{name}-") as scratch:
+            setting = Setting(
+                scratch=Path(scratch),
+                peers_python=peers_python,
+                smoke=args.smoke,
+                turns=args.turns,
+            )
+            try:
+                told = _run_one(name, setting) | {"machine": machine(), "versions": found}
+            except Exception as error:
+                traceback.print_exc()
+                failed.append((name, repr(error)[:300]))
+                continue
+        (args.results / f"{name}.json").write_text(json.dumps(told, indent=1) + "\n")
+        print(table([told]), flush=True)
+    return failed
+
+
+def _run_one(name: str, setting: Setting) -> dict[str, Any]:
+    module = importlib.import_module(f"benchmarks.{name}")
+    print(f"{name}: {module.TITLE}", flush=True)
+    load, began = os.getloadavg()[0], time.perf_counter()
+    lines, facts = module.run(setting)
+    outcome = Outcome(
+        name=name,
+        title=module.TITLE,
+        lines=tuple(lines),
+        facts=facts,
+        took_s=time.perf_counter() - began,
+        smoke=setting.smoke,
+        load=load,
+    )
+    at = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    return outcome.to_json() | {"finished_at": at}
+
+
+def _stored(results: Path) -> list[dict[str, Any]]:
+    files = [results / f"{name}.json" for name in NAMES]
+    return [json.loads(file.read_text()) for file in files if file.is_file()]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,139 @@
+"""The two ends of a contender: a process that does one turn of work each time it is told to.
+
+A program under ``contenders/`` ends with ``serve(turn)`` when it is ready. This module needs
+nothing but Python, so that programs in the peers' environment can use it. Answers are lines that
+begin with ``MARK``; everything else that a library prints goes to the log.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+MARK = "@@ "
+
+
+# ---------------------------------------------------------------- in the contender
+
+
+def serve(turn: Callable[[], Mapping[str, Any]]) -> None:
+    """Tell that all is ready, then do a turn for each line of standard input.
+
+    ``turn`` returns the work that it did (``work``) and anything else worth telling; wall time,
+    CPU time and peak memory are added here unless it says them itself.
+    """
+    out = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    print(MARK + json.dumps({"ready": True}), file=out)
+    for _ in sys.stdin:
+        _forget_peak()
+        cpu, wall = time.process_time(), time.perf_counter()
+        told = dict(turn())
+        told.setdefault("wall_s", time.perf_counter() - wall)
+        told.setdefault("cpu_s", time.process_time() - cpu)
+        told["peak_bytes"] = _peak_bytes()
+        print(MARK + json.dumps(told), file=out)
+
+
+def _forget_peak() -> None:
+    with contextlib.suppress(OSError):  # the peak is then one of the whole life
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def _peak_bytes() -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+# ---------------------------------------------------------------- in the harness
+
+
+class Contender:
+    """A running contender."""
+
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str | os.PathLike[str]],
+        log: Path,
+        environment: Mapping[str, str] | None = None,
+        patience_s: float = 900.0,
+    ) -> None:
+        self.name = name
+        self.turns: list[dict[str, Any]] = []
+        self._log = log
+        log.parent.mkdir(parents=True, exist_ok=True)
+        began = time.perf_counter()
+        with log.open("w") as errors:
+            self._process = subprocess.Popen(
+                [os.fspath(part) for part in command],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                cwd=ROOT,
+                env=os.environ | {"PYTHONPATH": str(ROOT)} | dict(environment or {}),
+            )
+        self._answer()
+        self.start_s = time.perf_counter() - began
+
+    def turn(self, *, counts: bool = True) -> dict[str, Any]:
+        """Have it do its work once."""
+        assert self._process.stdin is not None
+        self._process.stdin.write("turn\n")
+        self._process.stdin.flush()
+        told = self._answer()
+        if counts:
+            self.turns.append(told)
+        return told
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.startswith(MARK):
+                return dict(json.loads(line[len(MARK) :]))
+        tail = "".join(self._log.read_text(errors="replace").splitlines(keepends=True)[-12:])
+        raise RuntimeError(f"{self.name} ended with {self._process.wait()}:\n{tail}")
+
+    def __enter__(self) -> Contender:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.close()
+            self._process.wait(60)
+        except (OSError, subprocess.TimeoutExpired):
+            self._process.kill()
+            self._process.wait()
+
+
+def take_turns(
+    contenders: Sequence[Contender], turns: int, *, warm_ups: int = 0
+) -> dict[str, list[dict[str, Any]]]:
+    """Each contender's turns, by name. Who begins moves on from round to round, so that nobody
+    always follows the same neighbour."""
+    for _ in range(warm_ups):
+        for contender in contenders:
+            contender.turn(counts=False)
+    for number in range(turns):
+        first = number % len(contenders)
+        for contender in (*contenders[first:], *contenders[:first]):
+            contender.turn()
+    return {contender.name: contender.turns for contender in contenders}

@@ -1,0 +1,61 @@
+"""A workload run by hand: what a warm worker gives it, without a worker around it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from workloads import registry
+from workloads.api import JobContext, MeasureSettings, Request, Result
+from workloads.collective import OneCard
+from workloads.devices import device_for
+
+ONCE = MeasureSettings(warmup=0, min_repeats=1, max_repeats=1, time_limit_s=3600.0)
+
+
+def request(workload: str, *, parameters: dict[str, Any], **fields: Any) -> Request:
+    """A job of this workload in fp32, measured once."""
+    usual: dict[str, Any] = {
+        "workload": workload,
+        "precision": "fp32",
+        "engine": "transformers",
+        "residency_key": "alone",
+        "measure": ONCE,
+    }
+    checked = registry.find_workload(workload).validate(parameters)
+    return Request(parameters=checked, **(usual | fields))
+
+
+class Alone:
+    """One card, and the models that it has loaded."""
+
+    def __init__(self) -> None:
+        self._loaded: dict[str, Any] = {}
+
+    def run(self, asked: Request) -> Result:
+        """Run the workload; what is resident is not loaded again."""
+        return registry.load(asked.workload)(asked, self._context())
+
+    def load(self, asked: Request) -> None:
+        """Do the least that loads the model and warms it up."""
+        least = dict(asked.parameters) | {"prompts": 1, "output_tokens": 2}
+        self.run(replace(asked, parameters=least, batch_size=1))
+
+    def _resident(self, key: str, loader: Callable[[], Any]) -> Any:
+        if key not in self._loaded:
+            self._loaded[key] = loader()
+        return self._loaded[key]
+
+    def _context(self) -> JobContext:
+        return JobContext(
+            device=device_for("cpu"),
+            rank=0,
+            world_size=1,
+            collective=OneCard(),
+            enter_phase=lambda phase: None,
+            resident=self._resident,
+            clock=time.perf_counter,
+            cpu_clock=time.process_time,
+        )

@@ -1,0 +1,119 @@
+"""What turns of contenders amount to: medians, ratios and their spread. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any, Literal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Goal:
+    """What the ratio of a line should be; ``shown`` for one that is only to be seen."""
+
+    kind: Literal["at least", "at most", "within", "shown"] = "shown"
+    value: float = 0.0
+
+    def met(self, ratio: float) -> bool | None:
+        """Whether a ratio reaches it; None where there is no goal. ``within`` is a distance
+        from 1."""
+        if self.kind == "at least":
+            return ratio >= self.value
+        if self.kind == "at most":
+            return ratio <= self.value
+        if self.kind == "within":
+            return abs(ratio - 1) <= self.value
+        return None
+
+    def __str__(self) -> str:
+        if self.kind == "shown":
+            return "shown"
+        if self.kind == "within":
+            return f"± {self.value:.0%}"
+        return f"{'≥' if self.kind == 'at least' else '≤'} {self.value:g}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One line of the table: what we did in each turn, what the other did in the same turn.
+
+    ``theirs`` is empty for a figure of our own, whose goal is then for the figure itself.
+    """
+
+    what: str
+    against: str
+    unit: str  # of the values
+    ours: tuple[float, ...]
+    theirs: tuple[float, ...] = ()
+    goal: Goal = Goal()
+    cpu_ratio: float | None = None  # of the same work by CPU time, which a busy machine leaves be
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.ours or (self.theirs and len(self.ours) != len(self.theirs)):
+            raise ValueError(f"{self.what}: {len(self.ours)} turns beside {len(self.theirs)}")
+
+    @property
+    def ratios(self) -> tuple[float, ...]:
+        """Ours over theirs, turn by turn; our own figures where nobody stands beside us."""
+        if not self.theirs:
+            return self.ours
+        return tuple(ours / theirs for ours, theirs in zip(self.ours, self.theirs, strict=True))
+
+    @property
+    def ratio(self) -> float:
+        """The median of ``ratios``."""
+        return median(self.ratios)
+
+    @property
+    def spread(self) -> tuple[float, float]:
+        """The least and the greatest ratio."""
+        return min(self.ratios), max(self.ratios)
+
+    @property
+    def met(self) -> bool | None:
+        """Whether the goal is reached."""
+        return self.goal.met(self.ratio)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What one benchmark found: its lines, and what must be known to read them."""
+
+    name: str
+    title: str
+    lines: tuple[Line, ...]
+    facts: Mapping[str, Any]  # sizes, versions, memory, equality of outputs
+    took_s: float
+    smoke: bool = False
+    load: float = 0.0  # of the machine when it began: processes that wanted a core
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, with what follows from them."""
+        lines = [
+            asdict(line)
+            | {"ratio": line.ratio, "spread": line.spread, "met": line.met, "goal": str(line.goal)}
+            for line in self.lines
+        ]
+        return asdict(self) | {"lines": lines, "facts": dict(self.facts)}
+
+
+def rates(turns: Sequence[Mapping[str, Any]]) -> tuple[float, ...]:
+    """Work per second of each turn."""
+    return tuple(float(turn["work"]) / float(turn["wall_s"]) for turn in turns)
+
+
+def values(turns: Sequence[Mapping[str, Any]], name: str) -> tuple[float, ...]:
+    """One figure of each turn."""
+    return tuple(float(turn[name]) for turn in turns)
+
+
+def cpu_ratio(
+    ours: Sequence[Mapping[str, Any]], theirs: Sequence[Mapping[str, Any]]
+) -> float | None:
+    """The median ratio of work per CPU second; None where CPU time is not known."""
+    if not all("cpu_s" in turn for turn in (*ours, *theirs)):
+        return None
+    pairs = zip(ours, theirs, strict=True)
+    return median((a["work"] / a["cpu_s"]) / (b["work"] / b["cpu_s"]) for a, b in pairs)

@@ -1,0 +1,62 @@
+"""What a run was made on: cores, memory, load, versions."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+_OURS = ("torch", "transformers", "ray", "peft", "pyarrow", "accelerate")
+_PEERS = (*_OURS[:3], "hydra-core", "hydra-ray-launcher", "optimum-benchmark")
+_ASK = (
+    "import importlib.metadata as m, json, sys\n"
+    "found = {}\n"
+    "for name in sys.argv[1:]:\n"
+    "    try: found[name] = m.version(name)\n"
+    "    except m.PackageNotFoundError: found[name] = None\n"
+    "print(json.dumps(found))"
+)
+
+
+def machine() -> dict[str, Any]:
+    """The host as it is now."""
+    return {
+        "processor": _processor(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "load_1_min": round(os.getloadavg()[0], 2),
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "accelerator": "none: everything here ran on the CPU",
+    }
+
+
+def versions(peers_python: Path | None) -> dict[str, dict[str, str | None]]:
+    """Versions here and in the peers' environment, where there is one."""
+    here = {}
+    for name in _OURS:
+        try:
+            here[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            here[name] = None
+    found: dict[str, dict[str, str | None]] = {"nightgrid": here}
+    if peers_python is not None:
+        told = subprocess.run(
+            [str(peers_python), "-c", _ASK, *_PEERS], capture_output=True, text=True, check=True
+        )
+        found["peers"] = json.loads(told.stdout)
+    return found
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()

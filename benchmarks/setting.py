@@ -1,0 +1,53 @@
+"""What a benchmark is given: how big it should be, where it may write, which Pythons there are."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.contender import ROOT, Contender, take_turns
+
+PROGRAMS = ROOT / "benchmarks" / "contenders"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """One run of the benchmarks."""
+
+    scratch: Path  # logs and whatever contenders write
+    peers_python: Path | None  # of .venv-bench; None: what peers there are in our own environment
+    smoke: bool = False  # as small as it goes: whether it works, not how fast
+    turns: int = 3
+    say: Callable[[str], None] = print
+
+    @property
+    def peer(self) -> str:
+        """The Python of the peers."""
+        return str(self.peers_python or sys.executable)
+
+    def started(
+        self, stack: contextlib.ExitStack, name: str, python: str, program: str, *arguments: Any
+    ) -> Contender:
+        """A contender that is ready, and ends with ``stack``."""
+        self.say(f"  starting {name}")
+        command = [python, str(PROGRAMS / program), *map(str, arguments)]
+        log = self.scratch / f"{name.replace('/', '-').replace(' ', '-')}.log"
+        return stack.enter_context(Contender(name, command, log))
+
+    def turns_of(
+        self, contenders: Sequence[Contender], *, warm_ups: int = 0, turns: int | None = None
+    ) -> Mapping[str, list[dict[str, Any]]]:
+        """All take turns, one after the other."""
+        count = turns or (1 if self.smoke else self.turns)
+        return take_turns(contenders, count, warm_ups=0 if self.smoke else warm_ups)
+
+    @contextlib.contextmanager
+    def directory(self, name: str) -> Iterator[Path]:
+        """A directory of this benchmark's own."""
+        path = self.scratch / name
+        path.mkdir(parents=True, exist_ok=True)
+        yield path

@@ -1,0 +1,138 @@
+"""Medians, ratios, spread, goals: what the table says follows from the turns."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.contender import Contender, take_turns
+from benchmarks.figures import Goal, Line, Outcome, cpu_ratio, rates
+from benchmarks.page import page, table
+
+
+def test_a_ratio_is_the_median_over_turns_and_its_spread_their_extremes() -> None:
+    """Turn by turn, not median by median: 2/1, 9/3, 4/4."""
+    line = Line(what="w", against="a", unit="x/s", ours=(2.0, 9.0, 4.0), theirs=(1.0, 3.0, 4.0))
+    assert line.ratios == (2.0, 3.0, 1.0)
+    assert line.ratio == 2.0
+    assert line.spread == (1.0, 3.0)
+
+
+def test_an_even_number_of_turns_takes_the_middle_of_two() -> None:
+    """As medians do."""
+    line = Line(what="w", against="a", unit="x", ours=(1.0, 2.0), theirs=(1.0, 1.0))
+    assert line.ratio == 1.5
+
+
+@pytest.mark.parametrize(
+    ("goal", "ratio", "met"),
+    [
+        (Goal(kind="at least", value=2), 2.0, True),
+        (Goal(kind="at least", value=2), 1.99, False),
+        (Goal(kind="at most", value=1.05), 1.05, True),
+        (Goal(kind="at most", value=1.05), 1.06, False),
+        (Goal(kind="within", value=0.02), 0.979, False),
+        (Goal(kind="within", value=0.02), 1.019, True),
+        (Goal(), 0.1, None),
+    ],
+)
+def test_goals(goal: Goal, ratio: float, met: bool | None) -> None:
+    """Each kind on both sides of its edge."""
+    assert goal.met(ratio) is met
+
+
+def test_turns_without_a_partner_are_refused() -> None:
+    """Three turns beside two are no comparison."""
+    with pytest.raises(ValueError, match="3 turns beside 2"):
+        Line(what="w", against="a", unit="x", ours=(1.0, 1.0, 1.0), theirs=(1.0, 1.0))
+
+
+def test_rates_and_cpu_ratios_come_from_work_and_time() -> None:
+    """A busy machine doubles wall time and leaves CPU time."""
+    ours = [{"work": 10, "wall_s": 2.0, "cpu_s": 1.0}]
+    theirs = [{"work": 10, "wall_s": 1.0, "cpu_s": 4.0}]
+    assert rates(ours) == (5.0,)
+    assert cpu_ratio(ours, theirs) == 4.0
+    assert cpu_ratio(ours, [{"work": 10, "wall_s": 1.0}]) is None
+
+
+@given(st.lists(st.tuples(*[st.floats(0.1, 1e6)] * 2), min_size=1, max_size=9))
+def test_the_ratio_lies_within_its_spread(turns: list[tuple[float, float]]) -> None:
+    """Whatever the turns were."""
+    ours, theirs = zip(*turns, strict=True)
+    line = Line(what="w", against="a", unit="x", ours=ours, theirs=theirs)
+    assert line.spread[0] <= line.ratio <= line.spread[1]
+
+
+def outcome(**changes: object) -> dict[str, object]:
+    lost = Line(
+        what="things", against="peer", unit="x/s", ours=(1.0,), theirs=(2.0,),
+        goal=Goal(kind="at least", value=2.0), note="a|b",
+    )  # fmt: skip
+    told = Outcome(name="n", title="Title", lines=(lost,), facts={"size": 7}, took_s=1.0)
+    host = {
+        "processor": "P", "cores": 2, "memory_gib": 4, "system": "S", "python": "3", "accelerator":
+        "none",
+    }  # fmt: skip
+    return json.loads(json.dumps(told.to_json())) | {
+        "machine": host, "versions": {"nightgrid": {"torch": "2"}}, "finished_at": "now", **changes,
+    }  # fmt: skip
+
+
+def test_a_line_that_loses_stands_in_the_page() -> None:
+    """With its ratio, its goal and that it was not met; bars in notes do not break the table."""
+    text = page([outcome()])
+    (row,) = [line for line in text.splitlines() if line.startswith("| things")]
+    assert "0.5" in row and "≥ 2" in row and "**no**" in row and "a\\|b" in row
+    assert "size: 7" in text and "torch 2" in text
+    assert table([outcome()]) in text
+
+
+def test_a_busy_machine_is_told() -> None:
+    """Figures taken under load say so."""
+    assert "not alone" not in page([outcome(load=1.9)])
+    assert "not alone" in page([outcome(load=2.1)])
+
+
+PROGRAM = """
+from benchmarks.contender import serve
+import os, sys, time
+print("noise of a library")
+def turn():
+    with open(sys.argv[1], "a") as log:
+        log.write(sys.argv[2])
+    return {"work": 3}
+serve(turn)
+"""
+
+
+def test_contenders_take_turns_and_are_measured(tmp_path: Path) -> None:
+    """Whoever began comes last in the next round; warm-ups do not count."""
+    import sys
+
+    program, log = tmp_path / "program.py", tmp_path / "order"
+    program.write_text(PROGRAM)
+    started = [
+        Contender(name, [sys.executable, program, log, name], tmp_path / f"{name}.log")
+        for name in "ab"
+    ]
+    with started[0], started[1]:
+        turns = take_turns(started, 2, warm_ups=1)
+    assert log.read_text() == "ab" + "ab" + "ba"
+    assert {name: len(found) for name, found in turns.items()} == {"a": 2, "b": 2}
+    told = turns["a"][0]
+    assert told["work"] == 3 and told["wall_s"] > 0 and told["peak_bytes"] > 2**20
+
+
+def test_a_contender_that_dies_says_why(tmp_path: Path) -> None:
+    """The end of its log is in the error."""
+    import sys
+
+    program = tmp_path / "program.py"
+    program.write_text("raise SystemExit('no such model')")
+    with pytest.raises(RuntimeError, match="no such model"):
+        Contender("x", [sys.executable, program], tmp_path / "log")

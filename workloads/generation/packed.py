@@ -1,0 +1,60 @@
+"""Weights of linear layers in the layout that a CPU's kernels read, made when a model is loaded.
+
+PyTorch's fp32 product goes to MKL with the matrix as it lies in memory; for the few rows of a
+decoding step that is far from what the processor can do, the more so on processors that MKL was not
+written for. oneDNN keeps a matrix in blocks of the width of its vector registers. The same sums
+in the same format, in another order: texts stay the same up to rounding.
+
+The plain matrix is given up for the packed one, so that memory stays; embeddings that share their
+matrix with the last layer keep it, which then exists twice.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from workloads.errors import Unsupported
+
+#: For so many rows at a time the layout is chosen; others run too.
+_ROWS = 32
+
+
+class PackedLinear(torch.nn.Module):
+    """Stands in for a ``torch.nn.Linear`` in inference; input [..., in], output [..., out]."""
+
+    def __init__(self, linear: torch.nn.Linear) -> None:
+        super().__init__()
+        self.in_features = linear.in_features
+        self.out_features = linear.out_features
+        self._bias = None if linear.bias is None else linear.bias.detach()
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), _ROWS)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return torch.ops.mkldnn._linear_pointwise(  # type: ignore[no-any-return]
+            inputs, self._packed, self._bias, "none", [], ""
+        )
+
+
+def pack(model: Any) -> int:
+    """Replace the model's plain linear layers, one after the other; how many.
+
+    Raises:
+        Unsupported: this torch has no oneDNN, or the model no plain linear layer.
+    """
+    if not torch.backends.mkldnn.is_available():
+        raise Unsupported("packed_weights: this build of PyTorch comes without oneDNN")
+    found = [
+        (module, name, child)
+        for module in model.modules()
+        for name, child in module.named_children()
+        if type(child) is torch.nn.Linear and child.weight.device.type == "cpu"
+    ]
+    if not found:
+        raise Unsupported("packed_weights: the model has no plain linear layer on a CPU")
+    with torch.no_grad():
+        for module, name, child in found:
+            setattr(module, name, PackedLinear(child))
+            del child
+    return len(found)
