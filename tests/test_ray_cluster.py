@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import subprocess
+import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +15,9 @@ import pytest
 from orchestrator.errors import ClusterError
 from orchestrator.job import Accelerator
 from orchestrator.on_ray.cluster import connect, nodes_of, resolve_address
+
+
+ROOT = Path(__file__).resolve().parent.parent
 
 
 def ray_node(node_id: str, name: str = "10.0.0.1", **resources: float) -> dict[str, Any]:
@@ -109,3 +116,22 @@ def test_without_any_address_the_ways_are_named(monkeypatch: pytest.MonkeyPatch)
         connect(),
     ):
         pass
+
+
+def test_what_ray_says_of_dead_workers_stays_out_of_our_output(tmp_path: Path) -> None:
+    """It would stand, coloured, between the lines of a log and in the JSON of `run --json`."""
+    code = (
+        "import orchestrator.on_ray.cluster, ray._private.worker as worker\n"
+        "worker.print_to_stdstream({'lines': ['A worker died'], 'pid': 'raylet', 'is_err': False},"
+        " ignore_prefix=False)\n"
+    )
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=environment | {"PYTHONPATH": str(ROOT)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == ""

@@ -1,0 +1,257 @@
+"""Real Ray nodes on this machine, each with a loopback address of its own, to be killed and started
+again as servers are. Every process of it carries a mark, by which what is left over is found."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+ROOT = Path(__file__).resolve().parents[2]
+MARK = "NIGHTGRID_CHAOS"
+_START_PATIENCE_S = 120.0
+
+
+@dataclass
+class ChaosCluster:
+    """A head without cards and ``nodes`` emulated servers of ``cards`` HPU each."""
+
+    nodes: int = 3
+    cards: int = 8
+    mark: str = field(default_factory=lambda: f"{os.getpid()}-{time.monotonic_ns()}")
+    temp_dir: str = ""
+    port: int = 0
+    _processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    _down: set[str] = field(default_factory=set)  # servers whose raylet was killed
+
+    @property
+    def address(self) -> str:
+        """Of the control store."""
+        return f"127.0.0.2:{self.port}"
+
+    @property
+    def names(self) -> list[str]:
+        """The servers."""
+        return [f"hpu-{number}" for number in range(1, self.nodes + 1)]
+
+    def environment(self) -> dict[str, str]:
+        """For every process of the cluster, and for drivers."""
+        kept = {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "NIGHTGRID_"))}
+        paths = [ROOT, ROOT / "tests" / "chaos", ROOT / "tests" / "ray"]
+        return kept | {
+            MARK: self.mark,
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            "PYTHONPATH": os.pathsep.join(map(str, paths)),
+            "PYTHONUNBUFFERED": "1",
+            "OMP_NUM_THREADS": "1",
+            "RAY_TMPDIR": self.temp_dir,
+            "RAY_USAGE_STATS_ENABLED": "0",
+        }
+
+    def __enter__(self) -> ChaosCluster:
+        self.temp_dir = tempfile.mkdtemp(prefix="ngx-", dir="/tmp")
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.2", 0))
+            self.port = probe.getsockname()[1]
+        try:
+            self._ray_start("head", "127.0.0.2", "--head", "--port", str(self.port))
+            self._wait_for(1)
+            for number, name in enumerate(self.names, 2):
+                self.start(name)
+                self._wait_for(number)  # side by side they time out on two cores
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def start(self, name: str) -> None:
+        """Start a server that is not there."""
+        self._down.discard(name)
+        number = self.names.index(name) + 1
+        resources = {"HPU": self.cards, "emulated": 1, "server_cards": self.cards}
+        self._ray_start(
+            name,
+            f"127.0.0.{2 + number}",
+            *("--address", self.address, "--resources", json.dumps(resources)),
+        )
+
+    def supervise(self) -> None:
+        """Start servers again that did not come up, as an init system does: Ray gives a node thirty
+        seconds for its start, which a busy machine may not have."""
+        for name in self.names:
+            process = self._processes.get(name)
+            if process is not None and process.poll() is not None and name not in self._down:
+                self.clear(name)
+                self.start(name)
+
+    def kill_raylet(self, name: str) -> None:
+        """``kill -9`` of a server's raylet alone. All else there is to end by itself."""
+        self._down.add(name)
+        for process in psutil.Process(self._processes[name].pid).children(recursive=True):
+            if process.name() == "raylet":
+                process.kill()
+
+    def clear(self, name: str) -> list[str]:
+        """Remove what is left of a server whose raylet was killed; the logs of the workers that
+        were still there, which should be none."""
+        left = [log for log, _ in self.worker_processes() if log.startswith(f"{name}-HPU")]
+        started = self._processes.pop(name)
+        with contextlib.suppress(psutil.Error):
+            for process in psutil.Process(started.pid).children(recursive=True):
+                with contextlib.suppress(psutil.Error):
+                    process.kill()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(started.pid, signal.SIGKILL)
+        started.wait()
+        return left
+
+    def node_of(self, pid: int) -> str:
+        """The server whose `ray start` a process descends from; empty if none."""
+        starts = {process.pid: name for name, process in self._processes.items()}
+        with contextlib.suppress(psutil.Error):
+            for parent in psutil.Process(pid).parents():
+                if parent.pid in starts:
+                    return starts[parent.pid]
+        return ""
+
+    def close(self) -> None:
+        """End every process that carries the mark."""
+        for _ in range(50):
+            left = self.processes()
+            if not left:
+                break
+            for process in left:
+                with contextlib.suppress(psutil.Error):
+                    process.kill()
+            time.sleep(0.1)
+        for started in self._processes.values():
+            started.wait(10)
+        shutil.rmtree(self.temp_dir, ignore_errors=True)
+
+    def processes(self) -> list[psutil.Process]:
+        """Every process that carries the mark, this one left out."""
+        found = []
+        sign = f"{MARK}={self.mark}".encode()
+        for entry in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError, psutil.Error):
+                if sign in (entry / "environ").read_bytes() and int(entry.name) != os.getpid():
+                    found.append(psutil.Process(int(entry.name)))
+        return found
+
+    def worker_processes(self) -> list[tuple[str, int]]:
+        """Log name (node, card, worker id) and process id of every process on a card, children
+        of workers included."""
+        found = []
+        for process in self.processes():
+            with contextlib.suppress(OSError):
+                log = Path(os.readlink(f"/proc/{process.pid}/fd/1"))
+                if log.is_relative_to(self.temp_dir) and "-HPU" in log.name:
+                    found.append((log.name, process.pid))
+        return sorted(found)
+
+    def free_cards(self) -> float:
+        """What Ray says of cards that nobody holds."""
+        code = (
+            "import ray\n"
+            f"ray.init({self.address!r}, log_to_driver=False, logging_level='ERROR',"
+            "_node_ip_address='127.0.0.2')\n"
+            "print('free', ray.available_resources().get('HPU', 0.0))"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            env=self.environment(),
+            capture_output=True,
+            text=True,
+            timeout=90,
+        )
+        line = next((x for x in done.stdout.splitlines() if x.startswith("free ")), "free -1")
+        return float(line.split()[1])
+
+    def memory_bytes(self) -> int:
+        """Proportional memory of all processes: shared pages count once."""
+        total = 0
+        for process in self.processes():
+            with contextlib.suppress(OSError, ValueError):
+                for line in Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines():
+                    if line.startswith("Pss:"):
+                        total += int(line.split()[1]) * 1024
+        return total
+
+    # ------------------------------------------------------------ parts
+
+    def _ray_start(self, name: str, ip: str, *arguments: str) -> None:
+        with open(f"{self.temp_dir}/{name}.log", "ab") as log:
+            self._processes[name] = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "ray.scripts.scripts", "start", "--block"),
+                    *("--node-name", name, "--node-ip-address", ip),
+                    *("--num-cpus", "0", "--object-store-memory", "80000000"),
+                    *(("--include-dashboard", "false") if "--head" in arguments else ()),
+                    *arguments,
+                ],
+                env=self.environment(),
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def _wait_for(self, nodes: int) -> None:
+        """Until so many nodes have registered, the head among them."""
+        deadline = time.monotonic() + _START_PATIENCE_S
+        while True:
+            if self._processes["head"].poll() is not None:
+                raise RuntimeError(f"the head ended: {self.log('head')}")
+            self.supervise()
+            if self.alive() >= nodes:
+                return
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"the cluster does not come up: {self.log('head')}")
+            time.sleep(0.5)
+
+    def alive(self) -> int:
+        """Nodes that the control store counts as alive."""
+        from ray._raylet import GcsClient
+
+        with contextlib.suppress(OSError):
+            socket.create_connection(("127.0.0.2", self.port), timeout=1).close()
+            with contextlib.suppress(Exception):  # it is still starting
+                found = GcsClient(address=self.address).get_all_node_info(timeout=5)
+                return sum(1 for node in found.values() if node.state == 0)
+        return 0
+
+    def log(self, name: str) -> str:
+        """The end of what a node's `ray start` printed."""
+        return Path(f"{self.temp_dir}/{name}.log").read_text(errors="replace")[-2000:]
+
+
+@contextlib.contextmanager
+def small_disk(directory: Path, size_mib: int) -> Iterator[Path | None]:
+    """A file system of this size at ``directory``; None where this user may not mount one."""
+    directory.mkdir(parents=True, exist_ok=True)
+    options = f"size={size_mib}m"
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", options, "nightgrid-chaos", str(directory)],
+        capture_output=True,
+    )
+    if mounted.returncode != 0:
+        yield None
+        return
+    try:
+        yield directory
+    finally:
+        subprocess.run(["umount", "-l", str(directory)], check=True)

@@ -1,0 +1,138 @@
+"""What must hold of the rows after a night of faults, and how long recovery took. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from chaos_faults import Fault
+
+from orchestrator.job import State, supersedes
+from orchestrator.measurement import Measurement
+
+#: How a job that goes wrong of itself must end: its states, and a word of its reason.
+ENDS: Mapping[str, tuple[set[State], str]] = {
+    "work": ({State.SUCCEEDED}, ""),
+    "segfault": ({State.FAILED}, "SIGSEGV"),
+    "abort": ({State.FAILED}, "SIGABRT"),
+    "allocate": ({State.OUT_OF_MEMORY}, "memory"),
+    "hold-gil": ({State.TIMED_OUT, State.LOST}, "hung"),
+    "hang": ({State.TIMED_OUT, State.LOST}, "hung"),
+    "stubborn": ({State.TIMED_OUT, State.LOST}, "hung"),
+    "raise": ({State.FAILED}, "as asked"),
+}
+#: What a row may say, for its attempt to be explained by a fault of this kind on its card or node.
+SAYS: Mapping[str, tuple[str, ...]] = {
+    "kill a worker": ("SIGKILL",),
+    "segfault a worker": ("SIGSEGV",),
+    "freeze a worker": ("hung",),
+    "kill a card's actor": ("actor",),
+    "kill a process server": ("process server", "node "),
+    "kill a raylet": ("node ", "process server", "actor", "connection"),
+    "kill the driver": ("driver",),
+}
+#: From a fault to the end of the attempt that it hit, at most: a frozen worker is noticed last.
+_NOTICED_WITHIN_S = 60.0
+
+
+def expected_end(row: Measurement) -> tuple[set[State], str]:
+    """How the job of this row must end, and what its reason must say."""
+    behaviour = str(row.parameters["behaviour"])
+    if behaviour == "grow":
+        fits = (row.batch_size or 0) <= int(str(row.parameters["largest"]))
+        return ({State.SUCCEEDED}, "") if fits else ({State.OUT_OF_MEMORY, State.PRUNED}, "memory")
+    return ENDS[behaviour]
+
+
+def lost(rows: Iterable[Measurement], jobs: Collection[str]) -> list[str]:
+    """Jobs without any final row."""
+    there = {row.job_id for row in rows if row.final}
+    return sorted(set(jobs) - there)
+
+
+def duplicated(rows: Iterable[Measurement]) -> list[str]:
+    """Attempts with two rows, and jobs with two final rows that measured something or two of one
+    invocation: nothing runs twice for nothing."""
+    rows = list(rows)
+    attempts = Counter((row.invocation_id, row.attempt_id) for row in rows)
+    finals = Counter((row.invocation_id, row.job_id) for row in rows if row.final)
+    measured = Counter(row.job_id for row in rows if row.state is State.SUCCEEDED and row.final)
+    return sorted(
+        [f"attempt {key[1]}" for key, count in attempts.items() if count > 1]
+        + [f"job {key[1]} twice in one invocation" for key, count in finals.items() if count > 1]
+        + [f"job {job_id} measured twice" for job_id, count in measured.items() if count > 1]
+    )
+
+
+def standing(rows: Iterable[Measurement]) -> dict[str, Measurement]:
+    """The row that stands for each job."""
+    best: dict[str, Measurement] = {}
+    for row in sorted(rows, key=lambda row: row.recorded_at or 0.0):
+        if row.final and (row.job_id not in best or supersedes(row.state, best[row.job_id].state)):
+            best[row.job_id] = row
+    return best
+
+
+def wrong_ends(rows: Sequence[Measurement], faults: Sequence[Fault]) -> list[str]:
+    """Jobs that did not end as they must. One that works may fail if every try of it was hit."""
+    problems = []
+    tries: dict[str, list[Measurement]] = {}
+    for row in rows:
+        if row.attempt_number and row.started_at is not None:
+            tries.setdefault(row.job_id, []).append(row)
+    for row in standing(rows).values():
+        states, word = expected_end(row)
+        if row.state in states and word in row.reason:
+            continue
+        own = tries.get(row.job_id, [])
+        if own and all(explained(attempt, faults) for attempt in own):
+            continue
+        problems.append(f"{row.parameters} b={row.batch_size}: {row.state}: {row.reason}")
+    return problems
+
+
+def explained(row: Measurement, faults: Iterable[Fault]) -> bool:
+    """Whether a fault hit this attempt, and its row says what the fault did."""
+    if row.started_at is None or row.ended_at is None:
+        return False
+    for fault in faults:
+        here = not fault.node or (
+            fault.node in row.nodes
+            and (fault.hits_node or fault.card is None or fault.card in row.card_indices)
+        )
+        then = row.started_at - 1.0 <= fault.at <= row.ended_at + 1.0
+        soon = row.ended_at - fault.at <= _NOTICED_WITHIN_S
+        if here and then and soon and any(word in row.reason for word in SAYS.get(fault.kind, ())):
+            return True
+    return False
+
+
+def unexplained(rows: Sequence[Measurement], faults: Sequence[Fault]) -> list[str]:
+    """Attempts at jobs that work which did not succeed, although nothing was done to them; and
+    reasons that do not say what was done."""
+    return [
+        f"{row.attempt_id} on {row.nodes} {row.card_indices}: {row.state}: {row.reason}"
+        for row in rows
+        if expected_end(row)[0] == {State.SUCCEEDED}
+        and row.state is not State.SUCCEEDED
+        and row.attempt_number
+        and row.started_at is not None
+        and not explained(row, faults)
+    ]
+
+
+def recovery_s(rows: Sequence[Measurement], faults: Sequence[Fault]) -> dict[str, list[float]]:
+    """For each kind of fault, the seconds until work went on: on the card that was hit, on any
+    card of the node that was hit, and anywhere after a driver's death."""
+    found: dict[str, list[float]] = {}
+    starts = sorted(
+        ((row.started_at, row) for row in rows if row.started_at is not None),
+        key=lambda pair: pair[0],
+    )
+    for fault in faults:
+        for started_at, row in starts:
+            card = fault.card is None or fault.card in row.card_indices
+            if started_at > fault.at and (not fault.node or fault.node in row.nodes) and card:
+                found.setdefault(fault.kind, []).append(started_at - fault.at)
+                break
+    return found

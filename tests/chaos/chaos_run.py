@@ -1,0 +1,33 @@
+"""``python chaos_run.py run GRID …``: `nightgrid` with the chaos workload, light workers that are
+forked, and a watchdog with little patience. All else is the real thing."""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from typing import Any
+
+from chaos_worker import register
+
+#: Seconds that a job may stand still.
+HANG_S = 15.0
+
+
+def main(arguments: list[str]) -> int:
+    """Run one command of `nightgrid`."""
+    register()
+    from orchestrator import watchdog
+    from orchestrator.cli import main as nightgrid
+    from orchestrator.on_ray import claims, executor
+
+    limits: Any = watchdog.LIMITS
+    limits.update(warmup=HANG_S, measure=HANG_S)
+    setattr(watchdog, "MEASURE_FACTOR", 0.0)  # noqa: B010
+    claims.PRELOAD = ("orchestrator.worker.card_worker", "chaos_worker")
+    light: Any = partial(executor.RayExecutor, factory="chaos_worker:ChaosWorker")
+    executor.RayExecutor = light
+    return nightgrid(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

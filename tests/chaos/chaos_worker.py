@@ -1,0 +1,99 @@
+"""The job of the chaos tests, as a workload of grids, and its worker: no torch, so that 24 fit on
+two cores. A job either works for some seconds and then has samples, or goes wrong as it was told.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from types import MappingProxyType
+from typing import Literal
+
+from fake_workers import FakeWorker
+
+from orchestrator.attempt import Attempt
+from orchestrator.executor import Progress
+from workloads import registry
+from workloads.api import JobContext, Phase, Request, Result, Sample
+from workloads.parameters import WorkloadParameters
+
+Behaviour = Literal[
+    "work", "segfault", "abort", "allocate", "hold-gil", "hang", "stubborn", "raise", "grow"
+]
+#: A job that works is seen to go on: each stretch is told as another phase.
+STRETCH_S = 4.0
+
+
+class ChaosParameters(WorkloadParameters):
+    """What a job does, and for how long if it works."""
+
+    behaviour: Behaviour = "work"
+    seconds: float = 5.0
+    number: int = 0  # tells jobs apart
+    largest: int = 4  # batch size that still fits, for "grow"
+
+
+def register() -> None:
+    """Make ``chaos`` a workload in this process."""
+    entry = registry.WorkloadEntry(
+        name="chaos",
+        function="chaos_worker:never_called",
+        parameters=ChaosParameters,
+        summary="works, or goes wrong as asked",
+    )
+    registry.WORKLOADS = MappingProxyType({**registry.WORKLOADS, "chaos": entry})
+
+
+def never_called(request: Request, context: JobContext) -> Result:
+    """``ChaosWorker`` does the work itself, without devices."""
+    raise NotImplementedError
+
+
+class ChaosWorker(FakeWorker):
+    """A worker whose jobs say in their parameters what they do."""
+
+    def asked(self, attempt: Attempt) -> tuple[str, str, str]:
+        parameters = dict(attempt.job.parameters)
+        behaviour, seconds = str(parameters["behaviour"]), str(parameters["seconds"])
+        if behaviour == "grow":
+            assert isinstance(attempt.job.batch_size, int)
+            fits = attempt.job.batch_size <= int(str(parameters["largest"]))
+            behaviour = "work" if fits else "allocate"
+        if behaviour == "work":
+            return "sleep", ":", seconds
+        if behaviour == "hang":
+            return "sleep", ":", "3600"
+        return behaviour, ":", seconds
+
+    def work(self, attempt: Attempt, seconds: float) -> None:
+        if seconds >= 3600:  # the one that hangs says nothing more
+            time.sleep(seconds)
+        end = time.monotonic() + seconds
+        phases: tuple[Phase, ...] = ("warmup", "measure")
+        stretch = 0
+        while (left := end - time.monotonic()) > 0:
+            self._progress = Progress(
+                worker_id=self.config.worker_id,
+                attempt_id=attempt.attempt_id,
+                phase=phases[stretch % 2],
+                phase_started_at=time.time(),
+            )
+            stretch += 1
+            time.sleep(min(left, STRETCH_S))
+
+    def samples(self) -> tuple[Sample, ...]:
+        return tuple(
+            Sample(
+                repeat=repeat,
+                batch=0,
+                warmup=False,
+                complete=True,
+                wall_s=1.0 + (os.getpid() % 7) / 100 + repeat / 1000,
+                cpu_s=0.01,
+                items=1,
+                input_tokens=16,
+                output_tokens=16,
+                computed_tokens=32,
+            )
+            for repeat in range(3)
+        )
