@@ -16,7 +16,6 @@ from orchestrator.errors import ClusterError
 from orchestrator.job import Accelerator
 from orchestrator.on_ray.cluster import connect, nodes_of, resolve_address
 
-
 ROOT = Path(__file__).resolve().parent.parent
 
 
