@@ -13,7 +13,8 @@ neither torch nor Ray; running loads Ray, and torch only in the processes of the
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from datetime import datetime
 from functools import cached_property
 from html import escape
 from pathlib import Path
@@ -49,6 +50,9 @@ def run(
     card_memory_bytes: int | None = None,
     retry_failed: bool = False,
     force: bool = False,
+    resume: bool = False,
+    ends_at: float | datetime | None = None,
+    remote_code: Sequence[str] = (),
     quiet: bool = False,
 ) -> Run:
     """Measure what a grid asks for and has not been measured yet, as `nightgrid run` does.
@@ -66,6 +70,9 @@ def run(
         card_memory_bytes: memory of an emulated card; None: its share of this machine's.
         retry_failed: also run what failed earlier.
         force: run everything, measured already or not.
+        resume: take the run over from a driver that may only seem dead.
+        ends_at: when the report must be there; a number is seconds since the epoch.
+        remote_code: models of the grid that may run the Python code that comes with them.
         quiet: print nothing.
 
     Returns:
@@ -89,6 +96,9 @@ def run(
         card_memory_bytes=card_memory_bytes,
         retry_failed=retry_failed,
         force=force,
+        resume=resume,
+        ends_at=ends_at.timestamp() if isinstance(ends_at, datetime) else ends_at,
+        remote_code=tuple(remote_code),
         quiet=quiet,
     )
     outcome = run_grid(grid, options, (lambda _: None) if quiet else print)
