@@ -196,8 +196,7 @@ class FakeExecutor:
 
     def telemetry(self) -> Mapping[Card, CardTelemetry]:
         """Card 0 alone has a sensor."""
-        cards = [card for card in self._nodes[0].cards if card.index == 0]
-        return {card: CardTelemetry(power_w=412.5) for card in cards}
+        return {card: CardTelemetry(power_w=412.5) for card in self._cards if card.index == 0}
 
     def progress(self) -> Mapping[str, Progress]:
         """Busy workers are always measuring."""

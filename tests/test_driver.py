@@ -356,3 +356,19 @@ def test_a_status_that_cannot_be_written_harms_nothing(error: Exception) -> None
         raise error
 
     assert Case(write_status=write).driver.drive().finished
+
+
+def test_a_monitor_gets_the_status_with_what_cards_say() -> None:
+    """Each status is published with the telemetry of the executor; a monitor that fails is no
+    reason to stop measuring."""
+    case = Case()
+    published: list[RunStatus] = []
+
+    def publish(status: RunStatus) -> None:
+        published.append(status)
+        raise OSError("the monitor is gone")
+
+    case.driver.publish = publish
+    assert case.driver.drive().finished
+    assert published == case.view.shown and published[-1].finished
+    assert published[-1].cards[0].power_w == 412.5 and published[-1].cards[1].power_w is None

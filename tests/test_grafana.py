@@ -93,6 +93,7 @@ def test_what_is_not_known_is_not_recorded() -> None:
         "nightgrid_cards",
         "nightgrid_cards_busy",
         "nightgrid_cards_emulated",
+        "nightgrid_paused",
         "nightgrid_status_at_s",
     }
     remaining = [r.value for r in readings_of(STATUS) if r.tags.get("state") == "REMAINING"]

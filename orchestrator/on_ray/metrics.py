@@ -27,6 +27,7 @@ METRICS: Mapping[str, tuple[tuple[str, ...], str]] = {
     "nightgrid_cards": ((), "Cards of the run"),
     "nightgrid_cards_busy": ((), "Cards with an attempt on them"),
     "nightgrid_cards_emulated": ((), "1 when any card is emulated: no figure is a real card's"),
+    "nightgrid_paused": ((), "1 while nothing new is started, since results have no room"),
     "nightgrid_tokens_per_s": ((), "Tokens/s of the finished jobs while they were timed"),
     "nightgrid_samples_per_s": ((), "Training samples/s of the finished jobs while timed"),
     "nightgrid_jobs_per_h": ((), "Jobs that were run, by the hour"),
@@ -65,6 +66,7 @@ def readings_of(status: RunStatus) -> Iterator[Reading]:
     yield reading("nightgrid_cards", len(status.cards))
     yield reading("nightgrid_cards_busy", status.busy)
     yield reading("nightgrid_cards_emulated", status.emulated)
+    yield reading("nightgrid_paused", bool(status.paused))
     for rate in status.rates:
         if rate.unit in _RATES:
             yield reading(_RATES[rate.unit], rate.per_s)

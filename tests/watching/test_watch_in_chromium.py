@@ -91,6 +91,28 @@ def test_the_page_follows_the_run_by_itself(browser: Page, directory: RunDirecto
         browser.evaluate("location.replace('about:blank')")
 
 
+def test_what_sensors_say_and_why_nothing_new_starts_is_shown(
+    browser: Page, directory: RunDirectory
+) -> None:
+    """Power, temperature, use and memory of a card, where they are known; a full disk."""
+    read = dataclasses.replace(
+        STATUS.cards[0],
+        power_w=412.4,
+        temperature_c=61.0,
+        utilization_percent=97.0,
+        memory_used_bytes=80 * 2**30,
+    )
+    directory.status(cards=(read, *STATUS.cards[1:]), paused="no room for results on /data")
+    with serving(directory) as server:
+        browser.open(f"http://127.0.0.1:{server.server_address[1]}/")
+        browser.wait_for("document.querySelectorAll('#cards li').length === 3")
+        assert text(browser, "#cards .sensors") == "412 W · 61 °C · 97% busy · 80 GiB"
+        assert "412 W" in text(browser, "#key") and "of 1 card" in text(browser, "#key")
+        assert "no room for results on /data" in text(browser, "#banners")
+        assert browser.errors == []
+        browser.evaluate("location.replace('about:blank')")
+
+
 def test_a_silent_driver_is_said(browser: Page, directory: RunDirectory) -> None:
     """A status that is no longer renewed: the page does not go on as if somebody worked."""
     directory.status(at=time.time() - STALE_AFTER_S - 60)

@@ -82,6 +82,7 @@ function states(state) {
 
 function banners(state) {
   const notes = [];
+  if (state.status && state.status.paused) notes.push(["Paused: nothing new is started", state.status.paused]);
   if (state.emulated) notes.push(["Emulated cards", "No number here is one of a real card."]);
   if (state.damaged) notes.push([`${plural(state.damaged, "file")} of this run could not be read`, "Their rows are missing here."]);
   for (const text of state.trouble) notes.push(["Not all of the run could be read", text]);
