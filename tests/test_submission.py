@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.cli import main
 from orchestrator.errors import SubmitError
 from orchestrator.on_ray.submission import Submission, new_submission_id, resolve_job_address
 
@@ -89,3 +90,33 @@ def test_a_dead_address_is_told_quickly() -> None:
         with pytest.raises(SubmitError, match=f"nothing answers at 127.0.0.1:{port}"):
             resolve_job_address(f"127.0.0.1:{port}")
         assert time.monotonic() - started < 6
+
+
+def test_hooks_travel_with_the_job_and_a_secret_is_warned_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`--notify` is passed on. An address would stand in the cluster's list of jobs for all to
+    read, which is said; what is printed here shows its host alone."""
+    sent: list[Submission] = []
+
+    class Server:
+        def __init__(self, address: str | None) -> None:
+            self.address = "http://head:8265"
+
+        def submit(self, submission: Submission) -> bool:
+            sent.append(submission)
+            return True
+
+    monkeypatch.setattr("orchestrator.on_ray.submission.JobServer", Server)
+    (tmp_path / "grid.yaml").write_text(
+        "name: g\ndefaults: {workload: text-generation, model: tiny-chatglm3, accelerator: HPU}\n"
+        "experiments:\n  - name: e\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    assert main(["submit", "grid.yaml", "--notify", "@/home/me/hook"]) == 0
+    assert "note:" not in capsys.readouterr().err
+    assert sent[0].arguments[-2:] == ("--notify", "@/home/me/hook")
+    assert main(["submit", "grid.yaml", "--notify", "https://hooks.example.com/secret"]) == 0
+    captured = capsys.readouterr()
+    assert "--notify @FILE" in captured.err and "secret" not in captured.out + captured.err
+    assert sent[1].entrypoint.endswith("--notify https://hooks.example.com/secret")
