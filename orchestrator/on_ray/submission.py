@@ -166,7 +166,10 @@ class JobServer:
         try:
             name = self._client.submit_job(
                 entrypoint=shlex.join(["python", "-m", "orchestrator", *arguments]),
-                runtime_env={"py_modules": _own_packages()},
+                runtime_env={
+                    "py_modules": _own_packages(),
+                    "env_vars": {_ADDRESS_VARIABLES[0]: ""},  # there it asks its own cluster
+                },
             )
         except Exception as error:
             raise SubmitError(f"{self.address} refuses the job: {_line(error)}") from error
