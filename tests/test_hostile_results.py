@@ -344,3 +344,35 @@ def test_every_command_survives_a_ruin(ruined: Path) -> None:
     page = (ruined / "night" / "report.html").read_text()
     assert victim in page
     assert len(Store.existing(ruined, "night").measurements()) >= 1
+
+
+# ---------------------------------------------------------------- a run that goes on
+
+
+@pytest.mark.parametrize(
+    "kind", ["another table", "a state that is none", "covers that are no list", "Arrow"]
+)
+def test_a_run_goes_on_beside_a_foreign_file(results: Path, kind: str) -> None:
+    """Everything is measured, so `nightgrid run` starts nothing, reuses all and reports."""
+    from orchestrator.grid.model import parse_grid
+
+    (job,) = parse_grid(GRID.encode(), "grid.yaml").jobs()
+    assert isinstance(job.batch_size, int)
+    with Store.open(results, "again") as store:
+        store.append(
+            row(
+                0,
+                job_id=job.job_id,
+                attempt_id=f"{job.job_id}-1",
+                precision=job.precision,
+                batch_size=job.batch_size,
+                parameters=dict(job.parameters),
+            )
+        )
+    data = FOREIGN[kind](results)
+    name = fragments.fragment_name("x", 1, data)
+    (results / "again" / "rows" / name).write_bytes(data)
+    code, said = ask(results, ["run", "GRID", "--emulate", "1x2:HPU", "--run", "again", "--quiet"])
+    assert code == 0 and "0 run, 1 reuse" in said, said
+    assert name in said
+    assert (results / "again" / "report.html").exists()

@@ -176,3 +176,40 @@ def test_a_tokenizer_runs_no_code(own_model: Path) -> None:
     with pytest.raises(BadConfiguration, match="--remote-code"):
         load_tokenizer(open_model(str(own_model)))
     assert not (own_model.parent / "mark").exists()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\0" * 10,
+        b"\xff\xfe{}",
+        b"[]",
+        b"5",
+        b"{",
+        b"[" * 100_000,
+        b'{"a":' * 50_000,
+        b'{"architectures": 5}',
+        b'{"architectures": [5], "model_type": {}}',
+        b'{"model_type": "llama", "hidden_size": "big"}',
+        b'{"model_type": "llama", "hidden_size": -1, "num_attention_heads": 0}',
+        b'{"model_type": "../../etc", "auto_map": 7}',
+    ],
+    ids=range(13),
+)
+def test_a_model_whose_config_is_anything_is_refused(
+    tmp_path: Path, content: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`describe` and `plan` say what is wrong with it; no traceback."""
+    directory = tmp_path / "model"
+    directory.mkdir()
+    (directory / "config.json").write_bytes(content)
+    (directory / "model.safetensors").write_bytes(b"")
+    assert main(["describe", str(directory)]) == 1
+    assert str(directory) in (told := capsys.readouterr().err) or "transformers" in told
+    grid = tmp_path / "g.yaml"
+    grid.write_text(
+        "name: g\nexperiments:\n"
+        f"  - {{name: e, workload: text-generation, model: {directory}, accelerator: CPU}}\n"
+    )
+    assert main(["plan", str(grid), "--results", str(tmp_path / "r")]) in (0, 2)

@@ -51,7 +51,8 @@ CHAT_TEMPLATE = (
 
 def is_original(config: Mapping[str, Any]) -> bool:
     """Whether a config.json describes ChatGLM in its original layout."""
-    architectures = config.get("architectures") or []
+    named = config.get("architectures")
+    architectures = named if isinstance(named, list) else []
     return config.get("model_type") == "chatglm" or any(
         name in ORIGINAL_ARCHITECTURES for name in architectures
     )

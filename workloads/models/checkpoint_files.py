@@ -55,7 +55,7 @@ def read_config(directory: Path) -> dict[str, Any]:
         raise DataMissing(f"{directory} has no config.json, so it is not a model's directory")
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RecursionError) as error:
         raise DataMissing(f"{file} cannot be read as JSON: {error}") from error
     if not isinstance(config, dict):
         raise DataMissing(f"{file} holds a {type(config).__name__}, not an object")
@@ -64,7 +64,9 @@ def read_config(directory: Path) -> dict[str, Any]:
 
 def architecture_of(config: dict[str, Any]) -> str:
     """The model class that config.json names, or its model type."""
-    return str((config.get("architectures") or [config.get("model_type") or "unknown"])[0])
+    named = config.get("architectures")
+    first = named[0] if isinstance(named, list) and named else config.get("model_type")
+    return str(first or "unknown")
 
 
 def index_shards(index_file: Path) -> list[str]:
@@ -76,5 +78,5 @@ def index_shards(index_file: Path) -> list[str]:
     try:
         weight_map = json.loads(index_file.read_text(encoding="utf-8"))["weight_map"]
         return sorted(set(weight_map.values()))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DataMissing(f"{index_file} is not an index of weight files: {error}") from error

@@ -176,10 +176,10 @@ def build_on_meta(config: Mapping[str, Any]) -> Any:
             loaded = AutoConfig.from_pretrained(folder, trust_remote_code=False)
             with torch.device("meta"):
                 return AutoModelForCausalLM.from_config(loaded)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except Exception as error:  # a config from anywhere makes the library raise anything
             raise BadConfiguration(
                 f"transformers builds no causal language model from this config "
-                f"({architecture_of(dict(config))}): {str(error).splitlines()[0]}"
+                f"({architecture_of(dict(config))}): {(str(error) or repr(error)).splitlines()[0]}"
             ) from error
 
 
