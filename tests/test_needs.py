@@ -10,7 +10,7 @@ from random import Random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from schedule_cases import Cluster, job, node
+from schedule_cases import Cluster, Fixed, job, node
 from test_schedule_properties import Scattered, check_rows, clusters, faults, schedules, thorough
 
 from orchestrator.cluster import Node, parse_emulation
@@ -316,3 +316,18 @@ def test_without_faults_every_chain_is_worked_off(seed: int, count: int) -> None
         settings=SimulationSettings(seed=seed, noise=0.2, faults=Faults()),
     )
     assert {row.state for row in result.rows} == {State.SUCCEEDED}
+
+
+def test_what_others_wait_for_goes_first() -> None:
+    """However short it is and whatever models its neighbours share: a gang that waits for it would
+    otherwise come after every one-card job."""
+    first = job("first", model="another")
+    gang = job("gang", cards=2)
+    singles = [job(f"single {number}") for number in range(12)]
+    planned = run(*singles, first, gang, gang=(first,))
+    estimates = Fixed(run_s=100.0, by_name={"first": 5.0, "gang": 20.0})
+    cluster = Cluster(planned, estimates=estimates)
+    cluster.join(node(cards=2))
+    cluster.play_out()
+    order = [row.job.dataset for row in cluster.rows]
+    assert order[0] == "first" and order.index("gang") <= 4

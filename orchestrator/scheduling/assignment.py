@@ -121,7 +121,7 @@ class Assigner:
         )
         if record is None or record.particular or not widest:
             return False
-        if record.duration <= widest[-1].duration or (record.refines and self.pending.firsts):
+        if record.duration <= widest[-1].duration or (not record.first and self.pending.firsts):
             return False
         if record.duration * self.settings.urgency < self.remaining_s(now):
             return False

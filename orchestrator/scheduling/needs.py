@@ -15,6 +15,14 @@ from orchestrator.plan import Action, PlannedJob
 from orchestrator.scheduling.record import JobRecord, Phase
 
 
+def needed(jobs: Iterable[PlannedJob]) -> frozenset[str]:
+    """Ids of jobs that others wait for. They go first: until they have ended, the schedule has
+    less to choose from, and a gang that is held back by a short job would come last."""
+    return frozenset(
+        each for planned in jobs if planned.action is Action.RUN for each in planned.needs
+    )
+
+
 class Needs:
     """Knows who is held back by whom. Jobs outside of any need cost nothing."""
 

@@ -4,8 +4,9 @@ Gangs wait by width. One-card jobs wait in a bucket per residency key, since a w
 the model should take the next of the same key; jobs that need a process of their own share one
 bucket. Jobs that must avoid some card after a failure wait apart. Every queue is longest first.
 
-Where a deadline makes some jobs *firsts* and others refinements (``anchors.py``), a queue gives
-its firsts out before, and gangs that refine wait for firsts of every width.
+Where some jobs are *firsts*, a queue gives them out before the others. Without a deadline they are
+those that others wait for (``needs.py``); with one, those that tell most (``anchors.py``), and then
+gangs that are none wait for firsts of every width.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ _LOOK_AHEAD = 32
 
 
 class DurationQueue:
-    """Jobs sorted by duration; those that refine a configuration come after all others. Equal
+    """Jobs sorted by duration; those that are no firsts come after all others. Equal
     ones: smaller batch first (its failure prunes the larger)."""
 
     def __init__(self) -> None:
-        #: Firsts and refinements; each ascending, and may hold void entries.
+        #: Firsts and others; each ascending, and may hold void entries.
         self._entries: tuple[list[_Entry], list[_Entry]] = ([], [])
         self._length = 0
-        self.firsts = 0  # how many do not refine
+        self.firsts = 0  # how many are firsts
         self.work_s = 0.0  # sum of durations
 
     def __len__(self) -> int:
@@ -46,12 +47,12 @@ class DurationQueue:
 
     def push(self, record: JobRecord) -> None:
         """Add one job."""
-        insort(self._entries[record.refines], self._enter(record))
+        insort(self._entries[not record.first], self._enter(record))
 
     def extend(self, records: Iterable[JobRecord]) -> None:
         """Add many at once, at the cost of one sort."""
         for record in records:
-            self._entries[record.refines].append(self._enter(record))
+            self._entries[not record.first].append(self._enter(record))
         for entries in self._entries:
             entries.sort()
 
@@ -62,7 +63,7 @@ class DurationQueue:
         record.queue = None
         record.token += 1
         self._length -= 1
-        self.firsts -= not record.refines
+        self.firsts -= record.first
         self.work_s = self.work_s - record.duration if self._length else 0.0
 
     def longest(self) -> JobRecord | None:
@@ -109,7 +110,7 @@ class DurationQueue:
         record.token += 1
         record.queue = self
         self._length += 1
-        self.firsts += not record.refines
+        self.firsts += record.first
         self.work_s += record.duration
         return (record.duration, -record.batch_size, -record.order, record.token, record)
 
@@ -192,7 +193,7 @@ class PendingJobs:
         self.single_work_s = 0.0  # of the warm buckets
         self.arrived: list[Bucket] = []  # buckets with new jobs since they were last looked at
         self.firsts = 0  # in the queues
-        self.ordered = ordered  # whether some of the jobs refine what others measure first
+        self.ordered = ordered  # whether some of the jobs are no firsts
         self.firsts_s = 0.0  # card-seconds of theirs
         self.too_much = False  # more than there is time for: short jobs go first
         self._by_firsts = _LazyMaxHeap(_firsts)
@@ -285,9 +286,10 @@ class PendingJobs:
         return found if gang is None else [*found, gang]
 
     def _in_turn(self, gang: JobRecord | None) -> JobRecord | None:
-        """A gang that refines waits while there are firsts: it would take their cards, since
-        gangs go before one-card jobs."""
-        return None if gang is not None and gang.refines and self.firsts else gang
+        """Before a deadline a gang that is none waits while there are firsts: it would take their
+        cards, since gangs go before one-card jobs."""
+        held = gang is not None and gang.cautious and not gang.first and self.firsts
+        return None if held else gang
 
     def gang_work(self, width: int) -> float:
         """Card-seconds of the gangs of this width that wait."""
@@ -361,7 +363,7 @@ class PendingJobs:
         return self._bucket_of(record).queue
 
     def _count_first(self, record: JobRecord, sign: int) -> None:
-        if not record.refines:
+        if record.first:
             self.firsts += sign
             self.firsts_s += sign * record.width * record.duration
 
@@ -379,4 +381,4 @@ class PendingJobs:
 
 
 def _single(record: JobRecord) -> tuple[bool, float, int, int, JobRecord]:
-    return (record.refines, -record.duration, record.order, record.token, record)
+    return (not record.first, -record.duration, record.order, record.token, record)

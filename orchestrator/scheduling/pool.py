@@ -29,7 +29,7 @@ class Pool:
         later: Callable[[float, Callable[[], None]], None],
     ) -> None:
         self.cards = CardPool(kind)
-        self.pending = PendingJobs(ordered=any(record.refines for record in records))
+        self.pending = PendingJobs(ordered=any(not record.first for record in records))
         self.pending.load([record for record in records if record.phase is Phase.WAITING])
         self.leases = Leases(self.cards, self.pending, settings, commands)
         self.assigner = Assigner(self.cards, self.pending, self.leases, settings)

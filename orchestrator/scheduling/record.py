@@ -80,7 +80,7 @@ class JobRecord:
     order: int  # in the plan
     estimate: Estimate
     cautious: bool = False  # reckon with the margin of the estimate: there is a deadline
-    refines: bool = False  # not the first cell of its configuration that should be measured
+    first: bool = True  # goes before those that are not: see ``pending.py``
     number: int = 0  # of its last attempt
     phase: Phase = Phase.WAITING
     state: State | None = None  # once DONE

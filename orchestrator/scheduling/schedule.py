@@ -39,7 +39,7 @@ from orchestrator.scheduling.anchors import anchors
 from orchestrator.scheduling.cards import Worker, WorkerState
 from orchestrator.scheduling.deadline import LatestStarts, Learning
 from orchestrator.scheduling.ledger import Ledger
-from orchestrator.scheduling.needs import Needs
+from orchestrator.scheduling.needs import Needs, needed
 from orchestrator.scheduling.pool import Pool
 from orchestrator.scheduling.record import Estimates, JobRecord, Phase, ScheduleSettings
 from orchestrator.scheduling.verdicts import Verdicts, made_up
@@ -80,7 +80,7 @@ class Schedule:
         by_kind: dict[Accelerator, list[JobRecord]] = {}
         seen: set[str] = set()
         hurried = settings.work_until < inf
-        firsts = anchors(jobs) if hurried else frozenset()
+        firsts = anchors(jobs) if hurried else needed(jobs)
         for planned in jobs:
             job_id = planned.job.job_id
             if job_id in seen or planned.action in (Action.REUSE, Action.SKIP):
@@ -95,7 +95,7 @@ class Schedule:
                 order=len(self._records),
                 estimate=estimates.estimate(planned.job),
                 cautious=hurried,
-                refines=hurried and job_id not in firsts,
+                first=not firsts or job_id in firsts,
                 number=before.get(job_id, 0),
             )
             self._records[job_id] = record
