@@ -50,6 +50,7 @@ _BY_TYPE: tuple[tuple[type[BaseException], FailureClass], ...] = (
     (errors.CollectiveFailed, FailureClass.COLLECTIVE),
     (MemoryError, FailureClass.HOST_OUT_OF_MEMORY),
     (ImportError, FailureClass.IMPORT),
+    (FileNotFoundError, FailureClass.DATA_MISSING),
 )
 
 

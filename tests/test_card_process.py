@@ -252,6 +252,28 @@ def test_every_sudden_death_has_its_cause_in_the_row(
     assert process.gone and outcome.worker == info
 
 
+def test_no_secret_gets_into_a_row_or_a_log(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither what is printed, nor the end of the log that a row quotes, nor a traceback; what
+    native code has written stays in the log, and is left out of the row."""
+    monkeypatch.setenv("HUB_TOKEN", "hf_secret_0123456789")
+    secret = "import os; secret = os.environ['HUB_TOKEN']; "
+    dying = server.process(run=secret + "print('has', secret); os._exit(9)")
+    info_of(dying)
+    failure = dying.run(ATTEMPT, 0, None).failure
+    assert failure is not None and "hf_secret" not in repr(failure)
+    raising = server.process(start=secret + "raise ValueError('refused: ' + secret)")
+    failure = raising.start()
+    assert isinstance(failure, Failure)
+    log = Path(failure.log.partition(":")[2]).read_text()
+    assert "refused: <HUB_TOKEN>" in log and "hf_secret" not in log
+    native = server.process(run=secret + "os.write(2, secret.encode() + b' leaks'); os._exit(9)")
+    info_of(native)
+    failure = native.run(ATTEMPT, 0, None).failure
+    assert failure is not None and failure.tail.endswith("<HUB_TOKEN> leaks")
+
+
 def test_a_worker_that_cannot_start_is_gone_and_says_why(server: Server) -> None:
     """An exception at start is a failure; a death at start is one too."""
     process = server.process(start="raise ValueError('no such card')")
@@ -482,6 +504,46 @@ def info_of_pid(process: CardProcess) -> int:
     """The pid of a started process."""
     assert process._info is not None
     return process._info.pid
+
+
+@pytest.fixture
+def small_cgroup() -> Iterator[str]:
+    """A control group that holds 64 MiB; its file of processes."""
+    for parent, limit in (
+        (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes"),
+        (Path("/sys/fs/cgroup"), "memory.max"),
+    ):
+        group = parent / f"ngt-{os.getpid()}"
+        try:
+            group.mkdir()
+        except OSError:
+            continue
+        try:
+            (group / limit).write_text(str(64 * 2**20))
+        except OSError:
+            group.rmdir()
+            continue
+        yield str(group / "cgroup.procs")
+        eventually(lambda group=group: not (group / "cgroup.procs").read_text())  # type: ignore[misc]
+        group.rmdir()
+        return
+    pytest.skip("no control group with a memory limit can be made here")
+
+
+def test_a_worker_that_the_kernel_kills_for_memory_is_told_from_one_that_is_killed(
+    server: Server, small_cgroup: str
+) -> None:
+    """The same signal, and another class: this one is tried on another node, after a while."""
+    source = (
+        f"open({small_cgroup!r}, 'w').write(str(os.getpid()))\n"
+        "kept = [bytearray(b'x' * 2**20) for _ in range(512)]\n"
+    )
+    process = server.process(run=source)
+    info_of(process)
+    outcome = process.run(ATTEMPT, 0, None)
+    assert outcome.state is State.FAILED and outcome.failure is not None
+    assert outcome.failure.failure_class is FailureClass.HOST_OUT_OF_MEMORY
+    assert "the kernel killed the worker for want of host memory" in outcome.failure.message
 
 
 def test_the_kernels_count_of_memory_kills_can_be_read() -> None:

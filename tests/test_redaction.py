@@ -1,6 +1,11 @@
 """No secret of the environment, and no credential in a URL, survives into a row."""
 
-from orchestrator.worker.redaction import redact
+import io
+import sys
+
+import pytest
+
+from orchestrator.worker.redaction import Redacted, redact, redact_output
 
 
 def test_values_of_secret_variables_are_replaced_by_their_name() -> None:
@@ -31,3 +36,33 @@ def test_harmless_text_stays_as_it_is() -> None:
     }
     text = "token of Somebody in /etc/ray/auth, /home/me: https://host/a@b"
     assert redact(text, environment) == text
+
+
+SECRET = {"HF_TOKEN": "hf_abcdef123456"}
+
+
+@pytest.mark.parametrize("cut", range(1, 20, 3))
+def test_a_secret_that_is_printed_in_parts_is_no_less_one(cut: int) -> None:
+    """What goes to the log is whole lines."""
+    line = "with hf_abcdef123456 in it\n"
+    log = io.StringIO()
+    out = Redacted(log, SECRET)
+    out.write(line[:cut])
+    out.write(line[cut:] + "and more")
+    assert log.getvalue() == "with <HF_TOKEN> in it\n"
+    out.flush()
+    assert log.getvalue().endswith("and more")
+
+
+def test_what_python_prints_has_no_secrets(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Output and errors alike."""
+    monkeypatch.setattr(sys, "stdout", sys.__stdout__)
+    monkeypatch.setattr(sys, "stderr", sys.__stderr__)
+    redact_output(SECRET)
+    print("token hf_abcdef123456", flush=True)
+    print("error hf_abcdef123456", file=sys.stderr, flush=True)
+    assert sys.stderr.fileno() == 2
+    out, err = capfd.readouterr()
+    assert (out, err) == ("token <HF_TOKEN>\n", "error <HF_TOKEN>\n")

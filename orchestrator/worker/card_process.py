@@ -29,6 +29,7 @@ from orchestrator.executor import Progress
 from orchestrator.failure import Failure, FailureClass, classify
 from orchestrator.job import State
 from orchestrator.worker.process_server import ServedProcess
+from orchestrator.worker.redaction import redact, redact_output
 
 #: What a row keeps of a log.
 TAIL_BYTES = 4000
@@ -73,6 +74,7 @@ class Launch:
 
 def serve(fd: int) -> int:
     """Build a worker and answer requests until the channel closes; the process's exit status."""
+    redact_output(os.environ)
     channel = Connection(fd)
     factory, config = channel.recv()
     module, _, name = factory.partition(":")
@@ -105,8 +107,8 @@ def serve(fd: int) -> int:
 
 def failure_of(error: Exception) -> Failure:
     """The failure record of an exception that no worker was there to describe."""
-    text = str(error).strip() or type(error).__name__
-    tail = "".join(traceback.format_exception(error))
+    text = redact(str(error).strip(), os.environ) or type(error).__name__
+    tail = redact("".join(traceback.format_exception(error)), os.environ)
     return Failure(
         failure_class=classify(error), message=text.splitlines()[0], tail=tail[-TAIL_BYTES:]
     )
@@ -307,9 +309,14 @@ class CardProcess:
         return Failure(
             failure_class=failure.failure_class,
             message=failure.message,
-            tail=failure.tail or tail_of(self._launch.log),
+            tail=failure.tail or self._tail(),
             log=f"{socket.gethostname()}:{self._launch.log}",
         )
+
+    def _tail(self) -> str:
+        """The end of the log, without the secrets that the process was given."""
+        given = {**os.environ, **self._launch.environments.get(self._kind, {})}
+        return redact(tail_of(self._launch.log), given)
 
 
 def tail_of(log: str) -> str:

@@ -1,14 +1,18 @@
-"""Keep secrets out of rows: error messages quote URLs, headers and environments.
+"""Keep secrets out of rows and logs: error messages quote URLs, headers and environments.
 
 Result files are shared and published, so what looks like a credential in this process's
 environment, and user names and passwords inside URLs, are replaced before a message leaves the
-worker.
+worker, and before what Python prints gets into its log. Native code that writes to the log goes
+past that; the end of a log that a row quotes is gone through once more.
 """
 
 from __future__ import annotations
 
+import io
 import re
+import sys
 from collections.abc import Mapping
+from typing import TextIO
 
 _SECRET_NAME = re.compile(
     r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE|AUTH(?!OR)", re.I
@@ -34,3 +38,47 @@ def redact(text: str, environment: Mapping[str, str]) -> str:
         text = text.replace(value, f"<{secrets[value]}>")
     text = _URL_CREDENTIALS.sub("<credentials>@", text)
     return _BEARER.sub(r"\1 <credentials>", text)
+
+
+class Redacted(io.TextIOBase):
+    """A text stream that passes on whole lines, without the secrets of ``environment``. Where a
+    secret is written in parts, its line is still in one piece here."""
+
+    def __init__(self, stream: TextIO, environment: Mapping[str, str]) -> None:
+        self._stream = stream
+        self._environment = environment
+        self._line = ""
+
+    def write(self, text: str) -> int:
+        """Pass on what ends with a line break, keep the rest for later."""
+        whole, line_break, rest = (self._line + text).rpartition("\n")
+        self._line = rest
+        if line_break:
+            self._stream.write(redact(whole, self._environment) + line_break)
+        return len(text)
+
+    def flush(self) -> None:
+        """Pass on all there is."""
+        if self._line:
+            self._stream.write(redact(self._line, self._environment))
+            self._line = ""
+        self._stream.flush()
+
+    def fileno(self) -> int:
+        """Of the stream beneath, for child processes."""
+        return self._stream.fileno()
+
+    def writable(self) -> bool:
+        """It is."""
+        return True
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        """Of the stream beneath."""
+        return self._stream.encoding
+
+
+def redact_output(environment: Mapping[str, str]) -> None:
+    """Let nothing secret get out of this process through ``sys.stdout`` and ``sys.stderr``."""
+    sys.stdout = Redacted(sys.stdout, environment)
+    sys.stderr = Redacted(sys.stderr, environment)
