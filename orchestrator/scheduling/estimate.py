@@ -50,13 +50,23 @@ class Estimate:
 
 
 class Distance(Enum):
-    """How near the rows are that an estimate comes from, and its margin while few tell."""
+    """How near the rows are that an estimate comes from."""
 
-    JOB = 1.3  # the same job
-    SETTINGS = 1.5  # all but the batch size
-    PRECISION = 1.8  # workload, model, cards and precision
-    MODEL = 2.0  # workload, model and kind of card
-    PRIOR = 1.5  # not to be believed; but a first night that dares nothing learns nothing
+    JOB = "the same job"
+    SETTINGS = "all but the batch size"
+    PRECISION = "workload, model, cards and precision"
+    MODEL = "workload, model and kind of card"
+    PRIOR = "no rows"
+
+
+#: Margins while few rows tell how wrong such estimates are.
+_FIRST_MARGIN = {
+    Distance.JOB: 1.3,
+    Distance.SETTINGS: 1.5,
+    Distance.PRECISION: 1.8,
+    Distance.MODEL: 2.0,
+    Distance.PRIOR: 1.5,  # not to be believed; but a first night that dares nothing learns nothing
+}
 
 
 class _Known(Protocol):
@@ -174,7 +184,7 @@ class Estimator:
         rank = ceil(COVERED * (len(errors) + 1))
         if rank > len(errors):  # too few to tell
             worst = exp(errors[-1]) if errors else 1.0
-            return min(max(distance.value, worst), LARGEST_MARGIN)
+            return min(max(_FIRST_MARGIN[distance], worst), LARGEST_MARGIN)
         return min(max(exp(errors[rank - 1]), LEAST_MARGIN), LARGEST_MARGIN)
 
 
