@@ -30,6 +30,7 @@ COMMANDS: dict[str, str] = {
     "compare": "what became slower or faster from one run to another; fails CI if asked",
     "query": "SQL over the rows, samples and prompts of all runs",
     "export": "results for other programs: a Hugging Face dataset, MLflow",
+    "verify": "do a grid's engines compute what stock transformers computes? exit code for CI",
     "describe": "parameters, layers and memory of a model",
     "convert": "turn a ChatGLM3 checkpoint into one that transformers loads natively",
     "dataset": "lengths of a dataset, and a small sample of it",

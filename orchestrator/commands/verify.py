@@ -1,0 +1,114 @@
+"""``nightgrid verify GRID``: do a grid's engines compute what stock transformers computes?"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from orchestrator import exit_codes
+from orchestrator.commands.options import add_results_argument
+
+if TYPE_CHECKING:
+    from orchestrator.verifying import Verified
+
+EPILOG = """\
+The same prompts go through each engine on its card and through stock transformers on the CPU of
+the same node. Tokens and logits are compared; the largest logit difference is in the row. In 16
+bits texts may part at a near tie, where the reference hardly preferred its own token; that is
+agreement. A quantised model is another one: its difference is shown, not judged.
+
+examples:
+  nightgrid verify grids/gaudi.yaml                      on the Ray cluster, before the first night
+  nightgrid verify grids/smoke.yaml --emulate 1x1:HPU    the way, on an emulated card
+
+exit codes:
+  0    all that ran agrees;  14  some numbers do not, or a job gave none
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of `nightgrid verify`."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = EPILOG
+    parser.add_argument("grid", metavar="FILE", type=Path, help="the grid whose jobs are verified")
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--emulate", metavar="SPEC", help="emulated cards, such as 1x1:HPU")
+    where.add_argument("--address", metavar="HOST:PORT", help="the Ray cluster to run on")
+    where.add_argument("--in-process", action="store_true", help="without Ray: for debuggers")
+    parser.add_argument("--prompts", type=int, default=4, help="of the dataset (default: 4)")
+    parser.add_argument("--tokens", type=int, default=16, help="after each prompt (default: 16)")
+    parser.add_argument(
+        "--batch-size", type=int, default=4, help="in which the engine gets them (default: 4)"
+    )
+    parser.add_argument("--json", action="store_true", help="the answers as JSON")
+    add_results_argument(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the questions as jobs like any others, and print the answers."""
+    from orchestrator.errors import GridError, Problem
+    from orchestrator.grid.model import Grid
+    from orchestrator.report import read_summary
+    from orchestrator.running import RunOptions, run_grid
+    from orchestrator.verifying import verification_grid, verified
+
+    source = Grid.from_file(args.grid)
+    asked = verification_grid(
+        source.name,
+        source.jobs(),
+        prompts=args.prompts,
+        output_tokens=args.tokens,
+        batch_size=args.batch_size,
+    )
+    if asked is None:
+        message = "no job of this grid generates text, so there is nothing to verify"
+        problem = Problem(file=str(args.grid), line=None, column=None, path="", message=message)
+        raise GridError([problem])
+    options = RunOptions(
+        results=args.results,
+        emulate=args.emulate,
+        address=args.address,
+        in_process=args.in_process,
+        force=True,  # a driver or a library may have changed, which no row knows
+        quiet=args.json,
+    )
+    outcome = run_grid(Grid.from_dict(asked), options, _say)
+    _, measurements = read_summary(outcome.store)
+    newest = {row.job_id: row for row in measurements if row.final}
+    answers = verified(list(newest.values()))
+    print(_as_json(answers) if args.json else _as_text(answers))
+    wrong = not outcome.result.finished or any(answer.wrong for answer in answers)
+    return exit_codes.DISAGREEMENT if wrong else exit_codes.OK
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _as_json(answers: list[Verified]) -> str:
+    return json.dumps([asdict(answer) for answer in answers], indent=2, ensure_ascii=False)
+
+
+def _as_text(answers: list[Verified]) -> str:
+    blocks = []
+    for answer in answers:
+        emulated = " (emulated)" if answer.emulated else ""
+        settings = f", {answer.settings}" if answer.settings else ""
+        lines = [
+            f"{answer.model} {answer.precision} on {answer.accelerator}{emulated}, "
+            f"engine {answer.engine}{settings}",
+            f"  agrees: {answer.agrees}",
+        ]
+        if answer.largest_difference is not None:
+            lines.append(
+                f"  largest logit difference {answer.largest_difference:.3g}, where logits spread "
+                f"by {answer.spread:.3g}; tokens compared: {answer.compared}"
+            )
+        if answer.note:
+            lines.append(f"  {answer.note}")
+        blocks.append("\n".join(lines))
+    return "\n".join(blocks)

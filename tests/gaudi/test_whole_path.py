@@ -1,0 +1,196 @@
+"""From the grid to the row: Ray, worker processes, the real optimum-habana, emulated Gaudi cards.
+
+One run answers all the questions here, since starting processes is what takes the time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+MEASURE = {"warmup": 1, "min_repeats": 1, "max_repeats": 1, "time_limit_s": 60}
+
+
+def nightgrid(*arguments: str, results: Path, status: int = 0) -> str:
+    """Run the command line as a user does; what it printed."""
+    done = subprocess.run(
+        [sys.executable, "-m", "orchestrator", *arguments, "--results", str(results)],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=900,
+        check=False,
+    )
+    assert done.returncode == status, done.stdout[-6000:]
+    return done.stdout
+
+
+def rows_of(results: Path, run: str) -> list[dict[str, Any]]:
+    """The final rows of a run, with parameters and details as dictionaries."""
+    from orchestrator.report import read_summary
+    from orchestrator.results.store import Store
+
+    _, measurements = read_summary(Store.open(results, run))
+    return [measurement for measurement in measurements if measurement.final]
+
+
+def grid(llama: str, original: str) -> dict[str, Any]:
+    verification = {"workload": "verification", "prompts": 4, "output_tokens": 16, "batch_size": 3}
+    lora = {"workload": "finetuning", "method": "lora", "steps": 3, "batch_size": 2}
+    lora["learning_rate"] = 2e-3
+    return {
+        "name": "gaudi",
+        "defaults": {"dataset": "advertisegen-synthetic", "accelerator": "HPU"},
+        "measure": MEASURE,
+        "experiments": [
+            {
+                "name": "generation",
+                "workload": "text-generation",
+                "engine": "optimum-habana",
+                "prompts": 4,
+                "output_tokens": 8,
+                "batch_size": 2,
+                "axes": {"model": [original, llama], "ignore_eos": [True, False]},
+            },
+            {
+                "name": "agreement",
+                **verification,
+                "engine": "optimum-habana",
+                "axes": {
+                    "model": [original, llama],
+                    "precision": ["fp32", "bf16"],
+                    "hpu_mode": ["lazy", "compile"],
+                },
+            },
+            {"name": "stock", **verification, "model": llama, "precision": "fp32"},
+            {
+                "name": "train",
+                **lora,
+                "axes": {"model": ["tiny-chatglm3", llama]},
+                "engine": "optimum-habana",
+                "max_length": 64,
+                "samples": 16,
+            },
+            {
+                "name": "train-stock",
+                **lora,
+                "model": "tiny-chatglm3",
+                "max_length": 64,
+                "samples": 16,
+                "save_adapter": "adverts",
+            },
+            {
+                "name": "adapted",
+                **verification,
+                "engine": "optimum-habana",
+                "model": "tiny-chatglm3",
+                "precision": "fp32",
+                "adapter": "adverts",
+            },
+            {
+                "name": "refused",
+                "workload": "text-generation",
+                "model": llama,
+                "engine": "optimum-habana",
+                "axes": {"precision": ["fp16", "int8", "int4"]},
+            },
+        ],
+    }
+
+
+@pytest.fixture(scope="module")
+def night(tmp_path_factory: pytest.TempPathFactory, tiny_llama: str, original_chatglm3: str) -> Any:
+    """The rows of one night on two emulated cards, by experiment."""
+    results = tmp_path_factory.mktemp("results")
+    file = results / "gaudi.json"
+    file.write_text(json.dumps(grid(tiny_llama, original_chatglm3)))
+    nightgrid("run", str(file), "--emulate", "1x2:HPU:hpu", "--quiet", results=results)
+    found: dict[str, list[Any]] = {}
+    for row in rows_of(results, "gaudi"):
+        found.setdefault(row.experiment, []).append(row)
+    return found
+
+
+def details(row: Any) -> dict[str, str]:
+    return dict(row.details)
+
+
+def test_every_row_says_that_no_card_was_there(night: Any) -> None:
+    """What ran under the stand-in is emulated, whatever software drove it."""
+    ran = [row for rows in night.values() for row in rows if row.state == "SUCCEEDED"]
+    assert ran and all(row.emulated for row in ran)
+    assert {row.device_name for row in ran} == {"GAUDI2 (stand-in on CPU)"}
+
+
+def test_generation_runs_on_the_classes_made_for_the_card(night: Any) -> None:
+    """ChatGLM3 as published and Llama, as the library's own classes, with static shapes."""
+    rows = night["generation"]
+    assert [str(row.state) for row in rows] == ["SUCCEEDED"] * 4
+    classes = {details(row)["architecture"] for row in rows}
+    assert classes == {"ChatGLMForConditionalGeneration", "GaudiLlamaForCausalLM"}
+    for row in rows:
+        assert details(row)["static_shapes"] == "true" and details(row)["hpu_mode"] == "lazy"
+        timed = [sample for sample in row.samples if not sample.warmup]
+        assert all(sample.ttft_s and sample.ttft_s < sample.wall_s for sample in timed)
+        if dict(row.parameters)["ignore_eos"]:
+            assert all(sample.output_tokens == 2 * 8 for sample in timed)
+        else:
+            assert all(0 < sample.output_tokens <= 2 * 8 for sample in timed)
+
+
+def test_numbers_agree_with_stock_transformers(night: Any) -> None:
+    """In fp32 every greedy token and all logits up to rounding; in bf16 all but near ties. In lazy
+    mode and compiled."""
+    assert len(night["agreement"]) == 8
+    for row in night["agreement"]:
+        said = details(row)
+        if row.precision == "fp32":
+            assert said["agrees"] == "yes", said
+            assert float(said["largest_logit_difference"]) < 1e-4
+        else:
+            assert said["agrees"] in ("yes", "yes, but for near ties"), said
+
+
+def test_stock_transformers_run_on_the_card_too(night: Any) -> None:
+    """The engine next door is not touched by the library's patches: it has its own process."""
+    (row,) = night["stock"]
+    assert details(row)["architecture"] == "LlamaForCausalLM"
+    assert details(row)["agrees"] == "yes"
+
+
+def test_an_adapter_of_the_native_layout_works_on_the_original_one(night: Any) -> None:
+    """LoRA trained on transformers' GLM class, put on the library's ChatGLM: the same tokens."""
+    assert str(night["train-stock"][0].state) == "SUCCEEDED"
+    (row,) = night["adapted"]
+    said = details(row)
+    assert "query_key_value" in said["adapter"]
+    assert said["agrees"] == "yes" and float(said["largest_logit_difference"]) < 1e-3
+
+
+def test_lora_is_trained_by_the_librarys_own_trainer(night: Any) -> None:
+    """GaudiTrainer's steps are the row's samples, and the loss falls."""
+    for row in night["train"]:
+        assert str(row.state) == "SUCCEEDED", row.reason
+        said = details(row)
+        assert said["trainer"] == "GaudiTrainer"
+        timed = [sample for sample in row.samples if not sample.warmup]
+        assert len(timed) == 3 and all(sample.items == 2 for sample in timed)
+        assert float(said["first_batch_loss_after"]) < float(said["first_batch_loss_before"])
+
+
+def test_what_the_engine_cannot_do_is_said_in_the_row(night: Any) -> None:
+    """fp16, int8, and int4 without a checkpoint in 4 bits."""
+    reasons = {row.precision: row.reason for row in night["refused"]}
+    assert {str(row.state) for row in night["refused"]} == {"UNSUPPORTED"}
+    assert "refuse fp16" in reasons["fp16"]
+    assert "no int8 kernels" in reasons["int8"]
+    assert "quantised already" in reasons["int4"]
