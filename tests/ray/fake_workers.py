@@ -38,6 +38,8 @@ class FakeWorker:
     def start(self) -> WorkerInfo:
         if self.config.worker_id.startswith("broken"):
             raise ImportError("No module named 'habana_frameworks'")
+        if self.config.worker_id.startswith("stuck"):
+            time.sleep(3600)
         self._info = WorkerInfo(
             worker_id=self.config.worker_id,
             node_name=self.config.node_name,
