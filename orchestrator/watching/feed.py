@@ -12,9 +12,11 @@ it last changed, by our clock alone, which no clock that goes wrong can falsify.
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.errors import StoreError
@@ -31,9 +33,12 @@ if TYPE_CHECKING:
 
     from orchestrator.results.store import Store
 
+Row = dict[str, Any]
+
 #: Rows shown, the newest first; the report has them all.
 NEWEST_ROWS = 20
 REASON_LENGTH = 300
+READING_PATIENCE_S = 2.0
 _COLUMNS = (
     "job_id",
     "state",
@@ -81,14 +86,16 @@ class RunFeed:
         self._status_trouble = ""
         self._changed_at: float | None = None  # by the steady clock; None: not seen to change
         self._tables: Mapping[str, pa.Table] = {}
-        self._rows: list[dict[str, Any]] = []
+        self._of_file: dict[str, list[Row]] = {}
+        self._rows: list[Row] = []
         self._damaged = 0
         self._rows_trouble = ""
+        self._reader: threading.Thread | None = None
 
     def snapshot(self) -> dict[str, Any]:
         """How the run stands, for the page."""
         self._read_status()
-        self._read_rows()
+        self._follow_rows()
         now = self._clock()
         status, silent_s = self._status, self._silent_s(now)
         stale = status is not None and not status.finished and silent_s > STALE_AFTER_S
@@ -99,6 +106,7 @@ class RunFeed:
             "stale": stale,
             "sentence": self._sentence(silent_s),
             "trouble": [text for text in (self._status_trouble, self._rows_trouble) if text],
+            "reading": self._reader is not None and self._reader.is_alive(),
             "emulated": any(row["emulated"] for row in self._rows)
             or (status is not None and status.emulated),
             "status": None if status is None else _status_values(status),
@@ -129,6 +137,14 @@ class RunFeed:
         except ValueError as error:
             self._status_trouble = f"status.json is not understood: {error}"
 
+    def _follow_rows(self) -> None:
+        """Read what rows have come. The first look at thousands of files takes a while, in which
+        the status is not kept waiting."""
+        if self._reader is None or not self._reader.is_alive():
+            self._reader = threading.Thread(target=self._read_rows, daemon=True)
+            self._reader.start()
+        self._reader.join(READING_PATIENCE_S)
+
     def _read_rows(self) -> None:
         try:
             scan = scan_rows(self._store.tables_path, _COLUMNS, self._tables)
@@ -140,7 +156,12 @@ class RunFeed:
         if scan.tables.keys() == self._tables.keys():
             return
         self._tables = scan.tables
-        rows = scan.joined().to_pylist() if scan.tables else []
+        # Rows that are known stay as they are: a night has ten thousand files.
+        self._of_file = {
+            name: self._of_file.get(name) or _with_all_columns(table.to_pylist())
+            for name, table in scan.tables.items()
+        }
+        rows = itertools.chain.from_iterable(self._of_file.values())
         self._rows = sorted(rows, key=_recorded_at, reverse=True)
 
     def _silent_s(self, now: float) -> float:
@@ -165,6 +186,11 @@ class RunFeed:
         return f"Finished: {status.done:,} of {plural(status.total, 'job')} done in {took}.{why}"
 
 
+def _with_all_columns(rows: list[Row]) -> list[Row]:
+    """Rows of an older version lack columns, which are null then."""
+    return [dict.fromkeys(_COLUMNS) | row for row in rows]
+
+
 def _status_values(status: RunStatus) -> dict[str, Any]:
     """The status with what follows from it; reasons harmless to look at."""
     values = dataclasses.asdict(status)
@@ -174,7 +200,7 @@ def _status_values(status: RunStatus) -> dict[str, Any]:
     return values
 
 
-def _row_values(row: Mapping[str, Any]) -> dict[str, Any]:
+def _row_values(row: Row) -> dict[str, Any]:
     nodes, indices = row["nodes"] or [], row["card_indices"] or []
     where = ""
     if nodes:
@@ -199,11 +225,11 @@ def _row_values(row: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _reason(row: Mapping[str, Any]) -> str:
+def _reason(row: Row) -> str:
     return one_line(row["reason"] or row["failure_class"] or "", REASON_LENGTH)
 
 
-def _final_states(rows: list[dict[str, Any]]) -> dict[str, int]:
+def _final_states(rows: Iterable[Row]) -> dict[str, int]:
     """How many jobs ended how: the newest final row of each, over all invocations of the run."""
     newest: dict[tuple[str, bool], str] = {}
     for row in rows:  # newest first
@@ -212,5 +238,5 @@ def _final_states(rows: list[dict[str, Any]]) -> dict[str, int]:
     return dict(Counter(newest.values()))
 
 
-def _recorded_at(row: Mapping[str, Any]) -> float:
+def _recorded_at(row: Row) -> float:
     return row["recorded_at"].timestamp() if row["recorded_at"] is not None else 0.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from run_directory import RunDirectory
 from orchestrator.job import State
 from orchestrator.measurement import Metrics
 from orchestrator.report.progress import STALE_AFTER_S
+from orchestrator.watching import feed as feed_module
 from orchestrator.watching.feed import NEWEST_ROWS, RunFeed
 
 
@@ -117,6 +119,30 @@ def test_only_files_that_came_since_are_read(directory: RunDirectory) -> None:
     state = feed.snapshot()
     assert (state["row_count"], state["damaged"]) == (2, 0)
     assert RunFeed(directory.store).snapshot()["damaged"] == 1
+
+
+def test_the_status_does_not_wait_for_thousands_of_rows(
+    directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first look at a long run takes a while: until then the page says that it is reading."""
+    directory.append(0)
+    directory.status()
+    slow = threading.Event()
+    monkeypatch.setattr(feed_module, "READING_PATIENCE_S", 0.01)
+    read = feed_module.scan_rows
+
+    def scan_slowly(*arguments: object) -> object:
+        slow.wait(30)
+        return read(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(feed_module, "scan_rows", scan_slowly)
+    feed = RunFeed(directory.store)
+    state = feed.snapshot()
+    assert state["reading"] and state["row_count"] == 0 and state["status"]["done"] == 17
+    slow.set()
+    monkeypatch.setattr(feed_module, "READING_PATIENCE_S", 30.0)
+    state = feed.snapshot()
+    assert not state["reading"] and state["row_count"] == 1
 
 
 def test_a_compaction_shows_every_row_once(directory: RunDirectory) -> None:

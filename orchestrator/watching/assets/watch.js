@@ -85,6 +85,7 @@ function banners(state) {
   if (state.status && state.status.paused) notes.push(["Paused: nothing new is started", state.status.paused]);
   if (state.emulated) notes.push(["Emulated cards", "No number here is one of a real card."]);
   if (state.damaged) notes.push([`${plural(state.damaged, "file")} of this run could not be read`, "Their rows are missing here."]);
+  if (state.reading) notes.push(["The rows of this run are still being read", "Those shown are not all."]);
   for (const text of state.trouble) notes.push(["Not all of the run could be read", text]);
   byId("banners").hidden = !notes.length;
   keyed(byId("banners"), notes, (note) => note.join(), ([head, text]) => {
