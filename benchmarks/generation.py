@@ -58,7 +58,7 @@ def run(setting: Setting) -> tuple[list[Line], dict[str, Any]]:
                 name,
                 sys.executable,
                 "generate_nightgrid.py",
-                *(model, dataset, output_tokens, ROWS),
+                *(model, dataset, output_tokens, min(ROWS, count)),
                 json.dumps({"prompts": count, **parameters}),
             )
 

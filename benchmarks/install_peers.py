@@ -1,7 +1,8 @@
 """Make the peers' environment, .venv-bench, from PyPI: ``python -m benchmarks.install_peers``.
 
-Pins of constraints.txt hold for it too, but for packages that a peer wants older: those are
-listed in ``RELEASED``.
+Pins of constraints.txt hold for it too. hydra-ray-launcher is installed without what it asks for:
+it wants a cloudpickle older than the pinned one, which it does not use itself, and what starts
+machines at a cloud.
 """
 
 from __future__ import annotations
@@ -9,13 +10,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import tempfile
 import venv
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-#: hydra-ray-launcher takes cloudpickle below 3.
-RELEASED = ("cloudpickle", "aiohttp")
+LAUNCHER = "hydra-ray-launcher==1.2.2"
 
 
 def main() -> int:
@@ -25,16 +24,19 @@ def main() -> int:
     if not python.exists():
         print(f"Making {directory} …", flush=True)
         venv.create(directory, with_pip=True)
-    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
-    kept = [line for line in lines if line.partition("==")[0].lower() not in RELEASED]
-    with tempfile.TemporaryDirectory() as scratch:
-        constraints = Path(scratch) / "constraints.txt"
-        constraints.write_text("\n".join(kept) + "\n", encoding="utf-8")
-        print("Installing the peers (some minutes at first) …", flush=True)
-        pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        wanted = ["-c", str(constraints), "-r", str(ROOT / "benchmarks" / "peers.txt")]
-        environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-        return subprocess.run([*pip, *wanted], env=environment, check=False).returncode
+    pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    constraints = ["-c", str(ROOT / "constraints.txt")]
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    print("Installing the peers (some minutes at first) …", flush=True)
+    for wanted in (
+        ["--upgrade", "pip"],  # the one that comes with Python takes an hour to resolve this
+        [*constraints, "-r", str(ROOT / "benchmarks" / "peers.txt")],
+        ["--no-deps", LAUNCHER],
+    ):
+        done = subprocess.run([*pip, *wanted], env=environment, check=False)
+        if done.returncode:
+            return done.returncode
+    return 0
 
 
 if __name__ == "__main__":

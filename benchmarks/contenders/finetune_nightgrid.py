@@ -1,0 +1,44 @@
+"""Nightgrid's fine-tuning workload: MODEL SAMPLES MAX_LENGTH BATCH_SIZE PARAMETERS.json."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+from benchmarks.contender import serve
+from benchmarks.contenders.alone import Alone, request
+
+
+def main() -> None:
+    model, samples, max_length, batch_size, parameters = sys.argv[1:6]
+    asked = request(
+        "finetuning",
+        model=model,
+        dataset="advertisegen-synthetic",
+        batch_size=int(batch_size),
+        parameters={
+            "method": "lora",
+            "steps": int(samples) // int(batch_size),
+            "samples": int(samples),
+            "max_length": int(max_length),
+            **json.loads(parameters),
+        },
+    )
+    alone = Alone()
+
+    def turn() -> dict[str, Any]:
+        steps = alone.run(asked).samples
+        return {
+            "work": sum(step.items for step in steps),
+            "wall_s": sum(step.wall_s for step in steps),
+            "cpu_s": sum(step.cpu_s for step in steps),
+            "losses": [step.loss for step in steps],
+            "positions": sum(step.computed_tokens for step in steps),
+        }
+
+    serve(turn)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""A sweep of jobs that do nothing, by hydra-ray-launcher: JOBS NODES CARDS SCRATCH.
+
+The sweep is a command of its own, as Hydra's are; Ray starts within it, which is timed too: that
+is what everybody pays.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from benchmarks.contender import serve
+
+PROGRAM = """
+import hydra
+
+@hydra.main(version_base=None, config_path=None)
+def nothing(config):
+    return 0
+
+nothing()
+"""
+
+
+def main() -> None:
+    count, nodes, cards = map(int, sys.argv[1:4])
+    program = Path(sys.argv[4]) / "hydra_sweep.py"
+    program.write_text(PROGRAM)
+    numbers = ",".join(str(number) for number in range(count))
+
+    def turn() -> dict[str, Any]:
+        subprocess.run(
+            [
+                sys.executable,
+                str(program),
+                "--multirun",
+                "hydra/launcher=ray",
+                f"hydra.launcher.ray.init.num_cpus={nodes * cards}",
+                f"+number={numbers}",
+                f"hydra.sweep.dir={Path(sys.argv[4]) / 'sweep'}",
+            ],
+            check=True,
+            cwd=sys.argv[4],
+        )
+        return {"work": count}
+
+    serve(turn)
+
+
+if __name__ == "__main__":
+    main()

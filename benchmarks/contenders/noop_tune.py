@@ -1,0 +1,38 @@
+"""Trials that do nothing, by Ray Tune's grid_search: JOBS NODES CARDS SCRATCH."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import ray
+from ray import tune
+
+from benchmarks.contender import serve
+
+
+def nothing(config: dict[str, Any]) -> dict[str, int]:
+    """A trial."""
+    return {"done": config["number"]}
+
+
+def main() -> None:
+    count, nodes, cards = map(int, sys.argv[1:4])
+    ray.init(num_cpus=nodes * cards, include_dashboard=False, log_to_driver=False)
+
+    def turn() -> dict[str, Any]:
+        tuner = tune.Tuner(
+            tune.with_resources(nothing, {"cpu": 1}),
+            param_space={"number": tune.grid_search(list(range(count)))},
+            run_config=tune.RunConfig(storage_path=sys.argv[4], verbose=0),
+        )
+        found = tuner.fit()
+        if found.num_errors or len(found) != count:
+            raise RuntimeError(f"{found.num_errors} errors, {len(found)} of {count} trials")
+        return {"work": count}
+
+    serve(turn)
+
+
+if __name__ == "__main__":
+    main()

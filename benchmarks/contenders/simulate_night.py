@@ -1,0 +1,72 @@
+"""The simulator on so many jobs and nodes: simulate_night.py JOBS NODES."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from benchmarks.contender import serve
+from benchmarks.scheduling import CARDS, NOISE, shape
+from orchestrator.cluster import Node
+from orchestrator.job import Accelerator, Job
+from orchestrator.plan import Action, PlannedJob
+from orchestrator.scheduling.estimate import Estimate
+from orchestrator.scheduling.simulate import SimulationSettings, simulate
+
+LOAD_S = 20.0
+
+
+class Known:
+    """What is expected of each job, by its number."""
+
+    def estimate(self, job: Job) -> Estimate:
+        return Estimate(load_s=LOAD_S, run_s=shape(int(job.dataset))[2], margin=2.0)
+
+
+def main() -> None:
+    count, node_count = int(sys.argv[1]), int(sys.argv[2])
+
+    def turn() -> dict[str, Any]:
+        result = simulate(
+            [PlannedJob(job=_job(number), action=Action.RUN) for number in range(count)],
+            [_node(f"n{number}") for number in range(node_count)],
+            Known(),
+            settings=SimulationSettings(noise=NOISE),
+        )
+        return {
+            "work": count,
+            "makespan_s": result.makespan_s,
+            "bound_s": result.bound_s,
+            "work_bound_s": result.work_bound_s,
+            "events": result.events,
+        }
+
+    serve(turn)
+
+
+def _job(number: int) -> Job:
+    cards, model, _ = shape(number)
+    return Job(
+        experiment="night",
+        workload="text-generation",
+        model=f"m{model}",
+        dataset=str(number),
+        accelerator=Accelerator.HPU,
+        cards=cards,
+        precision="bf16",
+        batch_size=1,
+    )
+
+
+def _node(name: str) -> Node:
+    return Node(
+        node_id=name,
+        name=name,
+        accelerator=Accelerator.HPU,
+        card_indices=tuple(range(CARDS)),
+        device_name="Gaudi2",
+    )
+
+
+if __name__ == "__main__":
+    main()

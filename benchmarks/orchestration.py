@@ -1,0 +1,81 @@
+"""What a job costs when it does nothing: no-op jobs on emulated cards.
+
+*Nightgrid* is the real schedule, driver, store and Ray executor with workers that are processes
+beneath their actors, as always; only what the worker runs is nothing, and it imports no torch.
+Every job gets its durable row. *Pool* is the least that anybody could write: as many Ray actors,
+warm, each given the next job when it is done; nothing is written, nothing can fail. *Tune* and
+*hydra* run the same nothing as trials and as jobs of a sweep.
+
+Jobs/s of Nightgrid and of the pool are those of warm workers: from the moment when all have done a
+job. The first start is told apart, and so is all of it from beginning to end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from typing import Any
+
+from benchmarks.figures import Goal, Line, rates, values
+from benchmarks.setting import Setting
+
+TITLE = "Orchestration: jobs that do nothing, 4 × 8 emulated cards"
+
+
+def run(setting: Setting) -> tuple[list[Line], dict[str, Any]]:
+    """The lines and facts of this benchmark."""
+    jobs, slow_jobs, nodes, cards = (12, 4, 1, 2) if setting.smoke else (1000, 64, 4, 8)
+    programs = {
+        "nightgrid": (sys.executable, "noop_nightgrid.py", jobs),
+        "pool of warm Ray actors": (sys.executable, "noop_pool.py", jobs),
+        "Ray Tune, grid_search": (setting.peer, "noop_tune.py", slow_jobs),
+        "hydra-ray-launcher": (setting.peer, "noop_hydra.py", slow_jobs),
+    }
+    if setting.peers_python is None:
+        del programs["Ray Tune, grid_search"], programs["hydra-ray-launcher"]
+    turns: dict[str, list[dict[str, Any]]] = {name: [] for name in programs}
+    for _ in range(1 if setting.smoke else setting.turns):
+        # One cluster at a time: idle ones would compete for the cores.
+        for name, (python, program, count) in programs.items():
+            with contextlib.ExitStack() as stack:
+                started = setting.started(
+                    stack, name, python, program, count, nodes, cards, setting.scratch
+                )
+                turns[name].append(started.turn())
+    ours = turns["nightgrid"]
+    whole = [turn | {"wall_s": turn["whole_s"], "work": jobs} for turn in ours]
+    goals = {
+        "pool of warm Ray actors": Goal(kind="at least", value=0.8),
+        "Ray Tune, grid_search": Goal(kind="at least", value=10.0),
+        "hydra-ray-launcher": Goal(kind="at least", value=10.0),
+    }
+    lines = [
+        Line(
+            what=f"jobs/s, {jobs:,} jobs",
+            against=name,
+            unit="jobs/s",
+            ours=rates(ours),
+            theirs=rates(theirs),
+            goal=goals[name],
+            note="" if name.startswith("pool") else f"{slow_jobs} jobs there",
+        )
+        for name, theirs in turns.items()
+        if name != "nightgrid"
+    ]
+    lines.append(
+        Line(
+            what="jobs/s from the beginning to the end, workers' start and last row within",
+            against="",
+            unit="jobs/s",
+            ours=rates(whole),
+        )
+    )
+    lines.append(
+        Line(
+            what="the driver's CPU time per job",
+            against="",
+            unit="ms",
+            ours=values(ours, "driver_cpu_ms"),
+        )
+    )
+    return lines, {"jobs": jobs, "nodes": nodes, "cards of each": cards}
