@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -118,11 +119,17 @@ class FakeNvml:
         return SimpleNamespace(used=80 * 2**30, total=141 * 2**30, free=61 * 2**30)
 
 
-def test_the_library_tells_energy_too_in_milliunits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Milliwatts and millijoules become watts and joules; what is refused stays unknown; the
-    library is closed again."""
+@pytest.fixture
+def fake_nvml(monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
+    """The stand-in, as if it were installed."""
     fake = FakeNvml()
-    monkeypatch.setitem(__import__("sys").modules, "pynvml", fake)
+    monkeypatch.setitem(sys.modules, "pynvml", fake)
+    monkeypatch.setattr(nvml, "_OPENED", [])
+    return fake
+
+
+def test_the_library_tells_energy_too_in_milliunits(fake_nvml: FakeNvml) -> None:
+    """Milliwatts and millijoules become watts and joules; what is refused stays unknown."""
     found = nvml.telemetry()
     assert found[0] == CardTelemetry(
         power_w=412.5,
@@ -133,7 +140,24 @@ def test_the_library_tells_energy_too_in_milliunits(monkeypatch: pytest.MonkeyPa
         memory_total_bytes=141 * 2**30,
     )
     assert found[1].energy_j is None and found[1].power_w == 412.5
-    assert fake.open == 0
+
+
+def test_the_library_stays_open_until_it_fails(
+    fake_nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Opened once for all readings; after a failure it is closed, and opened anew."""
+    for _ in range(3):
+        nvml.telemetry()
+    assert fake_nvml.open == 1
+
+    def lost() -> int:
+        raise RuntimeError("GPU is lost")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(fake_nvml, "nvmlDeviceGetCount", lost)
+        assert nvml.telemetry() == {}
+    assert fake_nvml.open == 0
+    assert len(nvml.telemetry()) == 2 and fake_nvml.open == 1
 
 
 def test_the_library_has_what_is_called() -> None:

@@ -16,29 +16,32 @@ from typing import Any
 
 from workloads.devices.telemetry import CardTelemetry
 
-#: ``nvmlInit`` and ``nvmlShutdown`` count for the whole process.
+#: Opened by the first reading and kept: where no process holds a GPU, opening NVML anew each time
+#: would make the driver start and stop it.
+_OPENED: list[Any] = []
 _IN_USE = threading.Lock()
 
 
 def telemetry() -> dict[int, CardTelemetry]:
     """The GPUs of this host by index; empty without the package, the library or a driver."""
-    try:
-        nvml = importlib.import_module("pynvml")
-    except ImportError:
-        return {}
     with _IN_USE:
         try:
-            nvml.nvmlInit()
-        except Exception:
-            return {}
-        try:
+            if not _OPENED:
+                nvml = importlib.import_module("pynvml")
+                nvml.nvmlInit()
+                _OPENED.append(nvml)
+            nvml = _OPENED[0]
             count = nvml.nvmlDeviceGetCount()
             return {i: _card(nvml, nvml.nvmlDeviceGetHandleByIndex(i)) for i in range(count)}
-        except Exception:
+        except Exception:  # ImportError, NVMLError; the driver may be loaded anew meanwhile
+            _close()
             return {}
-        finally:
-            with contextlib.suppress(Exception):
-                nvml.nvmlShutdown()
+
+
+def _close() -> None:
+    while _OPENED:
+        with contextlib.suppress(Exception):
+            _OPENED.pop().nvmlShutdown()
 
 
 def _card(nvml: Any, handle: Any) -> CardTelemetry:
