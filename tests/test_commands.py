@@ -39,7 +39,7 @@ WITHOUT_JSON = {
 
 
 #: Commands whose JSON needs a cluster to ask, and where it is tried.
-TRIED_ELSEWHERE = {"doctor": "tests/ray"}
+TRIED_ELSEWHERE = {"doctor": "tests/ray", "verify": "tests/test_verify_command.py"}
 
 
 def has(*names: str) -> Callable[[Any], None]:
