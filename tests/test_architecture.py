@@ -28,10 +28,12 @@ PURE = [
     "job",
     "measurement",
     "needs",
+    "notice",
     "plan",
     *(f"scheduling/{path.stem}" for path in (ROOT / "orchestrator" / "scheduling").glob("*.py")),
 ]
 EDGES = {
+    "card_sampler",
     "cli",
     "commands",
     "driver",
@@ -39,9 +41,11 @@ EDGES = {
     "in_process_executor",
     "live",
     "live_display",
+    "notify",
     "on_ray",
     "results",
     "running",
+    "watching",
     "worker",
 }
 HEAVY = ("torch", "transformers", "ray", "pyarrow", "pydantic")
