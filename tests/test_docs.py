@@ -158,7 +158,7 @@ def test_what_a_page_says_to_type_works(page: Path, workplace: Path) -> None:
             ask = f"import duckdb  # {block.where}\nprint(duckdb.sql({block.text!r}))"
             bash(ask, workplace, directory, command="python -")
         elif block.language == "diff":
-            program = "git apply --recount --unidiff-zero -"
+            program = "git apply -C1 -"
             bash(block.text, workplace, workplace / "checkout", command=program)
 
 

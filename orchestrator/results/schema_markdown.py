@@ -65,6 +65,14 @@ SELECT job_id, unnest(samples, recursive := true) FROM read_parquet('results/smo
 ```
 
 ```python
+from pathlib import Path
+
+import pandas
+import polars
+import pyarrow.dataset
+
+from orchestrator.results.store import Store
+
 pyarrow.dataset.dataset("results/smoke/rows").to_table()
 pandas.read_parquet("results/smoke/rows")
 polars.read_parquet("results/smoke/rows/*.parquet")
