@@ -8,6 +8,7 @@ none of it and send nothing anywhere.
 from __future__ import annotations
 
 import json
+import os
 import socket
 import threading
 from functools import cache
@@ -39,6 +40,11 @@ _NO_TOKEN = (
 )
 _WRONG_HOST = "This server answers only to localhost, 127.0.0.1 and [::1].\n"
 _REPORT = "report.html"
+#: Beside what the page says itself.
+_REPORT_POLICY = (
+    "sandbox allow-scripts allow-downloads; connect-src 'none'; form-action 'none'; "
+    "base-uri 'none'; frame-ancestors 'none'"
+)
 
 
 class WatchServer(ThreadingHTTPServer):
@@ -116,13 +122,19 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(404, "text/plain", b"There is nothing here.\n")
 
     def _report(self) -> None:
-        """The run's page as it was written last; it brings rules of its own for what it loads."""
+        """The run's page as it was written last.
+
+        Whoever may write results may have written anything there: a link to another file is not
+        followed, and a script in it runs in an origin of its own, without our cookie.
+        """
         try:
-            page = (self.server.store.path / _REPORT).read_bytes()
+            file = os.open(self.server.store.path / _REPORT, os.O_RDONLY | os.O_NOFOLLOW)
+            with os.fdopen(file, "rb") as page:
+                body = page.read()
         except OSError:
             self._answer(404, "text/plain", b"This run has no report yet.\n")
             return
-        self._answer(200, "text/html", page, {"Content-Security-Policy": "frame-ancestors 'none'"})
+        self._answer(200, "text/html", body, {"Content-Security-Policy": _REPORT_POLICY})
 
     def _answer(
         self, status: int, kind: str, body: bytes, headers: dict[str, str] | None = None

@@ -147,6 +147,16 @@ def test_the_report_is_served_once_there_is_one(directory: RunDirectory) -> None
         assert json.loads(get(server, "/state")[2])["report"] is True
 
 
+def test_a_report_that_leads_elsewhere_is_not_followed(
+    directory: RunDirectory, tmp_path: Path
+) -> None:
+    """Others may write results too: a link would show them what only the watcher may read."""
+    (directory.store.path / "report.html").symlink_to(tmp_path / "secret")
+    with serving(directory) as server:
+        status, _, body = get(server, "/report")
+        assert status == 404 and b"secret" not in body
+
+
 def test_a_head_request_has_no_body(directory: RunDirectory) -> None:
     """For those who only ask whether the page is there."""
     with serving(directory) as server:

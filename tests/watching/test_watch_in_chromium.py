@@ -10,11 +10,14 @@ from pathlib import Path
 import pytest
 from driver_cases import STATUS
 from headless_chromium import Page, chromium, find_chromium
+from measurement_factory import every_state
 from run_directory import RunDirectory, failure
 from test_server import TOKEN, serving
 
 from orchestrator.job import State
+from orchestrator.report.page import render
 from orchestrator.report.progress import STALE_AFTER_S
+from orchestrator.report.summary import summarize
 
 pytestmark = [
     pytest.mark.slow,
@@ -135,6 +138,20 @@ def test_a_page_whose_server_has_gone_says_so(browser: Page, directory: RunDirec
     browser.wait_for("document.querySelector('#heard').innerText.includes('does not answer')")
     assert "old" in text(browser, "#heard")
     browser.evaluate("location.replace('about:blank')")
+
+
+def test_the_report_works_in_its_own_origin(browser: Page, directory: RunDirectory) -> None:
+    """Its scripts run, and cannot read what the watch page reads."""
+    rows = every_state()
+    directory.store.write_file("report.html", render(summarize(rows), rows))
+    with serving(directory) as server:
+        browser.open(f"http://127.0.0.1:{server.server_address[1]}/report")
+        assert browser.errors == []
+        assert browser.evaluate("document.querySelectorAll('#rows-table tbody tr').length") == 50
+        assert browser.evaluate("window.origin") == "null"
+        read = "fetch('/state').then(() => 'read', () => 'refused')"
+        assert browser.evaluate(read) == "refused"
+        browser.evaluate("location.replace('about:blank')")
 
 
 def test_the_printed_address_lets_a_browser_in_for_good(
