@@ -12,7 +12,7 @@ from typing import Any
 
 from orchestrator.report import cells
 from orchestrator.report.contests import Contest
-from orchestrator.report.safe import one_line
+from orchestrator.report.safe import finite, one_line
 from orchestrator.report.summary import Summary
 from orchestrator.report.units import number
 
@@ -60,7 +60,7 @@ class Notice:
             "jobs": sum(counts.values()),
             "counts": counts,
             "emulated": emulated,
-            "wall_s": summary.timeline.wall_s if summary is not None else None,
+            "wall_s": finite(summary.timeline.wall_s) if summary is not None else None,
             "best": [_best(contest) for contest in (summary.contests if summary else ())],
             "host": self.host,
             "rows": self.rows,
@@ -100,10 +100,10 @@ def _best(contest: Contest) -> dict[str, Any]:
         "precision": row.precision,
         "batch_size": row.batch_size,
         "engine": row.engine,
-        "throughput": metrics.throughput,
+        "throughput": finite(metrics.throughput),
         "throughput_unit": contest.unit,
-        "throughput_low": metrics.throughput_low,
-        "throughput_high": metrics.throughput_high,
+        "throughput_low": finite(metrics.throughput_low),
+        "throughput_high": finite(metrics.throughput_high),
         "not_told_apart_from": len(contest.tied),
         "emulated": row.emulated,
         "job_id": row.job_id,
