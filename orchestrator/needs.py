@@ -1,7 +1,8 @@
 """Which jobs must wait for which: an adapter has to be trained before a model runs with it. Pure.
 
 Nobody writes the order down: a job with ``adapter: NAME`` needs the job of the same grid that has
-``save_adapter: NAME``. A name that no job of the grid saves must exist already.
+``save_adapter: NAME``. A name that no job of the grid saves must exist already. What runs in fp8 on
+Gaudi needs its calibration (``calibrations.py``).
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from orchestrator.calibrations import WORKLOAD as CALIBRATION
+from orchestrator.calibrations import calibration_of
 from orchestrator.errors import Problem
 from orchestrator.job import Job
 from orchestrator.plan import Action, PlannedJob
@@ -34,13 +37,17 @@ def savers(jobs: Sequence[Job]) -> Mapping[str, list[Job]]:
 def needs_of(jobs: Sequence[Job]) -> dict[str, tuple[str, ...]]:
     """For each job that needs others: their ids."""
     saved = savers(jobs)
-    if not saved:
+    measured = {(job.model, job.cards): job for job in jobs if job.workload == CALIBRATION}
+    if not saved and not measured:
         return {}
     needs: dict[str, tuple[str, ...]] = {}
     for job in jobs:
         wanted = dict(job.parameters).get(USES)
-        if isinstance(wanted, str) and wanted in saved:
-            needs[job.job_id] = tuple(saver.job_id for saver in saved[wanted])
+        found = [*saved.get(wanted, ())] if isinstance(wanted, str) else []
+        if calibration_of(job) is not None and (job.model, job.cards) in measured:
+            found.append(measured[job.model, job.cards])
+        if found:
+            needs[job.job_id] = tuple(other.job_id for other in found)
     return needs
 
 
@@ -57,7 +64,8 @@ def with_needs(planned: Sequence[PlannedJob]) -> list[PlannedJob]:
         lacking = [other for other in lacking if other.action is Action.UNSUPPORTED]
         item = replace(item, needs=wanted)
         if lacking and item.action is Action.RUN:
-            reason = f"needs the adapter of job {lacking[0].job.job_id}, which is unsupported: "
+            what = "calibration" if lacking[0].job.workload == CALIBRATION else "adapter"
+            reason = f"needs the {what} of job {lacking[0].job.job_id}, which is unsupported: "
             item = replace(
                 item,
                 action=Action.UNSUPPORTED,

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.calibrations import with_calibrations
 from orchestrator.cluster import Node, legal_card_sets
 from orchestrator.errors import ClusterError, GridError, Problem
 from orchestrator.history import PastRow
@@ -59,7 +60,7 @@ def make_plan(
     if estimator is None:
         estimator = estimator_for(history, nodes)
     planned = []
-    for job in grid.jobs():
+    for job in with_calibrations(grid.jobs()):
         action, reason = planner.decide(job)
         estimate_s = estimator.estimate(job).total_s if action is Action.RUN else 0.0
         planned.append(PlannedJob(job=job, action=action, reason=reason, estimate_s=estimate_s))

@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent
 #: Modules whose decisions are plain functions on values: they may not reach any edge.
 PURE = [
     "attempt",
+    "calibrations",
     "cluster",
     "deadline",
     "energy",
@@ -30,6 +31,7 @@ PURE = [
     "needs",
     "notice",
     "plan",
+    "verifying",
     *(f"scheduling/{path.stem}" for path in (ROOT / "orchestrator" / "scheduling").glob("*.py")),
 ]
 EDGES = {

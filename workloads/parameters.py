@@ -104,3 +104,12 @@ class VerificationParameters(WorkloadParameters):
     hpu_mode: Literal["lazy", "compile", "eager"] | None = Field(
         default=None, description="How a Gaudi card executes, as in text-generation."
     )
+
+
+class CalibrationParameters(WorkloadParameters):
+    """The measuring pass before fp8 on Gaudi; plans add such jobs by themselves."""
+
+    prompts: int = Field(
+        default=32, ge=1, description="How many prompts of the dataset the model is measured on."
+    )
+    output_tokens: int = Field(default=32, ge=1, description="How many tokens after each prompt.")

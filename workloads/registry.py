@@ -23,6 +23,7 @@ from workloads.finetuning_parameters import FinetuningParameters
 from workloads.finetuning_rules import refuse as refuse_finetuning
 from workloads.generation_rules import refuse as refuse_generation
 from workloads.parameters import (
+    CalibrationParameters,
     TextGenerationParameters,
     VerificationParameters,
     WorkloadParameters,
@@ -67,6 +68,14 @@ _ENTRIES = (
         function="workloads.verification:run",
         parameters=VerificationParameters,
         summary="An engine's greedy tokens and logits against those of stock transformers.",
+        refuse=refuse_generation,
+    ),
+    WorkloadEntry(
+        name="fp8-calibration",
+        function="workloads.fp8_calibration:run",
+        parameters=CalibrationParameters,
+        summary="Largest values of every layer, which optimum-habana's fp8 on Gaudi starts from.",
+        engines=("optimum-habana",),
         refuse=refuse_generation,
     ),
     WorkloadEntry(

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from workloads.devices.hpu import HpuDevice
 
 ENGINE = "optimum-habana"
+CALIBRATION = "fp8-calibration"  # the workload that measures what fp8 needs
 
 #: Prompts are padded to a multiple of so many tokens, and the cache is read in such parts.
 BUCKET = 128
@@ -184,7 +185,7 @@ def load(request: Request, device: Device) -> OptimumHabanaEngine:
         model = hpu.graphs_kept(model)
     elif mode == "compile":
         details["compiled"] = _compile(model)
-    if request.precision == "fp8":
+    if request.precision == "fp8" or request.workload == CALIBRATION:
         hpu.after_quantized_loading(model)
     return OptimumHabanaEngine(
         model=model,
@@ -222,7 +223,8 @@ def load_model(source: ModelSource, request: Request, device: HpuDevice) -> Any:
         Unsupported: int4 is asked of a checkpoint that is not in 4 bits.
     """
     arguments: dict[str, Any] = {"torch_dtype": precisions.compute_dtype(request.precision)}
-    if request.precision == "fp8":
+    measured = request.workload == CALIBRATION
+    if request.precision == "fp8" or measured:
         device.before_quantized_loading()
     if request.precision == "int4":
         config = read_config(Path(source.path))
@@ -245,12 +247,15 @@ def load_model(source: ModelSource, request: Request, device: HpuDevice) -> Any:
         if refusal := remote_code.refusal(source.entry.name, error):
             raise refusal from error
         raise
-    if request.precision == "fp8":
+    if request.precision == "fp8" or measured:
         cards = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
         directory = gaudi_quantization.calibration_directory(
             request.model, cards, device.device_name()
         )
-        model = gaudi_quantization.quantize(model, request, directory)
+        if measured:
+            model = gaudi_quantization.start_measuring(model, directory)
+        else:
+            model = gaudi_quantization.quantize(model, request, directory)
     return model
 
 

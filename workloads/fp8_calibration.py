@@ -1,0 +1,78 @@
+"""The first of fp8's two passes on Gaudi: run a model in bf16 and write down its largest values.
+
+Jobs in fp8 of the same model and number of cards wait for this one (``gaudi_quantization.py``). A
+plan adds it by itself. Its row says where the files lie; its times are of no interest.
+"""
+
+from __future__ import annotations
+
+from workloads import precision as precisions
+from workloads.api import JobContext, Request, Result, Sample
+from workloads.data.catalog import find_dataset, load_examples
+from workloads.engines import gaudi_library, gaudi_quantization, optimum_habana
+from workloads.parameters import CalibrationParameters
+
+
+def run(request: Request, context: JobContext) -> Result:
+    """Measure; see ``workloads.api.Workload``."""
+    parameters = CalibrationParameters.model_validate(dict(request.parameters))
+    device = context.device
+    gaudi_library.prepare(device)
+    precisions.require("fp8", device.name, optimum_habana.ENGINE)
+    context.enter_phase("load")
+    began = context.clock()
+    context.resident(f"{request.residency_key}|measured", lambda: None)  # others' models make room
+    engine = optimum_habana.load(request, device)
+    load_s = context.clock() - began
+    examples = load_examples(request.dataset)
+    prompts = [
+        engine.encode(examples[index % len(examples)].content)
+        for index in range(parameters.prompts)
+    ]
+    context.enter_phase("measure")
+    began, cpu_began = context.clock(), context.cpu_clock()
+    for start in range(0, len(prompts), request.batch_size):
+        batch = prompts[start : start + request.batch_size]
+        fetch = engine.generate(
+            engine.prepare(batch),
+            output_tokens=parameters.output_tokens,
+            ignore_eos=True,
+            on_step=device.synchronize,
+        )
+        fetch()
+    device.synchronize()
+    sample = Sample(
+        repeat=0,
+        batch=0,
+        warmup=False,
+        complete=True,
+        wall_s=context.clock() - began,
+        cpu_s=context.cpu_clock() - cpu_began,
+        items=len(prompts),
+        input_tokens=sum(map(len, prompts)),
+        output_tokens=len(prompts) * parameters.output_tokens,
+        computed_tokens=0,
+    )
+    directory = gaudi_quantization.calibration_directory(
+        request.model, context.world_size, device.device_name()
+    )
+    facts = {
+        "model": request.model,
+        "cards": context.world_size,
+        "device": device.device_name(),
+        "dataset": request.dataset,
+        "prompts": parameters.prompts,
+        "output_tokens": parameters.output_tokens,
+    }
+    gaudi_quantization.stop_measuring(engine.model, directory, facts)
+    return Result(
+        samples=(sample,),
+        stop_reason="max_repeats",
+        load_s=load_s,
+        weight_bytes=engine.weights.weight_bytes,
+        parameter_count=engine.weights.parameter_count,
+        random_weights=engine.random_weights,
+        synthetic_data=find_dataset(request.dataset).synthetic,
+        precision_detail=engine.weights.detail,
+        details={**engine.details, "calibration": str(directory)},
+    )
