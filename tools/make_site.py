@@ -48,6 +48,7 @@ SECTIONS = {
         "gaudi.md",
         "deadline.md",
         "security.md",
+        "night.md",
         "decisions.md",
     ),
 }
@@ -146,7 +147,9 @@ def build(docs: Path, site: Path) -> list[Path]:
     markdown = parser()
     markdown.options["highlight"] = _highlighted
     template = Environment(autoescape=True).from_string(TEMPLATE)
-    style = STYLE + HtmlFormatter(style="default").get_style_defs("code")
+    colours = HtmlFormatter(style="default").get_style_defs("code").splitlines()
+    # All but the rule of the block itself, whose background is the page's.
+    style = STYLE + "\n".join(rule for rule in colours if not rule.startswith("code {"))
     written = []
     for page in pages.values():
         for token, attribute in links(page.tokens):
@@ -214,7 +217,8 @@ code { font-family: ui-monospace, "SF Mono", Consolas, "Liberation Mono", monosp
 table { border-collapse: collapse; display: block; overflow-x: auto; font-size: .92rem; }
 th, td { text-align: left; vertical-align: top; padding: 7px 18px 7px 0;
   border-bottom: 1px solid var(--line); } th { color: var(--soft); font-weight: 500; }
-@media (max-width: 800px) { .page { grid-template-columns: minmax(0, 1fr); padding-top: 24px; } }
+@media (max-width: 800px) { .page { grid-template-columns: minmax(0, 1fr); padding-top: 24px; }
+  nav { order: 2; border-top: 1px solid var(--line); padding-top: 16px; } }
 @media (prefers-color-scheme: dark) { pre code span { filter: brightness(1.5) saturate(.8); } }
 """
 
