@@ -9,10 +9,12 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
+from measurements import row
 
 from orchestrator.cli import main
 from orchestrator.commands.submit import _until
 from orchestrator.deadline import parse_deadline
+from orchestrator.errors import ClusterError
 from orchestrator.job import State
 from orchestrator.results.store import Store
 
@@ -106,3 +108,35 @@ def test_a_run_measures_first_cells_and_reports_before_its_deadline(
     assert code == (10 if unmeasured else 0)
     ran = sorted((row for row in rows if row.started_at), key=lambda row: row.started_at or 0)
     assert {row.batch_size for row in ran[:2]} <= {2}
+
+
+def filled(results: Path) -> None:
+    """A run that has just written a row."""
+    with Store.open(results, "short") as store:
+        store.append(row())
+
+
+@pytest.mark.parametrize("cluster_lost", [False, True], ids=["it hangs", "its cluster is lost"])
+def test_a_driver_that_cannot_report_has_another_process_do_it(
+    cluster_lost: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The page is there before the deadline, although the driver is not done."""
+    grid = tmp_path / "short.yaml"
+    grid.write_text(GRID)
+    page = tmp_path / "short" / "report.html"
+
+    def run_grid(*_: object) -> None:
+        filled(tmp_path)
+        assert not page.exists()
+        if not cluster_lost:
+            deadline = time.monotonic() + 100
+            while not page.exists():
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+        raise ClusterError("the executor keeps failing")
+
+    monkeypatch.setattr("orchestrator.running.run_grid", run_grid)
+    monkeypatch.setattr("orchestrator.commands.run._LAST_S", 1000.0)
+    arguments = ["--results", str(tmp_path), *([] if cluster_lost else ["--budget", "1005s"])]
+    assert main(["run", str(grid), *arguments]) == 3
+    assert page.exists()

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import subprocess
 import sys
+import threading
+import time
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -17,6 +21,10 @@ if TYPE_CHECKING:
 
     from orchestrator.results.store import Store
     from orchestrator.running import RunOptions, RunOutcome
+
+#: When another process writes the report, should this one not have come to it: seconds before the
+#: deadline.
+_LAST_S = 20.0
 
 EPILOG = """\
 examples:
@@ -147,11 +155,45 @@ def _measure_and_report(
 
     # With --json standard output holds one document and nothing else.
     with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
-        outcome = run_grid(source, options, _say)
+        with _report_in_any_case(source, options):
+            outcome = run_grid(source, options, _say)
         if not outcome.result.finished:
             _say(f"Interrupted ({outcome.result.reason}). The same command goes on from here.")
             return outcome, None
     return outcome, _report(outcome.store, as_json=as_json)
+
+
+@contextlib.contextmanager
+def _report_in_any_case(source: Path, options: RunOptions) -> Iterator[None]:
+    """What was measured gets its report even if this process cannot write it: because it hangs in
+    a call into a dead cluster as the deadline comes, or gives up the cluster."""
+    from orchestrator.errors import ClusterError
+    from orchestrator.grid.model import load_grid
+
+    run = options.name or load_grid(source).name
+    command = [sys.executable, "-m", "orchestrator", "report", run]
+    command += ["--results", str(options.results.resolve())]
+    began = time.time()
+
+    def write() -> None:
+        rows = options.results / run / "rows"
+        with contextlib.suppress(OSError):
+            if rows.stat().st_mtime >= began:  # else nothing was measured
+                subprocess.run(command, check=False, stdout=subprocess.DEVNULL)
+
+    timer = None
+    if options.ends_at is not None:
+        timer = threading.Timer(max(0.0, options.ends_at - began - _LAST_S), write)
+        timer.daemon = True
+        timer.start()
+    try:
+        yield
+    except ClusterError:
+        write()
+        raise
+    finally:
+        if timer is not None:
+            timer.cancel()
 
 
 def _report(store: Store, *, as_json: bool) -> Path:
