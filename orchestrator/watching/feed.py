@@ -175,7 +175,7 @@ class RunFeed:
         status = self._status
         if status is None:
             rows = plural(len(self._rows), "row")
-            return f"No driver has written a status for this run yet; there are {rows}."
+            return f"No driver has written a status for this run; it has {rows}."
         underway = underway_of(status, status.at + silent_s)
         if underway is not None:
             return underway.sentence

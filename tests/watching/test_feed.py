@@ -39,7 +39,7 @@ def test_a_run_without_a_status_shows_its_rows(directory: RunDirectory) -> None:
     state = RunFeed(directory.store).snapshot()
     assert state["status"] is None and state["stale"] is False
     assert state["row_count"] == 1 and state["states"] == {"SUCCEEDED": 1}
-    assert state["sentence"].endswith("there are 1 row.")
+    assert state["sentence"].endswith("it has 1 row.")
 
 
 def test_a_run_under_way_says_how_far_it_is(directory: RunDirectory) -> None:
