@@ -17,6 +17,7 @@ help:
 	@echo "  make rehearsal  a night in 25 minutes: 200 jobs on 3x8 emulated cards, a fault every 20 s"
 	@echo "  make lint    ruff and mypy"
 	@echo "  make docs    the documentation as a site: site/index.html"
+	@echo "  make bench   compare with other programs, side by side; writes docs/benchmarks.md"
 	@echo "  make clean   remove the environment and caches (never results)"
 
 # One stamp per set of extras; each is made anew when a pin changes.
@@ -64,6 +65,11 @@ lint: $(VENV)/.installed-test
 
 docs: $(VENV)/.installed-demo
 	$(VENV)/bin/python tools/make_site.py
+
+# One benchmark alone: make bench BENCH=generation; tiny sizes: BENCH="generation --smoke".
+bench: $(VENV)/.installed-test
+	$(VENV)/bin/python -m benchmarks.install_peers .venv-bench
+	$(VENV)/bin/python -m benchmarks $(BENCH)
 
 clean:
 	rm -rf $(VENV) $(GAUDI_VENV) .pytest_cache .ruff_cache .mypy_cache .hypothesis *.egg-info

@@ -468,7 +468,9 @@ def _parquet(table: pa.Table, *, use_dictionary: bool) -> bytes:
     import pyarrow.parquet as pq
 
     sink = pa.BufferOutputStream()
+    # A hundred columns of one value each: setting up zstd for them takes longer than all the rest.
+    codec = "zstd" if table.num_rows > 1 else "snappy"
     pq.write_table(
-        table, sink, compression="zstd", write_statistics=False, use_dictionary=use_dictionary
+        table, sink, compression=codec, write_statistics=False, use_dictionary=use_dictionary
     )
     return sink.getvalue().to_pybytes()

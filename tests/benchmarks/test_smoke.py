@@ -1,0 +1,74 @@
+"""Each benchmark runs at a size that says nothing about speed: contenders start, lines come out."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.__main__ import NAMES, main
+from benchmarks.placement import bound, makespan
+from benchmarks.setting import Setting
+
+#: Those that run whole grids on Ray take half a minute of CPU each: `make bench` has them.
+WHOLE_GRIDS = ("measuring", "grid")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.ray if name == "orchestration" else ())
+        for name in NAMES
+        if name not in WHOLE_GRIDS
+    ],
+)
+def test_a_benchmark_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its lines have figures above zero, and its facts are plain values."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    module = importlib.import_module(f"benchmarks.{name}")
+    setting = Setting(scratch=tmp_path, peers_python=None, smoke=True, say=lambda _: None)
+    lines, facts = module.run(setting)
+    assert lines and all(value > 0 for line in lines for value in (*line.ours, *line.theirs))
+    json.dumps(facts)
+    if name == "generation":
+        equal = facts["texts equal to generate's in batches of 8"]
+        assert set(equal.values()) == {facts["prompts"]}
+    if name == "finetuning":
+        far = facts["greatest distance of a step's loss from the Trainer's with dynamic padding"][
+            "nightgrid, packing"
+        ]
+        assert far < 1e-3
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_benchmark_says_what_it_is(name: str) -> None:
+    """Also those that take too long for this suite."""
+    module = importlib.import_module(f"benchmarks.{name}")
+    assert module.TITLE and module.__doc__ and callable(module.run)
+
+
+def test_an_unknown_name_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the names that there are."""
+    monkeypatch.setattr("sys.argv", ["benchmarks", "generatoin"])
+    with pytest.raises(SystemExit):
+        main()
+    assert "there is command_line" in capsys.readouterr().err
+
+
+def test_first_fit_slips_past_what_fifo_waits_for() -> None:
+    """One node of four cards: 3, then 4, then 1 that would fit beside the first."""
+    jobs = [(3, 10.0), (4, 10.0), (1, 10.0)]
+    assert makespan(jobs, 1, 4, "fifo") == 30.0
+    assert makespan(jobs, 1, 4, "first fit") == 20.0
+    assert bound(jobs, 4) == 20.0
+
+
+def test_a_job_that_fits_nowhere_is_refused() -> None:
+    """Rather than waited for."""
+    with pytest.raises(ValueError, match="more cards"):
+        makespan([(5, 1.0)], 2, 4, "fifo")
