@@ -4,6 +4,7 @@ asks for a token, and who has none is refused."""
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import secrets
 import shutil
@@ -226,6 +227,23 @@ def test_rays_own_submit_works_from_a_checkout(head: Head, tmp_path: Path) -> No
     assert list((head.home / "nightgrid-results" / "submitted" / "rows").glob("*.parquet"))
     packages = Path(head.environment["RAY_TMPDIR"]).glob("**/_ray_pkg_*.zip")
     assert not [package for package in packages if package.stat().st_size > 20 * 2**20]
+
+
+def test_a_workstation_has_the_cluster_examined(head: Head, tmp_path: Path) -> None:
+    """Through the dashboard, by a job on the head node: it asks for a token, its dashboard listens
+    on loopback, and nothing is wrong but what was made so."""
+    done = head.nightgrid(
+        *("doctor", "--address", head.url, "--json", "--shared", str(tmp_path)),
+        *("--import", "csv", "--import", "nightgrid_none", "--nodes", "1"),
+        cwd=tmp_path,
+    )
+    told = json.loads(done.stdout)
+    assert done.returncode == 13 and told["worst"] == "error", done.stdout + done.stderr
+    assert [finding["check"] for finding in told["findings"]] == ["imports"]
+    assert told["emulated"] and told["facts"]["token"]
+    assert told["facts"]["dashboard"].startswith("127.")
+    assert [node["cards"] for node in told["facts"]["nodes"]] == [{"HPU": 2}]
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_what_is_wrong_is_said_at_once(head: Head, tmp_path: Path) -> None:
