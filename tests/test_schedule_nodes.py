@@ -95,9 +95,10 @@ def test_a_node_that_comes_late_is_used() -> None:
 
 
 def test_a_gang_of_which_one_worker_does_not_start_is_stopped_and_retried() -> None:
-    """The others are stopped, the try has a row, and the next is on other cards."""
+    """The others are stopped, the try has a row that names the card as people know it, and the next
+    is on other cards."""
     cluster = Cluster(planned(job("gang", cards=4)))
-    cluster.join(node(cards=8))
+    cluster.join(node(cards=8, node_id="4d24176d4c61209a", name="hpu-1"))
     dead, *others = cluster.starting
     cards = {start.card for start in cluster.starting.values()}
     cluster.ready(others[0])
@@ -105,6 +106,7 @@ def test_a_gang_of_which_one_worker_does_not_start_is_stopped_and_retried() -> N
     assert {c.worker_id for c in commands if isinstance(c, StopWorker)} == set(others)
     [row] = cluster.rows
     assert not row.final and "did not start" in row.reason
+    assert row.reason.startswith("hpu-1/HPU")
     cluster.stopped()
     cluster.tick(10)
     assert not cards & {start.card for start in cluster.starting.values()}

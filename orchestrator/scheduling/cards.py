@@ -73,6 +73,11 @@ class Slot:
     condemned: bool = False  # quarantined for good
 
     @property
+    def name(self) -> str:
+        """The card as people know it, e.g. ``hpu-1/HPU3``: Ray's ids of nodes say nothing."""
+        return f"{self.server.node.name}/{self.card.accelerator}{self.card.index}"
+
+    @property
     def usable(self) -> bool:
         """Whether the card may be used, now or when it is free."""
         return not self.quarantined

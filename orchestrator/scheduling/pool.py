@@ -138,7 +138,7 @@ class Pool:
         self.cards.quarantine(slot, reason)
         self._release_reservation(slot)
         if slot.worker is not None and slot.lease is None:
-            self.leases.stop(slot.worker, f"{slot.card} is quarantined: {reason}")
+            self.leases.stop(slot.worker, f"{slot.name} is quarantined: {reason}")
         self._reconsider_particular()
         if slot.quarantines > self._settings.card_paroles:
             slot.condemned = True

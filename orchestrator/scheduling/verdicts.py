@@ -127,7 +127,7 @@ class Verdicts:
                 state = POLICIES[failure.failure_class].state
                 self.ledger.finish(pool, record, state, reason, lease.attempt, outcome)
             else:
-                self.ledger.row(record, State.FAILED, f"{slot.card}: {why}", lease.attempt, outcome)
+                self.ledger.row(record, State.FAILED, f"{slot.name}: {why}", lease.attempt, outcome)
             pool.leases.cancel(lease, f"another worker of {lease.attempt.attempt_id} did not start")
             if not given_up:
                 record.send_elsewhere("card", [slot.card])
@@ -187,7 +187,7 @@ class Verdicts:
         if self.ledger.stopping:
             return self.ledger.stopping
         if worker.slot.quarantined:
-            return f"{worker.slot.card} is quarantined: {worker.slot.quarantined}"
+            return f"{worker.slot.name} is quarantined: {worker.slot.quarantined}"
         if len(lease.slots) > 1:
             return "the processes of a gang are not used again"
         if not record.warm:

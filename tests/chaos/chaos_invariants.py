@@ -101,6 +101,10 @@ def explained(row: Measurement, faults: Iterable[Fault]) -> bool:
             and (fault.hits_node or fault.card is None or fault.card in row.card_indices)
         )
         then = row.started_at - 1.0 <= fault.at <= row.ended_at + 1.0
+        if fault.kind == "kill the driver":  # nobody was there to see the attempt end
+            then = row.started_at - 1.0 <= fault.at
+        if "did not start" in row.reason:  # the attempt was over before it began
+            then = fault.at <= row.ended_at + 1.0
         soon = row.ended_at - fault.at <= _NOTICED_WITHIN_S
         if here and then and soon and any(word in row.reason for word in SAYS.get(fault.kind, ())):
             return True
