@@ -1,9 +1,11 @@
 """Two runs of the same jobs: what became slower, what faster, and what cannot be compared. Pure.
 
-Jobs are matched by identity. A pair that differs in what a number depends on is refused, and the
-keys that differ are named (``RULES``: which differences block, which only warn). For the others
-the ratio of throughputs is computed from the raw repeats of both runs, with Welch's interval on
-the logarithm (``ratio.py``).
+Jobs are matched by identity. A newer version of the program may know parameters that an older one
+did not, which makes every job another one; such jobs are matched by what both versions know, where
+that is not ambiguous, and the comparison says so. A pair that differs in what a number depends on
+is refused, and the keys that differ are named (``RULES``: which differences block, which only
+warn). For the others the ratio of throughputs is computed from the raw repeats of both runs, with
+Welch's interval on the logarithm (``ratio.py``).
 
 Two guards keep it from crying at noise. Repeats do not show what differs from one process to the
 next, so the scatter of all jobs' ratios around their median, beyond what repeats explain, is taken
@@ -243,9 +245,7 @@ def compare(
         noise: relative standard deviation between runs; None estimates it.
         allow: keys of ``RULES`` that shall warn instead of block.
     """
-    first = {row.job_id: row for row in before}
-    second = {row.job_id: row for row in after}
-    shared = [(row, second[job_id]) for job_id, row in first.items() if job_id in second]
+    shared = pairs_of(before, after)
     measured, refused, turned = [], [], []
     warnings: dict[tuple[str, str, str], int] = {}
     for old, new in shared:
@@ -282,12 +282,43 @@ def compare(
         refused=tuple(refused),
         turned=tuple(sorted(turned, key=lambda t: not t.broken)),
         warnings=warnings,
-        only_before=len(first.keys() - second.keys()),
-        only_after=len(second.keys() - first.keys()),
+        only_before=len(before) - len(shared),
+        only_after=len(after) - len(shared),
         noise=spread,
         noise_estimated=estimated,
         confidence=confidence,
     )
+
+
+def pairs_of(
+    before: Sequence[Measurement], after: Sequence[Measurement]
+) -> list[tuple[Measurement, Measurement]]:
+    """Rows of the same job: of one identity, else of equal settings as far as both runs know them.
+
+    A job of which the other run has several in that sense is left alone.
+    """
+    second = {row.job_id: row for row in after}
+    pairs = [(row, second[row.job_id]) for row in before if row.job_id in second]
+    matched = {row.job_id for row, _ in pairs}
+    left = [row for row in before if row.job_id not in matched]
+    right = [row for row in after if row.job_id not in matched]
+    common: dict[str, set[str]] = {}
+    for row in (*left, *right):
+        common[row.workload] = common.get(row.workload, set(row.parameters)) & set(row.parameters)
+    candidates: dict[tuple[str, ...], tuple[list[Measurement], list[Measurement]]] = {}
+    for side, rows in enumerate((left, right)):
+        for row in rows:
+            key = _settings(row, common[row.workload])
+            candidates.setdefault(key, ([], []))[side].append(row)
+    return pairs + [(a[0], b[0]) for a, b in candidates.values() if len(a) == len(b) == 1]
+
+
+def _settings(row: Measurement, names: set[str]) -> tuple[str, ...]:
+    fields = (
+        *(row.workload, row.model, row.dataset, row.accelerator.value, str(row.cards)),
+        *(row.precision, row.batch_size_requested, row.engine, row.isolation),
+    )
+    return (*fields, *(f"{name}={row.parameters[name]!r}" for name in sorted(names)))
 
 
 def differences(
@@ -302,7 +333,16 @@ def differences(
             forgiven = rule.forgivable and rule.key in allow
             found = Difference(key=rule.key, before=old, after=new)
             (blocking if rule.effect == "blocks" and not forgiven else warning).append(found)
+    if set(before.parameters) != set(after.parameters):
+        old, new = _unknown_there(before, after), _unknown_there(after, before)
+        warning.append(Difference(key="parameters", before=old, after=new))
     return tuple(blocking), tuple(warning)
+
+
+def _unknown_there(row: Measurement, other: Measurement) -> str:
+    """The parameters that only ``row`` knows, with their values."""
+    names = sorted(set(row.parameters) - set(other.parameters))
+    return ", ".join(f"{name}={row.parameters[name]}" for name in names) or "unknown"
 
 
 def between_runs(pairs: Sequence[tuple[Rate, Rate]]) -> tuple[float, float]:

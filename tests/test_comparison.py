@@ -159,6 +159,37 @@ def test_what_is_not_comparable_is_refused_by_name(key: str, changes: dict[str, 
     assert bool(allowed.changes) is (key != "emulated")
 
 
+def test_jobs_of_a_version_with_more_parameters_are_matched_by_what_both_know() -> None:
+    """An update must not end the comparison with last night; what is new is told."""
+    old = [replace(measured(n, [1.0, 1.01]), batch_size_requested=str(n)) for n in range(3)]
+    new = [
+        replace(
+            one, job_id=f"new-{one.job_id}", parameters={**one.parameters, "batching": "static"}
+        )
+        for one in old
+    ]
+    comparison = compare(old, new)
+    assert len(comparison.changes) == 3
+    assert comparison.only_before == comparison.only_after == 0
+    assert comparison.warnings["parameters", "unknown", "batching=static"] == 3
+    for change in comparison.changes:
+        assert change.before.batch_size_requested == change.after.batch_size_requested
+
+
+def test_jobs_that_differ_only_in_what_is_new_are_not_matched() -> None:
+    """Which of them was meant before cannot be told; nor is a changed value of an old parameter."""
+    old = measured(0, [1.0, 1.01])
+    new = [
+        replace(old, job_id=f"new-{value}", parameters={**old.parameters, "batching": value})
+        for value in ("static", "continuous")
+    ]
+    comparison = compare([old], new)
+    assert not comparison.changes and (comparison.only_before, comparison.only_after) == (1, 2)
+    name = next(iter(old.parameters))
+    other = replace(old, job_id="other", parameters={**old.parameters, name: "another"})
+    assert not compare([old], [other]).changes
+
+
 def test_other_software_only_warns() -> None:
     """Versions, driver and commit may be the very question: they are told and compared."""
     one = measured(0, [1.0, 1.01, 0.99])

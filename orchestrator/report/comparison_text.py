@@ -32,7 +32,8 @@ def print_comparison(comparison: RunComparison, console: Console, *, every: bool
     told = [c for c in comparison.changes if c.significant or every]
     if told:
         console.print()
-        console.print(_table(told if every else told[:MOST_LINES]))
+        telling = _telling([change.after for change in comparison.changes])
+        console.print(_table(told if every else told[:MOST_LINES], telling))
         if not every and len(told) > MOST_LINES:
             _say(console, f"… and {len(told) - MOST_LINES:,} more; --all lists all.", "dim")
     _turned(comparison.turned, console)
@@ -133,7 +134,7 @@ def _named(row: Measurement) -> dict[str, object]:
     }
 
 
-def _table(changes: Sequence[Change]) -> RichTable:
+def _table(changes: Sequence[Change], telling: frozenset[str]) -> RichTable:
     grid = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
     grid.add_column("job", overflow="fold")
     for name in ("before", "after", "change", "interval"):
@@ -147,7 +148,7 @@ def _table(changes: Sequence[Change]) -> RichTable:
         if ratio.low is not None and ratio.high is not None:
             interval = f"{ratio.low - 1:+.1%} to {ratio.high - 1:+.1%}"
         grid.add_row(
-            Text(one_line(_job(change.after))),
+            Text(one_line(_job(change.after, telling))),
             units.number(change.before.metrics.throughput),
             units.number(change.after.metrics.throughput),
             Text(f"{ratio.value - 1:+.1%}", style=style),
@@ -156,9 +157,18 @@ def _table(changes: Sequence[Change]) -> RichTable:
     return grid
 
 
-def _job(row: Measurement) -> str:
+def _telling(rows: Sequence[Measurement]) -> frozenset[str]:
+    """The parameters in which any of these jobs differ."""
+    values: dict[str, set[str]] = {}
+    for row in rows:
+        for name, value in row.parameters.items():
+            values.setdefault(name, set()).add(repr(value))
+    return frozenset(name for name, found in values.items() if len(found) > 1)
+
+
+def _job(row: Measurement, telling: frozenset[str]) -> str:
     """A job on one line with what tells it from its like."""
-    facts = [f"{name}={value}" for name, value in sorted(row.parameters.items())]
+    facts = [f"{name}={value}" for name, value in sorted(row.parameters.items()) if name in telling]
     name = cells.label(row) + (" emulated" if row.emulated else "")
     return f"{name} ({', '.join(facts)})" if facts else name
 
