@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 
 import pytest
-from measurements import row
+from measurements import job, row
 
 from orchestrator.errors import SchemaMismatch, StoreError, StoreFull
 from orchestrator.history import PastRow
@@ -108,6 +108,7 @@ def test_history_is_what_planning_needs(tmp_path: Path) -> None:
             load_s=1.5,
             reason="measured",
             attempt_number=2,
+            parameters=job().parameters,
         ),
         dataclasses.replace(
             store.history()[0],

@@ -26,13 +26,14 @@ import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import lru_cache
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.errors import SchemaMismatch, StoreError, StoreFull
 from orchestrator.history import PastRow
-from orchestrator.job import Accelerator, State
+from orchestrator.job import Accelerator, Scalar, State
 from orchestrator.measurement import Measurement
 from orchestrator.results import disk, fragments
 from orchestrator.results.fragments import Damage
@@ -59,6 +60,7 @@ _HISTORY_COLUMNS = (
     "batch_size",
     "accelerator",
     "cards",
+    "parameters",
     "load_s",
     "reason",
     "started_at",
@@ -429,6 +431,15 @@ def _past_rows(table: pa.Table) -> list[tuple[tuple[bool, Any], PastRow]]:
     ]
 
 
+@lru_cache(maxsize=4096)
+def _parameters(pairs: tuple[tuple[str, str], ...]) -> tuple[tuple[str, Scalar], ...]:
+    """A job's parameters from their JSON, as it has them; most rows share theirs with others."""
+    values = {name: json.loads(text) for name, text in pairs}
+    if any(isinstance(value, list | dict) for value in values.values()):
+        raise ValueError(f"a parameter is no plain value: {values}")
+    return tuple(sorted(values.items()))
+
+
 def _past_row(row: dict[str, Any]) -> PastRow:
     started, ended = row["started_at"], row["ended_at"]
     return PastRow(
@@ -442,6 +453,7 @@ def _past_row(row: dict[str, Any]) -> PastRow:
         batch_size=row["batch_size"],
         accelerator=Accelerator(row["accelerator"]),
         cards=row["cards"],
+        parameters=_parameters(tuple(row["parameters"] or ())),
         busy_s=(ended - started).total_seconds() if started and ended else None,
         load_s=row["load_s"],
         reason=row["reason"] or "",
