@@ -20,7 +20,8 @@ def actor_failure(error: Any, node_alive: bool) -> Failure:
 
     text = str(error).strip()
     line = " ".join(text.split())[:500]
-    if isinstance(error, OutOfMemoryError) or "memory monitor" in text:
+    # Ray 2.60 puts its words about memory into whatever exception the call has.
+    if isinstance(error, OutOfMemoryError) or "running low on memory" in text:
         kind = FailureClass.HOST_OUT_OF_MEMORY
         message = f"Ray killed the worker's actor for want of host memory: {line}"
     elif not node_alive or isinstance(error, NodeDiedError) or "node has died" in text.lower():
