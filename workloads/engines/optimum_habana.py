@@ -81,6 +81,7 @@ class OptimumHabanaEngine(TransformersEngine):
     static_shapes: bool
     kept_cache: bool  # the library's ``reuse_cache``
     flash_attention: bool
+    sixteen_bits: bool  # what is not in fp8 or 4 bits is in bf16
     original_config: Any  # the model's generation config after loading; ``generate`` writes into it
 
     def padded_length(self, longest: int) -> int:
@@ -131,7 +132,6 @@ class OptimumHabanaEngine(TransformersEngine):
 
         ends = None if ignore_eos else sorted(self.end_token_ids) or None
         unpadded = bool(prepared.attention_mask.all()) if self.flash_attention else False
-        bf16 = self.model.dtype == torch.bfloat16
         return GaudiGenerationConfig(
             max_new_tokens=output_tokens,
             do_sample=False,
@@ -146,7 +146,7 @@ class OptimumHabanaEngine(TransformersEngine):
             bucket_internal=self.kept_cache,
             bucket_size=BUCKET if self.kept_cache else -1,
             limit_hpu_graphs=False,
-            attn_softmax_bf16=bf16,
+            attn_softmax_bf16=self.sixteen_bits,
             use_flash_attention=self.flash_attention,
             flash_attention_recompute=self.flash_attention,
             flash_attention_causal_mask=unpadded,
@@ -200,7 +200,9 @@ def load(request: Request, device: Device) -> OptimumHabanaEngine:
         details=details,
         lazy=mode == "lazy",
         static_shapes=static,
-        kept_cache=static and _keeps_cache(model),
+        # Allocated once: for bf16, and for classes that can do that.
+        kept_cache=static and request.precision != "fp32" and hasattr(model, "allocate_kv_cache"),
+        sixteen_bits=request.precision != "fp32",
         flash_attention=attention == "sdpa",
         original_config=_plain_generation_config(pad_token_id),
     )
@@ -270,11 +272,6 @@ def _static_shapes(model: Any) -> bool:
     from optimum.habana.checkpoint_utils import model_is_optimized
 
     return bool(model_is_optimized(model.config))
-
-
-def _keeps_cache(model: Any) -> bool:
-    """A cache that is allocated once is for bf16, and for classes that can allocate one."""
-    return model.dtype == torch.bfloat16 and hasattr(model, "allocate_kv_cache")
 
 
 def _compile(model: Any) -> str:

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+_FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+
 
 def _on_cpu(value: Any) -> Any:
     if isinstance(value, torch.device) and value.type == "hpu":
@@ -21,6 +23,9 @@ class HpuIsCpu(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         args = tuple(_on_cpu(value) for value in args)
+        if func is torch.Tensor.index_copy_ and args[0].dtype in _FLOAT8:  # unknown to CPUs
+            args[0].view(torch.uint8).index_copy_(args[1], args[2], args[3].view(torch.uint8))
+            return args[0]
         return func(*args, **{name: _on_cpu(value) for name, value in (kwargs or {}).items()})
 
 

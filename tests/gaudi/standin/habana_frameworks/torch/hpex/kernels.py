@@ -4,6 +4,10 @@ from typing import Any
 
 import torch
 
+from .fp8 import fp8_fused_sdpa
+
+__all__ = ["FusedSDPA", "fp8_fused_sdpa"]
+
 
 class FusedSDPA:
     """scaled_dot_product_attention under the name and argument order of the bridge's kernel."""
