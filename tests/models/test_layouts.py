@@ -44,7 +44,9 @@ def test_there_and_back_is_the_same_bit_for_bit(original):
     assert all(torch.equal(found[name], wanted[name]) for name in wanted)
     config = json.loads((again / "config.json").read_text())
     kept = {name: value for name, value in config.items() if name in reference.CONFIG}
-    assert kept == {**reference.CONFIG, "torch_dtype": "float32"}
+    ends = kept.pop("eos_token_id")  # all of them, where the published config names the first
+    assert ends[0] == reference.CONFIG["eos_token_id"] and len(ends) == 3
+    assert {"eos_token_id": 2, **kept} == {**reference.CONFIG, "torch_dtype": "float32"}
     assert layout_of(config) == "original"
 
 
@@ -65,6 +67,15 @@ def test_both_layouts_encode_alike(original):
     assert first == second
     ends = json.loads((Path(sources[0].tokenizer_path) / "generation_config.json").read_text())
     assert ends["eos_token_id"][0] == 2 and len(ends["eos_token_id"]) == 3
+
+
+def test_a_restored_model_converts_back_with_its_tokenizer(original):
+    """It has a tokenizer.json and no tokenizer.model; ids and ends of text stay the same."""
+    native = in_layout(original, "native")
+    again = in_layout(in_layout(native, "original"), "native")
+    assert again != native
+    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+        assert (again / name).read_text() == (native / name).read_text()
 
 
 def test_a_rotary_base_of_its_own_survives(tmp_path):

@@ -45,8 +45,14 @@ def in_layout(directory: Path, wanted: Layout) -> Path:
     key = f"chatglm3-{wanted}-{_RECIPE}-{fingerprint(directory)}"
     if wanted == "native":
         from workloads.models.conversion import convert_into
+        from workloads.models.restoration import copy_tokenizer
 
-        return cached_directory(key, lambda to: convert_into(directory, to))
+        def build(to: Path) -> None:
+            convert_into(directory, to)
+            if not (to / "tokenizer.json").is_file():  # made of tokenizer.model, if there is one
+                copy_tokenizer(directory, to)
+
+        return cached_directory(key, build)
     from workloads.models.restoration import restore_into
 
     return cached_directory(key, lambda to: restore_into(directory, to))

@@ -44,6 +44,11 @@ def restore_into(source: Path, directory: Path) -> None:
     writer.finish()
     text = json.dumps(original_config(config, sizes), indent=2) + "\n"
     (directory / "config.json").write_text(text, encoding="utf-8")
+    copy_tokenizer(source, directory)
+
+
+def copy_tokenizer(source: Path, directory: Path) -> None:
+    """The tokenizer is the same in both layouts."""
     for name in TOKENIZER_FILES:
         if (source / name).is_file():
             shutil.copyfile(source / name, directory / name)
@@ -99,7 +104,7 @@ def original_config(config: Mapping[str, Any], sizes: Sizes) -> dict[str, Any]:
         "hidden_dropout": 0.0,
         "use_cache": True,
         "tie_word_embeddings": False,
-        "eos_token_id": chatglm3.END_ID,
+        "eos_token_id": config.get("eos_token_id", chatglm3.END_ID),
         "pad_token_id": chatglm3.UNKNOWN_ID,
         "torch_dtype": config.get("torch_dtype") or config.get("dtype") or "float16",
     }
