@@ -123,7 +123,7 @@ class Job(_Identified):
     def residency_key(self) -> str:
         """Jobs with equal keys can share a loaded model in a warm worker."""
         loading = {"attention", "compile", "adapter", "tensor_parallel", "hpu_mode"}
-        loading |= {"packed_weights"}
+        loading |= {"packed_weights"}  # a packed model has no plain matrices left
         shared = [self.workload, self.model, self.precision, self.engine]
         shared += [f"{name}={value}" for name, value in self.parameters if name in loading]
         return "|".join(shared)

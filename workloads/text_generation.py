@@ -148,7 +148,7 @@ def _resident(request: Request, context: JobContext) -> tuple[_Resident, float]:
         if request.parameters.get("packed_weights"):
             from workloads.generation import packed
 
-            packed.pack(engine.model)
+            packed.pack(engine)
         context.device.synchronize()
         took.append(context.clock() - began)
         return _Resident(engine=engine, baseline_host_memory_bytes=baseline)

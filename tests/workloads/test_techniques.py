@@ -51,6 +51,9 @@ def full() -> Result:
         {"padding": "packing"},
         {"padding": "packing", "gradient_accumulation": 2},
         {"optimizer": "adamw-fused"},
+        {"logits": "learned"},
+        {"padding": "packing", "packed_attention": "apart"},
+        {"logits": "learned", "padding": "packing", "gradient_accumulation": 2},
     ],
     ids=lambda technique: "-".join(map(str, technique.values())),
 )

@@ -37,8 +37,8 @@ class PackedLinear(torch.nn.Module):
         )
 
 
-def pack(model: Any) -> int:
-    """Replace the model's plain linear layers, one after the other; how many.
+def pack(engine: Any) -> int:
+    """Replace the plain linear layers of an engine's model, one after the other; how many.
 
     Raises:
         Unsupported: this torch has no oneDNN, or the model no plain linear layer.
@@ -47,7 +47,7 @@ def pack(model: Any) -> int:
         raise Unsupported("packed_weights: this build of PyTorch comes without oneDNN")
     found = [
         (module, name, child)
-        for module in model.modules()
+        for module in engine.model.modules()
         for name, child in module.named_children()
         if type(child) is torch.nn.Linear and child.weight.device.type == "cpu"
     ]

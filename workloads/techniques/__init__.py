@@ -18,6 +18,7 @@ from workloads.techniques.compilation import Compilation
 from workloads.techniques.compression import GradientCompression
 from workloads.techniques.data_loading import DataLoading
 from workloads.techniques.freezing import Freezing
+from workloads.techniques.learned_logits import LearnedLogits
 from workloads.techniques.matmul_precision import MatmulPrecision
 from workloads.techniques.memory_release import MemoryRelease
 from workloads.techniques.optimizers import OptimizerChoice
@@ -36,6 +37,7 @@ TECHNIQUES: tuple[type[Technique], ...] = (
     Autocast,
     MatmulPrecision,
     Attention,
+    LearnedLogits,
     OptimizerChoice,
     Compilation,  # of what the others have made of the model
     Strategy,  # cards share what the others have made

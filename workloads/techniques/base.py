@@ -138,6 +138,8 @@ class Training:
     around_micro_batch: list[Callable[[bool], AbstractContextManager[Any]]] = field(
         default_factory=list
     )
+    #: Labels [rows, positions] -> the positions whose logits are needed; None: of all.
+    positions: Callable[[torch.Tensor], torch.Tensor | None] = lambda labels: None
     #: The loss of a micro-batch -> its gradients, added to those there are.
     backward: Callable[[torch.Tensor], None]
     #: Applies the gradients and clears them.

@@ -38,7 +38,15 @@ class Padding(Technique):
         description="For uniform-length: sort within windows of so many batches.",
     )
 
+    packed_attention: Literal["masked", "apart"] = Field(
+        default="masked",
+        description="For packing: masked computes attention over whole rows under a mask, apart "
+        "over each packed sample by itself, in as many calls as there are samples.",
+    )
+
     def refusals(self, asked: Asked) -> Iterable[Refusal]:
+        if self.packed_attention == "apart":
+            yield from self._apart_refusals(asked)
         usual = type(self).model_fields["length_window"].default
         if self.length_window != usual and self.padding != "uniform-length":
             yield Refusal(
@@ -56,9 +64,40 @@ class Padding(Technique):
         elif self.padding == "uniform-length":
             data.arrange = self._by_length
 
+    def _apart_refusals(self, asked: Asked) -> Iterable[Refusal]:
+        if self.padding != "packing":
+            yield Refusal(
+                setting="packed_attention",
+                reason=f"padding {self.padding} packs nothing",
+                hint="write padding: packing, or leave packed_attention out",
+            )
+        if asked.parameters.get("attention", "sdpa") != "sdpa":
+            yield Refusal(
+                setting="packed_attention",
+                reason="apart is PyTorch's sdpa, call by call; the job asks for another attention",
+                hint="leave attention out, or write packed_attention: masked",
+            )
+        if asked.parameters.get("torch_compile"):
+            yield Refusal(
+                setting="packed_attention",
+                reason="with torch_compile every new mix of lengths would be compiled",
+                hint="write packed_attention: masked, or torch_compile: false",
+            )
+        if asked.device == "hpu":
+            yield Refusal(
+                setting="packed_attention",
+                reason="shapes that change with every step are compiled anew on Gaudi",
+                unsupported=True,
+            )
+
     def _by_length(self, samples: Sequence[TrainingSample], batch: int) -> list[list[int]]:
         return rows.uniform_length(samples, batch, self.length_window)
 
     def on_model(self, training: Training) -> None:
+        if self.packed_attention == "apart":
+            from workloads.training import apart
+
+            apart.register()
+            training.model.config._attn_implementation = apart.NAME
         if self.padding == "packing":
             rows.check_packing(training.model, training.device)

@@ -74,18 +74,24 @@ def batch_maker(
     return make
 
 
-def summed_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+def summed_loss(
+    logits: torch.Tensor, labels: torch.Tensor, kept: torch.Tensor | None = None
+) -> torch.Tensor:
     """Cross entropy of each next token, summed over the labelled ones, in float32.
 
     Args:
         logits: [rows, positions, vocabulary].
         labels: [rows, positions], not shifted.
+        kept: the positions that the logits are of; None: all of them.
     """
     import torch
 
+    of_next, next_labels = logits[:, :-1], labels[:, 1:]
+    if kept is not None:
+        of_next, next_labels = logits, next_labels[:, kept]
     return torch.nn.functional.cross_entropy(
-        logits[:, :-1].flatten(0, 1).float(),
-        labels[:, 1:].flatten(),
+        of_next.flatten(0, 1).float(),
+        next_labels.flatten(),
         ignore_index=NOT_LEARNED,
         reduction="sum",
     )
@@ -178,11 +184,13 @@ class Steps:
         """Summed loss of a micro-batch on the card."""
         arguments = inputs.tensors()
         labels = arguments.pop("labels")
+        kept = self._training.positions(labels)
+        more = {} if kept is None else {"logits_to_keep": kept}
         with contextlib.ExitStack() as around:
             for enter in self._training.around_forward:
                 around.enter_context(enter())
-            logits = self._training.called(**arguments, use_cache=False).logits
-        return summed_loss(logits, labels)
+            logits = self._training.called(**arguments, **more, use_cache=False).logits
+        return summed_loss(logits, labels, kept)
 
     def evaluate(self, step: StepBatch) -> float:
         """The loss on a batch as the model is now; nothing is learned."""
