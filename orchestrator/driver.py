@@ -296,8 +296,8 @@ class Driver:
             else:
                 self._recorded(command, measurement)
                 return
-        self._held.unsaved += self.store.spill(measurement) is None
-        self._held.rows.append((command, measurement))
+        self.store.spill(measurement)  # safe from this process's death, if it can be
+        self._held.add_row(command, measurement)
 
     def _recorded(self, command: RecordRow, measurement: Measurement) -> None:
         """A row is safe."""

@@ -39,12 +39,19 @@ class Held:
     commands: deque[StartWorker | RunAttempt | StopWorker | RunFinished] = field(
         default_factory=deque
     )
-    unsaved: int = 0  # rows that are nowhere but in memory
 
     @property
     def finished(self) -> bool:
         """Whether only rows are missing from the end of the run."""
         return any(isinstance(command, RunFinished) for command in self.commands)
+
+    def add_row(self, command: RecordRow, measurement: Measurement) -> None:
+        """A row waits. If it says how an attempt ended that waits to be started (its node went),
+        that attempt is not started any more."""
+        self.rows.append((command, measurement))
+        for held in list(self.commands):
+            if isinstance(held, RunAttempt) and held.attempt == command.attempt:
+                self.commands.remove(held)
 
     def stop(self, command: StopWorker, at: float) -> tuple[list[Event], bool]:
         """A worker is to be stopped: the events of what was to be started on it and is not, and

@@ -379,7 +379,7 @@ def _drive(
             plan.jobs,
             settings,
             estimator_for(history, plan.nodes),
-            attempts_before=attempts_before(history),
+            attempts_before=attempts_before(history, store.attempts_set_aside()),
         )
         return Driver(
             schedule=schedule,
@@ -396,9 +396,12 @@ def _drive(
         ).drive()
 
 
-def attempts_before(history: Sequence[PastRow]) -> dict[str, int]:
-    """The number of the last attempt at each job that has rows: the next one goes on from it."""
-    numbers: dict[str, int] = {}
+def attempts_before(
+    history: Sequence[PastRow], set_aside: Mapping[str, int] | None = None
+) -> dict[str, int]:
+    """The number of the last attempt at each job that has rows, damaged ones included: the next one
+    goes on from it."""
+    numbers = dict(set_aside or {})
     for row in history:
         numbers[row.job_id] = max(row.attempt_number, numbers.get(row.job_id, 0))
     return numbers

@@ -47,6 +47,20 @@ def make_directory(path: Path) -> None:
     path.mkdir(parents=True, exist_ok=True)
 
 
+def make_private_directory(path: Path) -> None:
+    """Make a directory that no other user may look into, unless it is there."""
+    path.mkdir(mode=0o700, exist_ok=True)
+
+
+def is_ours(path: Path) -> bool:
+    """Whether it is a directory of this user's, and no link to one."""
+    try:
+        found = path.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
+
+
 def sync_directory(directory: Path) -> None:
     """Make the names in a directory survive a power failure."""
     handle = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)

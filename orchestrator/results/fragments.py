@@ -75,6 +75,14 @@ def partial_target(name: str) -> str | None:
     return match["name"] if match else None
 
 
+def attempt_of(name: str) -> tuple[str, int] | None:
+    """The job id and the number of the attempt whose row the file holds; None for other files."""
+    match = _FRAGMENT.match(name)
+    if match is None or is_compacted(name):
+        return None
+    return match["job"], int(match["attempt"])
+
+
 def damage_of(name: str, data: bytes) -> str | None:
     """Why the bytes cannot be what was written under this name; None if they are."""
     match = _COMPACTED.fullmatch(name) or _FRAGMENT.fullmatch(name)
