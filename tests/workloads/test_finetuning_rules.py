@@ -48,6 +48,13 @@ def test_every_method_is_allowed_on_every_device(method: str, device: str, preci
         ({"precision": "fp16"}, "precision", "plain fp16 ends in NaN"),
         ({"precision": "fp16", "autocast": "fp16", "method": "full"}, "precision", "fp16 weights"),
         ({"autocast": "fp16"}, "autocast", "lose range and precision"),
+        ({"packed_attention": "apart"}, "packed_attention", "packs nothing"),
+        (
+            {"padding": "packing", "packed_attention": "apart", "attention": "eager"},
+            "packed_attention",
+            "another attention",
+        ),
+        ({"logits": "learned", "torch_compile": True}, "logits", "would be compiled"),
     ],
 )
 def test_a_contradiction_is_wrong_on_every_device(
