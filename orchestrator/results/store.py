@@ -12,7 +12,8 @@ A row is durable when ``append`` returns. Readers need no lock and may read whil
 Our own reader verifies every file, reports damage (``Contents.damaged``) and sees each row once,
 even while ``compact`` replaces many fragments by one file, which a writer of a big run does when
 it ends. A *plain* reader may see rows twice for the moment between the two; the pair
-(invocation_id, attempt_id) tells copies of a row.
+(invocation_id, attempt_id) tells copies of a row. (An attempt that was given up and brings its
+result after all has two rows that differ; the later one is never final.)
 """
 
 from __future__ import annotations
@@ -203,7 +204,7 @@ class Store:
                 disk.remove(note)
         if elsewhere := self._spilled.pop(name, None):
             with contextlib.suppress(OSError):
-                elsewhere.unlink()
+                disk.remove(elsewhere)
         return path
 
     @property
@@ -227,8 +228,8 @@ class Store:
         name = fragments.fragment_name(measurement.job_id, measurement.attempt_number, data)
         for directory in spill_directories(self.run_id):
             with contextlib.suppress(OSError, StoreError):
-                directory.mkdir(mode=0o700, exist_ok=True)
-                if directory.stat().st_uid == os.getuid():
+                disk.make_private_directory(directory)
+                if disk.is_ours(directory):
                     self._spilled[name] = fragments.write_durably(directory, name, data)
                     return self._spilled[name]
         return None
@@ -236,19 +237,18 @@ class Store:
     def _adopt_spilled(self) -> None:
         """Bring home what predecessors had to write elsewhere."""
         for directory in spill_directories(self.run_id):
-            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-                if directory.is_symlink() or directory.stat().st_uid != os.getuid():
+            if not disk.is_ours(directory):
+                continue
+            for name in sorted(disk.names(directory)):
+                data = disk.read(directory / name)
+                if reason := fragments.damage_of(name, data):  # it stays where it is
+                    _LOG.warning("not brought home: %s: %s", directory / name, reason)
                     continue
-                for name in sorted(os.listdir(directory)):
-                    data = (directory / name).read_bytes()
-                    if reason := fragments.damage_of(name, data):
-                        _LOG.warning("not brought home: %s: %s", directory / name, reason)
-                        continue
-                    fragments.write_durably(self.tables_path, name, data)
-                    (directory / name).unlink()
-                    self.rescued += 1
-                with contextlib.suppress(OSError):  # damaged files stay where they are
-                    directory.rmdir()
+                fragments.write_durably(self.tables_path, name, data)
+                disk.remove(directory / name)
+                self.rescued += 1
+            with contextlib.suppress(OSError):
+                directory.rmdir()
 
     def begin(self, if_lost: Measurement) -> None:
         """Note that an attempt starts, by the row that it gets should this process die meanwhile.
@@ -370,6 +370,15 @@ class Store:
     def measurements(self, samples: bool = True) -> list[Measurement]:
         """The rows in the order of recording; without ``samples`` it is faster."""
         return list(self.read(samples=samples).measurements)
+
+    def attempts_set_aside(self) -> dict[str, int]:
+        """The highest number of an attempt, by job id, whose row is damaged: no other attempt may
+        be called the same."""
+        numbers: dict[str, int] = {}
+        for damage in fragments.set_aside_earlier(self.quarantine_path):
+            if attempt := fragments.attempt_of(damage.path.name):
+                numbers[attempt[0]] = max(attempt[1], numbers.get(attempt[0], 0))
+        return numbers
 
     def history(self) -> list[PastRow]:
         """What planning and estimating need of each row, oldest first."""

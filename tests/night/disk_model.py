@@ -1,0 +1,207 @@
+"""A disk in memory, put in the place of ``orchestrator.results.disk``.
+
+It remembers what a power failure would leave: of a file, the content that was last synced, or some
+beginning of what came after; of a directory, the names that were last synced and some of the
+changes since. It gets full, and bits on it flip. Every call is a moment at which a driver may die.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+
+NOWHERE = Path("/nowhere")
+
+
+@dataclass(eq=False)
+class Inode:
+    """A file: its content now, and as it was last synced."""
+
+    content: bytearray = field(default_factory=bytearray)
+    synced: bytes = b""
+
+
+@dataclass(eq=False)
+class Directory:
+    """Names now and as last synced, with the changes since, in order."""
+
+    now: dict[str, Inode] = field(default_factory=dict)
+    synced: dict[str, Inode] = field(default_factory=dict)
+    changes: list[tuple[str, str, Inode | None]] = field(default_factory=list)
+
+    def change(self, source: str, target: str, inode: Inode | None) -> None:
+        """A name goes (no target), comes (no source), or becomes another."""
+        self.changes.append((source, target, inode))
+        apply(self.now, source, target, inode)
+
+
+def apply(names: dict[str, Inode], source: str, target: str, inode: Inode | None) -> None:
+    """Carry out one change of names."""
+    if source:
+        names.pop(source, None)
+    if target and inode is not None:
+        names[target] = inode
+
+
+class SimulatedDisk:
+    """The functions of ``results.disk``; ``step`` is called before each that changes something."""
+
+    def __init__(self, random: Random, step: Callable[[], None]) -> None:
+        self.random, self.step = random, step
+        self.directories: dict[Path, Directory] = {}
+        self.room: int | None = None  # bytes left; None: plenty
+        self.flipped: set[str] = set()  # names of files in which a bit has flipped
+        self._open: dict[int, tuple[Inode, Path]] = {}
+        self._handles = 0
+
+    # ------------------------------------------------------------ the calls
+
+    def create(self, path: Path) -> int:
+        """Open for writing, emptied."""
+        self.step()
+        directory = self._directory(path.parent)
+        inode = directory.now.get(path.name)
+        if inode is None:
+            inode = Inode()
+            directory.change("", path.name, inode)
+        inode.content.clear()
+        self._handles += 1
+        self._open[self._handles] = inode, path
+        return self._handles
+
+    def write(self, handle: int, data: bytes | memoryview) -> int:
+        """Write all, or as much as there is room for."""
+        (inode, path), part = self._open[handle], bytes(data)
+        try:
+            self.step()
+        except BaseException:  # death comes in the middle of it
+            inode.content += part[: self.random.randrange(len(part) + 1)]
+            raise
+        if self.room is not None and path.is_relative_to(NOWHERE):
+            if part and not self.room:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            part = part[: self.room]
+            self.room -= len(part)
+        inode.content += part
+        return len(part)
+
+    def sync(self, handle: int) -> None:
+        """Make the content last."""
+        self.step()
+        inode, _ = self._open[handle]
+        inode.synced = bytes(inode.content)
+
+    def close(self, handle: int) -> None:
+        """Forget the handle."""
+        del self._open[handle]
+
+    def rename(self, source: Path, target: Path) -> None:
+        """Atomic within a directory."""
+        self.step()
+        directory = self._directory(source.parent)
+        if source.name not in directory.now:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(source))
+        inode = directory.now[source.name]
+        if source.parent == target.parent:
+            directory.change(source.name, target.name, inode)
+        else:
+            self._directory(target.parent).change("", target.name, inode)
+            directory.change(source.name, "", None)
+
+    def remove(self, path: Path) -> None:
+        """Take a name away."""
+        self.step()
+        directory = self._directory(path.parent)
+        if path.name not in directory.now:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+        if self.room is not None:
+            self.room += len(directory.now[path.name].content)
+        directory.change(path.name, "", None)
+
+    def make_directory(self, path: Path) -> None:
+        """Directories last at once: they are few, made before any row."""
+        for each in (*reversed(path.parents), path):
+            self.directories.setdefault(each, Directory())
+
+    def make_private_directory(self, path: Path) -> None:
+        """All are this user's."""
+        self.make_directory(path)
+
+    def is_ours(self, path: Path) -> bool:
+        """All are this user's."""
+        return path in self.directories
+
+    def sync_directory(self, directory: Path) -> None:
+        """Make the names last."""
+        self.step()
+        found = self._directory(directory)
+        found.synced = dict(found.now)
+        found.changes.clear()
+
+    def names(self, directory: Path) -> list[str]:
+        """The names now."""
+        return list(self._directory(directory).now)
+
+    def read(self, path: Path) -> bytes:
+        """The content now."""
+        try:
+            return bytes(self._directory(path.parent).now[path.name].content)
+        except KeyError:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path)) from None
+
+    def is_there(self, path: Path) -> bool:
+        """Whether it is a file or a directory."""
+        if path in self.directories:
+            return True
+        parent = self.directories.get(path.parent)
+        return parent is not None and path.name in parent.now
+
+    def _directory(self, path: Path) -> Directory:
+        try:
+            return self.directories[path]
+        except KeyError:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path)) from None
+
+    # ------------------------------------------------------------ accidents
+
+    def lose_power(self) -> None:
+        """Of what was not synced, some is there and some is not."""
+        self._open.clear()
+        kept: dict[Inode, bytearray] = {}
+        for directory in self.directories.values():
+            names = dict(directory.synced)
+            # A journal keeps changes up to some moment; a file system without one, any of them.
+            in_order = self.random.random() < 0.5
+            until = self.random.randint(0, len(directory.changes))
+            for number, change in enumerate(directory.changes):
+                if number < until if in_order else self.random.random() < 0.5:
+                    apply(names, *change)
+            directory.now, directory.synced = names, dict(names)
+            directory.changes.clear()
+            for inode in names.values():
+                if inode not in kept:
+                    kept[inode] = self._after_power_failure(inode)
+        for inode, content in kept.items():
+            inode.content, inode.synced = content, bytes(content)
+
+    def _after_power_failure(self, inode: Inode) -> bytearray:
+        if bytes(inode.content) == inode.synced:
+            return bytearray(inode.synced)
+        part = inode.content[: self.random.randint(0, len(inode.content))]
+        if self.random.random() < 0.3:  # its length was kept, and nothing of it had been written
+            part += bytes(len(inode.content) - len(part))
+        return bytearray(inode.synced) if self.random.random() < 0.3 else bytearray(part)
+
+    def flip_bits(self, directory: Path, count: int) -> None:
+        """Flip one bit in each of some files of rows."""
+        names = sorted(name for name in self.names(directory) if name.endswith(".parquet"))
+        for name in self.random.sample(names, min(count, len(names))):
+            inode = self.directories[directory].now[name]
+            at = self.random.randrange(len(inode.content))
+            inode.content[at] ^= 1 << self.random.randrange(8)
+            inode.synced = bytes(inode.content)
+            self.flipped.add(name)
