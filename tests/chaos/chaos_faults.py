@@ -113,7 +113,7 @@ class Injector:
     # ------------------------------------------------------------ each kind
 
     def _signal_worker(self, kind: str, number: signal.Signals) -> Fault | None:
-        busy = self._busy_workers()
+        busy = self.busy_workers()
         if not busy:
             return None
         node, card, pid = self.random.choice(busy)
@@ -122,7 +122,7 @@ class Injector:
             os.kill(pid, number)
         return fault
 
-    def _busy_workers(self) -> list[tuple[str, int, int]]:
+    def busy_workers(self) -> list[tuple[str, int, int]]:
         """Node, card and process of every worker that runs a job which works. Those that go wrong
         of themselves are left alone: what they did would not be known from what was done."""
         from orchestrator.run_status import RunStatus
@@ -149,7 +149,10 @@ class Injector:
         for process in self.cluster.processes():
             with contextlib.suppress(Exception):
                 title = f"{process.name()} {' '.join(process.cmdline())}"
-                if words in title:
+                above = process.parent()
+                # Forked workers have the command line of their server.
+                forked = above is not None and words in " ".join(above.cmdline())
+                if words in title and not forked:
                     there.append((self.cluster.node_of(process.pid), process.pid))
         there = sorted((node, pid) for node, pid in there if node)
         if not there:

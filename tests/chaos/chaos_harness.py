@@ -28,6 +28,7 @@ sys.path.insert(0, str(ROOT / "tests" / "ray"))  # whose fake worker the chaos w
 
 RUN = "night"
 _MEMORY_EVERY_S = 30.0
+_WAIT_FOR_TARGET_S = 60.0  # for something that a fault can hit
 _ENDED = (0, 10)  # exit codes of a run that came to its end
 
 
@@ -70,7 +71,7 @@ class Night:
         random_ = random.Random(self.seed)
         self.began = time.time()
         driver = self._start()
-        start = time.monotonic()
+        start = self._work_has_begun(driver, limit_s)
         waiting = sorted([*faults, *((at, "kill the driver") for at in self.driver_deaths)])
         next_memory = start
         while (code := driver.poll()) is None or self._had_no_room(code):
@@ -94,7 +95,7 @@ class Night:
             elif kind == "start a second driver":
                 del waiting[0]
                 self._rival(driver)
-            elif self.injector.inject(kind) is not None or now > at + 20:
+            elif self.injector.inject(kind) is not None or now > at + _WAIT_FOR_TARGET_S:
                 del waiting[0]
             else:
                 time.sleep(0.5)  # nothing is there that it could hit: a moment later
@@ -148,6 +149,15 @@ class Night:
         }
 
     # ------------------------------------------------------------ drivers
+
+    def _work_has_begun(self, driver: subprocess.Popen[bytes], limit_s: float) -> float:
+        """Wait for the first busy worker, since faults hit work; the moment, as the clock of faults
+        counts."""
+        deadline = time.monotonic() + limit_s
+        while not self.injector.busy_workers():
+            assert driver.poll() is None and time.monotonic() < deadline, self._tail()
+            time.sleep(0.5)
+        return time.monotonic()
 
     def _command(self, *more: str) -> list[str]:
         return [

@@ -15,7 +15,7 @@ ENDS: Mapping[str, tuple[set[State], str]] = {
     "work": ({State.SUCCEEDED}, ""),
     "segfault": ({State.FAILED}, "SIGSEGV"),
     "abort": ({State.FAILED}, "SIGABRT"),
-    "allocate": ({State.OUT_OF_MEMORY}, "memory"),
+    "allocate": ({State.FAILED}, "host_out_of_memory"),
     "hold-gil": ({State.TIMED_OUT, State.LOST}, "hung"),
     "hang": ({State.TIMED_OUT, State.LOST}, "hung"),
     "stubborn": ({State.TIMED_OUT, State.LOST}, "hung"),
@@ -31,6 +31,8 @@ SAYS: Mapping[str, tuple[str, ...]] = {
     "kill a raylet": ("node ", "process server", "actor", "connection"),
     "kill the driver": ("driver",),
 }
+#: Faults that interrupt no work.
+HARMLESS = ("start a second driver", "let a row's file rot")
 #: From a fault to the end of the attempt that it hit, at most: a frozen worker is noticed last.
 _NOTICED_WITHIN_S = 60.0
 
@@ -130,10 +132,13 @@ def recovery_s(rows: Sequence[Measurement], faults: Sequence[Fault]) -> dict[str
     card of the node that was hit, and anywhere after a driver's death."""
     found: dict[str, list[float]] = {}
     starts = sorted(
-        ((row.started_at, row) for row in rows if row.started_at is not None),
+        # Rows of attempts that really ran: some are made up when a worker does not come up.
+        ((row.started_at, row) for row in rows if row.started_at and row.worker_pid),
         key=lambda pair: pair[0],
     )
     for fault in faults:
+        if fault.kind in HARMLESS:
+            continue
         for started_at, row in starts:
             card = fault.card is None or fault.card in row.card_indices
             if started_at > fault.at and (not fault.node or fault.node in row.nodes) and card:

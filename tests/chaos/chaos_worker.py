@@ -13,6 +13,7 @@ from fake_workers import FakeWorker
 
 from orchestrator.attempt import Attempt
 from orchestrator.executor import Progress
+from orchestrator.failure import Failure, FailureClass
 from workloads import registry
 from workloads.api import JobContext, Phase, Request, Result, Sample
 from workloads.parameters import WorkloadParameters
@@ -52,10 +53,13 @@ def never_called(request: Request, context: JobContext) -> Result:
 class ChaosWorker(FakeWorker):
     """A worker whose jobs say in their parameters what they do."""
 
+    _grows = False  # whether the job's batch may be too large for the card
+
     def asked(self, attempt: Attempt) -> tuple[str, str, str]:
         parameters = dict(attempt.job.parameters)
         behaviour, seconds = str(parameters["behaviour"]), str(parameters["seconds"])
-        if behaviour == "grow":
+        self._grows = behaviour == "grow"
+        if self._grows:
             assert isinstance(attempt.job.batch_size, int)
             fits = attempt.job.batch_size <= int(str(parameters["largest"]))
             behaviour = "work" if fits else "allocate"
@@ -64,6 +68,12 @@ class ChaosWorker(FakeWorker):
         if behaviour == "hang":
             return "sleep", ":", "3600"
         return behaviour, ":", seconds
+
+    def failure(self, error: BaseException) -> Failure:
+        """A batch that does not fit is too large for the card; all else is as it is."""
+        if isinstance(error, MemoryError) and self._grows:
+            return Failure(failure_class=FailureClass.OUT_OF_MEMORY, message="out of card memory")
+        return super().failure(error)
 
     def work(self, attempt: Attempt, seconds: float) -> None:
         if seconds >= 3600:  # the one that hangs says nothing more
