@@ -219,3 +219,39 @@ def test_legal_sets_over_several_servers_are_whole_ones() -> None:
     assert is_legal(both, nodes)
     assert not is_legal(both[:12], nodes)
     assert not is_legal(both, {"n1": node("n1")})
+
+
+def test_a_deadline_is_checked() -> None:
+    """Nothing begins after the time for work, nothing that is known to last longer begins before,
+    and the run does not go on after its time."""
+    early = running("a")
+    early.invariants.work_until = early.now
+    with pytest.raises(InvariantViolated, match="a worker is started after the time for work"):
+        early.invariants.check([StartWorker(worker_id="late", card=card(3))])
+    ended = end(early, "a")
+    early.invariants.check([RecordRow(job=job("a"), state=State.SUCCEEDED, reason="", final=True)])
+    again = RunAttempt(attempt=attempt_of(job("b"), 0), worker_ids=(worker_on(early, card(0)),))
+    with pytest.raises(InvariantViolated, match="runs after the time for work"):
+        early.invariants.check([again])
+    early.invariants.work_until = early.now + 99
+    early.invariants.lasts_s = lambda _: 100.0
+    with pytest.raises(InvariantViolated, match="cannot end in time"):
+        early.invariants.check([again])
+    early.invariants.over_by = early.now - 1
+    with pytest.raises(InvariantViolated, match="goes on after its time"):
+        early.invariants.check([StopWorker(worker_id=worker_on(early, card(0)), reason="")])
+    assert ended.job_id == job("a").job_id
+
+
+def test_a_run_may_leave_only_what_has_not_ended_when_told() -> None:
+    """For as long as its patience lasts, everything is waited for."""
+    cluster = running("a")
+    end(cluster, "a")
+    checker = cluster.invariants
+    checker.check([RecordRow(job=job("a"), state=State.SUCCEEDED, reason="", final=True)])
+    checker.stop_patience_s = 60.0
+    checker.check([StopWorker(worker_id=worker_id, reason="") for worker_id in cluster.up])
+    with pytest.raises(InvariantViolated, match="finished with workers left"):
+        checker.check([RunFinished(reason="")])
+    checker.now += 60
+    checker.check([RunFinished(reason="")])
