@@ -210,6 +210,8 @@ def _start_head(cluster: Any, *, dashboard: bool) -> None:
     """The head node holds no cards and runs no jobs."""
     cluster.add_node(
         num_cpus=0,
+        num_gpus=0,  # said, since Ray would count this machine's own cards, which are not emulated
+        resources={Accelerator.HPU.value: 0},
         node_name="head",
         node_ip_address=_LOOPBACK,
         object_store_memory=_OBJECT_STORE_BYTES,
@@ -221,7 +223,7 @@ def _start_head(cluster: Any, *, dashboard: bool) -> None:
 def _ray_node(node: Node) -> dict[str, Any]:
     """The arguments for Ray of one emulated node."""
     cards = len(node.card_indices)
-    resources: dict[str, float] = {SERVER_CARDS: node.server_cards}
+    resources: dict[str, float] = {SERVER_CARDS: node.server_cards, Accelerator.HPU.value: 0}
     if node.emulated:
         resources[EMULATED] = 1
         resources[EMULATED_DEVICE + node.emulated_device] = 1
@@ -231,6 +233,7 @@ def _ray_node(node: Node) -> dict[str, Any]:
         "node_name": node.name,
         "node_ip_address": _LOOPBACK,
         "num_cpus": 0,
+        "num_gpus": 0,
         "object_store_memory": _OBJECT_STORE_BYTES,
         "resources": resources,
     }

@@ -68,7 +68,6 @@ def grid(llama: str, original: str) -> dict[str, Any]:
                 "axes": {
                     "model": [original, llama],
                     "precision": ["fp32", "bf16"],
-                    "hpu_mode": ["lazy", "compile"],
                 },
             },
             {"name": "stock", **verification, "model": llama, "precision": "fp32"},
@@ -148,9 +147,8 @@ def test_generation_runs_on_the_classes_made_for_the_card(night: Any) -> None:
 
 
 def test_numbers_agree_with_stock_transformers(night: Any) -> None:
-    """In fp32 every greedy token and all logits up to rounding; in bf16 all but near ties. In lazy
-    mode and compiled."""
-    assert len(night["agreement"]) == 8
+    """In fp32 every greedy token and all logits up to rounding; in bf16 all but near ties."""
+    assert len(night["agreement"]) == 4
     for row in night["agreement"]:
         said = details(row)
         if row.precision == "fp32":

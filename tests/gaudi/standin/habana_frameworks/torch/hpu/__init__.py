@@ -94,6 +94,20 @@ def wrap_in_hpu_graph(module: Any, *_: Any, **__: Any) -> Any:
     return module
 
 
+class Stream:
+    """There is one queue here, and nothing waits in it."""
+
+    def __init__(self, *_: Any, **__: Any) -> None: ...
+
+
+class Event(Stream):
+    """A moment in a queue."""
+
+
+def current_stream(*_: Any) -> Stream:
+    return Stream()
+
+
 class ModuleCacher:
     """Captures a module for training; here it stays as it is."""
 
