@@ -125,7 +125,8 @@ class Night:
         problems += [f"not named as damaged: {name}" for name in self.rotten if name not in named]
         problems += self._left_behind()
         told = "".join(path.read_text(errors="replace") for path in self.outputs)
-        problems += ["a driver's log has control codes"] * ("\x1b" in told)
+        coloured = [line for line in told.splitlines() if "\x1b" in line]
+        problems += [f"control codes in a driver's log: {line!r}" for line in coloured[:3]]
         problems += ["a traceback in a driver's log"] * ("Traceback (most recent" in told)
         recovery = chaos_invariants.recovery_s(rows, faults)
         return {

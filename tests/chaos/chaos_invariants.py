@@ -105,6 +105,8 @@ def explained(row: Measurement, faults: Iterable[Fault]) -> bool:
         then = row.started_at - 1.0 <= fault.at <= row.ended_at + 1.0
         if fault.kind == "kill the driver":  # nobody was there to see the attempt end
             then = row.started_at - 1.0 <= fault.at
+        if fault.kind == "kill a card's actor":  # an idle one's death shows when it is asked next
+            then = row.started_at - _NOTICED_WITHIN_S <= fault.at <= row.ended_at + 1.0
         if "did not start" in row.reason:  # the attempt was over before it began
             then = fault.at <= row.ended_at + 1.0
         soon = row.ended_at - fault.at <= _NOTICED_WITHIN_S

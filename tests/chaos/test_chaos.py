@@ -45,4 +45,5 @@ def test_a_run_survives_every_kind_of_fault_and_the_death_of_its_driver(tmp_path
     problems = figures.pop("problems")
     assert not problems, "\n".join([*problems, json.dumps(injected(night.injector.faults))])
     assert set(figures["faults"]) >= set(kinds) | {"kill the driver", "let a row's file rot"}
-    assert figures["drivers"] == 2 and night.rivals_refused == 1
+    assert figures["drivers"] == 2 + figures["drivers_refused_for_room"]
+    assert night.rivals_refused == 1
