@@ -148,7 +148,7 @@ def _optimum(
     began = time.perf_counter()
     done = subprocess.run(
         [
-            *(setting.peer, "-m", "optimum_benchmark.cli", "--multirun"),
+            *(str(Path(setting.peer).with_name("optimum-benchmark")), "--multirun"),
             *("--config-dir", str(directory), "--config-name", "cells"),
             f"backend.torch_dtype={','.join(PRECISIONS.values())}",
             f"scenario.input_shapes.batch_size={','.join(map(str, batches))}",
