@@ -15,6 +15,9 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+#: Twenty jobs in some ten processes, each of which imports for ten seconds, on two cores or fewer.
+pytestmark = pytest.mark.timeout(1200)
+
 MEASURE = {"warmup": 1, "min_repeats": 1, "max_repeats": 1, "time_limit_s": 60}
 
 
