@@ -156,6 +156,14 @@ def _emulated_note(emulated: bool, kind: str) -> str:
 # ---------------------------------------------------------------- the plain views
 
 
+def print_on(stream: TextIO, text: str) -> None:
+    """Print a line of a run's output."""
+    try:
+        print(text, file=stream, flush=True)
+    except BrokenPipeError:  # nobody reads any more, which is no reason to stop measuring
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
 class PlainView:
     """Lines with a time of day, for logs; never a control code."""
 
@@ -166,11 +174,7 @@ class PlainView:
 
     def line(self, text: str) -> None:
         """Print one event."""
-        clock = time.strftime("%H:%M:%S")
-        try:
-            print(f"{clock} {printable(text)}", file=self._stream, flush=True)
-        except BrokenPipeError:  # nobody reads any more, which is no reason to stop measuring
-            os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
+        print_on(self._stream, f"{time.strftime('%H:%M:%S')} {printable(text)}")
 
     def show(self, status: RunStatus) -> None:
         """Print a summary when the last is old enough."""

@@ -228,7 +228,9 @@ def _gibibytes(text: str) -> int:
 
 
 def _say(text: str) -> None:
-    print(text, flush=True)
+    from orchestrator.live import print_on
+
+    print_on(sys.stdout, text)
 
 
 def _say_aside(text: str) -> None:
