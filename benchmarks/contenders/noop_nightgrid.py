@@ -14,7 +14,7 @@ from orchestrator.cluster import parse_emulation
 from orchestrator.derive import measurement_of
 from orchestrator.driver import Driver
 from orchestrator.events import RecordRow
-from orchestrator.job import Accelerator, Job
+from orchestrator.job import Accelerator, Job, State
 from orchestrator.live import QuietView
 from orchestrator.measurement import Measurement
 from orchestrator.on_ray.cluster import emulate
@@ -37,10 +37,13 @@ def main() -> None:
 
     def turn() -> dict[str, Any]:
         results = Path(tempfile.mkdtemp(dir=scratch))
+        unwell: list[str] = []  # what became of jobs that did not succeed
         ended: list[tuple[float, str]] = []  # of each job: when its row was made, and by whom
 
         def to_measurement(record: RecordRow) -> Measurement:
-            if record.final and record.outcome is not None:
+            if record.state is not State.SUCCEEDED:
+                unwell.append(f"{record.state}: {record.reason}")
+            elif record.final and record.outcome is not None:
                 worker = record.outcome.ranks[0].worker
                 ended.append((time.perf_counter(), worker.worker_id if worker else ""))
             return measurement_of(
@@ -76,6 +79,8 @@ def main() -> None:
             ).drive()
             done = time.perf_counter()
             used = time.process_time() - cpu
+        if len(ended) != count:
+            raise RuntimeError(f"{len(ended)} of {count} jobs succeeded; {unwell[:3]}")
         seen: set[str] = set()
         warm = 0  # jobs until every card had done one
         for number, (_, worker) in enumerate(ended, start=1):
