@@ -12,19 +12,12 @@ from benchmarks.__main__ import NAMES, main
 from benchmarks.placement import bound, makespan
 from benchmarks.setting import Setting
 
-#: Those that run whole grids on Ray take half a minute of CPU each: `make bench` has them.
-WHOLE_GRIDS = ("measuring", "grid")
+#: Those that start Ray take half a minute of CPU each and more: `make bench` has them.
+WITH_RAY = ("orchestration", "measuring", "grid")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=pytest.mark.ray if name == "orchestration" else ())
-        for name in NAMES
-        if name not in WHOLE_GRIDS
-    ],
-)
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in WITH_RAY])
 def test_a_benchmark_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its lines have figures above zero, and its facts are plain values."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
