@@ -448,8 +448,11 @@ def _prctl(option: int, value: int) -> None:
 def main(argv: Sequence[str]) -> None:
     """``process_server SOCKET [MODULE …]``: stdin is the lifeline."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    listener.bind(argv[0])
+    # Who finds the socket's file may connect at once: it gets its name when somebody listens.
+    unnamed = os.path.join(os.path.dirname(argv[0]), "_")
+    listener.bind(unnamed)
     listener.listen(128)  # requests made while modules are imported wait here
+    os.rename(unnamed, argv[0])
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     preloaded = bool(argv[1:]) and preload(argv[1:])
     print(f"serving, {'preloaded' if preloaded else 'fresh processes'}", flush=True)
