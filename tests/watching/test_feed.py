@@ -169,3 +169,13 @@ def test_gangs_probes_and_rates_without_an_interval_read_well(directory: RunDire
     assert shown["job"] == f"{row().model} text-generation bf16 b=1 ×2"
     assert shown["where"] == "hpu-1/HPU0 and 1 more"
     assert shown["figure"] == "12.50 samples/s ±2.1%" and shown["final"] is False
+
+
+def test_states_are_those_of_the_invocation_under_way(directory: RunDirectory) -> None:
+    """Rows of an earlier one, which is being measured anew, are not added to what is done now."""
+    for number in range(30):
+        directory.append(number)
+    directory.status(done=17)
+    state = RunFeed(directory.store).snapshot()
+    assert state["row_count"] == 30
+    assert state["states"] == state["status"]["counts"]
