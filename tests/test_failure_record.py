@@ -35,7 +35,7 @@ def test_refused_memory_is_out_of_memory_on_a_card_with_a_limit(error: Exception
     [
         RuntimeError("could not create a primitive descriptor for a matmul primitive"),
         RuntimeError("shape '[2, 3]' is invalid for input of size 5"),
-        OSError(errno.ENOENT, "No such file"),
+        OSError(errno.EACCES, "Permission denied"),
     ],
     ids=str,
 )

@@ -225,9 +225,14 @@ class Night:
         from chaos_worker import register
 
         from orchestrator.grid.model import load_grid
+        from workloads import registry
 
+        before = registry.WORKLOADS  # of a process in which other tests run, too
         register()
-        return [job.job_id for job in load_grid(self.grid).jobs()]
+        try:
+            return [job.job_id for job in load_grid(self.grid).jobs()]
+        finally:
+            registry.WORKLOADS = before
 
     def _left_behind(self) -> list[str]:
         """Processes on cards, and cards that Ray does not call free, once the run is over."""

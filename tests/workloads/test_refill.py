@@ -7,6 +7,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
+import torch
 from generation_cases import Worker, write_dataset
 from hypothesis import given
 from hypothesis import settings as examples
@@ -15,6 +16,7 @@ from schedule_cases import job
 
 from workloads.api import Result
 from workloads.errors import Unsupported
+from workloads.generation.packed import PackedLinear
 from workloads.generation.refill import Text, _Plan
 from workloads.generation.rules import batching_refusals
 from workloads.refusal import Asked
@@ -73,6 +75,8 @@ def test_refilling_changes_no_text_of_the_pretrained_model(
     asked = {"model": "smollm2-135m-instruct", "prompts": 3, "output_tokens": 12, "batch_size": 2}
     plain = worker.run(prompts, **asked)
     assert texts(worker.run(prompts, batching="refill", **asked)) == texts(plain)
+    packed = Worker().run(prompts, batching="refill", packed_weights=True, **asked)
+    assert texts(packed) == texts(plain)
 
 
 def test_refilling_pads_nothing(worker: Worker, dataset: str, plain: Result) -> None:
@@ -117,11 +121,24 @@ def test_ignore_eos_gives_every_prompt_its_tokens(worker: Worker, dataset: str) 
     assert {item.output_tokens for item in result.items} == {9}
 
 
+@pytest.mark.parametrize("rows", [1, 3, 32, 70])
+def test_packed_weights_compute_the_same(rows: int) -> None:
+    """Another layout of the same matrix, up to the order of its sums. (Texts of random weights do
+    not tell: their best two tokens are nearly as good.)"""
+    torch.manual_seed(0)
+    linear = torch.nn.Linear(96, 160)
+    inputs = torch.randn(2, rows, 96)
+    with torch.no_grad():
+        torch.testing.assert_close(PackedLinear(linear)(inputs), linear(inputs))
+
+
 @pytest.mark.parametrize("batching", ["static", "refill"])
-def test_packed_weights_change_no_text(batching: str, dataset: str, plain: Result) -> None:
-    """Another layout of the same matrices, in a model of its own."""
+def test_packed_weights_generate(batching: str, dataset: str, plain: Result) -> None:
+    """In a model of their own, every prompt has its text, and most are those of plain weights."""
     result = Worker().run(dataset, batch_size=3, batching=batching, packed_weights=True)
-    assert texts(result) == texts(plain)
+    assert texts(result).keys() == texts(plain).keys()
+    same = sum(texts(result)[index] == text for index, text in texts(plain).items())
+    assert same >= 0.7 * len(texts(plain))
 
 
 def test_packed_and_plain_weights_share_no_model() -> None:

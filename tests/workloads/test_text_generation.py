@@ -190,7 +190,7 @@ def test_eager_attention_runs_and_is_what_was_loaded(dataset: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "error", "words"),
     [
-        ({"engine": "vllm"}, BadConfiguration, "no engine 'vllm'. There is: transformers"),
+        ({"engine": "vlm"}, BadConfiguration, "no engine 'vlm'. There is: transformers"),
         ({"model": "tiny-chatglm4"}, DataMissing, "tiny-chatglm4"),
         ({"attention": "flash_attention_2"}, Unsupported, "no cpu kernels"),
         ({"output_tokens": 9000}, BadConfiguration, "more than the model's 8192 positions"),
