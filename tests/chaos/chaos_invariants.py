@@ -99,7 +99,7 @@ def explained(row: Measurement, faults: Iterable[Fault]) -> bool:
         return False
     for fault in faults:
         here = not fault.node or (
-            fault.node in row.nodes
+            _on(fault.node, row)
             and (fault.hits_node or fault.card is None or fault.card in row.card_indices)
         )
         then = row.started_at - 1.0 <= fault.at <= row.ended_at + 1.0
@@ -113,6 +113,12 @@ def explained(row: Measurement, faults: Iterable[Fault]) -> bool:
         if here and then and soon and any(word in row.reason for word in SAYS.get(fault.kind, ())):
             return True
     return False
+
+
+def _on(node: str, row: Measurement) -> bool:
+    """Whether an attempt was on this server. One that comes back while Ray still knows it from
+    before gets a name like ``hpu-1-7ace``."""
+    return any(name == node or name.startswith(f"{node}-") for name in row.nodes)
 
 
 def unexplained(rows: Sequence[Measurement], faults: Sequence[Fault]) -> list[str]:
@@ -143,7 +149,7 @@ def recovery_s(rows: Sequence[Measurement], faults: Sequence[Fault]) -> dict[str
             continue
         for started_at, row in starts:
             card = fault.card is None or fault.card in row.card_indices
-            if started_at > fault.at and (not fault.node or fault.node in row.nodes) and card:
+            if started_at > fault.at and (not fault.node or _on(fault.node, row)) and card:
                 found.setdefault(fault.kind, []).append(started_at - fault.at)
                 break
     return found
