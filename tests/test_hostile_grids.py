@@ -197,7 +197,8 @@ def mutated(draw: Callable[..., Any]) -> Any:
         elif action == "move":
             other = draw(st.sampled_from(places(document)))
             if other and other[: len(path)] != path and path[: len(other)] != other:
-                parent_of(document, other)[other[-1]] = parent[path[-1]]
+                # A copy: moved twice, the thing itself could come to hold itself.
+                parent_of(document, other)[other[-1]] = copy.deepcopy(parent[path[-1]])
     return document
 
 

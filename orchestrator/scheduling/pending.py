@@ -69,10 +69,9 @@ class DurationQueue:
     def longest(self) -> JobRecord | None:
         """The longest job, left where it is."""
         for entries in self._entries:
-            while entries and entries[-1][3] != entries[-1][4].token:
-                entries.pop()
-            if entries:
-                return entries[-1][4]
+            record = _live(entries, len(entries) - 1)
+            if record is not None:
+                return record
         return None
 
     def longest_within(self, seconds: float) -> JobRecord | None:
@@ -80,24 +79,19 @@ class DurationQueue:
         if seconds == inf:
             return self.longest()
         for entries in self._entries:
-            at = bisect_right(entries, seconds, key=_duration) - 1
-            while at >= 0 and entries[at][3] != entries[at][4].token:
-                entries.pop(at)
-                at -= 1
-            if at >= 0:
-                return entries[at][4]
+            record = _live(entries, bisect_right(entries, seconds, key=_duration) - 1)
+            if record is not None:
+                return record
         return None
 
     def shortest_within(self, seconds: float) -> JobRecord | None:
         """The shortest job if it is of at most ``seconds``, left where it is."""
         for entries in self._entries:
             while entries and entries[0][0] <= seconds:
-                at = bisect_right(entries, entries[0][0], key=_duration) - 1
-                while at >= 0 and entries[at][3] != entries[at][4].token:
-                    entries.pop(at)
-                    at -= 1
-                if at >= 0:
-                    return entries[at][4]
+                shortest = entries[0][0]
+                record = _live(entries, bisect_right(entries, shortest, key=_duration) - 1)
+                if record is not None:
+                    return record
         return None
 
     def drain(self) -> Iterator[JobRecord]:
@@ -113,6 +107,14 @@ class DurationQueue:
         self.firsts += record.first
         self.work_s += record.duration
         return (record.duration, -record.batch_size, -record.order, record.token, record)
+
+
+def _live(entries: list[_Entry], at: int) -> JobRecord | None:
+    """The job at this place or the nearest before it; void entries on the way are dropped."""
+    while at >= 0 and entries[at][3] != entries[at][4].token:
+        entries.pop(at)
+        at -= 1
+    return entries[at][4] if at >= 0 else None
 
 
 def _duration(entry: _Entry) -> float:

@@ -64,6 +64,20 @@ def test_batching_changes_no_text(
         )
 
 
+def test_what_memory_held_before_changes_no_text(
+    worker: Worker, dataset: str, plain: Result, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows of unequal length are attended to up to the longest: what lies beyond the end of the
+    others must not be what some earlier tensor left there, here not-a-number."""
+    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
+    torch.use_deterministic_algorithms(True)
+    try:
+        result = worker.run(dataset, batch_size=8, batching="refill")
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert texts(result) == texts(plain)
+
+
 @pytest.mark.real
 def test_refilling_changes_no_text_of_the_pretrained_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -105,6 +105,12 @@ class Device(ABC):
             return None
         return float(later - earlier)
 
+    def seconds_in(self, pairs: Sequence[tuple[Any, Any]]) -> float | None:
+        """Time in all these pairs of stamps, after ``synchronize``; None if one cannot be told."""
+        times = [self.seconds_between(earlier, later) for earlier, later in pairs]
+        known = [time for time in times if time is not None]
+        return sum(known) if len(known) == len(times) else None
+
     def fused_adamw(self, parameters: Sequence[Any], *, lr: float, weight_decay: float) -> Any:
         """The device's AdamW that does all of an update in one pass."""
         import torch

@@ -14,10 +14,12 @@ architecture calls it with its keys and values works here, and its cache stays u
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -58,8 +60,10 @@ class Decode:
 class Rows:
     """Keys and values: for each layer two tensors [rows, heads, capacity, width].
 
-    They are made when a layer first shows what it holds. On a CPU, memory that was never written
-    is not there, so a row costs what its text needs.
+    They are made when a layer first shows what it holds, and hold zeros: beyond its end a row that
+    is shorter than another is attended to with a weight of zero, and zero times what happens to be
+    in memory need not be zero. On a CPU, memory that was never written is not there, so a row costs
+    what its text needs.
     """
 
     def __init__(self, rows: int, capacity: int) -> None:
@@ -72,11 +76,16 @@ class Rows:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The layer's keys and values; like those given in heads, width and format."""
         if index not in self._layers:
-            self._layers[index] = (self._empty(key), self._empty(value))
+            self._layers[index] = (self._zeros(key), self._zeros(value))
         return self._layers[index]
 
-    def _empty(self, like: torch.Tensor) -> torch.Tensor:
-        return like.new_empty(self.rows, like.shape[1], self.capacity, like.shape[3])
+    def _zeros(self, like: torch.Tensor) -> torch.Tensor:
+        shape = (self.rows, like.shape[1], self.capacity, like.shape[3])
+        if like.device.type != "cpu":
+            return like.new_zeros(shape)
+        # Those of torch are written one by one, and so take their memory at once.
+        zeros = torch.from_numpy(np.zeros(math.prod(shape) * like.element_size(), np.uint8))
+        return zeros.view(like.dtype).view(shape)
 
     def move(self, source: int, target: int, length: int) -> None:
         """Copy the first positions of one row into another."""

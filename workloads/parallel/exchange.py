@@ -55,9 +55,7 @@ class Stamped:
 
     def waited_s(self) -> float | None:
         """Seconds between the stamps."""
-        times = [self._device.seconds_between(*pair) for pair in self._pairs]
-        known = [time for time in times if time is not None]
-        return sum(known) if len(known) == len(times) else None
+        return self._device.seconds_in(self._pairs)
 
     @contextlib.contextmanager
     def timed(self) -> Iterator[None]:

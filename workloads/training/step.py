@@ -153,7 +153,7 @@ class Steps:
 
         def observe() -> Observation:
             shares: dict[str, Any] = {
-                part: _seconds(device, pairs) for part, pairs in stamps.items()
+                part: device.seconds_in(pairs) for part, pairs in stamps.items()
             }
             return Observation(
                 items=step.items if self._data.counted else 0,
@@ -199,10 +199,6 @@ class Steps:
         with torch.no_grad():
             total = sum(float(self.loss(self._data.move(part))) for part in step.micro_batches)
         return total / step.loss_tokens
-
-
-def _seconds(device: Device, pairs: Sequence[tuple[Any, Any]]) -> float | None:
-    return _sum([device.seconds_between(earlier, later) for earlier, later in pairs])
 
 
 def _sum(times: Sequence[float | None]) -> float | None:
