@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from workloads.attention_words import refuse_unknown
 from workloads.errors import Unsupported
 
 #: Of the attention function, for transformers.
@@ -122,9 +123,7 @@ def attend(
     """
     if rows_pass is None:
         raise Unsupported("this model does not hand on to its attention what it is called with")
-    for name in ("softcap", "sliding_window", "position_bias", "s_aux"):
-        if others.get(name) is not None:
-            raise Unsupported(f"attention over rows does not know {name}, which this model uses")
+    refuse_unknown("attention over rows", others)
     keys, values = rows_pass.rows.layer(int(module.layer_idx), key, value)  # type: ignore[arg-type]
     if isinstance(rows_pass, Prefill):
         return _prefill(rows_pass, query, key, value, keys, values, scaling), None

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from workloads.attention_words import refuse_unknown
 from workloads.errors import Unsupported
 
 #: Of the attention function, for transformers.
@@ -55,9 +56,7 @@ def attend(
     """
     if position_ids is None or attention_mask is not None:
         raise Unsupported("packed_attention apart: this model tells its attention no positions")
-    for name in ("softcap", "sliding_window", "position_bias", "s_aux"):
-        if others.get(name) is not None:
-            raise Unsupported(f"packed_attention apart does not know {name} of this model")
+    refuse_unknown("packed_attention apart", others)
     rows, heads, positions, _ = query.shape
     lengths = _lengths(position_ids.expand(rows, -1))
     # One row of all samples, cut in one go: the way back is then one concatenation as well.
