@@ -16,8 +16,6 @@ from typing import Any
 
 import torch
 from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
     GenerationConfig,
     StoppingCriteria,
     StoppingCriteriaList,
@@ -29,9 +27,15 @@ from workloads import weights
 from workloads.api import Request
 from workloads.devices.base import Device
 from workloads.engines.base import Generated
-from workloads.errors import BadConfiguration, DataMissing, Unsupported
-from workloads.models import remote_code
-from workloads.models.loading import ModelSource, encode_prompt, load_tokenizer, open_model
+from workloads.errors import BadConfiguration, Unsupported
+from workloads.models.loading import (
+    ModelSource,
+    encode_prompt,
+    load_causal_model,
+    load_config,
+    load_tokenizer,
+    open_model,
+)
 from workloads.training import adapters
 from workloads.weights import ModelWeights
 
@@ -148,11 +152,11 @@ def load(request: Request, device: Device) -> TransformersEngine:
     _check_attention(attention, device)
     source = open_model(request.model)
     tokenizer = load_tokenizer(source)
-    config = _config(source)
+    config = load_config(source)
     weights.check_shapes(config, request.precision, device.name)
     if "quantization_config" in arguments:
         arguments["device_map"] = {"": device.torch_device}
-    model = _from_pretrained(source, attention, arguments)
+    model = load_causal_model(source, attn_implementation=attention, **arguments)
     if "device_map" not in arguments:
         model = model.to(device.torch_device)
     model.eval()
@@ -204,40 +208,6 @@ def _check_attention(attention: str, device: Device) -> None:
         raise Unsupported(f"flash_attention_2 has no {device.name} kernels; use sdpa")
     if importlib.util.find_spec("flash_attn") is None:
         raise Unsupported("flash_attention_2 needs the package flash-attn: pip install flash-attn")
-
-
-def _config(source: ModelSource) -> Any:
-    try:
-        return AutoConfig.from_pretrained(source.path, trust_remote_code=source.remote_code)
-    except (OSError, ValueError) as error:
-        if refusal := remote_code.refusal(source.entry.name, error):
-            raise refusal from error
-        raise DataMissing(
-            f"transformers cannot read the model in {source.path}: {error}"
-        ) from error
-
-
-def _from_pretrained(source: ModelSource, attention: str, arguments: Mapping[str, Any]) -> Any:
-    try:
-        return AutoModelForCausalLM.from_pretrained(
-            source.path,
-            attn_implementation=attention,
-            trust_remote_code=source.remote_code,
-            weights_only=True,
-            **arguments,
-        )
-    except OSError as error:  # a file is missing or cut short
-        raise DataMissing(f"cannot load the model in {source.path}: {error}") from error
-    except ValueError as error:
-        text = str(error)
-        if "scaled_dot_product_attention" in text or "attn_implementation" in text:
-            raise Unsupported(f"this model has no attention '{attention}': {text}") from error
-        if "Unrecognized configuration class" in text:
-            raise BadConfiguration(
-                f"the model in {source.path} is not a causal language model, so it cannot "
-                f"generate text: {text.splitlines()[0]}"
-            ) from error
-        raise
 
 
 def end_token_ids_of(model: Any, tokenizer: Any) -> frozenset[int]:

@@ -1,4 +1,4 @@
-"""From a model's name to a directory that ``transformers`` loads, and its tokenizer.
+"""From a model's name to a directory that ``transformers`` loads, and what it loads from there.
 
 Embedded models are made once per node into the cache (``workloads/cache.py``); directories and
 hub snapshots are used where they lie, unless the engine wants ChatGLM3 in its other layout
@@ -12,13 +12,20 @@ from pathlib import Path
 from typing import Any
 
 from workloads.cache import cached_directory
-from workloads.errors import DataMissing
+from workloads.errors import BadConfiguration, DataMissing, Unsupported
 from workloads.models import hub, layouts, remote_code
 from workloads.models.catalog import TINY, ModelEntry, find_model
 from workloads.models.layouts import Layout
 from workloads.models.prompt import encode_prompt
 
-__all__ = ["ModelSource", "encode_prompt", "load_tokenizer", "open_model"]
+__all__ = [
+    "ModelSource",
+    "encode_prompt",
+    "load_causal_model",
+    "load_config",
+    "load_tokenizer",
+    "open_model",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +79,60 @@ def open_model(name: str, *, layout: Layout = "native") -> ModelSource:
         entry=entry,
         remote_code=own_code,
     )
+
+
+def load_config(source: ModelSource) -> Any:
+    """The model's config, as transformers reads it.
+
+    Raises:
+        DataMissing: it is not there, or nothing that transformers knows.
+        BadConfiguration: it would run code that comes with the model, which was not allowed.
+    """
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(source.path, trust_remote_code=source.remote_code)
+    except (OSError, ValueError) as error:
+        if refusal := remote_code.refusal(source.entry.name, error):
+            raise refusal from error
+        raise DataMissing(
+            f"transformers cannot read the model in {source.path}: {error}"
+        ) from error
+
+
+def load_causal_model(source: ModelSource, **arguments: Any) -> Any:
+    """The model, a causal language model, with its weights.
+
+    Args:
+        source: the model.
+        arguments: of ``AutoModelForCausalLM.from_pretrained``.
+
+    Raises:
+        DataMissing: a file is missing or cut short.
+        BadConfiguration: it is no causal language model, or would run code that comes with it,
+            which was not allowed.
+        Unsupported: it has not the attention asked for.
+    """
+    from transformers import AutoModelForCausalLM
+
+    try:
+        return AutoModelForCausalLM.from_pretrained(
+            source.path, trust_remote_code=source.remote_code, weights_only=True, **arguments
+        )
+    except OSError as error:
+        raise DataMissing(f"cannot load the model in {source.path}: {error}") from error
+    except ValueError as error:
+        if refusal := remote_code.refusal(source.entry.name, error):
+            raise refusal from error
+        text = str(error)
+        if "scaled_dot_product_attention" in text or "attn_implementation" in text:
+            asked = arguments.get("attn_implementation")
+            raise Unsupported(f"this model has no attention '{asked}': {text}") from error
+        if "Unrecognized configuration class" in text:
+            raise BadConfiguration(
+                f"the model in {source.path} is not a causal language model: {text.splitlines()[0]}"
+            ) from error
+        raise
 
 
 def load_tokenizer(source: ModelSource, **arguments: Any) -> Any:

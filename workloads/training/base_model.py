@@ -7,9 +7,14 @@ from typing import Any
 
 from workloads import precision as precisions
 from workloads import weights
-from workloads.errors import BadConfiguration, DataMissing, Unsupported
-from workloads.models import remote_code
-from workloads.models.loading import ModelSource, load_tokenizer, open_model
+from workloads.errors import Unsupported
+from workloads.models.loading import (
+    ModelSource,
+    load_causal_model,
+    load_config,
+    load_tokenizer,
+    open_model,
+)
 from workloads.techniques.base import Loading
 
 
@@ -32,7 +37,6 @@ def load_base(name: str, precision: str, loading: Loading) -> BaseModel:
         BadConfiguration: it is no causal language model.
         Unsupported: this card cannot do the precision, or the model not the attention.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()  # a worker's log is no terminal
@@ -41,29 +45,8 @@ def load_base(name: str, precision: str, loading: Loading) -> BaseModel:
     if lacking:
         raise Unsupported(f"{precision}: {lacking}")
     source = open_model(name)
-    try:
-        own_code = source.remote_code
-        config = AutoConfig.from_pretrained(source.path, trust_remote_code=own_code)
-        weights.check_shapes(config, precision, device.name)
-        model: Any = AutoModelForCausalLM.from_pretrained(
-            source.path,
-            trust_remote_code=own_code,
-            weights_only=True,
-            **loading.model_arguments,
-        )
-    except OSError as error:  # a file is missing or cut short
-        raise DataMissing(f"cannot load the model in {source.path}: {error}") from error
-    except ValueError as error:
-        if refusal := remote_code.refusal(source.entry.name, error):
-            raise refusal from error
-        text = str(error)
-        if "Unrecognized configuration class" in text:
-            raise BadConfiguration(
-                f"the model in {source.path} is not a causal language model: {text.splitlines()[0]}"
-            ) from error
-        if "attn_implementation" in text or "scaled_dot_product_attention" in text:
-            raise Unsupported(f"this model has no such attention: {text}") from error
-        raise
+    weights.check_shapes(load_config(source), precision, device.name)
+    model = load_causal_model(source, **loading.model_arguments)
     if "device_map" not in loading.model_arguments:
         model.to(device.torch_device)
     precisions.finish_loading(model, precision, device.name)
