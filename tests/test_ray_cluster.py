@@ -14,7 +14,8 @@ import pytest
 
 from orchestrator.errors import ClusterError
 from orchestrator.job import Accelerator
-from orchestrator.on_ray.cluster import connect, nodes_of, resolve_address
+from orchestrator.on_ray.actors import THREADS, threads_asked
+from orchestrator.on_ray.cluster import connect, emulate, nodes_of, resolve_address
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -134,3 +135,22 @@ def test_what_ray_says_of_dead_workers_stays_out_of_our_output(tmp_path: Path) -
         check=True,
     )
     assert done.stdout == ""
+
+
+@pytest.mark.parametrize(("told", "asked"), [("", None), ("1", 1), ("12", 12)])
+def test_the_environment_may_ask_for_threads(
+    told: str, asked: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unset or empty it asks for nothing, and workers share the cores."""
+    monkeypatch.setenv(THREADS, told)
+    assert threads_asked() == asked
+
+
+@pytest.mark.parametrize("told", ["0", "-1", "two", "1.5"])
+def test_no_number_of_threads_stops_emulation_before_it_starts(
+    told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The variable and its value are named."""
+    monkeypatch.setenv(THREADS, told)
+    with pytest.raises(ClusterError, match=f"NIGHTGRID_THREADS='{told}'"), emulate([]):
+        pass

@@ -25,13 +25,17 @@ from orchestrator import __version__
 from orchestrator.attempt import Attempt, RankOutcome, WorkerInfo
 from orchestrator.card_sampler import CardSampler
 from orchestrator.energy import Energy
+from orchestrator.errors import ClusterError
 from orchestrator.executor import Progress
 from orchestrator.failure import Failure
 from orchestrator.worker.card_process import CardProcess, Launch
 from orchestrator.worker.leftovers import Owner, end_leftovers
-from orchestrator.worker.process_server import end_process
+from orchestrator.worker.process_server import end_process, wait_for_end
 from workloads.devices import device_class, environment_for
 from workloads.devices.telemetry import CardTelemetry
+
+#: Threads of each worker of a node, in the environment in which its Ray was started.
+THREADS = "NIGHTGRID_THREADS"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +45,7 @@ class HostFacts:
     hostname: str
     address: str  # by which other nodes reach it
     cores: int  # physical ones that this host gives us
-    threads: int  # each worker's share of them, at least 1
+    threads: int  # each worker's share of them, at least 1, or what THREADS asks for
     version: str  # of Nightgrid there
     server: str  # socket of the process server
     log_dir: str
@@ -83,7 +87,7 @@ class NodeAgent:
         cores = physical_cores()
         path = self._path = f"{_socket_dir(session_logs.parent)}/s"
         # OpenMP reads its variable when torch is imported, which may be in the server.
-        threads = max(1, cores // cards_on_host)
+        threads = threads_asked() or max(1, cores // cards_on_host)
         environment = os.environ | environment_for("cpu", 0, threads=threads)
         environment["PYTHONPATH"] = os.pathsep.join(entry for entry in sys.path if entry)
         log_name = f"process-server-{socket.gethostname()}-{os.getpid()}.log"
@@ -111,6 +115,7 @@ class NodeAgent:
         """Returns when the process server is gone; until then the call is outstanding."""
         if self._server is not None:
             self._server.wait()
+            wait_for_end(self._path)
 
     def watch_cards(self, device: str) -> None:
         """Read this node's cards from now on, through the tools of their device."""
@@ -178,6 +183,23 @@ class CardActor:
         """Kill the worker process; returns when it and its children are gone."""
         if self._process is not None:
             self._process.stop(reason)
+
+
+def threads_asked() -> int | None:
+    """OpenMP threads of a worker that the environment asks for; None: a share of the cores.
+
+    Raises:
+        ClusterError: it is no whole number above 0.
+    """
+    told = os.environ.get(THREADS, "")
+    if not told:
+        return None
+    if not told.isdecimal() or int(told) < 1:
+        raise ClusterError(
+            f"{THREADS}={told!r} is no number of threads; give a whole number from 1 up, or unset "
+            "it for an even share of the cores"
+        )
+    return int(told)
 
 
 def physical_cores() -> int:

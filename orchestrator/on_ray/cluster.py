@@ -26,6 +26,7 @@ from typing import Any
 from orchestrator.cluster import Node
 from orchestrator.errors import ClusterError
 from orchestrator.job import Accelerator
+from orchestrator.on_ray.actors import threads_asked
 from orchestrator.on_ray.token import missing_token, refused_token
 
 #: Custom Ray resources by which a node says what Ray has no word for.
@@ -114,9 +115,12 @@ def emulate(nodes: Sequence[Node], *, dashboard: bool = False) -> Iterator[Emula
     processes are told to die with the thread that starts them, however that ends.
 
     Raises:
-        ClusterError: Ray cannot start here, or this process is on a cluster already.
+        ClusterError: Ray cannot start here, this process is on a cluster already, or the
+            environment asks for workers of no possible number of threads.
     """
     import ray
+
+    threads_asked()  # a bad one is told before anything starts
 
     if ray.is_initialized():
         raise ClusterError("this process has joined a Ray cluster already; it cannot emulate one")
