@@ -23,7 +23,7 @@ from orchestrator.executor import Progress
 from orchestrator.failure import Failure, FailureClass
 from orchestrator.job import Accelerator, Job, State
 from orchestrator.worker.card_process import CardProcess, Launch
-from orchestrator.worker.process_server import end_process, oom_kills
+from orchestrator.worker.process_server import end_process, oom_kills, wait_for_end
 
 JOB = Job(
     experiment="e",
@@ -92,6 +92,13 @@ class Server:
     popen: subprocess.Popen[bytes]
     logs: Path
     count: int = field(default=0)
+
+    @property
+    def pid(self) -> int:
+        """Of the server itself, beneath its guardian."""
+        guardian = self.popen.pid
+        (pid,) = Path(f"/proc/{guardian}/task/{guardian}/children").read_text().split()
+        return int(pid)
 
     def process(self, *, start: str = "", run: str = "", name: str = "w") -> CardProcess:
         """A worker process, not yet started."""
@@ -186,7 +193,7 @@ def test_a_worker_has_its_environment_and_runs_attempts(server: Server) -> None:
     process = server.process()
     info = info_of(process)
     assert info.visible_cards == "5"
-    assert info.versions["parent"] == str(server.popen.pid)
+    assert info.versions["parent"] == str(server.pid)
     for rank in (0, 1):
         outcome = process.run(ATTEMPT, rank, None)
         assert (outcome.state, outcome.rank) == (State.SUCCEEDED, rank)
@@ -428,6 +435,23 @@ def test_everything_ends_when_a_server_is_closed(tmp_path: Path) -> None:
     assert not any(map(alive, [info.pid, *pids]))
 
 
+@pytest.mark.parametrize("first", ["server", "guardian"])
+def test_everything_ends_whichever_of_the_two_generations_is_killed(
+    first: str, tmp_path: Path
+) -> None:
+    """The other ends what the dead one can no longer find: workers and what they detached."""
+    opened = _open(tmp_path)
+    process = opened.process(run=stubborn(tmp_path / "pids", "time.sleep(600)"))
+    info = info_of(process)
+    threading.Thread(target=lambda: process.run(ATTEMPT, 0, None), daemon=True).start()
+    pids = [info.pid, *pids_in(tmp_path / "pids")]
+    os.kill(opened.pid if first == "server" else opened.popen.pid, signal.SIGKILL)
+    opened.popen.wait(10)
+    wait_for_end(opened.path)
+    assert not any(map(alive, pids))
+    shutil.rmtree(Path(opened.path).parent, ignore_errors=True)
+
+
 def test_a_worker_ends_with_whoever_asked_for_it(server: Server) -> None:
     """When the asker's process dies, the kernel closes its connection and the worker goes."""
     asker = subprocess.Popen(
@@ -474,7 +498,7 @@ def test_workers_end_with_the_server(tmp_path: Path) -> None:
     outcomes: list[RankOutcome] = []
     thread = threading.Thread(target=lambda: outcomes.append(process.run(ATTEMPT, 0, None)))
     thread.start()
-    opened.popen.send_signal(signal.SIGKILL)
+    os.kill(opened.pid, signal.SIGKILL)
     thread.join(10)
     assert outcomes[0].state is State.LOST and outcomes[0].failure is not None
     assert outcomes[0].failure.failure_class is FailureClass.NODE_LOST

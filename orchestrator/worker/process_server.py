@@ -17,6 +17,10 @@ and for those who have lost sight of a process
     asker  → {"end": name}
     server → {"gone": name} when it and its children are gone
 
+The server itself may be the first to be killed: Ray kills the children of an actor's process when
+that process ends. So there are two generations, each of which ends all when the other goes: a
+guardian, which the agent starts and which only waits, and the server beneath it.
+
 Where cards are emulated on the CPU, importing torch and transformers for sixteen workers would
 take longer than their jobs. There the server imports them once, before it has any thread, and
 forks. On real cards every worker is a fresh interpreter.
@@ -34,7 +38,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -82,8 +86,9 @@ class ProcessServer:
     waiting: list[tuple[str, socket.socket]] = field(default_factory=list)  # for a name to be gone
     selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
 
-    def serve(self, lifeline: int) -> None:
-        """Serve until ``lifeline`` (a pipe held open by the owner) closes; then kill every worker.
+    def serve(self, *lifelines: int) -> None:
+        """Serve until one of ``lifelines`` (pipes that others hold open) closes; then kill every
+        worker.
 
         The loop has one thread, as forking needs.
         """
@@ -93,13 +98,14 @@ class ProcessServer:
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         self.selector.register(self.listener, selectors.EVENT_READ, "listener")
-        self.selector.register(lifeline, selectors.EVENT_READ, "lifeline")
+        for lifeline in lifelines:
+            self.selector.register(lifeline, selectors.EVENT_READ, "lifeline")
         self.selector.register(wake_read, selectors.EVENT_READ, "wake")
         before = {found.identity for found in _beneath(os.getpid(), _processes())}
         while True:
             for key, _ in self.selector.select(self._patience_s()):
-                if key.data == "lifeline" and not os.read(lifeline, 4096):
-                    self._end_all(but=before)
+                if key.data == "lifeline" and not os.read(key.fd, 4096):
+                    _end_all(but=before)
                     return
                 if key.data == "wake":
                     with contextlib.suppress(BlockingIOError):
@@ -267,25 +273,6 @@ class ProcessServer:
             _kill(process.identity[0])
         return _kill_group(child.pid) or bool(left)
 
-    def _end_all(self, but: set[_Identity]) -> None:
-        """Kill everything beneath this server, for a few seconds at most: it ends itself."""
-        deadline = time.monotonic() + _END_S
-        while time.monotonic() < deadline:
-            table = _processes()
-            left = [
-                process
-                for process in _beneath(os.getpid(), table)
-                if process.identity not in but and not process.zombie
-            ]
-            for child in self.children.values():
-                if child.status is None:
-                    _kill_group(child.pid)
-            for process in left:
-                _kill(process.identity[0])
-            if not left:
-                return
-            time.sleep(0.02)
-
 
 class ServedProcess:
     """The asker's side of one worker process; ``kill`` returns when it is really gone."""
@@ -355,6 +342,13 @@ def end_process(server: str, name: str) -> None:
             pass
 
 
+def wait_for_end(server: str) -> None:
+    """Wait until a server whose guardian has ended is gone, and with it every process of it."""
+    with contextlib.suppress(OSError):  # nobody listens any more
+        while True:
+            end_process(server, "")  # answered by one that has not noticed yet
+
+
 def oom_kills() -> int:
     """How many processes the kernel has killed on this host for want of memory; 0 if unknown."""
     try:
@@ -396,6 +390,22 @@ def _kill_tree(child: _Child) -> None:
     _kill_group(child.pid)
     for process in descendants:
         _kill(process.identity[0])
+
+
+def _end_all(but: Set[_Identity] = frozenset()) -> None:
+    """Kill everything beneath this process, for a few seconds at most: it ends itself."""
+    deadline = time.monotonic() + _END_S
+    while time.monotonic() < deadline:
+        left = [
+            process
+            for process in _beneath(os.getpid(), _processes())
+            if process.identity not in but and not process.zombie
+        ]
+        if not left:
+            return
+        for process in left:
+            _kill(process.identity[0])
+        time.sleep(0.02)
 
 
 def _kill(pid: int) -> None:
@@ -447,6 +457,14 @@ def _prctl(option: int, value: int) -> None:
 
 def main(argv: Sequence[str]) -> None:
     """``process_server SOCKET [MODULE …]``: stdin is the lifeline."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    lifeline, held = os.pipe()
+    server = os.fork()
+    if server:
+        os.close(lifeline)
+        sys.exit(_guard(server))
+    os.close(held)
+    os.setpgid(0, 0)  # a signal to the guardian's group leaves one of the two to clean up
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     # Who finds the socket's file may connect at once: it gets its name when somebody listens.
     unnamed = os.path.join(os.path.dirname(argv[0]), "_")
@@ -456,10 +474,19 @@ def main(argv: Sequence[str]) -> None:
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     preloaded = bool(argv[1:]) and preload(argv[1:])
     print(f"serving, {'preloaded' if preloaded else 'fresh processes'}", flush=True)
-    ProcessServer(listener=listener, preloaded=preloaded).serve(lifeline=0)
+    ProcessServer(listener=listener, preloaded=preloaded).serve(0, lifeline)
     with contextlib.suppress(OSError):
         os.remove(argv[0])
         os.rmdir(os.path.dirname(argv[0]))  # made for the socket alone
+
+
+def _guard(server: int) -> int:
+    """Wait for the server and kill what it leaves, which is this process's own by then; how it
+    ended, as a shell says it."""
+    _, status = os.waitpid(server, 0)
+    _end_all()
+    code = os.waitstatus_to_exitcode(status)
+    return code if code >= 0 else 128 - code
 
 
 if __name__ == "__main__":

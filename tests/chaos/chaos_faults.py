@@ -149,9 +149,9 @@ class Injector:
         for process in self.cluster.processes():
             with contextlib.suppress(Exception):
                 title = f"{process.name()} {' '.join(process.cmdline())}"
-                above = process.parent()
-                # Forked workers have the command line of their server.
-                forked = above is not None and words in " ".join(above.cmdline())
+                # Forked workers have the command line of their server and of its guardian.
+                above = process.parents()[1:2]
+                forked = above and words in " ".join(above[0].cmdline())
                 if words in title and not forked:
                     there.append((self.cluster.node_of(process.pid), process.pid))
         there = sorted((node, pid) for node, pid in there if node)
