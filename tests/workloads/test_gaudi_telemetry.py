@@ -13,9 +13,9 @@ import pytest
 from recorded_hl_smi import GAUDI2_TABLE, GAUDI3_CSV, GAUDI_CSV, GAUDI_TABLE
 
 from workloads.devices import hl_smi, hlml
-from workloads.devices.hl_smi import GaudiCard, Holder
+from workloads.devices.hl_smi import GaudiCard
 from workloads.devices.hpu import HpuDevice
-from workloads.devices.telemetry import CardTelemetry
+from workloads.devices.telemetry import CardTelemetry, Holder
 
 MIB = 2**20
 

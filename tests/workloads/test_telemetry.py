@@ -88,6 +88,7 @@ class FakeNvml:
 
     def __init__(self) -> None:
         self.open = 0
+        self.processes: dict[int, str] = {}
 
     def nvmlInit(self) -> None:
         self.open += 1
@@ -118,6 +119,14 @@ class FakeNvml:
     def nvmlDeviceGetMemoryInfo(self, handle: int) -> Any:
         return SimpleNamespace(used=80 * 2**30, total=141 * 2**30, free=61 * 2**30)
 
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: int) -> list[Any]:
+        if handle == 1:
+            raise RuntimeError("Insufficient Permissions")
+        return [SimpleNamespace(pid=pid, usedGpuMemory=None) for pid in self.processes]
+
+    def nvmlSystemGetProcessName(self, pid: int) -> str:
+        return self.processes[pid]
+
 
 @pytest.fixture
 def fake_nvml(monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
@@ -140,6 +149,27 @@ def test_the_library_tells_energy_too_in_milliunits(fake_nvml: FakeNvml) -> None
         memory_total_bytes=141 * 2**30,
     )
     assert found[1].energy_j is None and found[1].power_w == 412.5
+
+
+def test_a_gpu_on_which_somebody_computes_is_not_free(fake_nvml: FakeNvml) -> None:
+    """Other processes are named; this one, and NVIDIA's own broker, take nothing from a job."""
+    cuda = device_class("cuda")
+    assert cuda.occupied(0) is None
+    fake_nvml.processes = {os.getpid(): "python", 70: "/usr/bin/nvidia-cuda-mps-server"}
+    assert cuda.occupied(0) is None
+    fake_nvml.processes |= {900: "/usr/bin/python3", 71: "vllm"}
+    assert cuda.occupied(0) == "card 0 is held by process 71 (vllm), process 900 (python3)"
+
+
+def test_where_nobody_can_tell_a_gpu_counts_as_free(
+    fake_nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver does not tell, or there is no package: a job tries, and says what it ran into."""
+    fake_nvml.processes = {900: "python"}
+    assert device_class("cuda").occupied(1) is None
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    monkeypatch.setattr(nvml, "_OPENED", [])
+    assert device_class("cuda").occupied(0) is None
 
 
 def test_the_library_stays_open_until_it_fails(

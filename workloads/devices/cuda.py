@@ -80,6 +80,10 @@ class CudaDevice(Device):
     def telemetry() -> Mapping[int, CardTelemetry]:
         return nvml.telemetry() or nvidia_smi.telemetry()  # the tool knows no energy
 
+    @staticmethod
+    def occupied(card_index: int) -> str | None:
+        return nvml.occupied(card_index)
+
     @property
     def torch_device(self) -> str:
         return "cuda:0"

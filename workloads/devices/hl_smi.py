@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from workloads.devices.base import command_output
-from workloads.devices.telemetry import CardTelemetry, number
+from workloads.devices.telemetry import CardTelemetry, Holder, number
 
 QUERY = (
     "index",
@@ -52,17 +52,6 @@ class GaudiCard:
     name: str = ""  # HL-225 is Gaudi2
     driver_version: str = ""
     telemetry: CardTelemetry
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Holder:
-    """A process that has a card open."""
-
-    pid: int
-    name: str
-
-    def __str__(self) -> str:
-        return f"process {self.pid} ({self.name})"
 
 
 def cards() -> list[GaudiCard]:

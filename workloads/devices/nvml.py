@@ -10,32 +10,57 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import os
 import threading
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
-from workloads.devices.telemetry import CardTelemetry
+from workloads.devices.telemetry import CardTelemetry, Holder
+
+_T = TypeVar("_T")
 
 #: Opened by the first reading and kept: where no process holds a GPU, opening NVML anew each time
 #: would make the driver start and stop it.
 _OPENED: list[Any] = []
 _IN_USE = threading.Lock()
 
+#: NVIDIA's broker between processes that share a GPU stays on it and computes nothing itself.
+_BROKER = "nvidia-cuda-mps-server"
+
 
 def telemetry() -> dict[int, CardTelemetry]:
     """The GPUs of this host by index; empty without the package, the library or a driver."""
+
+    def read(nvml: Any) -> dict[int, CardTelemetry]:
+        count = nvml.nvmlDeviceGetCount()
+        return {i: _card(nvml, nvml.nvmlDeviceGetHandleByIndex(i)) for i in range(count)}
+
+    return _asked(read) or {}
+
+
+def occupied(index: int) -> str | None:
+    """Which other processes compute on a GPU now; None where none does or nobody can tell.
+
+    In a container only the container's own processes are listed. Memory says nothing more here: a
+    display takes some of it, and so does the driver.
+    """
+    holders = _asked(lambda nvml: _holders(nvml, nvml.nvmlDeviceGetHandleByIndex(index)))
+    return f"card {index} is held by {', '.join(map(str, holders))}" if holders else None
+
+
+def _asked(question: Callable[[Any], _T]) -> _T | None:
+    """What the opened library answers; None without the package, the library or a driver."""
     with _IN_USE:
         try:
             if not _OPENED:
                 nvml = importlib.import_module("pynvml")
                 nvml.nvmlInit()
                 _OPENED.append(nvml)
-            nvml = _OPENED[0]
-            count = nvml.nvmlDeviceGetCount()
-            return {i: _card(nvml, nvml.nvmlDeviceGetHandleByIndex(i)) for i in range(count)}
+            return question(_OPENED[0])
         except Exception:  # ImportError, NVMLError; the driver may be loaded anew meanwhile
             _close()
-            return {}
+            return None
 
 
 def _close() -> None:
@@ -59,6 +84,17 @@ def _card(nvml: Any, handle: Any) -> CardTelemetry:
         memory_used_bytes=None if memory is None else int(memory.used),
         memory_total_bytes=None if memory is None else int(memory.total),
     )
+
+
+def _holders(nvml: Any, handle: Any) -> list[Holder]:
+    """The processes, other than this one, that have a context for computing on a GPU."""
+    found = []
+    for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle):
+        pid = int(process.pid)
+        name = Path(_read(nvml.nvmlSystemGetProcessName, pid) or "unknown").name
+        if pid != os.getpid() and name != _BROKER:
+            found.append(Holder(pid=pid, name=name))
+    return sorted(found, key=lambda holder: holder.pid)
 
 
 def _read(function: Callable[..., Any], *arguments: Any) -> Any:

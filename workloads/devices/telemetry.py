@@ -26,6 +26,17 @@ class CardTelemetry:
     memory_total_bytes: int | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holder:
+    """A process that has a card open."""
+
+    pid: int
+    name: str
+
+    def __str__(self) -> str:
+        return f"process {self.pid} ({self.name})"
+
+
 def number(text: str) -> float | None:
     """A figure as vendors' tools print it; None for ``[N/A]``, ``[Not Supported]`` and the like."""
     try:
