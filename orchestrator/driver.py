@@ -1,10 +1,11 @@
 """The loop: events go to the schedule, its commands to the executor and the store.
 
-Nothing is decided here. What the loop adds is order and endurance: a row is durable before any
-later command of the same list is carried out, so that a card is never given away before what it
-measured is safe; timers come due as ``Tick``; a signal becomes ``StopRequested``; and an executor
-or a disk that fails for a moment does not end a night's run. While a disk is full, nothing new is
-started and rows wait in memory (``held.py``), with copies on another disk where there is one.
+Nothing is decided here. What the loop adds is order and endurance: what happened at the same time
+is decided together, its rows are written together, and they are durable before any other command is
+carried out, so that a card is never given away before what it measured is safe; timers come due as
+``Tick``; a signal becomes ``StopRequested``; and an executor or a disk that fails for a moment does
+not end a night's run. While a disk is full, nothing new is started and rows wait in memory
+(``held.py``), with copies on another disk where there is one.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ from orchestrator.watchdog import Watchdog
 
 STATUS_INTERVAL_S = 1.0
 ROOM_INTERVAL_S = 5.0  # between looks for room on a full disk
+ROWS_TOGETHER = 1000  # in one file, at most
 AT_ONCE = 3  # the request that is not discussed any more
 FORCE_AFTER_S = 10.0  # later the process ends, whatever it hangs in
 EXIT_FORCED = 130
@@ -67,8 +69,8 @@ class RowStore(Protocol):
     def begin(self, if_lost: Measurement) -> object:
         """Note that an attempt starts, by the row that it gets should this process die."""
 
-    def append(self, measurement: Measurement) -> object:
-        """Write a row; it is durable on return.
+    def append(self, *measurements: Measurement) -> object:
+        """Write rows, all or none; they are durable on return.
 
         Raises:
             StoreFull: no space is left.
@@ -178,11 +180,10 @@ class Driver:
         # The first tick gets the rows of jobs that will not run, cluster or no cluster.
         events: Sequence[Event] = [Tick(at=self.clock())]
         while True:
-            for event in events:
-                self._feed(event)
-                if self._finished is not None:
-                    self._show(force=True)
-                    return DriveResult(finished=True, reason=self._finished.reason)
+            self._feed(events)
+            if self._finished is not None:
+                self._show(force=True)
+                return DriveResult(finished=True, reason=self._finished.reason)
             self._show()
             if self.stop.requests >= AT_ONCE:
                 return DriveResult(finished=False, reason=self.stop.reason)
@@ -213,44 +214,52 @@ class Driver:
             wait = min(wait, max(0.0, self._wakes[0] - self.clock()))
         return self.executor.events(wait)
 
-    def _feed(self, event: Event) -> None:
-        """Give the schedule one event and carry out what it answers, in order.
+    def _feed(self, events: Sequence[Event]) -> None:
+        """Give the schedule what happened and carry out what it answers: rows first, all else in
+        its order.
 
         A command that cannot even be handed over is an event too, which comes next.
         """
-        queue = [event]
-        while queue:
-            current = queue.pop(0)
-            self.board.saw(current)
-            if text := event_line(current, self.board):
+        while events and self._finished is None:
+            rows: list[RecordRow] = []
+            others: list[StartWorker | StopWorker | RunAttempt | RunFinished] = []
+            for event in events:
+                self.board.saw(event)
+                if text := event_line(event, self.board):
+                    self.view.line(text)
+                for command in self.schedule.handle(event):
+                    if isinstance(command, RecordRow):
+                        rows.append(command)
+                    elif isinstance(command, Wake):
+                        heapq.heappush(self._wakes, command.at)
+                    else:
+                        others.append(command)
+            for first in range(0, len(rows), ROWS_TOGETHER):
+                self._record(rows[first : first + ROWS_TOGETHER])
+            for text in unrun_lines([row for row in rows if row.attempt is None], self.board):
                 self.view.line(text)
-            unrun: list[RecordRow] = []
-            for command in self.schedule.handle(current):
-                queue += self._carry_out(command)
-                if isinstance(command, RecordRow) and command.attempt is None:
-                    unrun.append(command)
-            for text in unrun_lines(unrun, self.board):
-                self.view.line(text)
+            ended = {row.attempt.attempt_id for row in rows if row.attempt is not None}
+            happened: list[Event] = []
+            for each in others:
+                # Its node went at the moment when it was to start.
+                if not (isinstance(each, RunAttempt) and each.attempt.attempt_id in ended):
+                    happened += self._carry_out(each)
+            events = happened
 
     # ------------------------------------------------------------ commands out
 
-    def _carry_out(self, command: Command) -> list[Event]:
-        now = self.clock()
-        if isinstance(command, RecordRow):
-            self._record(command)
-        elif isinstance(command, Wake):
-            heapq.heappush(self._wakes, command.at)
-        elif self._held is not None:
+    def _carry_out(
+        self, command: StartWorker | StopWorker | RunAttempt | RunFinished
+    ) -> list[Event]:
+        if self._held is not None:
             return self._hold(self._held, command)
-        elif isinstance(command, RunFinished):
-            self.board.did(command, now)
+        self.board.did(command, self.clock())
+        if isinstance(command, RunFinished):
             self._finished = command
-        else:
-            self.board.did(command, now)
-            if self.watchdog is not None:
-                self.watchdog.did(command)
-            return self._perform(command)
-        return []
+            return []
+        if self.watchdog is not None:
+            self.watchdog.did(command)
+        return self._perform(command)
 
     def _perform(self, command: StartWorker | StopWorker | RunAttempt) -> list[Event]:
         try:
@@ -280,11 +289,12 @@ class Driver:
             ),
         )
 
-    def _record(self, command: RecordRow) -> None:
-        measurement = self.to_measurement(command)
+    def _record(self, commands: Sequence[RecordRow]) -> None:
+        rows = [(command, self.to_measurement(command)) for command in commands]
         if self._held is None:
+            measurements = [measurement for _, measurement in rows]
             try:
-                self._patiently("the store", lambda: self.store.append(measurement), StoreError)
+                self._patiently("the store", lambda: self.store.append(*measurements), StoreError)
             except StoreFull as full:
                 self._held = Held(since=self.clock(), reason=str(full))
                 self._look_for_room_at = self.clock() + ROOM_INTERVAL_S
@@ -294,10 +304,12 @@ class Driver:
                     f"until there is room"
                 )
             else:
-                self._recorded(command, measurement)
+                for command, measurement in rows:
+                    self._recorded(command, measurement)
                 return
-        self.store.spill(measurement)  # safe from this process's death, if it can be
-        self._held.add_row(command, measurement)
+        for command, measurement in rows:
+            self.store.spill(measurement)  # safe from this process's death, if it can be
+            self._held.add_row(command, measurement)
 
     def _recorded(self, command: RecordRow, measurement: Measurement) -> None:
         """A row is safe."""

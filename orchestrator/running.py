@@ -379,7 +379,9 @@ def _drive(
             plan.jobs,
             settings,
             estimator_for(history, plan.nodes),
-            attempts_before=attempts_before(history, store.attempts_set_aside()),
+            attempts_before=attempts_before(
+                history, store.attempts_set_aside(planned.job.job_id for planned in plan.jobs)
+            ),
         )
         return Driver(
             schedule=schedule,

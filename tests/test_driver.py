@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from driver_cases import MOMENT, FakeClock, FakeExecutor, attempt, job, node, plan
 
-from orchestrator.attempt import Attempt
+from orchestrator.attempt import Attempt, Outcome
 from orchestrator.derive import measurement_of
 from orchestrator.driver import Driver, StopSignal
 from orchestrator.errors import ClusterError, StoreError, StoreLocked
@@ -65,12 +65,12 @@ class Rows:
         """Keep the note of an attempt."""
         self.begun.append(if_lost)
 
-    def append(self, measurement: Measurement) -> None:
-        """Keep a row, or fail."""
+    def append(self, *measurements: Measurement) -> None:
+        """Keep rows, or fail."""
         if self._failures:
             self._failures -= 1
             raise self._error("input/output error")
-        self.kept.append(measurement)
+        self.kept += measurements
 
     def make_reserve(self) -> None:
         """There is room for more where there was for a row."""
@@ -178,16 +178,59 @@ def test_a_row_is_durable_before_its_card_is_given_away() -> None:
     seen: list[tuple[int, int]] = []
     keep = case.rows.append
 
-    def append(measurement: Measurement) -> None:
+    def append(*measurements: Measurement) -> None:
         runs = sum(isinstance(command, RunAttempt) for command in case.executor.log)
         seen.append((len(case.rows.kept), runs))
-        keep(measurement)
+        keep(*measurements)
 
     case.rows.append = append  # type: ignore[method-assign]
     assert case.driver.drive().finished
     assert seen[:4] == [(0, 1)] * 4  # never a second attempt before the first row
     assert len(case.rows.kept) == 2
     assert sum("the store failed" in line for line in case.view.lines) == 3
+
+
+def test_rows_of_the_same_moment_are_written_together() -> None:
+    """Two attempts end in one look at the executor: one write, before either card is used again;
+    and an attempt that has ended by then is not begun."""
+    here = [attempt(ONE, CARD), attempt(TWO, CARD, number=2)]
+
+    def answer(event: Event) -> list[Command]:
+        ended = event.outcome.attempt_id if isinstance(event, AttemptEnded) else ""
+        this = next((each for each in here if each.attempt_id == ended), None)
+        if this is None:
+            return []
+        row = RecordRow(
+            job=this.job,
+            state=event.outcome.state,
+            reason="",
+            final=True,
+            attempt=this,
+            outcome=event.outcome,
+        )
+        begins = attempt(ONE, CARD, number=2) if this is here[0] else here[0]
+        return [row, RunAttempt(attempt=begins, worker_ids=("w1",))]
+
+    case = Case(answer)
+    written: list[tuple[int, int]] = []
+    keep = case.rows.append
+
+    def append(*measurements: Measurement) -> None:
+        written.append((len(measurements), len(case.executor.log)))
+        keep(*measurements)
+
+    case.rows.append = append  # type: ignore[method-assign]
+    case.executor.perform(StartWorker(worker_id="w1", card=CARD))
+    ends = [
+        AttemptEnded(
+            at=MOMENT, outcome=Outcome(attempt_id=each.attempt_id, state=State.LOST, ranks=())
+        )
+        for each in here
+    ]
+    case.driver._feed(ends)
+    assert written == [(2, 1)]
+    begun = [command.attempt for command in case.executor.log if isinstance(command, RunAttempt)]
+    assert begun == [attempt(ONE, CARD, number=2)]
 
 
 def test_a_disk_that_stays_broken_ends_the_run_with_its_reason() -> None:

@@ -7,14 +7,17 @@ import os
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
 from measurements import row
 
-from orchestrator.errors import StoreError, StoreLocked
+from orchestrator.errors import StoreError, StoreFull, StoreLocked
 from orchestrator.job import State
 from orchestrator.on_ray.predecessors import owned, owner_in
+from orchestrator.results import begun, disk
+from orchestrator.results.begun import read_begun
 from orchestrator.results.lock import LOCK_NAME, SILENCE_S
 from orchestrator.results.store import Store
 from orchestrator.running import RunOptions, grid_to_resume, with_cards_of
@@ -70,39 +73,106 @@ def test_attempts_of_a_dead_driver_become_rows_once(tmp_path: Path) -> None:
     ]
 
 
-def test_an_attempt_that_has_its_row_leaves_no_note(tmp_path: Path) -> None:
+def begun_log(store: Store) -> Path:
+    """Where the store notes what has begun."""
+    return store.path / "begun.log"
+
+
+def test_attempts_that_have_their_rows_leave_no_note(tmp_path: Path) -> None:
     """An orderly end leaves nothing to settle."""
     with Store.open(tmp_path, "night") as store:
         store.begin(lost(0))
-        assert len(list(store.running_path.iterdir())) == 1
-        store.append(row(0))
-        assert list(store.running_path.iterdir()) == []
+        store.begin(lost(1))
+        assert len(begun_log(store).read_bytes().splitlines()) == 2
+        store.append(row(0), row(1))
+    assert not begun_log(store).exists()
+
+
+def test_attempts_without_rows_are_settled_by_the_next_driver(tmp_path: Path) -> None:
+    """Also where the one before ended in order, but at once."""
+    with Store.open(tmp_path, "night") as store:
+        store.begin(lost(0))
+        store.begin(lost(1))
+        store.append(row(1))
+    with Store.open(tmp_path, "night") as store:
+        assert store.interrupted == (row(0).attempt_id,)
+    assert not begun_log(store).exists()
+    assert Counter(each.state for each in store.measurements()) == {
+        State.LOST: 1,
+        State.SUCCEEDED: 1,
+    }
 
 
 def test_a_note_whose_row_was_compacted_away_is_no_second_row(tmp_path: Path) -> None:
-    """A driver may die between writing a row and removing the note of its attempt."""
+    """A driver may die between writing a row and its end."""
     with Store.open(tmp_path, "night") as store:
         store.begin(lost(0))
-        (note,) = store.running_path.iterdir()
-        kept = note.read_bytes()
+        kept = begun_log(store).read_bytes()
         store.append(row(0))
         store.append(row(1))
         store.compact()
-        note.write_bytes(kept)
+    begun_log(store).write_bytes(kept)
     with Store.open(tmp_path, "night") as store:
-        assert store.interrupted == () and not note.exists()
+        assert store.interrupted == () and not begun_log(store).exists()
         assert len(store.measurements()) == 2
 
 
-def test_a_torn_note_is_set_aside(tmp_path: Path) -> None:
-    """It is reported as every damaged file is."""
+def test_a_torn_note_is_of_an_attempt_that_never_began(tmp_path: Path) -> None:
+    """Wherever its writing was cut off: what was noted before it is settled, and nothing else."""
     with Store.open(tmp_path, "night") as store:
         store.begin(lost(0))
-        (note,) = store.running_path.iterdir()
-    note.write_bytes(note.read_bytes()[:100])
+        whole = begun_log(store).read_bytes()
+        store.begin(lost(1))
+        both = begun_log(store).read_bytes()
+    for number, length in enumerate((len(whole), len(whole) + 1, len(whole) + 30, len(both) - 1)):
+        with Store.open(tmp_path, f"cut{number}") as cut:
+            pass
+        begun_log(cut).write_bytes(both[:length])
+        with cut:
+            assert cut.interrupted == (row(0).attempt_id,)
+        assert cut.read().damaged == () and not begun_log(cut).exists()
+
+
+def test_a_damaged_note_is_set_aside(tmp_path: Path) -> None:
+    """It is reported as every damaged file is, and the sound ones are settled."""
     with Store.open(tmp_path, "night") as store:
-        assert store.interrupted == () and store.measurements() == []
-        assert [each.path.name for each in store.read().damaged] == [note.name]
+        store.begin(lost(0))
+        store.begin(lost(1))
+    data = bytearray(begun_log(store).read_bytes())
+    data[100] ^= 1
+    begun_log(store).write_bytes(data)
+    with Store.open(tmp_path, "night") as store:
+        assert store.interrupted == (row(1).attempt_id,)
+        assert [each.path.name for each in store.read().damaged] == ["begun.log"]
+
+
+def test_a_long_log_is_replaced_by_what_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It never grows far beyond the notes of the attempts that run."""
+    monkeypatch.setattr(begun, "_LONG_BYTES", 20_000)
+    with Store.open(tmp_path, "night") as store:
+        store.begin(lost(1000))
+        for number in range(60):
+            store.begin(lost(number))
+            store.append(row(number))
+            assert begun_log(store).stat().st_size < 24_000
+        assert lost(1000) in read_begun(begun_log(store))[0]
+        store.append(row(1000))
+
+
+def test_a_note_without_room_is_made_up_for_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A write that a full disk cuts short leaves no torn line among the others."""
+    with Store.open(tmp_path, "night") as store:
+        store.begin(lost(0))
+        with monkeypatch.context() as full:
+            full.setattr(disk, "write", lambda handle, data: os.write(handle, data[:50]))
+            with pytest.raises(StoreFull, match="50 of"):
+                store.begin(lost(1))
+        store.begin(lost(2))
+        assert read_begun(begun_log(store)) == ([lost(0), lost(1), lost(2)], "")
 
 
 def test_what_an_earlier_driver_left_running_is_ended(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import errno
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from measurements import job, row
 from orchestrator.errors import SchemaMismatch, StoreError, StoreFull
 from orchestrator.history import PastRow
 from orchestrator.job import Accelerator, State
-from orchestrator.results import fragments, scan
+from orchestrator.results import disk, fragments, scan
 from orchestrator.results import store as store_module
 from orchestrator.results.store import Store, runs
 
@@ -43,6 +44,52 @@ def test_what_is_appended_is_read_back(tmp_path: Path) -> None:
     assert store.measurements() == [row(0), row(1), row(2)]
     bare = [dataclasses.replace(row(n), samples=(), items=()) for n in range(3)]
     assert store.measurements(samples=False) == bare
+
+
+def test_rows_written_together_are_one_file(tmp_path: Path) -> None:
+    """Many rows, one name that says their highest attempt; read and compacted as any others."""
+    with Store.open(tmp_path, "night") as store:
+        store.append(row(0))
+        path = store.append(row(1), row(2, attempt_number=7), row(3))
+        assert path.name.startswith("rows-7-") and len(os.listdir(store.tables_path)) == 2
+        assert path == store.append(row(1), row(2, attempt_number=7), row(3))
+        assert numbers(store) == [0, 1, 2, 3] and len(store.history()) == 4
+        store.compact()
+    assert numbers(store) == [0, 1, 2, 3] and len(os.listdir(store.tables_path)) == 1
+
+
+def test_rows_that_could_not_be_written_together_can_be_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever call failed, nothing of them is left that would make them two."""
+    for number, name in enumerate(("create", "write", "sync", "rename", "sync_directory")):
+        with Store.open(tmp_path, f"night{number}") as store:
+            with monkeypatch.context() as broken:
+                broken.setattr(disk, name, raising(OSError(errno.ENOSPC, "full")))
+                with pytest.raises(StoreFull):
+                    store.append(row(0), row(1))
+            store.append(row(1))
+            store.append(row(0))
+        assert numbers(store) == [0, 1], name
+
+
+def raising(error: Exception) -> Callable[..., None]:
+    """A call that always fails."""
+
+    def fail(*_: object) -> None:
+        raise error
+
+    return fail
+
+
+def test_damaged_rows_written_together_use_up_the_attempt_numbers_of_all(tmp_path: Path) -> None:
+    """Nobody can tell whose rows they were."""
+    with Store.open(tmp_path, "night") as store:
+        path = store.append(row(1), row(2, attempt_number=7))
+    path.write_bytes(path.read_bytes()[:-1])
+    with Store.open(tmp_path, "night") as store:
+        ids = [row(1).job_id, row(5).job_id]
+        assert store.attempts_set_aside(ids) == dict.fromkeys(ids, 7)
 
 
 def test_a_run_that_was_never_started_is_empty(tmp_path: Path) -> None:

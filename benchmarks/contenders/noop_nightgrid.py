@@ -1,4 +1,8 @@
-"""No-op jobs through schedule, driver, store and Ray: JOBS NODES CARDS SCRATCH."""
+"""No-op jobs through schedule, driver, store and Ray: JOBS NODES CARDS SCRATCH.
+
+The workers start one after the other over many seconds. So that all jobs meet warm workers, as they
+do in a pool, the driver hears of the first when the last is up.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +10,16 @@ import contextlib
 import sys
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
+from time import perf_counter, process_time
 from typing import Any
 
 from benchmarks.contender import serve
 from orchestrator.cluster import parse_emulation
 from orchestrator.derive import measurement_of
 from orchestrator.driver import Driver
-from orchestrator.events import RecordRow
+from orchestrator.events import Event, RecordRow, WorkerReady
 from orchestrator.job import Accelerator, Job, State
 from orchestrator.live import QuietView
 from orchestrator.measurement import Measurement
@@ -28,6 +34,47 @@ from orchestrator.session import with_memory
 from orchestrator.watchdog import Watchdog
 
 
+class Together:
+    """An executor whose workers are all ready at once."""
+
+    def __init__(self, executor: RayExecutor, workers: int) -> None:
+        self._executor, self._workers = executor, workers
+        self._ready: list[Event] | None = []
+        self.ready_at, self.cpu_at_ready = 0.0, 0.0
+
+    def events(self, timeout_s: float) -> list[Event]:
+        """What happened; of workers that are ready nothing before all of them are."""
+        happened = self._executor.events(timeout_s)
+        if self._ready is None:
+            return happened
+        self._ready += [event for event in happened if isinstance(event, WorkerReady)]
+        if len(self._ready) < self._workers:
+            return [event for event in happened if not isinstance(event, WorkerReady)]
+        happened = [e for e in happened if not isinstance(e, WorkerReady)] + self._ready
+        self._ready, self.ready_at, self.cpu_at_ready = None, perf_counter(), process_time()
+        return happened
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._executor, name)
+
+
+class Timed:
+    """A store that knows when the last row was safe."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.files, self.safe_at, self.cpu_at_safe = 0, 0.0, 0.0
+
+    def append(self, *measurements: Measurement) -> None:
+        """Write rows."""
+        self._store.append(*measurements)
+        self.files += 1
+        self.safe_at, self.cpu_at_safe = perf_counter(), process_time()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+
 def main() -> None:
     count, node_count, cards = map(int, sys.argv[1:4])
     scratch = Path(sys.argv[4])
@@ -37,15 +84,12 @@ def main() -> None:
 
     def turn() -> dict[str, Any]:
         results = Path(tempfile.mkdtemp(dir=scratch))
+        rows: Counter[State] = Counter()
         unwell: list[str] = []  # what became of jobs that did not succeed
-        ended: list[tuple[float, str]] = []  # of each job: when its row was made, and by whom
 
         def to_measurement(record: RecordRow) -> Measurement:
-            if record.state is not State.SUCCEEDED:
+            if record.reason and record.state is not State.SUCCEEDED:
                 unwell.append(f"{record.state}: {record.reason}")
-            elif record.final and record.outcome is not None:
-                worker = record.outcome.ranks[0].worker
-                ended.append((time.perf_counter(), worker.worker_id if worker else ""))
             return measurement_of(
                 record,
                 run="noop",
@@ -54,47 +98,37 @@ def main() -> None:
                 nodes=board.nodes or nodes,
             )
 
-        began, cpu = time.perf_counter(), time.process_time()
+        began = perf_counter()
         with Store.open(results, "noop") as store, contextlib.ExitStack() as stack:
-            executor = stack.enter_context(
-                contextlib.closing(
-                    RayExecutor(
-                        run="noop",
-                        log_dir=store.path / "logs",
-                        factory="benchmarks.contenders.noop_worker:NoopWorker",
-                        preload=False,
-                    )
-                )
+            ray = RayExecutor(
+                run="noop",
+                log_dir=store.path / "logs",
+                factory="benchmarks.contenders.noop_worker:NoopWorker",
+                preload=False,
             )
+            executor = Together(stack.enter_context(contextlib.closing(ray)), node_count * cards)
+            timed = Timed(store)
             board = Board(run="noop", plan=plan, started_at=time.time())
             Driver(
                 schedule=Schedule(jobs, ScheduleSettings(), estimator_for([], nodes)),
                 executor=executor,
-                store=store,
+                store=timed,
                 to_measurement=to_measurement,
                 board=board,
                 view=QuietView(),
                 write_status=lambda text: store.write_file("status.json", text),
                 watchdog=Watchdog(),
             ).drive()
-            done = time.perf_counter()
-            used = time.process_time() - cpu
-        if len(ended) != count:
-            raise RuntimeError(f"{len(ended)} of {count} jobs succeeded; {unwell[:3]}")
-        seen: set[str] = set()
-        warm = 0  # jobs until every card had done one
-        for number, (_, worker) in enumerate(ended, start=1):
-            if worker not in seen:
-                seen.add(worker)
-                warm = number
-        # Where the jobs run out before the last worker is up, the second half has to do.
-        warm = min(warm, len(ended) // 2)
+            done = perf_counter()
+        rows.update(row.state for row in store.history() if row.final)
+        if rows != {State.SUCCEEDED: count}:
+            raise RuntimeError(f"of {count} jobs: {dict(rows)}; {unwell[:3]}")
         return {
-            "work": len(ended) - warm,
-            "wall_s": ended[-1][0] - ended[warm - 1][0],
+            "work": count,
+            "wall_s": timed.safe_at - executor.ready_at,
             "whole_s": done - began,
-            "driver_cpu_ms": used / len(ended) * 1e3,
-            "workers": len(seen),
+            "cpu_s": timed.cpu_at_safe - executor.cpu_at_ready,
+            "files": timed.files,
         }
 
     with emulate(nodes):

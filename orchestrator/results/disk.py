@@ -17,6 +17,11 @@ def create(path: Path) -> int:
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
 
 
+def open_to_append(path: Path) -> int:
+    """Open a file that is there, for writing at its end; its handle."""
+    return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+
+
 def write(handle: int, data: bytes | memoryview) -> int:
     """Write some of the data; how many bytes."""
     return os.write(handle, data)

@@ -7,6 +7,7 @@ fragment, 52 read back as wrong values without an error. The same bytes have the
 writing a row again after a failure cannot make it two.
 
     <job>-<attempt>-<sha256[:16]>.parquet          one row
+    rows-<attempt>-<sha256[:16]>.parquet           rows written together; their highest attempt
     compacted-<rows>-<sha256[:16]>.parquet         many rows, instead of fragments it lists
     .<name>.partial                                not written yet; left behind by a crash
 """
@@ -31,6 +32,8 @@ _FRAGMENT = re.compile(
 )
 _COMPACTED = re.compile(r"compacted-(?P<rows>\d+)-(?P<digest>[0-9a-f]{16})\.parquet")
 _PARTIAL = re.compile(r"\.(?P<name>.+\.parquet)\.partial")
+#: Stands in a name for the jobs of rows that were written together.
+TOGETHER = "rows"
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -48,7 +51,7 @@ def digest(data: bytes) -> str:
 
 
 def fragment_name(job_id: str, attempt_number: int, data: bytes) -> str:
-    """The name of a fragment with this content.
+    """The name of a fragment with this content: one row, or, as of job ``TOGETHER``, several.
 
     Raises:
         StoreError: the job id cannot be part of a file name.
@@ -76,7 +79,8 @@ def partial_target(name: str) -> str | None:
 
 
 def attempt_of(name: str) -> tuple[str, int] | None:
-    """The job id and the number of the attempt whose row the file holds; None for other files."""
+    """The job id and the number of the attempt whose row the file holds (``TOGETHER`` and the
+    highest number where it holds several); None for other files."""
     match = _FRAGMENT.match(name)
     if match is None or is_compacted(name):
         return None
@@ -111,8 +115,7 @@ def write_durably(directory: Path, name: str, data: bytes) -> Path:
             raise
         disk.sync_directory(directory)
     except OSError as error:
-        kind = StoreFull if error.errno in _NO_SPACE else StoreError
-        raise kind(f"cannot write {target}: {error.strerror or error}") from error
+        raise write_error(target, error) from error
     return target
 
 
@@ -125,9 +128,14 @@ def replace_file(directory: Path, name: str, data: bytes) -> Path:
     except OSError as error:
         with contextlib.suppress(OSError):
             disk.remove(aside)
-        kind = StoreFull if error.errno in _NO_SPACE else StoreError
-        raise kind(f"cannot write {directory / name}: {error.strerror or error}") from error
+        raise write_error(directory / name, error) from error
     return directory / name
+
+
+def write_error(path: Path, error: OSError) -> StoreError:
+    """What the file system said, in the store's words: ``StoreFull`` where no space is left."""
+    kind = StoreFull if error.errno in _NO_SPACE else StoreError
+    return kind(f"cannot write {path}: {error.strerror or error}")
 
 
 def _write(path: Path, data: bytes, *, synced: bool) -> None:
@@ -157,11 +165,11 @@ def recover(directory: Path, quarantine: Path) -> list[Damage]:
         try:
             data = disk.read(path)
         except OSError as error:  # a directory or a dangling link of this name, or a bad sector
-            found.append(Damage(path=_set_aside(path, quarantine), reason=str(error)))
+            found.append(Damage(path=set_aside(path, quarantine), reason=str(error)))
             continue
         reason = damage_of(target or name, data)
         if reason is not None:
-            found.append(Damage(path=_set_aside(path, quarantine), reason=reason))
+            found.append(Damage(path=set_aside(path, quarantine), reason=reason))
         elif target is not None:
             write_durably(directory, target, data)
     return found
@@ -179,7 +187,7 @@ def set_aside_earlier(quarantine: Path) -> list[Damage]:
     ]
 
 
-def _set_aside(path: Path, quarantine: Path) -> Path:
+def set_aside(path: Path, quarantine: Path) -> Path:
     disk.make_directory(quarantine)
     target, number = quarantine / path.name.lstrip("."), 1
     while disk.is_there(target):

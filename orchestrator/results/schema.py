@@ -88,23 +88,58 @@ def column_names(*, raw: bool = True) -> list[str]:
     return [name for name in schema().names if raw or name not in RAW_COLUMNS]
 
 
-def to_table(measurements: Sequence[Measurement]) -> pa.Table:
+def to_table(measurements: Sequence[Measurement], *, documented: bool = True) -> pa.Table:
     """Rows as an Arrow table. Text that UTF-8 cannot hold is escaped; all else is exact.
 
     Raises:
         StoreError: a value does not fit its column; the message names both.
     """
+    return _table([_flat(measurement) for measurement in measurements], documented)
+
+
+def to_json(measurement: Measurement) -> str:
+    """A row as one line of JSON, for what is no table yet."""
+    return json.dumps(_flat(measurement), separators=(",", ":"))
+
+
+def from_json(line: str) -> Measurement:
+    """The row that ``to_json`` wrote.
+
+    Raises:
+        SchemaMismatch: a newer version wrote it.
+        StoreError: it is no row.
+    """
     import pyarrow as pa
 
-    rows = [_flat(measurement) for measurement in measurements]
+    try:
+        row = json.loads(line)
+        if row["schema_version"] > SCHEMA_VERSION:
+            raise SchemaMismatch(
+                f"a row has schema version {row['schema_version']}; this program reads up to "
+                f"{SCHEMA_VERSION}. Use the version of Nightgrid that wrote it, or a newer one."
+            )
+        for column in undocumented_schema():
+            if pa.types.is_map(column.type):  # JSON has no pairs, only lists of two
+                row[column.name] = [tuple(pair) for pair in row.get(column.name) or ()]
+        (measurement,) = from_table(_table([row], documented=False))
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        raise StoreError(f"not a row of results: {error!r}") from error
+    return measurement
+
+
+def _table(rows: Sequence[Mapping[str, Any]], documented: bool) -> pa.Table:
+    """Flat rows as a table; a column that they lack is null."""
+    import pyarrow as pa
+
+    columns = schema() if documented else undocumented_schema()
     arrays = []
-    for column in schema():
-        values = [row[column.name] for row in rows]
+    for column in columns:
+        values = [row.get(column.name) for row in rows]
         try:
             arrays.append(_array(values, column.type))
-        except (pa.ArrowException, TypeError, OverflowError) as error:
+        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
             raise StoreError(f"column {column.name!r} cannot hold its value: {error}") from error
-    return pa.Table.from_arrays(arrays, schema=schema())
+    return pa.Table.from_arrays(arrays, schema=columns)
 
 
 def from_table(table: pa.Table, *, source: str = "table") -> list[Measurement]:

@@ -3,8 +3,8 @@
     <results>/<run>/rows/*.parquet    the rows; open them with pyarrow, pandas, DuckDB or Polars
     <results>/<run>/quarantine/       fragments that were found torn or corrupt, kept for a look
     <results>/<run>/driver.lock       who writes; there is one writer (``lock.py``)
-    <results>/<run>/running/          of each attempt that runs now, the row it will have should
-                                      its driver die
+    <results>/<run>/begun.log         of each attempt that runs now, the row it will have should
+                                      its driver die (``begun.py``)
     <results>/<run>/.reserve          room that is given up for status and report on a full disk
     <results>/<run>/run.id            by which a driver's processes are known (``leftovers.py``)
 
@@ -24,7 +24,7 @@ import logging
 import os
 import secrets
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import lru_cache
@@ -37,6 +37,7 @@ from orchestrator.history import PastRow
 from orchestrator.job import Accelerator, Scalar, State
 from orchestrator.measurement import Measurement
 from orchestrator.results import disk, fragments
+from orchestrator.results.begun import BegunLog, read_begun
 from orchestrator.results.fragments import Damage
 from orchestrator.results.lock import SILENCE_S, Holder, RunLock
 from orchestrator.results.scan import COVERS_KEY, Scan, scan_rows
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("nightgrid.store")
 #: A writer that ends with this many files compacts them: ten thousand take a reader half a minute.
 COMPACT_FROM = 200
+_FEW_ROWS = 64
 _RESERVE_BYTES = 64 * 2**10
 
 _HISTORY_COLUMNS = (
@@ -102,10 +104,9 @@ class Store:
             # os.path.realpath, since Path.resolve raises where links go round in a circle
             if not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(results_dir)):
                 raise StoreError(f"{path} leads out of {results_dir}; link the latter instead")
-        self.running_path = self.path / "running"
+        self._begun = BegunLog(self.path / "begun.log")
         self.taken_over_from: Holder | None = None
         self.interrupted: tuple[str, ...] = ()  # attempts that a predecessor's death ended
-        self._notes: dict[str, Path] = {}  # by attempt id
         self.rescued = 0  # rows that a predecessor could write only elsewhere
         self._spilled: dict[str, Path] = {}  # by the name of the row's file
         self._lock = RunLock(self.path)
@@ -183,12 +184,14 @@ class Store:
         except (StoreError, OSError) as problem:  # a convenience; the rows are safe without it
             _LOG.warning("the rows were not compacted: %s", problem)
         finally:
+            self._begun.close()
             with contextlib.suppress(OSError):
                 disk.remove(self._reserve)
             self._lock.release()
 
-    def append(self, measurement: Measurement) -> Path:
-        """Write one row; when this returns, it survives a power failure. Safe to repeat.
+    def append(self, *measurements: Measurement) -> Path:
+        """Write a row, or several as one file: all or none. When this returns, they survive a
+        power failure. Safe to repeat with the same rows.
 
         Raises:
             StoreFull: no space is left; try again later.
@@ -196,12 +199,18 @@ class Store:
             StoreError: it cannot be written.
         """
         self._lock.still_mine()
-        data = _row_file(measurement)
-        name = fragments.fragment_name(measurement.job_id, measurement.attempt_number, data)
-        path = fragments.write_durably(self.tables_path, name, data)
-        if note := self._notes.pop(measurement.attempt_id, None):
-            with contextlib.suppress(OSError):  # the next writer sees that its row is there
-                disk.remove(note)
+        name, data = _row_file(measurements)
+        there = disk.is_there(self.tables_path / name)
+        try:
+            path = fragments.write_durably(self.tables_path, name, data)
+        except StoreError:
+            # It may be there, and not last; in another company the rows would be there twice.
+            if len(measurements) > 1 and not there:
+                with contextlib.suppress(OSError):
+                    disk.remove(self.tables_path / name)
+            raise
+        for measurement in measurements:
+            self._begun.end(measurement.attempt_id)
         if elsewhere := self._spilled.pop(name, None):
             with contextlib.suppress(OSError):
                 disk.remove(elsewhere)
@@ -224,8 +233,7 @@ class Store:
     def spill(self, measurement: Measurement) -> Path | None:
         """Write a row that finds no room where it belongs on another disk of this host, from where
         the run's next driver here fetches it; None if there is no room there either."""
-        data = _row_file(measurement)
-        name = fragments.fragment_name(measurement.job_id, measurement.attempt_number, data)
+        name, data = _row_file([measurement])
         for directory in spill_directories(self.run_id):
             with contextlib.suppress(OSError, StoreError):
                 disk.make_private_directory(directory)
@@ -251,42 +259,45 @@ class Store:
                 directory.rmdir()
 
     def begin(self, if_lost: Measurement) -> None:
-        """Note that an attempt starts, by the row that it gets should this process die meanwhile.
-        ``append`` of the attempt's own row takes the note away. Survives the death of the process,
-        not that of the machine.
+        """Note that an attempt starts, by the row that it gets should this process die before
+        ``append`` has written the attempt's own. Survives the death of the process, not that of
+        the machine.
 
         Raises:
             StoreFull: no space is left.
             StoreError: it cannot be written.
         """
         self._lock.still_mine()
-        disk.make_directory(self.running_path)
-        data = _row_file(if_lost)
-        name = fragments.fragment_name(if_lost.job_id, if_lost.attempt_number, data)
-        self._notes[if_lost.attempt_id] = fragments.replace_file(self.running_path, name, data)
+        self._begun.begin(if_lost)
 
     def _record_interrupted(self) -> tuple[str, ...]:
-        """Make rows of the notes that a dead predecessor left; the ids of their attempts."""
-        if not disk.is_there(self.running_path):
+        """Make rows of what a dead predecessor had running; the ids of those attempts."""
+        path = self._begun.path
+        if not disk.is_there(path):
             return ()
-        notes = scan_rows(self.running_path, ("job_id", "attempt_number", "attempt_id"))
-        recorded = scan_rows(self.tables_path, ("job_id", "attempt_number"))
-        known = {
+        try:
+            begun, reason = read_begun(path)
+        except OSError as error:
+            begun, reason = [], str(error)
+        known = self._attempts_recorded() if begun else set()
+        lost = [row for row in begun if (row.job_id, row.attempt_number) not in known]
+        if lost:
+            self.append(*lost)
+        if reason:
+            damage = fragments.set_aside(path, self.quarantine_path)
+            _LOG.warning("set aside as %s: %s", damage, reason)
+        else:
+            disk.remove(path)
+        return tuple(sorted(row.attempt_id for row in lost))
+
+    def _attempts_recorded(self) -> set[tuple[str, int]]:
+        """Job and number of each attempt that has a row."""
+        scan = scan_rows(self.tables_path, ("job_id", "attempt_number"))
+        return {
             (row["job_id"], row["attempt_number"])
-            for table in recorded.tables.values()
+            for table in scan.tables.values()
             for row in table.to_pylist()
         }
-        interrupted = []
-        for name, table in notes.tables.items():
-            (row,) = table.to_pylist()
-            path = self.running_path / name
-            if (row["job_id"], row["attempt_number"]) not in known:
-                fragments.write_durably(self.tables_path, name, disk.read(path))
-                interrupted.append(str(row["attempt_id"]))
-            disk.remove(path)
-        for damage in fragments.recover(self.running_path, self.quarantine_path):
-            _LOG.warning("set aside as %s: %s", damage.path, damage.reason)
-        return tuple(sorted(interrupted))
 
     @property
     def run_id(self) -> str:
@@ -371,14 +382,15 @@ class Store:
         """The rows in the order of recording; without ``samples`` it is faster."""
         return list(self.read(samples=samples).measurements)
 
-    def attempts_set_aside(self) -> dict[str, int]:
-        """The highest number of an attempt, by job id, whose row is damaged: no other attempt may
-        be called the same."""
+    def attempts_set_aside(self, job_ids: Iterable[str]) -> dict[str, int]:
+        """The highest number, by job id, of an attempt at one of these jobs whose row may be among
+        the damaged ones: no other attempt may be called the same."""
         numbers: dict[str, int] = {}
         for damage in fragments.set_aside_earlier(self.quarantine_path):
             if attempt := fragments.attempt_of(damage.path.name):
                 numbers[attempt[0]] = max(attempt[1], numbers.get(attempt[0], 0))
-        return numbers
+        of_any = numbers.pop(fragments.TOGETHER, 0)
+        return {job_id: most for job_id in job_ids if (most := max(of_any, numbers.get(job_id, 0)))}
 
     def history(self) -> list[PastRow]:
         """What planning and estimating need of each row, oldest first."""
@@ -476,12 +488,20 @@ def spill_directories(run_id: str) -> list[Path]:
     return [place / f".nightgrid-unsaved-{run_id}" for place in places if place.is_dir()]
 
 
-def _row_file(measurement: Measurement) -> bytes:
-    """A file of one row."""
-    from orchestrator.results.schema import to_table, undocumented_schema
+def _row_file(measurements: Sequence[Measurement]) -> tuple[str, bytes]:
+    """Name and content of a file of rows that are written together."""
+    from orchestrator.results.schema import to_table
 
     # Descriptions of columns would be half of it; compacted files have them.
-    return _parquet(to_table([measurement]).cast(undocumented_schema()), use_dictionary=False)
+    data = _parquet(to_table(measurements, documented=False), use_dictionary=False)
+    if len(measurements) == 1:
+        job_id = measurements[0].job_id
+    else:
+        job_id = fragments.TOGETHER
+        for each in measurements:  # no file of it alone could be named
+            fragments.fragment_name(each.job_id, each.attempt_number, b"")
+    number = max(each.attempt_number for each in measurements)
+    return fragments.fragment_name(job_id, number, data), data
 
 
 def _parquet(table: pa.Table, *, use_dictionary: bool) -> bytes:
@@ -489,8 +509,8 @@ def _parquet(table: pa.Table, *, use_dictionary: bool) -> bytes:
     import pyarrow.parquet as pq
 
     sink = pa.BufferOutputStream()
-    # A hundred columns of one value each: setting up zstd for them takes longer than all the rest.
-    codec = "zstd" if table.num_rows > 1 else "snappy"
+    # A hundred columns of few values each: setting up zstd for them takes longer than all the rest.
+    codec = "zstd" if table.num_rows > _FEW_ROWS else "snappy"
     pq.write_table(
         table, sink, compression=codec, write_statistics=False, use_dictionary=use_dictionary
     )

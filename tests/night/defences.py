@@ -7,7 +7,7 @@ night must break, and the seed says which: a check that nothing can fail would p
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,9 +60,9 @@ def _rows_last() -> contextlib.AbstractContextManager[Any]:
 def _forget_full_rows() -> contextlib.AbstractContextManager[Any]:
     """A row that finds no room is dropped."""
 
-    def dropping(driver: Driver, command: RecordRow) -> None:
+    def dropping(driver: Driver, commands: Sequence[RecordRow]) -> None:
         with contextlib.suppress(StoreFull):
-            driver.store.append(driver.to_measurement(command))
+            driver.store.append(*map(driver.to_measurement, commands))
 
     return patch.object(Driver, "_record", dropping)
 

@@ -73,6 +73,14 @@ class SimulatedDisk:
         self._open[self._handles] = inode, path
         return self._handles
 
+    def open_to_append(self, path: Path) -> int:
+        """Open for writing at the end."""
+        self.step()
+        inode = self._directory(path.parent).now[path.name]
+        self._handles += 1
+        self._open[self._handles] = inode, path
+        return self._handles
+
     def write(self, handle: int, data: bytes | memoryview) -> int:
         """Write all, or as much as there is room for."""
         (inode, path), part = self._open[handle], bytes(data)

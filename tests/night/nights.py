@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from heapq import heappop
 from pathlib import Path
@@ -61,7 +61,18 @@ TOO_LONG_S = 3e5
 MOST_BAD_STARTS = 5
 ELSEWHERE = Path("/elsewhere")
 _DISK_CALLS = (
-    *("create", "write", "sync", "close", "rename", "remove", "read", "names", "is_there"),
+    *(
+        "create",
+        "open_to_append",
+        "write",
+        "sync",
+        "close",
+        "rename",
+        "remove",
+        "read",
+        "names",
+        "is_there",
+    ),
     *("make_directory", "make_private_directory", "is_ours", "sync_directory"),
 )
 
@@ -250,13 +261,14 @@ class MemoryStore:
         self._lock.still_mine()
         self.night.notes[if_lost.attempt_id] = if_lost
 
-    def append(self, measurement: Measurement) -> None:
-        """Keep a row."""
+    def append(self, *measurements: Measurement) -> None:
+        """Keep rows."""
         self.night.step()
         self._lock.still_mine()
         if self.night.is_full:
             raise StoreFull("cannot write: no space left")
-        self._keep(measurement)
+        for measurement in measurements:
+            self._keep(measurement)
 
     def _keep(self, measurement: Measurement) -> None:
         key = measurement.attempt_id
@@ -281,7 +293,7 @@ class MemoryStore:
             self.night.elsewhere.append(measurement)
         return NOWHERE / "elsewhere" / measurement.attempt_id
 
-    def attempts_set_aside(self) -> dict[str, int]:
+    def attempts_set_aside(self, _: Iterable[str]) -> dict[str, int]:
         """Nothing is damaged here."""
         return {}
 
@@ -301,19 +313,23 @@ class Promises:
         self.night.handed.append(if_lost)
         self.store.begin(if_lost)
 
-    def append(self, measurement: Measurement) -> None:
-        """Write a row: on return it is promised."""
+    def append(self, *measurements: Measurement) -> None:
+        """Write rows: on return they are promised."""
         night = self.night
-        night.handed.append(measurement)
+        night.handed += measurements
+        ids = {measurement.attempt_id for measurement in measurements}
         try:
-            self.store.append(measurement)
+            path = self.store.append(*measurements)
         except StoreFull:
-            night.waiting.add(measurement.attempt_id)
+            night.waiting |= ids
             raise
-        night.waiting.discard(measurement.attempt_id)
-        if not is_late(measurement):
-            night.promised[measurement.attempt_id, measurement.invocation_id] = measurement
-        for card in [c for c, attempt in night.unsafe.items() if attempt == measurement.attempt_id]:
+        night.waiting -= ids
+        for measurement in measurements:
+            if not is_late(measurement):
+                key = measurement.attempt_id, measurement.invocation_id
+                night.promised[key] = measurement
+                night.files[key] = path.name if path else ""
+        for card in [card for card, attempt in night.unsafe.items() if attempt in ids]:
             del night.unsafe[card]
 
     def make_reserve(self) -> None:
@@ -496,6 +512,7 @@ class Night:
         self.begun: set[str] = set()
         self.handed: list[Measurement] = []
         self.promised: dict[tuple[str, str], Measurement] = {}
+        self.files: dict[tuple[str, str], str] = {}  # of promised rows, by the same keys
         self.notes: dict[str, Measurement] = {}
         self.kept: dict[str, Measurement] = {}
         self.elsewhere: list[Measurement] = []  # on the other disk
@@ -635,7 +652,7 @@ class Night:
     def _driver(self, store: Any, number: int, late: list[Measurement]) -> Driver:
         rows = store.rows()
         final = {row.job_id: row.state for row in rows if row.final}
-        before = dict(store.attempts_set_aside())
+        before = store.attempts_set_aside(job.job_id for job in self.jobs)
         for row in rows:
             before[row.job_id] = max(row.attempt_number, before.get(row.job_id, 0))
         again = (None, State.LOST, State.NOT_STARTED)
@@ -749,9 +766,8 @@ class Night:
         must(not twice, f"attempts with two rows: {twice}")
         seen = {(row.attempt_id, row.invocation_id) for row in rows}
         for (attempt_id, invocation), row in self.promised.items():
-            reported = any(
-                name.startswith(f"{row.job_id}-{row.attempt_number}-") for name in damaged
-            ) and bool(self.disk.flipped)
+            file = self.files.get((attempt_id, invocation), f"{row.job_id}-{row.attempt_number}-")
+            reported = any(name.startswith(file) for name in damaged) and bool(self.disk.flipped)
             there = (attempt_id, invocation) in seen
             must(there or reported, f"the row of attempt {attempt_id} is lost")
         numbers = Counter(r.attempt_id for r in rows if r.attempt_number and not is_late(r))

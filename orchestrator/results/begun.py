@@ -1,0 +1,117 @@
+"""Which attempts have begun: a log that tells the next driver what a dead one had running.
+
+    <sha256[:16]> <the row that the attempt gets should its driver die, as JSON>
+
+A line is appended in one write before its attempt begins. Nothing is written when the attempt
+ends, since its row tells that; a log that has grown long is replaced by one of the attempts that
+still run. The death of the driver can tear the last line only, and then its attempt has not begun.
+Nothing is synced: a power failure may take lines, and then nobody has heard of their attempts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+from orchestrator.errors import StoreError, StoreFull
+from orchestrator.measurement import Measurement
+from orchestrator.results import disk, fragments
+from orchestrator.results.schema import from_json, to_json
+
+_LONG_BYTES = 2**20
+
+
+class BegunLog:
+    """The log of one writer, who begins it anew."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lines: dict[str, bytes] = {}  # of attempts that run, by attempt id
+        self._handle: int | None = None  # None: the file is not there, or not as it should be
+        self._bytes = 0  # of the file
+
+    def begin(self, if_lost: Measurement) -> None:
+        """Note an attempt. A note that found no room is made up for by the next one.
+
+        Raises:
+            StoreFull: no space is left.
+            StoreError: it cannot be written.
+        """
+        line = _line(to_json(if_lost))
+        self._lines[if_lost.attempt_id] = line
+        if self._handle is None or self._bytes + len(line) > self._most_bytes():
+            self._replace()
+        else:
+            self._append(self._handle, line)
+
+    def end(self, attempt_id: str) -> None:
+        """The attempt has its row, or is not to have one."""
+        self._lines.pop(attempt_id, None)
+
+    def close(self) -> None:
+        """Nothing more begins. The log goes unless it tells of attempts without a row."""
+        there = self._handle is not None
+        self._close()
+        if there and not self._lines:
+            with contextlib.suppress(OSError):
+                disk.remove(self.path)
+
+    def _most_bytes(self) -> int:
+        if self._bytes < _LONG_BYTES:
+            return _LONG_BYTES
+        return max(_LONG_BYTES, 2 * sum(map(len, self._lines.values())))
+
+    def _replace(self) -> None:
+        self._close()
+        data = b"".join(self._lines.values())
+        fragments.replace_file(self.path.parent, self.path.name, data)
+        try:
+            self._handle, self._bytes = disk.open_to_append(self.path), len(data)
+        except OSError as error:
+            raise StoreError(f"cannot open {self.path}: {error.strerror or error}") from error
+
+    def _append(self, handle: int, line: bytes) -> None:
+        try:
+            written = disk.write(handle, line)
+        except OSError as error:
+            self._close()
+            raise fragments.write_error(self.path, error) from error
+        self._bytes += written
+        if written < len(line):  # nothing may follow a torn line
+            self._close()
+            raise StoreFull(f"cannot write {self.path}: {written} of {len(line)} bytes found room")
+
+    def _close(self) -> None:
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            with contextlib.suppress(OSError):
+                disk.close(handle)
+
+
+def read_begun(path: Path) -> tuple[list[Measurement], str]:
+    """The rows of the attempts that have begun, and why some of them cannot be read, if so.
+
+    Raises:
+        OSError: the log is there and cannot be read.
+        SchemaMismatch: a newer version wrote it.
+    """
+    try:
+        data = disk.read(path)
+    except FileNotFoundError:
+        return [], ""
+    *lines, _torn = data.split(b"\n")
+    found, reason = [], ""
+    for number, line in enumerate(lines, start=1):
+        checksum, _, text = line.partition(b" ")
+        try:
+            if checksum.decode("ascii") != fragments.digest(text):
+                raise StoreError("its checksum is another")
+            found.append(from_json(text.decode()))
+        except (StoreError, ValueError) as error:
+            reason = f"line {number}: {error}"
+    return found, reason
+
+
+def _line(text: str) -> bytes:
+    data = text.encode()
+    return fragments.digest(data).encode() + b" " + data + b"\n"
