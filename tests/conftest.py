@@ -1,10 +1,14 @@
 """What every test gets: laws are checked without a time limit per example, since CI is shared, and
-there on the same examples each time; at a desk each run tries others, and finds new ones."""
+there on the same examples each time; at a desk each run tries others, and finds new ones. Garbage
+is looked for among what a test made, since looking through all libraries took half of a job."""
 
 from __future__ import annotations
 
+import gc
 import os
+from collections.abc import Iterator
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 settings.register_profile(
@@ -15,3 +19,16 @@ settings.register_profile(
     print_blob=True,
 )
 settings.load_profile("nightgrid")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _thawed() -> Iterator[None]:
+    """What a module's tests left behind can be collected after it."""
+    yield
+    gc.unfreeze()
+
+
+@pytest.fixture(autouse=True)
+def _frozen() -> None:
+    """Workers collect garbage whenever a job ends: what is there before a test is kept out."""
+    gc.freeze()

@@ -9,6 +9,7 @@ that has imported everything, as those of emulated cards are, and import nothing
 
 from __future__ import annotations
 
+import gc
 import importlib
 import importlib.util
 import json
@@ -144,6 +145,8 @@ def preload() -> None:
         names.append("deepspeed")
     for name in names:
         importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # what was imported is no garbage; jobs would look it through
 
 
 if __name__ == "__main__":

@@ -26,12 +26,11 @@ IDS = torch.tensor([[5, 9, 77, 12, 300, 41, 8, 9]])
 
 
 @pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Adapters are kept in a directory of this module's own."""
     with pytest.MonkeyPatch.context() as patch:
-        directory = tmp_path_factory.mktemp("cache")
-        patch.setenv("NIGHTGRID_CACHE", str(directory))
-        patch.setenv("NIGHTGRID_ADAPTERS", str(directory / "shared"))
-        yield directory
+        patch.setenv("NIGHTGRID_ADAPTERS", str(tmp_path_factory.mktemp("shared")))
+        yield
 
 
 def _base() -> Any:

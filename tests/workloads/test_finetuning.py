@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +15,6 @@ from workloads.api import MeasureSettings, Result
 from workloads.errors import BadConfiguration, Unsupported
 
 RATE = {"vera": 0.3}  # its vectors start small
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The embedded model is built into a cache of the tests' own."""
-    with pytest.MonkeyPatch.context() as patch:
-        directory = tmp_path_factory.mktemp("cache")
-        patch.setenv("NIGHTGRID_CACHE", str(directory))
-        patch.delenv("NIGHTGRID_ADAPTERS", raising=False)
-        yield directory
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 
@@ -20,15 +19,6 @@ from workloads.generation.packed import PackedLinear
 from workloads.generation.refill import Text, _Plan
 from workloads.generation.rules import batching_refusals
 from workloads.refusal import Asked
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The embedded model is built into a cache of the tests' own."""
-    with pytest.MonkeyPatch.context() as patch:
-        directory = tmp_path_factory.mktemp("cache")
-        patch.setenv("NIGHTGRID_CACHE", str(directory))
-        yield directory
 
 
 @pytest.fixture(scope="module")

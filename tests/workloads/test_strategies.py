@@ -1,10 +1,12 @@
-"""Several cards learn what one card learns: every strategy, on processes over gloo."""
+"""Several cards learn what one card learns: every strategy and gradient compression, on processes
+over gloo."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -64,6 +66,18 @@ ON_FOUR_BY_DEEPSPEED: dict[str, dict[str, Any]] = {
     "zero3": FULL | {"batch_size": 1, "strategy": "zero3"},
 }
 
+#: Six steps on two cards, at rates at which a changed gradient would show in the losses.
+_EXACT: dict[str, Any] = {"batch_size": 2, "steps": 6, "learning_rate": 1e-2}
+_EXACT_FULL: dict[str, Any] = _EXACT | {"method": "full", "learning_rate": 1e-3}
+COMPRESSED: dict[str, dict[str, Any]] = {
+    "exact": _EXACT,
+    "fp16": _EXACT | {"gradient_compression": "fp16"},
+    "bf16": _EXACT | {"gradient_compression": "bf16", "gradient_accumulation": 2},
+    "powersgd": _EXACT | {"gradient_compression": "powersgd", "powersgd_rank": 1},
+    "full, exact": _EXACT_FULL,
+    "full, powersgd": _EXACT_FULL | {"gradient_compression": "powersgd", "steps": 8},
+}
+
 #: Fused and separate MLPs, tied embeddings, norms of heads, fused attention.
 ARCHITECTURES = ("glm", "glm4", "llama", "qwen2", "qwen3", "phi3", "mistral", "gemma2")
 
@@ -88,24 +102,12 @@ def run_gangs(gangs: list[tuple[int, dict[str, Any]]], cache: Path) -> list[Any]
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cache")
-
-
-@pytest.fixture(autouse=True)
-def same_cache(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NIGHTGRID_CACHE", str(cache))
-
-
-@pytest.fixture(scope="module")
-def alone(cache: Path) -> dict[str, list[float]]:
+def alone() -> dict[str, list[float]]:
     """Losses of one card at the same global batch."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("NIGHTGRID_CACHE", str(cache))
-        return {
-            "full": losses(train(**FULL, batch_size=GLOBAL_BATCH)),
-            "lora": losses(train(**LORA, batch_size=GLOBAL_BATCH)),
-        }
+    return {
+        "full": losses(train(**FULL, batch_size=GLOBAL_BATCH)),
+        "lora": losses(train(**LORA, batch_size=GLOBAL_BATCH)),
+    }
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +117,7 @@ def prompts(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def gangs(cache: Path, prompts: str) -> list[Any]:
-    two: dict[str, Any] = ON_TWO | (ON_TWO_BY_DEEPSPEED if has_deepspeed else {})
+    two: dict[str, Any] = ON_TWO | COMPRESSED | (ON_TWO_BY_DEEPSPEED if has_deepspeed else {})
     two |= {name: {"architecture": name} for name in ARCHITECTURES}
     two["generation"] = {"generate": GENERATION | {"dataset": prompts, "tensor_parallel": 2}}
     four = ON_FOUR | (ON_FOUR_BY_DEEPSPEED if has_deepspeed else {})
@@ -240,3 +242,38 @@ def test_an_adapter_whose_parts_lay_on_two_cards_is_kept_whole(
     tuned = Worker().run(prompts, **GENERATION, adapter="from-zero3")
     assert tuned.details["adapter"].startswith("from-zero3: LORA, rank 8")
     assert [i.output_text for i in tuned.items] != [i.output_text for i in plain.items]
+
+
+def _said(case: str, two: list[dict[str, Any]]) -> str:
+    return str(two[0][case]["details"].get("gradient_compression", ""))
+
+
+def numbers(case: str, two: list[dict[str, Any]]) -> tuple[int, int]:
+    """How much was sent, and for how much."""
+    sent, given = re.findall(r"(\d+) (?:bytes|numbers) sent for (\d+)", _said(case, two))[0]
+    return int(sent), int(given)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["fp16", "bf16"])
+def test_sixteen_bits_halve_the_bytes_and_keep_the_curve(
+    case: str, two: list[dict[str, Any]]
+) -> None:
+    """Gradients go through the hook, in 16 bits; losses stay near those without."""
+    sent, given = numbers(case, two)
+    assert sent * 2 == given > 0
+    assert two[0][case]["losses"] == pytest.approx(two[0]["exact"]["losses"], rel=2e-3)
+    assert _said("exact", two) == ""
+
+
+@pytest.mark.slow
+def test_powersgd_sends_thin_matrices(two: list[dict[str, Any]]) -> None:
+    """It begins after two exchanges, which are exact, sends far less, and learns."""
+    for case, plain in (("powersgd", "exact"), ("full, powersgd", "full, exact")):
+        sent, given = numbers(case, two)
+        assert 0 < sent < given / 2
+        losses, exact = two[0][case]["losses"], two[0][plain]["losses"]
+        assert losses[:3] == pytest.approx(exact[:3], rel=1e-5)
+        assert losses[3:6] != pytest.approx(exact[3:6], rel=1e-7)
+        assert losses[:6] == pytest.approx(exact[:6], rel=5e-2)
+        assert losses[-1] < losses[0]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,14 +18,6 @@ from workloads.training.samples import NOT_LEARNED, TrainingSample, cut
 
 #: Losses in fp32 differ by the order of sums only.
 SAME = {"rel": 1e-5}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    with pytest.MonkeyPatch.context() as patch:
-        directory = tmp_path_factory.mktemp("cache")
-        patch.setenv("NIGHTGRID_CACHE", str(directory))
-        yield directory
 
 
 @pytest.fixture(scope="module")

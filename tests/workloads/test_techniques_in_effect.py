@@ -9,7 +9,6 @@ import shutil
 import sys
 import threading
 import types
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,14 +35,6 @@ from workloads.techniques.tokenizers import TokenizerKind
 from workloads.training.rows import in_order
 
 SAME = 1e-5
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    with pytest.MonkeyPatch.context() as patch:
-        directory = tmp_path_factory.mktemp("cache")
-        patch.setenv("NIGHTGRID_CACHE", str(directory))
-        yield directory
 
 
 @pytest.fixture(scope="module")

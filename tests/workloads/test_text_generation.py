@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +21,6 @@ from workloads.engines.base import Generated
 from workloads.errors import BadConfiguration, DataMissing, Unsupported
 from workloads.parameters import TextGenerationParameters
 from workloads.text_generation import bring_to_length, count_output_tokens, share_of_rank
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The embedded model is built into a cache of the tests' own."""
-    with pytest.MonkeyPatch.context() as patch:
-        directory = tmp_path_factory.mktemp("cache")
-        patch.setenv("NIGHTGRID_CACHE", str(directory))
-        yield directory
 
 
 @pytest.fixture(scope="module")

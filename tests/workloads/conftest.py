@@ -1,0 +1,23 @@
+"""What tests of workloads share: a cache of made models."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The embedded model is made once, into a cache of the tests' own."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(made: Path) -> Iterator[Path]:
+    """Every job finds that cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NIGHTGRID_CACHE", str(made))
+        patch.delenv("NIGHTGRID_ADAPTERS", raising=False)
+        yield made
