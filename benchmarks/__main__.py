@@ -16,6 +16,7 @@ from typing import Any
 
 from benchmarks.contender import ROOT
 from benchmarks.figures import Outcome
+from benchmarks.install_peers import OPTIMUM
 from benchmarks.machine import machine, versions
 from benchmarks.page import page, table
 from benchmarks.setting import Setting
@@ -49,14 +50,15 @@ def main() -> int:
     unknown = set(args.names) - {*NAMES, "page"}
     if unknown:
         parser.error(f"no benchmark {', '.join(sorted(unknown))}; there is {', '.join(NAMES)}")
-    python = args.peers / "bin" / "python"
-    peers_python = python if python.exists() else None
+    peers = args.peers.absolute()  # contenders run elsewhere
+    python, peers_python = _python_of(peers)
+    _, optimum_python = _python_of(peers / OPTIMUM)
     if peers_python is None and not args.smoke and args.names != ["page"]:
         parser.error(f"no {python}; make it with: python -m benchmarks.install_peers {args.peers}")
     failed = []
     if args.names != ["page"]:
         args.results.mkdir(parents=True, exist_ok=True)
-        failed = _run_all(args, peers_python)
+        failed = _run_all(args, peers_python, optimum_python)
     if not args.smoke or args.names == ["page"]:
         args.page.write_text(page(_stored(args.results)), encoding="utf-8")
         print(f"wrote {args.page}")
@@ -65,15 +67,24 @@ def main() -> int:
     return 1 if failed else 0
 
 
-def _run_all(args: argparse.Namespace, peers_python: Path | None) -> list[tuple[str, str]]:
+def _python_of(environment: Path) -> tuple[Path, Path | None]:
+    """Where its Python would be; and again if it is there."""
+    python = environment / "bin" / "python"
+    return python, python if python.exists() else None
+
+
+def _run_all(
+    args: argparse.Namespace, peers_python: Path | None, optimum_python: Path | None
+) -> list[tuple[str, str]]:
     failed = []
-    found = versions(peers_python)
+    found = versions(peers_python, optimum_python)
     print(json.dumps(machine() | found, indent=1))
     for name in args.names or NAMES:
         with tempfile.TemporaryDirectory(prefix=f"nightgrid-{name}-") as scratch:
             setting = Setting(
                 scratch=Path(scratch),
                 peers_python=peers_python,
+                optimum_python=optimum_python,
                 smoke=args.smoke,
                 turns=args.turns,
             )

@@ -35,21 +35,23 @@ def serve(turn: Callable[[], Mapping[str, Any]]) -> None:
     os.dup2(2, 1)
     print(MARK + json.dumps({"ready": True}), file=out)
     for _ in sys.stdin:
-        _forget_peak()
+        forget_peak()
         cpu, wall = time.process_time(), time.perf_counter()
         told = dict(turn())
         told.setdefault("wall_s", time.perf_counter() - wall)
         told.setdefault("cpu_s", time.process_time() - cpu)
-        told["peak_bytes"] = _peak_bytes()
+        told["peak_bytes"] = peak_bytes()
         print(MARK + json.dumps(told), file=out)
 
 
-def _forget_peak() -> None:
+def forget_peak() -> None:
+    """What ``peak_bytes`` tells begins anew."""
     with contextlib.suppress(OSError):  # the peak is then one of the whole life
         Path("/proc/self/clear_refs").write_text("5")
 
 
-def _peak_bytes() -> int:
+def peak_bytes() -> int:
+    """The most memory that this process has had resident since then."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024

@@ -1,109 +1,157 @@
 """A real grid: 24 cells of precision × batch size, beside optimum-benchmark's multirun.
 
-Both measure the same model's text generation in the same 24 cells with one warm-up pass and three
-timed ones, prompts and answers of the same length. optimum-benchmark isolates each cell in a
-process of its own, which imports and loads anew; here one worker keeps the model of a precision.
-End to end is what a user waits for each command. Cell by cell the two throughputs stand side by
-side: they should be equal, for both call transformers' ``generate``.
+Both measure the same model's text generation in the same 24 cells: two warm-up passes, three timed
+ones, prompts and answers of the same lengths, one thread, the same libraries (those of
+optimum-benchmark's environment, in which Nightgrid is installed too). optimum-benchmark isolates
+each cell in a process of its own, which imports and loads anew; here one worker keeps the model of
+a precision. End to end is what a user waits for each command; how much faster that is depends on
+how long a pass takes, so that what a cell costs besides its timed passes is told as well. Cell by
+cell the two throughputs stand side by side: they should be equal, for both call transformers'
+``generate``.
+
+What differs: optimum-benchmark makes up its prompts' tokens, forces the length by forbidding the
+end, and warms up once more with two tokens; Nightgrid takes English prompts cut to the length and
+ignores the end.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from benchmarks.figures import Goal, Line
+from benchmarks.night import THREADS, environment, night
 from benchmarks.setting import Setting
 
 TITLE = "A real grid: 24 precision × batch-size cells of text generation"
+MODEL = "tiny-chatglm3"
 PRECISIONS = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 BATCHES = (1, 2, 3, 4, 6, 8, 12, 16)
-INPUT_TOKENS, OUTPUT_TOKENS, REPEATS = 32, 16, 3
+INPUT_TOKENS, OUTPUT_TOKENS, WARM_UPS, REPEATS = 32, 8, 2, 3
+_TURNS = 2  # at most: the peer's takes minutes
+_PEER = "optimum-benchmark --multirun, launcher=process"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Turn:
+    """What a command took, and the seconds of each timed pass of each cell."""
+
+    took_s: float
+    cells: Mapping[str, Sequence[float]]
+
+    @property
+    def besides_s(self) -> float:
+        """Seconds that a cell takes beyond its timed passes."""
+        return (self.took_s - sum(map(sum, self.cells.values()))) / len(self.cells)
 
 
 def run(setting: Setting) -> tuple[list[Line], dict[str, Any]]:
     """The lines and facts of this benchmark."""
     from workloads.models.loading import open_model
 
-    model = "tiny-chatglm3" if setting.smoke else "smollm2-135m-instruct"
     batches = (1, 2) if setting.smoke else BATCHES
-    directory = open_model(model).path
-    ours_s, theirs_s = [], []
-    ours: dict[str, list[float]] = {}
-    theirs: dict[str, list[float]] = {}
-    with_peer, refused = setting.peers_python is not None, ""
-    # A turn of the peer takes minutes, so there are two of them at most.
-    for number in range(1 if setting.smoke else min(setting.turns, 2)):
+    directory = open_model(MODEL).path  # made here, not in anybody's turn
+    ours: list[_Turn] = []
+    theirs: list[_Turn] = []
+    for number in range(1 if setting.smoke else min(setting.turns, _TURNS)):
         setting.say(f"  turn {number + 1}: nightgrid")
-        took, cells = _nightgrid(setting.scratch / f"ours-{number}", model, batches)
-        ours_s.append(took)
-        _add(ours, cells)
-        if with_peer:
+        ours.append(_nightgrid(setting, setting.scratch / f"ours-{number}", batches))
+        if setting.optimum_python is not None:
             setting.say(f"  turn {number + 1}: optimum-benchmark")
-            try:
-                took, cells = _optimum(
-                    setting, setting.scratch / f"theirs-{number}", directory, batches
-                )
-            except (RuntimeError, OSError) as error:
-                with_peer, refused = False, str(error)[-300:]
-                setting.say(f"  optimum-benchmark does not run here: {refused}")
-                continue
-            theirs_s.append(took)
-            _add(theirs, cells)
-    speed_up = [other / mine for mine, other in zip(ours_s, theirs_s, strict=False)]
+            place = setting.scratch / f"theirs-{number}"
+            theirs.append(_optimum(setting.optimum_python, place, directory, batches))
     lines = [
         Line(
-            what=f"{len(ours)} cells, end to end: cells per minute",
-            against="optimum-benchmark --multirun, launcher=process" if with_peer else "",
+            what=f"{len(ours[0].cells)} cells, end to end: cells per minute",
+            against=_PEER if theirs else "",
             unit="cells/min",
-            ours=tuple(60 * len(ours) / took for took in ours_s),
-            theirs=tuple(60 * len(ours) / took for took in theirs_s) if with_peer else (),
-            goal=Goal(kind="at least", value=5.0) if with_peer else Goal(),
-        )
+            ours=tuple(60 * len(turn.cells) / turn.took_s for turn in ours),
+            theirs=tuple(60 * len(turn.cells) / turn.took_s for turn in theirs),
+            goal=Goal(kind="at least", value=5.0) if theirs else Goal(),
+        ),
+        Line(
+            what="a cell besides its timed passes",
+            against="optimum-benchmark" if theirs else "",
+            unit="s",
+            ours=tuple(turn.besides_s for turn in ours),
+            theirs=tuple(turn.besides_s for turn in theirs),
+        ),
+        *(_cells(ours, theirs) if theirs else ()),
     ]
-    for cell in theirs:
-        lines.append(
+    facts = {
+        "model": MODEL,
+        "threads of each": THREADS,
+        "tokens of a prompt": INPUT_TOKENS,
+        "tokens of an answer": OUTPUT_TOKENS,
+        "seconds, ours": [turn.took_s for turn in ours],
+        "seconds, theirs": [turn.took_s for turn in theirs],
+    }
+    if len(ours) > 1 and theirs:
+        facts["median distance of a cell from itself in the other turn"] = {
+            "ours": _unrest(ours),
+            "theirs": _unrest(theirs),
+        }
+    return lines, facts
+
+
+def _cells(ours: Sequence[_Turn], theirs: Sequence[_Turn]) -> list[Line]:
+    """A line for all cells, whose "turns" are cells, then one for each."""
+    mine, others = _rates(ours), _rates(theirs)
+    together = Line(
+        what=f"tokens/s of a cell: median and spread over {len(mine)} cells",
+        against="optimum-benchmark",
+        unit="tokens/s",
+        ours=tuple(map(median, mine.values())),
+        theirs=tuple(map(median, others.values())),
+        goal=Goal(kind="within", value=0.05),
+        note="equal within noise",
+    )
+    return [
+        together,
+        *(
             Line(
                 what=f"tokens/s of the cell {cell}",
                 against="optimum-benchmark",
                 unit="tokens/s",
-                ours=tuple(ours[cell]),
-                theirs=tuple(theirs[cell]),
+                ours=mine[cell],
+                theirs=others[cell],
             )
+            for cell in mine
+        ),
+    ]
+
+
+def _rates(turns: Sequence[_Turn]) -> dict[str, tuple[float, ...]]:
+    """Tokens/s of each cell (``fp32 × 8``), by turn, of the median pass."""
+    return {
+        cell: tuple(
+            OUTPUT_TOKENS * int(cell.split()[-1]) / median(turn.cells[cell]) for turn in turns
         )
-    ratios = [median(ours[cell]) / median(theirs[cell]) for cell in theirs]
-    facts = {"model": model, "seconds, ours": ours_s, "seconds, theirs": theirs_s}
-    if refused:
-        facts["optimum-benchmark did not run, so nothing is compared"] = refused
-    if ratios:
-        facts["median ratio of throughput over the cells"] = median(ratios)
-        facts["times faster, turn by turn"] = speed_up
-    return lines, facts
+        for cell in turns[0].cells
+    }
 
 
-def _add(found: dict[str, list[float]], cells: dict[str, float]) -> None:
-    for cell, tokens_per_s in cells.items():
-        found.setdefault(cell, []).append(tokens_per_s)
+def _unrest(turns: Sequence[_Turn]) -> float:
+    return median(max(rates) / min(rates) - 1 for rates in _rates(turns).values())
 
 
-def _nightgrid(results: Path, model: str, batches: tuple[int, ...]) -> tuple[float, dict[str, Any]]:
-    from orchestrator.results.store import Store
-
+def _nightgrid(setting: Setting, results: Path, batches: tuple[int, ...]) -> _Turn:
     results.mkdir(parents=True)
     grid = results / "grid.yaml"
     grid.write_text(
         "name: cells\n"
-        f"measure: {{warmup: 1, min_repeats: {REPEATS}, max_repeats: {REPEATS}}}\n"
+        f"measure: {{warmup: {WARM_UPS}, min_repeats: {REPEATS}, max_repeats: {REPEATS}}}\n"
         "experiments:\n"
         "  - name: cells\n"
         "    workload: text-generation\n"
-        f"    model: {model}\n"
+        f"    model: {MODEL}\n"
         "    dataset: english-prompts\n"
         "    accelerator: CPU\n"
         f"    input_tokens: {INPUT_TOKENS}\n"
@@ -114,31 +162,17 @@ def _nightgrid(results: Path, model: str, batches: tuple[int, ...]) -> tuple[flo
         f"      precision: [{', '.join(PRECISIONS)}]\n"
         f"      batch_size: {list(batches)}\n"
     )
-    command = ["run", str(grid), "--emulate", "1x1:CPU", "--results", str(results), "--quiet"]
-    began = time.perf_counter()
-    done = subprocess.run(
-        [sys.executable, "-m", "orchestrator.cli", *command],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    took = time.perf_counter() - began
-    if done.returncode:
-        raise RuntimeError(f"nightgrid run ended with {done.returncode}: {done.stderr[-800:]}")
-    cells = {}
-    for row in Store.existing(results, "cells").read().measurements:
-        rates = [
-            sample.output_tokens / sample.wall_s
-            for _, sample in row.samples
-            if sample.complete and not sample.warmup
-        ]
-        cells[f"{row.precision} × {row.batch_size}"] = median(rates)
-    return took, cells
+    took_s, rows = night(grid, "cells", results, str(setting.optimum_python or sys.executable))
+    passes = {
+        f"{row.precision} × {row.batch_size}": tuple(
+            sample.wall_s for _, sample in row.samples if sample.complete and not sample.warmup
+        )
+        for row in rows
+    }
+    return _Turn(took_s=took_s, cells={cell: passes[cell] for cell in _names(batches)})
 
 
-def _optimum(
-    setting: Setting, directory: Path, model: str, batches: tuple[int, ...]
-) -> tuple[float, dict[str, float]]:
+def _optimum(python: Path, directory: Path, model: str, batches: tuple[int, ...]) -> _Turn:
     directory.mkdir(parents=True)
     (directory / "cells.yaml").write_text(
         "defaults: [benchmark, {scenario: inference}, {launcher: process}, "
@@ -146,6 +180,7 @@ def _optimum(
         "name: cells\n"
         "launcher: {device_isolation: false}\n"
         f"backend: {{device: cpu, model: {model}, task: text-generation, torch_dtype: float32}}\n"
+        # Before these warm-ups it generates twice in full, where there are any.
         f"scenario: {{latency: true, iterations: {REPEATS}, duration: 0, warmup_runs: 1,\n"
         f"  input_shapes: {{batch_size: 1, sequence_length: {INPUT_TOKENS}}},\n"
         f"  generate_kwargs: {{max_new_tokens: {OUTPUT_TOKENS}, "
@@ -155,7 +190,7 @@ def _optimum(
     began = time.perf_counter()
     done = subprocess.run(
         [
-            *(str(Path(setting.peer).with_name("optimum-benchmark")), "--multirun"),
+            *(str(python.with_name("optimum-benchmark")), "--multirun"),
             *("--config-dir", str(directory), "--config-name", "cells"),
             f"backend.torch_dtype={','.join(PRECISIONS.values())}",
             f"scenario.input_shapes.batch_size={','.join(map(str, batches))}",
@@ -165,17 +200,17 @@ def _optimum(
         text=True,
         check=False,
         cwd=directory,
-        env=os.environ | {"HF_HUB_OFFLINE": "1"},
+        env=environment(),
     )
-    took = time.perf_counter() - began
+    took_s = time.perf_counter() - began
     if done.returncode:
         raise RuntimeError(f"optimum-benchmark ended with {done.returncode}: {done.stderr[-1500:]}")
     cells = {}
-    names = [f"{precision} × {batch}" for precision in PRECISIONS for batch in batches]
-    for number, name in enumerate(names):
-        report = json.loads(
-            (directory / "sweep" / str(number) / "benchmark_report.json").read_text()
-        )
-        spent = sum(report[part]["latency"]["mean"] for part in ("prefill", "decode"))
-        cells[name] = OUTPUT_TOKENS * int(name.split()[-1]) / spent
-    return took, cells
+    for number, name in enumerate(_names(batches)):
+        report = directory / "sweep" / str(number) / "benchmark_report.json"
+        cells[name] = json.loads(report.read_text())["generate"]["latency"]["values"]
+    return _Turn(took_s=took_s, cells=cells)
+
+
+def _names(batches: tuple[int, ...]) -> list[str]:
+    return [f"{precision} × {batch}" for precision in PRECISIONS for batch in batches]

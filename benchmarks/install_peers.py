@@ -1,8 +1,10 @@
-"""Make the peers' environment, .venv-bench, from PyPI: ``python -m benchmarks.install_peers``.
+"""Make the peers' environments from PyPI: ``python -m benchmarks.install_peers [.venv-bench]``.
 
-Pins of constraints.txt hold for it too. hydra-ray-launcher is installed without what it asks for:
-it wants a cloudpickle older than the pinned one, which it does not use itself, and what starts
-machines at a cloud.
+Pins of constraints.txt hold for them too. optimum-benchmark gets an environment of its own inside
+(``.venv-bench/optimum-benchmark``), in which transformers is one that it knows (peers-optimum.txt);
+Nightgrid is installed there too, to be compared with the same libraries. hydra-ray-launcher is
+installed without what it asks for: it wants a cloudpickle older than the pinned one, which it does
+not use itself, and what starts machines at a cloud.
 """
 
 from __future__ import annotations
@@ -13,30 +15,48 @@ import sys
 import venv
 from pathlib import Path
 
+from tools.install import merged
+
 ROOT = Path(__file__).resolve().parent.parent
 LAUNCHER = "hydra-ray-launcher==1.2.2"
+OPTIMUM = "optimum-benchmark"
 
 
 def main() -> int:
-    """Create the environment if it is not there, then install into it."""
+    """Create the environments if they are not there, then install into them."""
     directory = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / ".venv-bench"
+    benchmarks = ROOT / "benchmarks"
+    pins = ROOT / "constraints.txt"
+    print("Installing the peers (some minutes at first) …", flush=True)
+    python = _environment(directory)
+    done = _install(python, "-c", pins, "-r", benchmarks / "peers.txt")
+    if done:
+        return done
+    done = _install(python, "--no-deps", LAUNCHER)
+    if done:
+        return done
+    python = _environment(directory / OPTIMUM)
+    wanted = benchmarks / "peers-optimum.txt"
+    pins_there = directory / OPTIMUM / "constraints.txt"
+    pins_there.write_text(merged(pins.read_text(), wanted.read_text()))
+    return _install(python, "-c", pins_there, "-r", wanted, "-e", ROOT)
+
+
+def _environment(directory: Path) -> Path:
+    """The Python of an environment, which is made if it is not there."""
     python = directory / "bin" / "python"
     if not python.exists():
         print(f"Making {directory} …", flush=True)
         venv.create(directory, with_pip=True)
-    pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    constraints = ["-c", str(ROOT / "constraints.txt")]
+        _install(python, "--upgrade", "pip")  # Python's own takes an hour to resolve some of this
+    return python
+
+
+def _install(python: Path, *wanted: str | Path) -> int:
+    """What pip says in the end."""
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-    print("Installing the peers (some minutes at first) …", flush=True)
-    for wanted in (
-        ["--upgrade", "pip"],  # the one that comes with Python takes an hour to resolve this
-        [*constraints, "-r", str(ROOT / "benchmarks" / "peers.txt")],
-        ["--no-deps", LAUNCHER],
-    ):
-        done = subprocess.run([*pip, *wanted], env=environment, check=False)
-        if done.returncode:
-            return done.returncode
-    return 0
+    pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    return subprocess.run([*pip, *wanted], env=environment, check=False).returncode
 
 
 if __name__ == "__main__":

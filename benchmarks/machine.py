@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 _OURS = ("torch", "transformers", "ray", "peft", "pyarrow", "accelerate")
-_PEERS = (*_OURS[:3], "hydra-core", "hydra-ray-launcher", "optimum-benchmark")
+_PEERS = (*_OURS[:3], "hydra-core", "hydra-ray-launcher")
+_BESIDE_OPTIMUM = ("optimum-benchmark", *_OURS[:3])
 _ASK = (
     "import importlib.metadata as m, json, sys\n"
     "found = {}\n"
@@ -35,8 +36,10 @@ def machine() -> dict[str, Any]:
     }
 
 
-def versions(peers_python: Path | None) -> dict[str, dict[str, str | None]]:
-    """Versions here and in the peers' environment, where there is one."""
+def versions(
+    peers_python: Path | None, optimum_python: Path | None
+) -> dict[str, dict[str, str | None]]:
+    """Versions here and in the peers' environments, where there are such."""
     here = {}
     for name in _OURS:
         try:
@@ -45,10 +48,16 @@ def versions(peers_python: Path | None) -> dict[str, dict[str, str | None]]:
             here[name] = None
     found: dict[str, dict[str, str | None]] = {"nightgrid": here}
     if peers_python is not None:
-        told = subprocess.run(
-            [str(peers_python), "-c", _ASK, *_PEERS], capture_output=True, text=True, check=True
-        )
-        found["peers"] = json.loads(told.stdout)
+        found["peers"] = _versions_there(peers_python, _PEERS)
+    if optimum_python is not None:
+        found["the grid's two contenders"] = _versions_there(optimum_python, _BESIDE_OPTIMUM)
+    return found
+
+
+def _versions_there(python: Path, names: tuple[str, ...]) -> dict[str, str | None]:
+    told = subprocess.run([str(python), "-c", _ASK, *names], capture_output=True, text=True)
+    told.check_returncode()
+    found: dict[str, str | None] = json.loads(told.stdout)
     return found
 
 

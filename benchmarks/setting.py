@@ -20,6 +20,7 @@ class Setting:
 
     scratch: Path  # logs and whatever contenders write
     peers_python: Path | None  # of .venv-bench; None: what peers there are in our own environment
+    optimum_python: Path | None = None  # of optimum-benchmark, which has libraries of its own
     smoke: bool = False  # as small as it goes: whether it works, not how fast
     turns: int = 3
     say: Callable[[str], None] = print
@@ -30,13 +31,19 @@ class Setting:
         return str(self.peers_python or sys.executable)
 
     def started(
-        self, stack: contextlib.ExitStack, name: str, python: str, program: str, *arguments: Any
+        self,
+        stack: contextlib.ExitStack,
+        name: str,
+        python: str,
+        program: str,
+        *arguments: Any,
+        environment: Mapping[str, str] | None = None,
     ) -> Contender:
-        """A contender that is ready, and ends with ``stack``."""
+        """A contender that is ready, and ends with ``stack``; ``environment`` adds to our own."""
         self.say(f"  starting {name}")
         command = [python, str(PROGRAMS / program), *map(str, arguments)]
         log = self.scratch / f"{name.replace('/', '-').replace(' ', '-')}.log"
-        return stack.enter_context(Contender(name, command, log))
+        return stack.enter_context(Contender(name, command, log, environment))
 
     def turns_of(
         self, contenders: Sequence[Contender], *, warm_ups: int = 0, turns: int | None = None

@@ -6,6 +6,8 @@ import json
 import sys
 from typing import Any
 
+import torch
+
 from benchmarks.contender import serve
 from benchmarks.contenders.alone import Alone, request
 
@@ -35,6 +37,7 @@ def main() -> None:
             "cpu_s": sum(step.cpu_s for step in steps),
             "losses": [step.loss for step in steps],
             "positions": sum(step.computed_tokens for step in steps),
+            "threads": torch.get_num_threads(),
         }
 
     serve(turn)

@@ -115,6 +115,7 @@ def main() -> None:
             "cpu_s": clock.ended[1] - clock.began[1],
             "losses": clock.losses,
             "positions": sum(positions),
+            "threads": torch.get_num_threads(),
         }
 
     serve(turn)

@@ -1,0 +1,55 @@
+"""`nightgrid run` on this machine as one CPU card, for benchmarks that measure a whole run."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from benchmarks.contender import ROOT
+from orchestrator.measurement import Measurement
+from orchestrator.results.store import Store
+
+#: Of every contender beside a run. One core stays with what else runs: Ray's daemons here, a parent
+#: that waits for its child without a pause elsewhere; two threads that wait for each other at every
+#: product would measure those instead.
+THREADS = 1
+
+
+def environment() -> dict[str, str]:
+    """For a contender that computes: so many threads, and nothing from the network."""
+    return os.environ | {
+        "PYTHONPATH": str(ROOT),
+        "OMP_NUM_THREADS": str(THREADS),
+        "MKL_NUM_THREADS": str(THREADS),
+        "NIGHTGRID_THREADS": str(THREADS),
+        "HF_HUB_OFFLINE": "1",
+    }
+
+
+def night(
+    grid: Path, name: str, results: Path, python: str = sys.executable
+) -> tuple[float, tuple[Measurement, ...]]:
+    """Seconds that the command takes, and the rows of the run, which the grid calls ``name``.
+
+    Raises:
+        RuntimeError: a job failed, or the run; or workers had another number of threads.
+    """
+    command = ["run", str(grid), "--emulate", "1x1:CPU", "--results", str(results), "--quiet"]
+    began = time.perf_counter()
+    done = subprocess.run(
+        [python, "-m", "orchestrator.cli", *command],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment(),
+    )
+    took_s = time.perf_counter() - began
+    if done.returncode:
+        raise RuntimeError(f"nightgrid run ended with {done.returncode}: {done.stderr[-800:]}")
+    rows = Store.existing(results, name).read().measurements
+    if wrong := {row.threads for row in rows} - {THREADS}:
+        raise RuntimeError(f"workers had {wrong} threads and not {THREADS}")
+    return took_s, tuple(rows)
