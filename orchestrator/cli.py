@@ -86,7 +86,7 @@ def _parser(filled_in: Collection[str]) -> argparse.ArgumentParser:
         if name in filled_in:
             module = importlib.import_module(f"orchestrator.commands.{name}")
             module.add_arguments(command)
-            command.set_defaults(run=module.run)
+            command.set_defaults(run=module.run, refuse=command.error)
     return parser
 
 
@@ -100,7 +100,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not arguments:
         parser.print_help(sys.stderr)
         return GridError.exit_code
-    args = parser.parse_args(arguments)
+    args, unknown = parser.parse_known_args(arguments)
+    if unknown:  # with the usage of the command, not that of the program
+        args.refuse(f"unrecognized arguments: {' '.join(unknown)}")
     try:
         return int(args.run(args))
     except NightgridError as error:

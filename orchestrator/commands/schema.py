@@ -22,6 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
     parser.add_argument(
         "of",
+        metavar="{grid,results,precisions}",
         nargs="?",
         choices=("grid", "results", "precisions"),
         default="grid",

@@ -84,7 +84,7 @@ def read(path: Path | str) -> Document:
             content = file.read(MAX_FILE_BYTES + 1)
     except OSError as error:
         reason = error.strerror or type(error).__name__
-        hint = "grids that come with Nightgrid lie in grids/" if not Path(path).exists() else ""
+        hint = "grids that come with Nightgrid lie in grids/" if not Path(path).is_file() else ""
         raise GridError([problem_at(str(path), f"cannot be read: {reason}", hint)]) from error
     except ValueError as error:  # a NUL in the name
         raise GridError([problem_at(str(path), f"is not a file name: {error}")]) from error
