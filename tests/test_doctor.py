@@ -276,6 +276,7 @@ def test_half_a_server_is_worth_knowing() -> None:
     node = gaudi(probe=half, cards={Accelerator.HPU: 4}, cards_free=4)
     (found,) = judge(cluster(node))
     assert found.level is N and f"4 of a Gaudi server's {GAUDI_SERVER_CARDS} cards" in found.message
+    assert '"HPU": 8' in found.remedy
 
 
 def test_emulated_cards_are_not_taken_for_real_ones() -> None:
@@ -317,7 +318,9 @@ def test_the_workstation_has_the_clusters_ray(version: str, levels: list[Level])
 )
 def test_the_exit_code_is_that_of_the_worst_finding(levels: list[Level], code: int) -> None:
     """Notes are no reason to stop a script."""
-    found = [Finding(check="c", level=level, where="w", message="m") for level in levels]
+    found = [
+        Finding(check="c", level=level, where="w", message="m", remedy="r") for level in levels
+    ]
     assert exit_code(found) == code
 
 

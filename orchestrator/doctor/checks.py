@@ -305,6 +305,8 @@ def check_cards(node: NodeFacts, probe: Probe) -> Iterator[Finding]:
                 where=node.name,
                 message=f"{told} of a Gaudi server's {GAUDI_SERVER_CARDS} cards are Ray's: jobs of "
                 "two and four cards run only on aligned groups of them",
+                remedy="if all of them are yours, start Ray with "
+                f"--resources '{{\"HPU\": {GAUDI_SERVER_CARDS}, …}}'",
             )
     for card in probe.cards:
         if card.temperature_c == 0:

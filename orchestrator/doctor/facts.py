@@ -132,4 +132,4 @@ class Finding:
     level: Level
     where: str  # the node's name, or "cluster"
     message: str
-    remedy: str = ""
+    remedy: str

@@ -65,8 +65,7 @@ def finding_lines(findings: Sequence[Finding]) -> list[str]:
     told = []
     for finding in findings:
         told.append(f"{_MARKS[finding.level]} {finding.where}: {finding.message}")
-        if finding.remedy:
-            told.append(f"        {finding.remedy}")
+        told.append(f"        {finding.remedy}")
     counts = {level: sum(f.level is level for f in findings) for level in Level}
     if not findings:
         told.append("all is well")
