@@ -132,7 +132,7 @@ def rows_of(results: Path, run: str = "night") -> list[Path]:
 # ---------------------------------------------------------------- rows
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(
     which=st.integers(0, ROWS - 1),
     position=st.integers(0, 10**6),
@@ -305,7 +305,7 @@ def test_side_files_may_hold_anything(results: Path, name: str, content: bytes) 
     check_all(results, commands)
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(content=st.binary(max_size=200) | st.sampled_from(JSON_TRAPS))
 def test_a_lock_that_cannot_be_understood_refuses_the_run(
     sound: Path, tmp_path_factory: pytest.TempPathFactory, content: bytes

@@ -1,59 +1,78 @@
 """An emulated card's memory really runs out, as an exception and not as a death.
 
-Each case runs in a process of its own, since a limit acts on the whole process.
+Each case runs in a process of its own, since a limit acts on the whole process: a fork, as the
+workers of emulated cards are, of one that has imported torch.
 """
 
+import json
 import subprocess
 import sys
 
 import pytest
 
-HEAD = """
+PROGRAM = """
+import json, os, sys
 import torch
-from orchestrator.worker.memory_limit import MemoryLimit, private_bytes
+from orchestrator.worker.failure_record import describe
+from orchestrator.worker.memory_limit import MemoryLimit
+from workloads.devices import device_for
 torch.set_num_threads(1)
-torch.ones(64, 64) @ torch.ones(64, 64)
-limit = MemoryLimit.above_baseline(100_000_000)
+
 def fill(make):
     kept = []
     while True:
         kept.append(make())
+
+for name, body in json.loads(sys.argv[1]).items():
+    if os.fork() == 0:
+        torch.ones(64, 64) @ torch.ones(64, 64)
+        limit = MemoryLimit.above_baseline(100_000_000)
+        print("case", name)
+        exec(body)
+        sys.stdout.flush()
+        os._exit(0)
+    assert os.wait()[1] == 0, name
 """
-
-
-def run(body: str) -> str:
-    """Run ``body`` after the head in a fresh interpreter; what it printed."""
-    done = subprocess.run(
-        [sys.executable, "-c", HEAD + body], capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-@pytest.mark.parametrize(
-    "make", ["torch.ones(1_000_000)", "torch.ones(1000)", "bytearray(100)", "torch.ones(10**9)"]
-)
-def test_exhausting_the_limit_raises_and_the_process_lives_on(make: str) -> None:
-    """Large, small and Python allocations all end in an exception that means memory, and after
-    it the process allocates freely."""
-    body = f"""
+EXHAUST = """
 try:
     with limit.in_force():
         fill(lambda: {make})
 except (RuntimeError, MemoryError) as error:
-    from orchestrator.worker.failure_record import describe
-    from workloads.devices import device_for
     failure = describe(error, device=device_for("cpu"), memory_bytes=100_000_000, node_name="n")
     print(failure.failure_class, len(torch.ones(50_000_000)))
 """
-    assert run(body).split() == ["out_of_memory", "50000000"]
-
-
-def test_what_fits_is_not_refused() -> None:
-    """Nine tenths of the card can be used, again and again."""
-    body = """
+FITS = """
 for _ in range(3):
     with limit.in_force():
         print(torch.ones(22_500_000).sum().item())
 """
-    assert run(body).split() == ["22500000.0"] * 3
+MAKES = ["torch.ones(1_000_000)", "torch.ones(1000)", "bytearray(100)", "torch.ones(10**9)"]
+
+
+@pytest.fixture(scope="module")
+def printed() -> dict[str, list[str]]:
+    """The words that each case printed."""
+    cases = {make: EXHAUST.format(make=make) for make in MAKES} | {"fits": FITS}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, json.dumps(cases)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    _, *parts = done.stdout.split("case ")
+    return {name: words.split() for name, _, words in (part.partition("\n") for part in parts)}
+
+
+@pytest.mark.parametrize("make", MAKES)
+def test_exhausting_the_limit_raises_and_the_process_lives_on(
+    make: str, printed: dict[str, list[str]]
+) -> None:
+    """Large, small and Python allocations all end in an exception that means memory, and after
+    it the process allocates freely."""
+    assert printed[make] == ["out_of_memory", "50000000"]
+
+
+def test_what_fits_is_not_refused(printed: dict[str, list[str]]) -> None:
+    """Nine tenths of the card can be used, again and again."""
+    assert printed["fits"] == ["22500000.0"] * 3
