@@ -2,8 +2,8 @@
 
 All hold the same measurements. JSON files are what a job script writes: one file a row, synced.
 SQLite has one table with the columns that questions are asked of and the whole row as JSON, and
-commits each row (synchronous=FULL, journal WAL). Reading means: every row's job, state and figures
-as columns in memory.
+commits each row (synchronous=FULL, journal WAL). Reading means: every row's job, state, settings
+and times as columns in memory; ours verifies the checksum of the file first.
 """
 
 from __future__ import annotations

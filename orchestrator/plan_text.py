@@ -12,11 +12,12 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from datetime import datetime
+from functools import lru_cache
 from html import escape
 from typing import TYPE_CHECKING
 
 from orchestrator.cluster import Node, legal_card_sets
-from orchestrator.job import Accelerator, Job
+from orchestrator.job import Accelerator, Job, Scalar
 from orchestrator.plan import Action, Plan, PlannedJob
 from orchestrator.planning import card_seconds, duration_s
 from workloads.api import MeasureSettings
@@ -78,8 +79,13 @@ def _settings(job: Job) -> dict[str, str]:
         "engine": job.engine,
         "isolation": job.isolation,
     }
-    fields.update((name, json.dumps(value, ensure_ascii=False)) for name, value in job.parameters)
+    fields.update((name, _as_json(value)) for name, value in job.parameters)
     return fields
+
+
+@lru_cache(maxsize=4096, typed=True)  # thousands of jobs share their values
+def _as_json(value: Scalar) -> str:
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _table(plan: Plan) -> tuple[dict[str, str], list[str], list[list[str]]]:
@@ -175,19 +181,24 @@ def _print_folded(
 
 
 def _aligned(headings: list[str], rows: list[list[str]]) -> str:
-    from rich.cells import cell_len  # Chinese characters are two columns wide
+    columns = []
+    for column in zip(headings, *rows, strict=True):
+        spare = {cell: len(cell) - _width(cell) for cell in set(column)}
+        width = max(len(cell) - less for cell, less in spare.items())
+        pad = str.rjust if column[0] in _RIGHT else str.ljust
+        padded = {cell: pad(cell, width + less) for cell, less in spare.items()}
+        columns.append([padded[cell] for cell in column])
+    lines = ["  ".join(line).rstrip() for line in zip(*columns, strict=True)]
+    return "\n".join(lines) + "\n"
 
-    lines = [headings, *rows]
-    widths = [max(map(cell_len, column)) for column in zip(*lines, strict=True)]
-    right = [heading in _RIGHT for heading in headings]
-    text = []
-    for line in lines:
-        cells = []
-        for cell, width, to_right in zip(line, widths, right, strict=True):
-            gap = " " * (width - cell_len(cell))
-            cells.append(gap + cell if to_right else cell + gap)
-        text.append("  ".join(cells).rstrip())
-    return "\n".join(text) + "\n"
+
+def _width(text: str) -> int:
+    """Columns of a terminal; Chinese characters take two."""
+    if text.isascii() and text.isprintable():
+        return len(text)
+    from rich.cells import cell_len
+
+    return cell_len(text)
 
 
 def plan_html(plan: Plan) -> str:

@@ -1,7 +1,8 @@
 """Rows kept in one of three ways: keep_rows.py nightgrid|json|sqlite DIRECTORY APPENDED STORED.
 
 The rows that are read are written once, before the first turn, as fast as each way allows: for
-Nightgrid as compacted files, which is what a big run leaves.
+Nightgrid as a compacted file, which is what a big run leaves. They are ``KINDS`` rows over and over
+under names of their own.
 """
 
 from __future__ import annotations
@@ -14,18 +15,20 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from benchmarks.contender import serve
 from benchmarks.contenders.row import row
 from orchestrator.results import fragments
+from orchestrator.results.scan import scan_rows
 from orchestrator.results.schema import to_table
 from orchestrator.results.store import Store, _parquet
 
 #: Columns that a question about a run asks for.
 COLUMNS = ("job_id", "state", "precision", "batch_size", "started_at", "ended_at")
-_CHUNK = 10_000
+KINDS = 5000  # more than a compressor remembers
 
 
 class Nightgrid:
@@ -38,15 +41,26 @@ class Nightgrid:
     def append(self, measurement: Any) -> None:
         self._store.append(measurement)
 
-    def fill(self, name: str, rows: Iterable[Any]) -> None:
+    def fill(self, name: str, count: int) -> None:
+        import pyarrow as pa
+
         store = Store.open(self._directory, name)
         store.tables_path.mkdir(parents=True, exist_ok=True)
-        table = to_table(list(rows))
+        kinds = to_table([row(number) for number in range(min(KINDS, count))])
+        place = kinds.column_names.index("attempt_id")
+        parts = []
+        for first in range(0, count, KINDS):
+            names = [f"row-{number}" for number in range(first, min(first + KINDS, count))]
+            field = kinds.schema.field(place)
+            parts.append(kinds.slice(0, len(names)).set_column(place, field, pa.array(names)))
+        table = pa.concat_tables(parts)
         data = _parquet(table, use_dictionary=True)
         (store.tables_path / fragments.compacted_name(table.num_rows, data)).write_bytes(data)
 
     def read(self, name: str) -> int:
-        return len(Store.open(self._directory, name).history())
+        return int(
+            scan_rows(Store.open(self._directory, name).tables_path, COLUMNS).joined().num_rows
+        )
 
 
 class JsonFiles:
@@ -67,11 +81,11 @@ class JsonFiles:
         os.fsync(handle)
         os.close(handle)
 
-    def fill(self, name: str, rows: Iterable[Any]) -> None:
+    def fill(self, name: str, count: int) -> None:
         directory = self._directory / name
         directory.mkdir(parents=True)
-        for number, measurement in enumerate(rows, start=len(os.listdir(directory))):
-            (directory / f"{number}.json").write_text(_as_json(measurement))
+        for number, text in enumerate(_texts(count)):
+            (directory / f"{number}.json").write_text(text)
 
     def read(self, name: str) -> int:
         found = []
@@ -95,8 +109,7 @@ class Sqlite:
         opened.execute(f"CREATE TABLE IF NOT EXISTS rows ({', '.join(COLUMNS)}, whole)")
         return opened
 
-    def _insert(self, opened: sqlite3.Connection, measurement: Any) -> None:
-        whole = _as_json(measurement)
+    def _insert(self, opened: sqlite3.Connection, whole: str) -> None:
         told = json.loads(whole)
         marks = ", ".join("?" * (len(COLUMNS) + 1))
         opened.execute(
@@ -105,13 +118,13 @@ class Sqlite:
 
     def append(self, measurement: Any) -> None:
         opened = self.__dict__.setdefault("_appended", self._open("appended"))
-        self._insert(opened, measurement)
+        self._insert(opened, _as_json(measurement))
         opened.commit()
 
-    def fill(self, name: str, rows: Iterable[Any]) -> None:
+    def fill(self, name: str, count: int) -> None:
         opened = self._open(name)
-        for measurement in rows:
-            self._insert(opened, measurement)
+        for text in _texts(count):
+            self._insert(opened, text)
         opened.commit()
         opened.close()
 
@@ -134,23 +147,24 @@ def _as_json(measurement: Any) -> str:
     return json.dumps(told, default=str)
 
 
+def _texts(count: int) -> Iterable[str]:
+    """So many rows as JSON."""
+    kinds = [_as_json(replace(row(each), attempt_id="row-n")) for each in range(min(KINDS, count))]
+    return (kinds[n % KINDS].replace('"row-n"', f'"row-{n}"') for n in range(count))
+
+
 def main() -> None:
     kind, directory = sys.argv[1], Path(sys.argv[2])
     appended, stored = int(sys.argv[3]), int(sys.argv[4])
     way = WAYS[kind](directory)
-    first = row(0)
-
-    def rows(count: int) -> Iterable[Any]:
-        return (replace(first, attempt_id=f"row-{number}") for number in range(count))
-
-    way.fill("whole", rows(stored))
-    way.fill("tenth", rows(stored // 10))
+    way.fill("whole", stored)
+    way.fill("tenth", stored // 10)
     numbers = iter(range(10**9))
 
     def turn() -> dict[str, Any]:
         waited, used = [], []
         for measurement in [
-            replace(first, attempt_id=f"new-{next(numbers)}") for _ in range(appended)
+            replace(row(number), attempt_id=f"new-{number}") for number in islice(numbers, appended)
         ]:
             wall, cpu = time.perf_counter(), time.process_time()
             way.append(measurement)

@@ -1,7 +1,8 @@
 """No-op jobs through schedule, driver, store and Ray: JOBS NODES CARDS SCRATCH.
 
 The workers start one after the other over many seconds. So that all jobs meet warm workers, as they
-do in a pool, the driver hears of the first when the last is up.
+do in a pool, the driver hears of the first when the last is up, and one job for each comes before
+those that are timed.
 """
 
 from __future__ import annotations
@@ -40,7 +41,6 @@ class Together:
     def __init__(self, executor: RayExecutor, workers: int) -> None:
         self._executor, self._workers = executor, workers
         self._ready: list[Event] | None = []
-        self.ready_at, self.cpu_at_ready = 0.0, 0.0
 
     def events(self, timeout_s: float) -> list[Event]:
         """What happened; of workers that are ready nothing before all of them are."""
@@ -51,7 +51,7 @@ class Together:
         if len(self._ready) < self._workers:
             return [event for event in happened if not isinstance(event, WorkerReady)]
         happened = [e for e in happened if not isinstance(e, WorkerReady)] + self._ready
-        self._ready, self.ready_at, self.cpu_at_ready = None, perf_counter(), process_time()
+        self._ready = None
         return happened
 
     def __getattr__(self, name: str) -> Any:
@@ -59,17 +59,22 @@ class Together:
 
 
 class Timed:
-    """A store that knows when the last row was safe."""
+    """A store that knows when rows were safe: from when on there was one for each worker."""
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self.files, self.safe_at, self.cpu_at_safe = 0, 0.0, 0.0
+    def __init__(self, store: Store, workers: int) -> None:
+        self._store, self._workers = store, workers
+        self.rows = self.files = 0
+        self.warm: tuple[float, float, int, int] | None = None
+        self.last = (0.0, 0.0, 0, 0)  # wall, CPU, rows, files
 
     def append(self, *measurements: Measurement) -> None:
         """Write rows."""
         self._store.append(*measurements)
+        self.rows += len(measurements)
         self.files += 1
-        self.safe_at, self.cpu_at_safe = perf_counter(), process_time()
+        self.last = (perf_counter(), process_time(), self.rows, self.files)
+        if self.warm is None and self.rows >= self._workers:
+            self.warm = self.last
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
@@ -79,7 +84,10 @@ def main() -> None:
     count, node_count, cards = map(int, sys.argv[1:4])
     scratch = Path(sys.argv[4])
     nodes = with_memory(parse_emulation(f"{node_count}x{cards}", [Accelerator.HPU]))
-    jobs = tuple(PlannedJob(job=_job(number), action=Action.RUN) for number in range(count))
+    workers = node_count * cards
+    jobs = tuple(
+        PlannedJob(job=_job(number), action=Action.RUN) for number in range(workers + count)
+    )
     plan = Plan(grid_name="noop", jobs=jobs, nodes=nodes)
 
     def turn() -> dict[str, Any]:
@@ -106,8 +114,8 @@ def main() -> None:
                 factory="benchmarks.contenders.noop_worker:NoopWorker",
                 preload=False,
             )
-            executor = Together(stack.enter_context(contextlib.closing(ray)), node_count * cards)
-            timed = Timed(store)
+            executor = Together(stack.enter_context(contextlib.closing(ray)), workers)
+            timed = Timed(store, workers)
             board = Board(run="noop", plan=plan, started_at=time.time())
             Driver(
                 schedule=Schedule(jobs, ScheduleSettings(), estimator_for([], nodes)),
@@ -121,14 +129,18 @@ def main() -> None:
             ).drive()
             done = perf_counter()
         rows.update(row.state for row in store.history() if row.final)
-        if rows != {State.SUCCEEDED: count}:
-            raise RuntimeError(f"of {count} jobs: {dict(rows)}; {unwell[:3]}")
+        if rows != {State.SUCCEEDED: len(jobs)} or timed.warm is None:
+            raise RuntimeError(f"of {len(jobs)} jobs: {dict(rows)}; {unwell[:3]}")
+        wall_s, cpu_s, work, files = (
+            last - first for last, first in zip(timed.last, timed.warm, strict=True)
+        )
         return {
-            "work": count,
-            "wall_s": timed.safe_at - executor.ready_at,
+            "work": work,
+            "wall_s": wall_s,
+            "cpu_s": cpu_s,
+            "rows_per_file": work / files,
+            "whole_jobs": len(jobs),
             "whole_s": done - began,
-            "cpu_s": timed.cpu_at_safe - executor.cpu_at_ready,
-            "files": timed.files,
         }
 
     with emulate(nodes):

@@ -1,7 +1,8 @@
-"""One believable row: a job of 20 repeats with 25 decoding steps each, on an emulated card."""
+"""Believable rows: jobs of 5 repeats with 25 decoding steps each, no two times alike."""
 
 from __future__ import annotations
 
+import random
 import time
 
 from orchestrator.attempt import Attempt, Outcome, RankOutcome
@@ -29,25 +30,32 @@ def row(number: int) -> Measurement:
     attempt = Attempt(
         attempt_id=f"{job.job_id}-1", job_id=job.job_id, number=1, job=job, cards=(card,)
     )
+    chance = random.Random(number)
     samples = tuple(
         Sample(
             repeat=repeat,
             batch=0,
             warmup=repeat == 0,
             complete=True,
-            wall_s=1.0 + repeat / 100,
+            wall_s=chance.uniform(0.9, 1.1),
             cpu_s=1.0,
             items=8,
             input_tokens=800,
             output_tokens=200,
             computed_tokens=1200,
-            ttft_s=0.1,
-            step_s=tuple(0.03 + step / 1e4 for step in range(25)),
+            ttft_s=chance.uniform(0.09, 0.11),
+            step_s=tuple(chance.uniform(0.03, 0.04) for _ in range(25)),
         )
-        for repeat in range(20)
+        for repeat in range(5)
     )
     items = tuple(
-        Item(index=index, input_tokens=100, output_tokens=25, latency_s=1.0, ttft_s=0.1)
+        Item(
+            index=index,
+            input_tokens=100,
+            output_tokens=25,
+            latency_s=chance.uniform(0.9, 1.1),
+            ttft_s=0.1,
+        )
         for index in range(8)
     )
     now = time.time()

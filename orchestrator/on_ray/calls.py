@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from orchestrator.executor import Progress
@@ -37,9 +37,8 @@ class Calls:
         ready, _ = ray.wait(calls, num_returns=1, timeout=timeout_s, fetch_local=False)
         if ready:
             ready, _ = ray.wait(calls, num_returns=len(calls), timeout=0)
-        for call in ready:
-            then = self._then.pop(call)
-            then(answer_of(call))
+        for call, answer in zip(ready, answers_of(ready), strict=True):
+            self._then.pop(call)(answer)
 
 
 class ProgressPoll:
@@ -68,7 +67,8 @@ class ProgressPoll:
         if self._asked:
             calls = list(self._asked)
             ready, _ = ray.wait(calls, num_returns=len(calls), timeout=0)
-            heard = {self._asked.pop(call): answer_of(call) for call in ready}
+            answers = zip(ready, answers_of(ready), strict=True)
+            heard = {self._asked.pop(call): answer for call, answer in answers}
             still_busy = {worker_id for worker_id, _ in busy()} if heard else set()
             for worker_id, answer in heard.items():
                 # A worker's death is told by the call that runs its attempt.
@@ -82,6 +82,17 @@ class ProgressPoll:
         for worker_id, method in busy():
             if worker_id not in waiting:
                 self._asked[method.remote()] = worker_id
+
+
+def answers_of(calls: Sequence[Any]) -> list[Any]:
+    """The answers of calls that have them, in order. One question for all is many times faster,
+    and one exception among them hides the rest."""
+    import ray
+
+    try:
+        return list(ray.get(list(calls)))
+    except Exception:
+        return [answer_of(call) for call in calls]
 
 
 def answer_of(call: Any) -> Any:

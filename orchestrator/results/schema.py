@@ -43,6 +43,7 @@ _VERSION_KEY = b"nightgrid.schema_version"
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _TIMES = ("recorded_at", "started_at", "ended_at")
 _METRICS = {field.name for field in fields(Metrics)}
+_AS_THEY_ARE = frozenset({float, int, bool, type(None)})
 _RAW_TYPES: dict[str, type] = {"samples": Sample, "items": Item}
 
 
@@ -99,7 +100,8 @@ def to_table(measurements: Sequence[Measurement], *, documented: bool = True) ->
 
 def to_json(measurement: Measurement) -> str:
     """A row as one line of JSON, for what is no table yet."""
-    return json.dumps(_flat(measurement), separators=(",", ":"))
+    told = {name: value for name, value in _flat(measurement).items() if value not in (None, [])}
+    return json.dumps(told, separators=(",", ":"))
 
 
 def from_json(line: str) -> Measurement:
@@ -200,30 +202,45 @@ def _type_ids() -> dict[str, int]:
 
 def _flat(measurement: Measurement) -> dict[str, Any]:
     row: dict[str, Any] = {}
-    for field in fields(Measurement):
-        value = getattr(measurement, field.name)
-        if field.name == "metrics":
+    for name, kind in _kinds().items():
+        value = getattr(measurement, name)
+        if kind == "metrics":
             row.update({name: getattr(value, name) for name in _METRICS})
-        elif field.name in _RAW_TYPES:
-            row[field.name] = [{"rank": rank} | _plain(raw) for rank, raw in value]
-        elif field.name == "measure":
-            row[field.name] = _plain(value)
-        elif field.name == "parameters":
-            row[field.name] = [(name, json.dumps(item)) for name, item in value.items()]
-        elif field.name in _TIMES:
-            row[field.name] = None if value is None else round(value * 1_000_000)
-        elif isinstance(value, Mapping):
-            row[field.name] = [(_text(name), _text(item)) for name, item in value.items()]
+        elif kind == "raw":
+            row[name] = [{"rank": rank} | _plain(raw) for rank, raw in value]
+        elif kind == "measure":
+            row[name] = _plain(value)
+        elif kind == "parameters":
+            row[name] = [(key, json.dumps(item)) for key, item in value.items()]
+        elif kind == "time":
+            row[name] = None if value is None else round(value * 1_000_000)
+        elif kind == "mapping":
+            row[name] = [(_text(key), _text(item)) for key, item in value.items()]
         else:
-            row[field.name] = _scalar(value)
+            row[name] = _scalar(value)
     return row
 
 
+@lru_cache(maxsize=1)
+def _kinds() -> dict[str, str]:
+    """How the value of each field becomes one of a row."""
+    kinds = dict.fromkeys(_TIMES, "time") | dict.fromkeys(_RAW_TYPES, "raw")
+    kinds |= {name: name for name in ("metrics", "measure", "parameters")}
+    for name, hint in _hints(Measurement).items():
+        origin = typing.get_origin(hint)
+        mapping = isinstance(origin, type) and issubclass(origin, Mapping)
+        kinds.setdefault(name, "mapping" if mapping else "scalar")
+    return {field.name: kinds[field.name] for field in fields(Measurement)}
+
+
 def _plain(record: Any) -> dict[str, Any]:
-    return {field.name: _scalar(getattr(record, field.name)) for field in fields(record)}
+    kind: type = type(record)
+    return {name: _scalar(getattr(record, name)) for name in _hints(kind)}
 
 
 def _scalar(value: Any) -> Any:
+    if type(value) in _AS_THEY_ARE:
+        return value
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, str):
@@ -233,7 +250,7 @@ def _scalar(value: Any) -> Any:
 
 def _text(value: str) -> str:
     """Valid Unicode: an undecodable byte of a log becomes an escape instead of an error."""
-    return value.encode("utf-8", "backslashreplace").decode()
+    return value if value.isascii() else value.encode("utf-8", "backslashreplace").decode()
 
 
 def _array(values: list[Any], kind: pa.DataType) -> pa.Array:
