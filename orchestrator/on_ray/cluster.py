@@ -27,7 +27,7 @@ from orchestrator.cluster import Node
 from orchestrator.errors import ClusterError
 from orchestrator.job import Accelerator
 from orchestrator.on_ray.actors import threads_asked
-from orchestrator.on_ray.token import missing_token, refused_token
+from orchestrator.on_ray.token import missing_token, refused_token, take_own_token
 
 #: Custom Ray resources by which a node says what Ray has no word for.
 EMULATED = "emulated"
@@ -187,6 +187,7 @@ def _join(address: str, **options: Any) -> None:
 
     if ray.is_initialized():
         return
+    take_own_token()
     if wrong := missing_token() or refused_token(address):
         raise ClusterError(wrong)
     try:

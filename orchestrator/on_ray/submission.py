@@ -26,7 +26,7 @@ from urllib.parse import urlsplit
 from orchestrator.doctor.facts import Versions
 from orchestrator.environment import GIT_COMMIT_VARIABLE, GIT_DIRTY_VARIABLE, git_state
 from orchestrator.errors import SubmitError
-from orchestrator.on_ray.token import asks_for_token, missing_token, token_advice
+from orchestrator.on_ray.token import asks_for_token, missing_token, take_own_token, token_advice
 from orchestrator.results.directory import VARIABLE as RESULTS_VARIABLE
 
 DEFAULT_PORT = 8265
@@ -115,6 +115,7 @@ class JobServer:
 
     def __init__(self, address: str | None) -> None:
         self.address = resolve_job_address(address)
+        take_own_token()
         if missing := missing_token():
             raise SubmitError(missing)
         from ray.job_submission import JobSubmissionClient

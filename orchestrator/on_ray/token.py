@@ -7,6 +7,8 @@ aborts the process. So the token is looked for here first, in Ray's order.
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 from pathlib import Path
 
@@ -16,6 +18,16 @@ MODE, TOKEN, TOKEN_PATH = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PAT
 def asks_for_token(error: BaseException) -> bool:
     """Whether Ray refused for want of the right token. Its class is not in every version."""
     return type(error).__name__ == "AuthenticationError"
+
+
+def take_own_token() -> None:
+    """Send the token that Ray keeps for its user, where nothing else is set: ``ray.init`` does so,
+    and whoever asks the cluster for something before that must not be refused."""
+    with contextlib.suppress(ImportError):  # Ray before 2.60 does not
+        from ray._private.authentication import authentication_token_setup as ray_token
+
+        logging.getLogger(ray_token.__name__).setLevel(logging.ERROR)
+        ray_token.maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
 
 
 def missing_token() -> str | None:

@@ -263,6 +263,24 @@ def test_what_is_wrong_is_said_at_once(head: Head, tmp_path: Path) -> None:
     assert refused.returncode == 2 and "fp9" in refused.stderr
 
 
+def test_the_token_that_ray_keeps_for_its_user_is_sent(head: Head) -> None:
+    """As by `ray.init`, where no variable says anything of tokens; by all that asks before it."""
+    environment = head.stranger(HOME=str(head.home / "owner"))
+    kept = head.home / "owner" / ".ray" / "auth_token"
+    kept.parent.mkdir(parents=True)
+    kept.write_text((head.home / "token").read_text())
+    done = head.nightgrid("status", "--address", head.url, environment=environment)
+    assert done.returncode == 0, done.stderr
+    code = (
+        "from orchestrator.on_ray.cluster import _join; import ray; "
+        f"_join({head.address!r}); print(len(ray.nodes()))"
+    )
+    joined = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=90
+    )
+    assert joined.stdout.strip() == "1", joined.stderr
+
+
 def test_a_client_without_the_token_is_refused(head: Head, tmp_path: Path) -> None:
     """Neither Ray's own client nor ours gets in without the token or with another one; ours says
     within seconds what to set."""
