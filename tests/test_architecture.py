@@ -19,6 +19,8 @@ PURE = [
     "deadline",
     "energy",
     "doctor/checks",
+    "doctor/cluster_checks",
+    "doctor/node_checks",
     "doctor/facts",
     "doctor/text",
     "errors",

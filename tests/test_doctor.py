@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from orchestrator import exit_codes
-from orchestrator.doctor.checks import GAUDI_SERVER_CARDS, check_workstation, judge
+from orchestrator.doctor.checks import check_workstation, judge
 from orchestrator.doctor.facts import (
     CardFacts,
     ClockOffset,
@@ -24,6 +24,7 @@ from orchestrator.doctor.facts import (
     Space,
     Versions,
 )
+from orchestrator.doctor.node_checks import GAUDI_SERVER_CARDS
 from orchestrator.doctor.probe import import_errors, look_into
 from orchestrator.doctor.text import as_json, exit_code, finding_of, lines
 from orchestrator.job import Accelerator

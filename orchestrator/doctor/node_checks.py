@@ -1,0 +1,260 @@
+"""What concerns one node: its packages, cards, driver, clock, kernel, limits and disks. Pure.
+
+Limits that are a matter of judgement are constants here, with their reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from orchestrator.doctor.facts import Finding, Level, NodeFacts, Probe
+from orchestrator.job import Accelerator
+
+#: Times in rows of different nodes are compared to the second, and leases to half of it.
+CLOCK_LIMIT_S = 0.5
+#: Ray's session logs and spilled objects; a full disk there looks like a crash of the job.
+RAY_SPACE_BYTES = 10 * 2**30
+#: Rows are small; checkpoints and adapters are not.
+RESULTS_SPACE_BYTES = 5 * 2**30
+#: One 6-billion-parameter model in bf16 and its converted copy.
+MODEL_SPACE_BYTES = 30 * 2**30
+#: Ray's own advice; eight workers with their data loaders and sockets come near the usual 1,024.
+OPEN_FILES = 65_536
+#: What collectives of eight processes and data loaders pass through /dev/shm.
+SHARED_MEMORY_BYTES = 8 * 2**30
+#: Habana's example of a Kubernetes job asks for hugepages-2Mi: 95000Mi.
+HUGEPAGES_BYTES = 95_000 * 2**20
+#: Cards of a Gaudi server; jobs of two and four cards are legal on aligned groups of them only.
+GAUDI_SERVER_CARDS = 8
+
+_GIB = 2**30
+
+
+def check_imports(node: NodeFacts, probe: Probe) -> Iterator[Finding]:
+    """What a job imports is there, and imports."""
+    for package, error in probe.import_errors.items():
+        yield Finding(
+            check="imports",
+            level=Level.ERROR if node.cards else Level.NOTE,
+            where=node.name,
+            message=f"{package} does not import: {error}",
+            remedy="install it in the node's image or environment (clusters/gaudi.Dockerfile, "
+            "clusters/gpu.Dockerfile); on Gaudi never let pip replace Habana's torch",
+        )
+    versions = probe.versions
+    if "optimum-habana" in versions and _release(versions.get("transformers", "0")) >= (4, 56):
+        yield Finding(
+            check="imports",
+            level=Level.ERROR,
+            where=node.name,
+            message=f"transformers {versions['transformers']} is too new for optimum-habana "
+            f"{versions['optimum-habana']}",
+            remedy="pip install -c constraints-hpu.txt transformers (below 4.56)",
+        )
+
+
+def check_cards(node: NodeFacts, probe: Probe) -> Iterator[Finding]:
+    """Ray's count is that of the vendor's tool, and no process has a card open."""
+    if node.emulated:
+        return
+    for kind, told in node.cards.items():
+        tool = {Accelerator.HPU: "hl-smi", Accelerator.GPU: "nvidia-smi"}.get(kind)
+        if tool is None:
+            continue
+        if not probe.cards:
+            yield Finding(
+                check="cards",
+                level=Level.ERROR,
+                where=node.name,
+                message=f"Ray was told of {told} {kind} cards, and {tool} shows none",
+                remedy="is the driver loaded (`hl-smi` on the server, outside of the container), "
+                "and was the container started with --runtime=habana and "
+                "HABANA_VISIBLE_DEVICES=all?"
+                if kind is Accelerator.HPU
+                else "does `nvidia-smi` work on the server, and was the container started with "
+                "--gpus=all?",
+            )
+            continue
+        if len(probe.cards) != told:
+            yield Finding(
+                check="cards",
+                level=Level.ERROR if len(probe.cards) < told else Level.NOTE,
+                where=node.name,
+                message=f"Ray was told of {told} {kind} cards, and {tool} shows {len(probe.cards)}",
+                remedy="start Ray with the number that is there; a card that has gone needs a "
+                "reset or a reboot of the server",
+            )
+        if kind is Accelerator.HPU and told != GAUDI_SERVER_CARDS:
+            yield Finding(
+                check="cards",
+                level=Level.NOTE,
+                where=node.name,
+                message=f"{told} of a Gaudi server's {GAUDI_SERVER_CARDS} cards are Ray's: jobs of "
+                "two and four cards run only on aligned groups of them",
+                remedy="if all of them are yours, start Ray with "
+                f"--resources '{{\"HPU\": {GAUDI_SERVER_CARDS}, …}}'",
+            )
+    for card in probe.cards:
+        if card.temperature_c == 0:
+            yield Finding(
+                check="cards",
+                level=Level.ERROR,
+                where=node.name,
+                message=f"card {card.index} has 0 °C: it did not come up",
+                remedy='reboot the server; Habana\'s "System Verifications" says so of `0C`',
+            )
+        if card.occupied:
+            yield Finding(
+                check="cards-free",
+                level=Level.WARNING,
+                where=node.name,
+                message=card.occupied,
+                remedy="end that process; a run waits half a minute, then leaves the card out",
+            )
+
+
+def check_accounts(node: NodeFacts) -> Iterator[Finding]:
+    """Nobody else has the cards in Ray's accounts."""
+    total = sum(node.cards.values())
+    if node.cards_free < total:
+        yield Finding(
+            check="cards-free",
+            level=Level.WARNING,
+            where=node.name,
+            message=f"{total - node.cards_free} of {total} cards are held in Ray's accounts",
+            remedy="another run or somebody's actors: `ray list actors`, `nightgrid status`; a run "
+            "takes the free ones and leaves these alone",
+        )
+
+
+def check_driver(node: NodeFacts, probe: Probe) -> Iterator[Finding]:
+    """Habana's driver and software are of one release: else the first job of every card fails, with
+    `synStatus=26 [Generic failure]`."""
+    plugin = probe.versions.get("habana-torch-plugin")
+    if Accelerator.HPU not in node.cards or not plugin or not probe.driver_version:
+        return
+    if _release(plugin) != _release(probe.driver_version):
+        yield Finding(
+            check="driver",
+            level=Level.ERROR,
+            where=node.name,
+            message=f"the driver is {probe.driver_version}, Habana's PyTorch is {plugin}",
+            remedy="use the image of the driver's version (`hl-smi` prints it), or update the "
+            "driver; Habana supports equal versions only",
+        )
+
+
+def check_clock(node: NodeFacts) -> Iterator[Finding]:
+    """The clock agrees with the driver's, as far as a round trip can tell."""
+    clock = node.clock
+    if clock is None or abs(clock.offset_s) - clock.bound_s <= CLOCK_LIMIT_S:
+        return
+    way = "ahead of" if clock.offset_s > 0 else "behind"
+    yield Finding(
+        check="clock",
+        level=Level.WARNING,
+        where=node.name,
+        message=f"its clock is {abs(clock.offset_s):.2f} s (±{clock.bound_s:.3f} s) {way} the "
+        "driver's",
+        remedy="`timedatectl set-ntp true` on both servers: times in rows would be wrong by that",
+    )
+
+
+def check_hugepages(node: NodeFacts, probe: Probe) -> Iterator[Finding]:
+    """Gaudi's runtime passes host buffers through huge pages."""
+    if Accelerator.HPU not in node.cards or node.emulated:
+        return
+    reserved = probe.hugepages_total * probe.hugepage_bytes
+    if reserved < HUGEPAGES_BYTES:
+        pages = -(-HUGEPAGES_BYTES // (probe.hugepage_bytes or 2 * 2**20))
+        yield Finding(
+            check="hugepages",
+            level=Level.WARNING,
+            where=node.name,
+            message=f"{reserved / _GIB:.0f} GiB of huge pages are reserved; Habana's example asks "
+            f"for {HUGEPAGES_BYTES / _GIB:.0f} GiB",
+            remedy=f"sudo sysctl -w vm.nr_hugepages={pages} on the server (and in "
+            "/etc/sysctl.d/ to stay)",
+        )
+
+
+def check_kernel(node: NodeFacts, probe: Probe) -> Iterator[Finding]:
+    """Linux 6.8 without IOMMU passthrough is known to garble what Gaudi computes."""
+    if Accelerator.HPU not in node.cards or node.emulated:
+        return
+    words = probe.kernel_arguments.split()
+    if _release(probe.kernel.rpartition(" ")[2]) >= (6, 8) and "iommu=pt" not in words:
+        yield Finding(
+            check="iommu",
+            level=Level.WARNING,
+            where=node.name,
+            message=f"{probe.kernel} runs without IOMMU passthrough, with which models on Gaudi "
+            "are known to write garbage",
+            remedy='GRUB_CMDLINE_LINUX_DEFAULT="iommu=pt intel_iommu=on" in /etc/default/grub, '
+            "then update-grub and a reboot",
+        )
+
+
+def check_limits(node: NodeFacts, probe: Probe) -> Iterator[Finding]:
+    """Open files, locked memory and shared memory suffice for a server full of workers."""
+    if node.emulated or not node.cards:
+        return
+    if 0 <= probe.open_files < OPEN_FILES:
+        yield Finding(
+            check="limits",
+            level=Level.WARNING,
+            where=node.name,
+            message=f"a process may open {probe.open_files} files",
+            remedy=f"--ulimit=nofile=1048576:1048576 in run_options, or `ulimit -n {OPEN_FILES}` "
+            "before `ray start`",
+        )
+    if probe.locked_bytes >= 0 and Accelerator.CPU not in node.cards:
+        yield Finding(
+            check="limits",
+            level=Level.WARNING,
+            where=node.name,
+            message=f"a process may lock {probe.locked_bytes // 1024} KiB of memory; buffers of "
+            "cards want to be locked",
+            remedy="--ulimit=memlock=-1:-1 in run_options, or `ulimit -l unlimited`",
+        )
+    if probe.shared_memory_bytes < SHARED_MEMORY_BYTES:
+        yield Finding(
+            check="limits",
+            level=Level.WARNING,
+            where=node.name,
+            message=f"/dev/shm has {probe.shared_memory_bytes / _GIB:.1f} GiB free",
+            remedy="--ipc=host in run_options (docker gives a container 64 MiB otherwise)",
+        )
+
+
+def check_space(node: NodeFacts, probe: Probe) -> Iterator[Finding]:
+    """Disks have room; a full one under Ray looks like a crash of the job."""
+    wanted = {
+        "Ray's files": RAY_SPACE_BYTES,
+        "results": RESULTS_SPACE_BYTES,
+        "models": MODEL_SPACE_BYTES,
+    }
+    for space in probe.spaces:
+        limit = wanted[space.purpose]
+        if space.free_bytes < limit:
+            yield Finding(
+                check="disk",
+                level=Level.ERROR if space.free_bytes < limit / 10 else Level.WARNING,
+                where=node.name,
+                message=f"{space.free_bytes / _GIB:.1f} GiB are free for {space.purpose} at "
+                f"{space.path}, less than {limit / _GIB:.0f}",
+                remedy="free some, or put it elsewhere: "
+                + {
+                    "Ray's files": "ray start --temp-dir",
+                    "results": "--results DIR or NIGHTGRID_RESULTS",
+                    "models": "HF_HOME, NIGHTGRID_CACHE",
+                }[space.purpose],
+            )
+
+
+def _release(version: str) -> tuple[int, int]:
+    """The first two numbers: 1.24 of ``1.24.1-b336d5e``; zeros where there are none."""
+    numbers = []
+    for part in version.replace("-", ".").split(".")[:2]:
+        numbers.append(int(part) if part.isdigit() else 0)
+    return (numbers[0], numbers[1]) if len(numbers) == 2 else (numbers[0] if numbers else 0, 0)
