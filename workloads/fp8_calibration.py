@@ -7,9 +7,10 @@ plan adds it by itself. Its row says where the files lie; its times are of no in
 from __future__ import annotations
 
 from workloads import precision as precisions
-from workloads.api import JobContext, Request, Result, Sample
-from workloads.data.catalog import find_dataset, load_examples
+from workloads.api import JobContext, Request, Result
+from workloads.data.catalog import find_dataset
 from workloads.engines import gaudi_library, gaudi_quantization, optimum_habana
+from workloads.one_pass import encoded_prompts, generate_once
 from workloads.parameters import CalibrationParameters
 
 
@@ -24,34 +25,15 @@ def run(request: Request, context: JobContext) -> Result:
     context.resident(f"{request.residency_key}|measured", lambda: None)  # others' models make room
     engine = optimum_habana.load(request, device)
     load_s = context.clock() - began
-    examples = load_examples(request.dataset)
-    prompts = [
-        engine.encode(examples[index % len(examples)].content)
-        for index in range(parameters.prompts)
-    ]
+    prompts = encoded_prompts(engine, request.dataset, parameters.prompts)
     context.enter_phase("measure")
-    began, cpu_began = context.clock(), context.cpu_clock()
-    for start in range(0, len(prompts), request.batch_size):
-        batch = prompts[start : start + request.batch_size]
-        fetch = engine.generate(
-            engine.prepare(batch),
-            output_tokens=parameters.output_tokens,
-            ignore_eos=True,
-            on_step=device.synchronize,
-        )
-        fetch()
-    device.synchronize()
-    sample = Sample(
-        repeat=0,
-        batch=0,
-        warmup=False,
-        complete=True,
-        wall_s=context.clock() - began,
-        cpu_s=context.cpu_clock() - cpu_began,
-        items=len(prompts),
-        input_tokens=sum(map(len, prompts)),
-        output_tokens=len(prompts) * parameters.output_tokens,
-        computed_tokens=0,
+    _, sample = generate_once(
+        engine,
+        context,
+        prompts,
+        batch_size=request.batch_size,
+        output_tokens=parameters.output_tokens,
+        on_step=device.synchronize,
     )
     directory = gaudi_quantization.calibration_directory(
         request.model, context.world_size, device.device_name()

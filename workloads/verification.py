@@ -17,9 +17,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from workloads.api import JobContext, Request, Result, Sample
-from workloads.data.catalog import find_dataset, load_examples
+from workloads.api import JobContext, Request, Result
+from workloads.data.catalog import find_dataset
 from workloads.engines import engine_loader
+from workloads.one_pass import encoded_prompts, generate_once
 from workloads.parameters import VerificationParameters
 from workloads.precision import quantized
 from workloads.stock_reference import Question, Reference, answer
@@ -74,28 +75,19 @@ def run(request: Request, context: JobContext) -> Result:
     context.device.seed(0)
     context.enter_phase("load")
     engine = engine_loader(request.engine)(request, context.device)
-    examples = load_examples(request.dataset)
-    prompts = tuple(
-        tuple(engine.encode(examples[index % len(examples)].content))
-        for index in range(parameters.prompts)
-    )
+    prompts = encoded_prompts(engine, request.dataset, parameters.prompts)
     context.enter_phase("measure")
-    began, cpu_began = context.clock(), context.cpu_clock()
-    tokens, logits = [], []
-    for start in range(0, len(prompts), request.batch_size):
-        batch = prompts[start : start + request.batch_size]
-        fetch = engine.generate(
-            engine.prepare(batch),
-            output_tokens=parameters.output_tokens,
-            ignore_eos=True,
-            on_step=lambda: None,
-            keep_logits=True,
-        )
-        generated = fetch()
-        tokens += [list(row) for row in generated.tokens]
-        logits += list(torch.stack(list(generated.logits), dim=1))
-    context.device.synchronize()
-    wall_s, cpu_s = context.clock() - began, context.cpu_clock() - cpu_began
+    batches, sample = generate_once(
+        engine,
+        context,
+        prompts,
+        batch_size=request.batch_size,
+        output_tokens=parameters.output_tokens,
+        on_step=lambda: None,
+        keep_logits=True,
+    )
+    tokens = [list(row) for batch in batches for row in batch.tokens]
+    logits = [row for batch in batches for row in torch.stack(list(batch.logits), dim=1)]
     reference = answer(
         Question(
             model=request.model,
@@ -106,18 +98,6 @@ def run(request: Request, context: JobContext) -> Result:
         )
     )
     found = compare(tokens, logits, reference)
-    sample = Sample(
-        repeat=0,
-        batch=0,
-        warmup=False,
-        complete=True,
-        wall_s=wall_s,
-        cpu_s=cpu_s,
-        items=len(prompts),
-        input_tokens=sum(map(len, prompts)),
-        output_tokens=len(prompts) * parameters.output_tokens,
-        computed_tokens=0,
-    )
     return Result(
         samples=(sample,),
         stop_reason="max_repeats",

@@ -1,0 +1,63 @@
+"""One untimed pass of generation over a dataset's prompts, for workloads that ask what comes out
+rather than how fast."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from workloads.api import JobContext, Sample
+from workloads.data.catalog import load_examples
+from workloads.engines.base import Generated, GenerationEngine
+
+#: Ids of one prompt.
+Prompt = tuple[int, ...]
+
+
+def encoded_prompts(engine: GenerationEngine, dataset: str, count: int) -> tuple[Prompt, ...]:
+    """Ids of the first ``count`` prompts; a shorter dataset begins again."""
+    examples = load_examples(dataset)
+    return tuple(
+        tuple(engine.encode(examples[index % len(examples)].content)) for index in range(count)
+    )
+
+
+def generate_once(
+    engine: GenerationEngine,
+    context: JobContext,
+    prompts: Sequence[Prompt],
+    *,
+    batch_size: int,
+    output_tokens: int,
+    on_step: Callable[[], None],
+    keep_logits: bool = False,
+) -> tuple[list[Generated], Sample]:
+    """Generate ``output_tokens`` for each prompt, batch by batch.
+
+    Returns:
+        What came out of each batch, and the whole pass as one sample.
+    """
+    began, cpu_began = context.clock(), context.cpu_clock()
+    found = []
+    for start in range(0, len(prompts), batch_size):
+        fetch = engine.generate(
+            engine.prepare(prompts[start : start + batch_size]),
+            output_tokens=output_tokens,
+            ignore_eos=True,
+            on_step=on_step,
+            keep_logits=keep_logits,
+        )
+        found.append(fetch())
+    context.device.synchronize()
+    sample = Sample(
+        repeat=0,
+        batch=0,
+        warmup=False,
+        complete=True,
+        wall_s=context.clock() - began,
+        cpu_s=context.cpu_clock() - cpu_began,
+        items=len(prompts),
+        input_tokens=sum(map(len, prompts)),
+        output_tokens=len(prompts) * output_tokens,
+        computed_tokens=0,
+    )
+    return found, sample
