@@ -8,10 +8,13 @@ The word after a fence's language says more of a block:
     yaml file=PATH         is a file, which later blocks use
 
 All pages share one workplace with the grids of the repository, whose demonstration is made small.
+Commands that start no process are run in this one: an interpreter and its libraries for each of
+them took longer than the commands.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shlex
@@ -24,7 +27,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.cli import full_parser
+from orchestrator.cli import full_parser, main
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tools"))
@@ -36,6 +39,10 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 NEEDS = {"cluster", "card", "checkpoint", "real-model", "install", "server"}
 #: What a block may be in.
 LANGUAGES = {"bash", "sh", "python", "yaml", "toml", "diff", "sql", "json", "text", ""}
+#: Commands that start no process, and leave that of the tests as it was.
+READING = {"plan", "simulate", "report", "compare", "query", "status", "describe", "dataset"}
+#: Of whoever runs the tests; a page knows nothing of them.
+FOREIGN = ("RAY_ADDRESS", "NIGHTGRID_RESULTS", "NIGHTGRID_NOTIFY")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,13 +120,47 @@ def bash(text: str, place: Path, directory: Path, *, command: str = "bash -e") -
         "PYTHONPATH": f"{place / 'site'}:{place / 'waiting'}",
         "TERM": "dumb",
     }
-    for name in ("RAY_ADDRESS", "NIGHTGRID_RESULTS", "NIGHTGRID_NOTIFY"):
+    for name in FOREIGN:
         environment.pop(name, None)
     done = subprocess.run(
         command.split(), input=text, capture_output=True, text=True, cwd=directory, env=environment
     )
     assert done.returncode == 0, f"{text}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
     return done.stdout + done.stderr
+
+
+def reading(line: str) -> tuple[list[str], str | None] | None:
+    """The arguments of a line that is a reading command, and the file that it prints to."""
+    _, *typed = shlex.split(line, comments=True)
+    target = None
+    if typed[-2:-1] == [">"]:
+        *typed, _, target = typed
+    return (typed, target) if typed[0] in READING and not {*typed} & set("<>|&") else None
+
+
+def shell(block: Block, place: Path, directory: Path) -> None:
+    """Run a block of shell lines: each by itself if all are commands of this program."""
+    lines = block.text.splitlines()
+    if not all(line.startswith("nightgrid ") for line in lines):
+        lines = [block.text]
+    for line in lines:
+        if line.startswith("nightgrid ") and (read := reading(line)):
+            call(*read, directory)
+        else:
+            bash(f"# {block.where}\n{line}", place, directory)
+
+
+def call(typed: list[str], target: str | None, directory: Path) -> None:
+    """Run a command in this process; it ends with 0."""
+    with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as files:
+        patch.chdir(directory)
+        patch.setenv("TERM", "dumb")
+        for name in FOREIGN:
+            patch.delenv(name, raising=False)
+        if target:
+            file = files.enter_context(open(target, "w", encoding="utf-8"))
+            files.enter_context(contextlib.redirect_stdout(file))
+        assert main(typed) == 0, shlex.join(typed)
 
 
 def checkout(place: Path) -> Path:
@@ -151,7 +192,7 @@ def test_what_a_page_says_to_type_works(page: Path, workplace: Path) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(block.text, encoding="utf-8")
         elif block.language in ("bash", "sh"):
-            bash(f"# {block.where}\n{block.text}", workplace, directory)
+            shell(block, workplace, directory)
         elif block.language == "python":
             bash(f"# {block.where}\n{block.text}", workplace, directory, command="python -")
         elif block.language == "sql":
