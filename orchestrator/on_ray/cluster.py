@@ -138,6 +138,7 @@ def emulate(nodes: Sequence[Node], *, dashboard: bool = False) -> Iterator[Emula
         settings = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ADDRESS": None, "RAY_TMPDIR": temp_dir}
         stack.enter_context(_environment(**settings))
         stack.callback(cluster.ray_cluster.shutdown)
+        take_own_token()  # which joining will: a head that was started without it ends our actors
         try:
             _start_head(cluster.ray_cluster, dashboard=dashboard)
             for node in nodes:
