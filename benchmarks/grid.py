@@ -40,7 +40,7 @@ _PEER = "optimum-benchmark --multirun, launcher=process"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Turn:
+class Turn:
     """What a command took, and the seconds of each timed pass of each cell."""
 
     took_s: float
@@ -58,8 +58,8 @@ def run(setting: Setting) -> tuple[list[Line], dict[str, Any]]:
 
     batches = (1, 2) if setting.smoke else BATCHES
     directory = open_model(MODEL).path  # made here, not in anybody's turn
-    ours: list[_Turn] = []
-    theirs: list[_Turn] = []
+    ours: list[Turn] = []
+    theirs: list[Turn] = []
     for number in range(1 if setting.smoke else min(setting.turns, _TURNS)):
         setting.say(f"  turn {number + 1}: nightgrid")
         ours.append(_nightgrid(setting, setting.scratch / f"ours-{number}", batches))
@@ -83,7 +83,7 @@ def run(setting: Setting) -> tuple[list[Line], dict[str, Any]]:
             ours=tuple(turn.besides_s for turn in ours),
             theirs=tuple(turn.besides_s for turn in theirs),
         ),
-        *(_cells(ours, theirs) if theirs else ()),
+        *(lines_of_cells(ours, theirs) if theirs else ()),
     ]
     facts = {
         "model": MODEL,
@@ -101,7 +101,7 @@ def run(setting: Setting) -> tuple[list[Line], dict[str, Any]]:
     return lines, facts
 
 
-def _cells(ours: Sequence[_Turn], theirs: Sequence[_Turn]) -> list[Line]:
+def lines_of_cells(ours: Sequence[Turn], theirs: Sequence[Turn]) -> list[Line]:
     """A line for all cells, whose "turns" are cells, then one for each."""
     mine, others = _rates(ours), _rates(theirs)
     together = Line(
@@ -128,7 +128,7 @@ def _cells(ours: Sequence[_Turn], theirs: Sequence[_Turn]) -> list[Line]:
     ]
 
 
-def _rates(turns: Sequence[_Turn]) -> dict[str, tuple[float, ...]]:
+def _rates(turns: Sequence[Turn]) -> dict[str, tuple[float, ...]]:
     """Tokens/s of each cell (``fp32 × 8``), by turn, of the median pass."""
     return {
         cell: tuple(
@@ -138,11 +138,11 @@ def _rates(turns: Sequence[_Turn]) -> dict[str, tuple[float, ...]]:
     }
 
 
-def _unrest(turns: Sequence[_Turn]) -> float:
+def _unrest(turns: Sequence[Turn]) -> float:
     return median(max(rates) / min(rates) - 1 for rates in _rates(turns).values())
 
 
-def _nightgrid(setting: Setting, results: Path, batches: tuple[int, ...]) -> _Turn:
+def _nightgrid(setting: Setting, results: Path, batches: tuple[int, ...]) -> Turn:
     results.mkdir(parents=True)
     grid = results / "grid.yaml"
     grid.write_text(
@@ -169,10 +169,10 @@ def _nightgrid(setting: Setting, results: Path, batches: tuple[int, ...]) -> _Tu
         )
         for row in rows
     }
-    return _Turn(took_s=took_s, cells={cell: passes[cell] for cell in _names(batches)})
+    return Turn(took_s=took_s, cells={cell: passes[cell] for cell in _names(batches)})
 
 
-def _optimum(python: Path, directory: Path, model: str, batches: tuple[int, ...]) -> _Turn:
+def _optimum(python: Path, directory: Path, model: str, batches: tuple[int, ...]) -> Turn:
     directory.mkdir(parents=True)
     (directory / "cells.yaml").write_text(
         "defaults: [benchmark, {scenario: inference}, {launcher: process}, "
@@ -209,7 +209,7 @@ def _optimum(python: Path, directory: Path, model: str, batches: tuple[int, ...]
     for number, name in enumerate(_names(batches)):
         report = directory / "sweep" / str(number) / "benchmark_report.json"
         cells[name] = json.loads(report.read_text())["generate"]["latency"]["values"]
-    return _Turn(took_s=took_s, cells=cells)
+    return Turn(took_s=took_s, cells=cells)
 
 
 def _names(batches: tuple[int, ...]) -> list[str]:
