@@ -9,8 +9,9 @@ in the precision asked for is refused.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from workloads import precision as precisions
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
 
 #: dtype of the stored values of each quantised format; int4 packs two values in a byte.
 _STORAGE = {"fp8": "float8_e4m3fn", "int8": "int8", "int4": "uint8"}
+
+#: Buffers of a layer with packed 4-bit weights, and how many weights are in one number of them.
+_PACKED = ("qweight", "qzeros", "scales")
+_IN_AN_INT32 = 8
 
 #: NF4 kernels of bitsandbytes on CPU take rows of whole blocks of this many values.
 NF4_BLOCK = 64
@@ -96,26 +101,42 @@ def inspect(
     """
     parameters = _unique_parameters(model)
     matrices = {name: tensor for name, tensor in parameters.items() if _is_matrix(tensor)}
-    quantized = sum(
+    packed = packed_layers(model)
+    in_packed = sum(buffers[0].numel() * _IN_AN_INT32 for buffers in packed.values())
+    quantized = in_packed + sum(
         logical_count(tensor)
         for tensor in matrices.values()
         if stored_format(tensor) == _STORAGE.get(precision)
     )
-    count = sum(logical_count(tensor) for tensor in parameters.values())
+    count = in_packed + sum(logical_count(tensor) for tensor in parameters.values())
     share = quantized / count if count else 0.0
     if precisions.quantized(precision):
-        _require_quantized(model, matrices, precision)
+        _require_quantized(model, matrices, precision, packed if precision == "int4" else ())
     else:
         _require_plain(matrices, precision)
     detail = precisions.support(precision, device, engine).means
     if precisions.quantized(precision):
         detail += f"; {share:.0%} of the parameters, the rest in bf16"
     return ModelWeights(
-        weight_bytes=sum(stored_bytes(tensor) for tensor in parameters.values()),
+        weight_bytes=sum(map(stored_bytes, (*parameters.values(), *chain(*packed.values())))),
         parameter_count=count,
         quantized_share=share,
         detail=detail,
     )
+
+
+def packed_layers(model: nn.Module) -> dict[str, list[torch.Tensor]]:
+    """Layers whose 4-bit weights lie in buffers, eight to an int32, by name: that buffer, then
+    those of zero points and scales. So do the layers for GPTQ's, AWQ's and AutoRound's checkpoints.
+    """
+    import torch
+
+    found = {}
+    for name, module in model.named_modules():
+        buffers = dict(module.named_buffers(recurse=False))
+        if "qweight" in buffers and buffers["qweight"].dtype == torch.int32:
+            found[name] = [buffers[key] for key in _PACKED if key in buffers]
+    return found
 
 
 def held_bytes(model: nn.Module) -> int:
@@ -169,7 +190,12 @@ def _require_plain(matrices: dict[str, torch.Tensor], precision: str) -> None:
         )
 
 
-def _require_quantized(model: nn.Module, matrices: dict[str, torch.Tensor], precision: str) -> None:
+def _require_quantized(
+    model: nn.Module,
+    matrices: dict[str, torch.Tensor],
+    precision: str,
+    packed: Collection[str],
+) -> None:
     """Every matrix of a linear layer, except the output layer's, must be in the format."""
     output = getattr(model, "get_output_embeddings", lambda: None)()
     linear = [
@@ -181,7 +207,7 @@ def _require_quantized(model: nn.Module, matrices: dict[str, torch.Tensor], prec
     left_out = sorted(
         name for name in weights if stored_format(matrices[name]) != _STORAGE[precision]
     )
-    if left_out or not weights:
+    if left_out or not (weights or packed):
         what = (
             f"{len(left_out)} of its {len(weights)} linear layers are not (e.g. {left_out[0]} is "
             f"{stored_format(matrices[left_out[0]])})"

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from workloads import engines
 from workloads.api import MeasureSettings, Request
@@ -134,7 +135,7 @@ def test_four_bits_are_taken_from_a_checkpoint_that_has_them(tmp_path) -> None:
     (refusal,) = engine_refusals(write())
     assert refusal.unsupported and "quantised already" in refusal.reason
     assert list(engine_refusals(write(quantization_config={"quant_method": "gptq", "bits": 8})))
-    with pytest.raises(Unsupported, match="pip install auto-gptq"):
+    with pytest.raises(Unsupported, match="pip install auto-round-hpu"):
         gaudi_quantization.four_bit_arguments(
             {"quantization_config": {"quant_method": "gptq", "bits": 4}}, "m"
         )
@@ -165,3 +166,39 @@ def test_both_passes_name_the_same_files(tmp_path) -> None:
     assert measure["mode"] == "MEASURE" and quantize["mode"] == "QUANTIZE"
     assert measure["dump_stats_path"] == quantize["dump_stats_path"]
     assert quantize["scale_method"] == "maxabs_hw" and "scale_method" not in measure
+
+
+def test_a_cache_that_stays_in_bf16_is_not_quantised(tmp_path) -> None:
+    """optimum-habana's ChatGLM makes its cache in bf16 whatever it is told; Llama's can be fp8."""
+
+    def left_out(model_type: str) -> list[str]:
+        settings = gaudi_quantization.compressor_settings(
+            tmp_path, measure=False, model_type=model_type
+        )
+        return settings["blocklist"]["types"]
+
+    assert left_out("chatglm") == ["KVCache"] and left_out("llama") == []
+
+
+def test_layers_are_packed_for_the_card_once() -> None:
+    """Whether AutoRound did it already shows in the shape; other layers are left alone."""
+
+    class Layer(torch.nn.Module):
+        QUANT_TYPE = "hpu"
+        infeatures = 64
+
+        def __init__(self, rows: int) -> None:
+            super().__init__()
+            self.qweight = torch.zeros(rows, 4, dtype=torch.int32)
+            self.packed = 0
+
+        def post_init(self) -> None:
+            self.packed += 1
+            self.qweight = torch.zeros(self.infeatures, 4, dtype=torch.int32)
+
+    fresh, done = Layer(8), Layer(64)
+    for _ in range(2):
+        gaudi_quantization.pack_for_the_card(
+            torch.nn.Sequential(fresh, done, torch.nn.Linear(1, 1))
+        )
+    assert (fresh.packed, done.packed) == (1, 0)

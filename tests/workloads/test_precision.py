@@ -170,6 +170,29 @@ def test_one_layer_left_out_is_noticed(worker: Worker, results: dict[str, Result
         weights.inspect(model, "int8", "cpu")
 
 
+def test_four_bit_weights_in_buffers_are_counted_and_a_plain_layer_is_noticed() -> None:
+    """Checkpoints of GPTQ, AWQ and AutoRound: eight weights in an int32, zeros and scales."""
+    import torch
+
+    class PackedLinear(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("qweight", torch.zeros(64 // 8, 32, dtype=torch.int32))
+            self.register_buffer("qzeros", torch.zeros(2, 32 // 8, dtype=torch.int32))
+            self.register_buffer("scales", torch.zeros(2, 32, dtype=torch.bfloat16))
+
+    model = torch.nn.Sequential(PackedLinear(), torch.nn.LayerNorm(32))
+    found = weights.inspect(model, "int4", "hpu", "optimum-habana")
+    assert found.parameter_count == 64 * 32 + 2 * 32
+    assert found.weight_bytes == 64 * 32 // 2 + 2 * 32 // 2 + 2 * 32 * 2 + 2 * 32 * 4
+    assert found.quantized_share == pytest.approx(64 * 32 / found.parameter_count)
+    model.append(torch.nn.Linear(32, 32, dtype=torch.bfloat16))
+    with pytest.raises(BadConfiguration, match=r"1 of its 1 linear layers.*2\.weight is bfloat16"):
+        weights.inspect(model, "int4", "hpu", "optimum-habana")
+    with pytest.raises(BadConfiguration, match="asked for in fp8"):
+        weights.inspect(model, "fp8", "hpu", "optimum-habana")
+
+
 def test_sizes_that_the_int4_kernel_cannot_take_are_refused_before_loading(
     tmp_path: Path,
 ) -> None:

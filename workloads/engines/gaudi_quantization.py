@@ -28,12 +28,20 @@ from workloads.errors import DataMissing, Unsupported
 #: Written by a calibration that has come to its end.
 _DONE = "complete.json"
 
+#: Types of models whose class in optimum-habana makes the key/value cache in bf16, whatever it is
+#: told. The compressor would write fp8 values into it and take them for bf16 ones.
+_CACHE_IN_BF16 = ("chatglm",)
+
+#: AutoRound's own layers for Gaudi read its checkpoints and GPTQ's, which are packed alike. (The
+#: last release of auto-gptq, 0.7.1, has no layers for Gaudi.)
+_AUTO_ROUND = ("auto_round", "pip install auto-round-hpu")
+
 #: How a checkpoint names its quantisation, the package that reads it, and what installs that.
 FOUR_BIT = {
-    "gptq": ("auto_gptq", "pip install auto-gptq"),
-    "awq": ("awq", "pip install autoawq"),
-    "auto-round": ("auto_round", "pip install auto-round"),
-    "intel/auto-round": ("auto_round", "pip install auto-round"),
+    "gptq": _AUTO_ROUND,
+    "awq": ("awq", "pip install autoawq==0.2.7"),
+    "auto-round": _AUTO_ROUND,
+    "intel/auto-round": _AUTO_ROUND,
 }
 
 
@@ -46,15 +54,22 @@ def calibration_directory(model: str, cards: int, device_name: str) -> Path:
     return root / f"{readable.strip('-')}-{hashlib.sha256(what.encode()).hexdigest()[:12]}"
 
 
-def compressor_settings(directory: Path, *, measure: bool) -> dict[str, Any]:
-    """The compressor's configuration of either pass."""
+def compressor_settings(directory: Path, *, measure: bool, model_type: str = "") -> dict[str, Any]:
+    """The compressor's configuration of either pass, for a model whose config names this type."""
     settings: dict[str, Any] = {
         "method": "HOOKS",
         "mode": "MEASURE" if measure else "QUANTIZE",
         "observer": "maxabs",
         "dump_stats_path": str(directory / "measure"),
     }
-    return settings if measure else {**settings, "scale_method": "maxabs_hw"}
+    if measure:
+        return settings
+    kept = ["KVCache"] if model_type in _CACHE_IN_BF16 else []
+    return {
+        **settings,
+        "scale_method": "maxabs_hw",
+        "blocklist": {"types": kept, "names": []},
+    }
 
 
 def start_measuring(model: Any, directory: Path) -> Any:
@@ -88,14 +103,15 @@ def quantize(model: Any, request: Request, directory: Path) -> Any:
             "grid's own calibration job writes one (nodes without a shared cache: set "
             "NIGHTGRID_CALIBRATIONS to a directory that all of them see)"
         )
-    return convert(model, _configuration(directory, measure=False))
+    model_type = str(getattr(model.config, "model_type", ""))
+    return convert(model, _configuration(directory, measure=False, model_type=model_type))
 
 
-def _configuration(directory: Path, *, measure: bool) -> Any:
+def _configuration(directory: Path, *, measure: bool, model_type: str = "") -> Any:
     """The settings as a file, which is how the compressor wants them."""
     from neural_compressor.torch.quantization import FP8Config
 
-    settings = compressor_settings(directory, measure=measure)
+    settings = compressor_settings(directory, measure=measure, model_type=model_type)
     file = directory / f"{str(settings['mode']).lower()}-{os.getpid()}.json"
     file.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
     # The library's attention looks at this variable to choose its memory saving form.
@@ -130,12 +146,27 @@ def four_bit_arguments(config: Mapping[str, Any], model: str) -> dict[str, Any]:
         raise Unsupported(
             f"{model} is a {method} checkpoint, which needs the package {package}: {install}"
         )
-    if method == "gptq":
-        from transformers import GPTQConfig
-
-        return {"quantization_config": GPTQConfig(bits=4, use_exllama=False)}
     if method == "awq":
         from transformers import AwqConfig
 
         return {"quantization_config": AwqConfig(bits=4, version="hpu")}
-    return {}  # its own configuration says all
+    from transformers import AutoRoundConfig
+
+    return {
+        "quantization_config": AutoRoundConfig(bits=4, backend="hpu"),
+        "device_map": {"": "hpu"},  # without one it takes its layers for CPUs
+    }
+
+
+def pack_for_the_card(model: Any) -> None:
+    """Turn the weights of AutoRound's layers into the order that the card's expansion reads.
+
+    A checkpoint packs eight inputs of one output into a number, the card wants eight outputs of one
+    input. The layers have a method for it, which AutoRound 0.16 calls for other devices' layers
+    only; it works on the host.
+    """
+    for layer in model.modules():
+        as_loaded = getattr(layer, "QUANT_TYPE", "") == "hpu"
+        if as_loaded and layer.qweight.shape[0] != layer.infeatures:
+            layer.cpu()
+            layer.post_init()

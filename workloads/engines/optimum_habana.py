@@ -249,6 +249,8 @@ def load_model(source: ModelSource, request: Request, device: HpuDevice) -> Any:
         if refusal := remote_code.refusal(source.entry.name, error):
             raise refusal from error
         raise
+    if request.precision == "int4":
+        gaudi_quantization.pack_for_the_card(model)
     if request.precision == "fp8" or measured:
         cards = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
         directory = gaudi_quantization.calibration_directory(
