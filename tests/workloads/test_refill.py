@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,9 +16,11 @@ from hypothesis import strategies as st
 from schedule_cases import job
 
 from workloads.api import Result
+from workloads.devices.host_memory import resident_bytes
 from workloads.errors import Unsupported
-from workloads.generation.packed import PackedLinear
+from workloads.generation.packed import LeftLinear, PackedLinear, pack
 from workloads.generation.refill import Text, _Plan
+from workloads.generation.rows import Rows
 from workloads.generation.rules import batching_refusals
 from workloads.refusal import Asked
 
@@ -125,15 +129,39 @@ def test_ignore_eos_gives_every_prompt_its_tokens(worker: Worker, dataset: str) 
     assert {item.output_tokens for item in result.items} == {9}
 
 
+@pytest.mark.parametrize("layer", [PackedLinear, LeftLinear])
 @pytest.mark.parametrize("rows", [1, 3, 32, 70])
-def test_packed_weights_compute_the_same(rows: int) -> None:
+@pytest.mark.parametrize("bias", [False, True])
+def test_packed_weights_compute_the_same(
+    layer: Callable[[torch.nn.Linear], torch.nn.Module], rows: int, bias: bool
+) -> None:
     """Another layout of the same matrix, up to the order of its sums. (Texts of random weights do
     not tell: their best two tokens are nearly as good.)"""
     torch.manual_seed(0)
-    linear = torch.nn.Linear(96, 160)
+    linear = torch.nn.Linear(96, 160, bias=bias)
     inputs = torch.randn(2, rows, 96)
     with torch.no_grad():
-        torch.testing.assert_close(PackedLinear(linear)(inputs), linear(inputs))
+        torch.testing.assert_close(layer(linear)(inputs), linear(inputs))
+
+
+def test_a_matrix_that_is_needed_twice_is_there_once() -> None:
+    """Embeddings keep theirs; the last layer, tied to them, multiplies by the same one."""
+    model = torch.nn.Sequential(torch.nn.Embedding(160, 96), torch.nn.Linear(96, 160, bias=False))
+    model[1].weight = model[0].weight
+    untied = torch.nn.Sequential(torch.nn.Linear(96, 160), model)
+    assert pack(SimpleNamespace(model=untied)) == 2
+    assert isinstance(untied[0], PackedLinear)
+    assert isinstance(model[1], LeftLinear) and model[1].weight is model[0].weight
+
+
+def test_a_row_takes_memory_where_it_is_written() -> None:
+    """Attention reads beyond the ends of shorter rows; that must not bring their memory in."""
+    like = torch.zeros(1, 4, 1, 64)
+    before = resident_bytes()
+    keys, values = Rows(16, 1 << 14).layer(0, like, like)  # 256 MiB each
+    keys[:, :, :16] = values[:, :, :16] = 1.0
+    assert keys.sum() == values.sum() == 16 * 4 * 16 * 64
+    assert resident_bytes() - before < 64 << 20
 
 
 @pytest.mark.parametrize("batching", ["static", "refill"])

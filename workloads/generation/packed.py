@@ -5,12 +5,14 @@ decoding step that is far from what the processor can do, the more so on process
 written for. oneDNN keeps a matrix in blocks of the width of its vector registers. The same sums
 in the same format, in another order: texts stay the same up to rounding.
 
-The plain matrix is given up for the packed one, so that memory stays; embeddings that share their
-matrix with the last layer keep it, which then exists twice.
+The plain matrix is given up for the packed one, so that memory stays. The last layer's matrix that
+is also the embeddings' cannot be given up; it stays plain and becomes the left operand of the
+product, whose layout oneDNN takes as it is: the texts, small, are then what is brought into blocks.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import torch
@@ -37,8 +39,26 @@ class PackedLinear(torch.nn.Module):
         )
 
 
+class LeftLinear(torch.nn.Module):
+    """As ``PackedLinear``, with the plain matrix: weight times inputs, seen the other way round."""
+
+    def __init__(self, linear: torch.nn.Linear) -> None:
+        super().__init__()
+        self.weight = linear.weight
+        self.bias = linear.bias
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        rows = inputs.reshape(-1, inputs.shape[-1])
+        product = torch.ops.mkldnn._linear_pointwise(self.weight, rows, None, "none", [], "").t()
+        if self.bias is not None:
+            product = product + self.bias
+        return product.reshape(*inputs.shape[:-1], -1)  # type: ignore[no-any-return]
+
+
 def pack(engine: Any) -> int:
     """Replace the plain linear layers of an engine's model, one after the other; how many.
+
+    Those whose matrix the model needs elsewhere as well keep it.
 
     Raises:
         Unsupported: this torch has no oneDNN, or the model no plain linear layer.
@@ -53,8 +73,14 @@ def pack(engine: Any) -> int:
     ]
     if not found:
         raise Unsupported("packed_weights: the model has no plain linear layer on a CPU")
+    holders = Counter(
+        id(matrix)
+        for module in engine.model.modules()
+        for matrix in module.parameters(recurse=False)
+    )
     with torch.no_grad():
         for module, name, child in found:
-            setattr(module, name, PackedLinear(child))
+            layer = LeftLinear if holders[id(child.weight)] > 1 else PackedLinear
+            setattr(module, name, layer(child))
             del child
     return len(found)

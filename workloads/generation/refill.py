@@ -21,8 +21,9 @@ import torch
 from workloads.errors import Unsupported
 from workloads.generation import rows
 
-#: Prompts are read together up to so many tokens: their activations are what takes memory.
-PREFILL_TOKENS = 1024
+#: Prompts are read together up to so many tokens: products gain nothing from more, and their
+#: activations take memory.
+PREFILL_TOKENS = 512
 
 
 @dataclass(slots=True, kw_only=True)

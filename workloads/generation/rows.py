@@ -15,11 +15,12 @@ architecture calls it with its keys and values works here, and its cache stays u
 from __future__ import annotations
 
 import math
+import mmap
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -64,7 +65,7 @@ class Rows:
     They are made when a layer first shows what it holds, and hold zeros: beyond its end a row that
     is shorter than another is attended to with a weight of zero, and zero times what happens to be
     in memory need not be zero. On a CPU, memory that was never written is not there, so a row costs
-    what its text needs.
+    what its text needs; in small pages, for a large one is there as soon as a byte of it is.
     """
 
     def __init__(self, rows: int, capacity: int) -> None:
@@ -84,9 +85,13 @@ class Rows:
         shape = (self.rows, like.shape[1], self.capacity, like.shape[3])
         if like.device.type != "cpu":
             return like.new_zeros(shape)
-        # Those of torch are written one by one, and so take their memory at once.
-        zeros = torch.from_numpy(np.zeros(math.prod(shape) * like.element_size(), np.uint8))
-        return zeros.view(like.dtype).view(shape)
+        # Zeros of torch are written one by one, those of numpy lie in large pages.
+        size = math.prod(shape) * like.element_size()
+        memory = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        if hasattr(mmap, "MADV_NOHUGEPAGE"):
+            with suppress(OSError):  # a kernel that knows no large pages
+                memory.madvise(mmap.MADV_NOHUGEPAGE)
+        return torch.frombuffer(memory, dtype=like.dtype).view(shape)
 
     def move(self, source: int, target: int, length: int) -> None:
         """Copy the first positions of one row into another."""
