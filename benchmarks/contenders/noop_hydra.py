@@ -37,7 +37,7 @@ def main() -> None:
                 str(program),
                 "--multirun",
                 "hydra/launcher=ray",
-                f"hydra.launcher.ray.init.num_cpus={nodes * cards}",
+                f"+hydra.launcher.ray.init.num_cpus={nodes * cards}",
                 f"+number={numbers}",
                 f"hydra.sweep.dir={Path(sys.argv[4]) / 'sweep'}",
             ],
