@@ -3,7 +3,8 @@
 128 servers of eight cards; jobs of 1, 2, 4 and 8 cards and a dozen models; durations scatter around
 their estimates. Beside it two plain orders (``placement.py``) on the same jobs. Each size runs in a
 process of its own, so that its time and memory are its own. A million jobs take ten minutes of CPU
-and are left to who asks: ``echo turn | python benchmarks/contenders/simulate_night.py 1000000 128``.
+and are left to who asks:
+``echo turn | PYTHONPATH=. python benchmarks/contenders/simulate_night.py 1000000 128``.
 """
 
 from __future__ import annotations
