@@ -46,7 +46,7 @@ def rows_of(results: Path, run: str) -> list[dict[str, Any]]:
     return [measurement for measurement in measurements if measurement.final]
 
 
-def grid(llama: str, original: str) -> dict[str, Any]:
+def grid(llama: str, calm_llama: str, four_bit_llama: str, original: str) -> dict[str, Any]:
     verification = {"workload": "verification", "prompts": 4, "output_tokens": 16, "batch_size": 3}
     lora = {"workload": "finetuning", "method": "lora", "steps": 3, "batch_size": 2}
     lora["learning_rate"] = 2e-3
@@ -100,6 +100,23 @@ def grid(llama: str, original: str) -> dict[str, Any]:
                 "adapter": "adverts",
             },
             {
+                "name": "eight-bits",
+                **verification,
+                "engine": "optimum-habana",
+                "precision": "fp8",
+                "axes": {"model": [original, calm_llama]},
+            },
+            {
+                "name": "four-bits",
+                "workload": "text-generation",
+                "engine": "optimum-habana",
+                "prompts": 2,
+                "output_tokens": 4,
+                "batch_size": 2,
+                "precision": "int4",
+                "model": four_bit_llama,
+            },
+            {
                 "name": "refused",
                 "workload": "text-generation",
                 "model": llama,
@@ -111,11 +128,18 @@ def grid(llama: str, original: str) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def night(tmp_path_factory: pytest.TempPathFactory, tiny_llama: str, original_chatglm3: str) -> Any:
+def night(
+    tmp_path_factory: pytest.TempPathFactory,
+    tiny_llama: str,
+    calm_llama: str,
+    four_bit_llama: str,
+    original_chatglm3: str,
+) -> Any:
     """The rows of one night on two emulated cards, by experiment."""
     results = tmp_path_factory.mktemp("results")
     file = results / "gaudi.json"
-    file.write_text(json.dumps(grid(tiny_llama, original_chatglm3)))
+    content = grid(tiny_llama, calm_llama, four_bit_llama, original_chatglm3)
+    file.write_text(json.dumps(content))
     nightgrid("run", str(file), "--emulate", "1x2:HPU:hpu", "--quiet", results=results)
     found: dict[str, list[Any]] = {}
     for row in rows_of(results, "gaudi"):
@@ -188,6 +212,62 @@ def test_lora_is_trained_by_the_librarys_own_trainer(night: Any) -> None:
         timed = [sample for _, sample in row.samples if not sample.warmup]
         assert len(timed) == 3 and all(sample.items == 2 for sample in timed)
         assert float(said["first_batch_loss_after"]) < float(said["first_batch_loss_before"])
+
+
+def test_fp8_runs_by_the_scales_that_a_job_before_it_has_measured(night: Any) -> None:
+    """The plan adds the measuring jobs; the compressor's fp8 layers give the reference's logits up
+    to rounding to 8 bits. ChatGLM3's cache, which its class keeps in bf16, is left in bf16."""
+    rows = {row.model: row for row in night["eight-bits"] if row.precision == "fp8"}
+    measured = {row.model for row in night["eight-bits"] if row.workload == "fp8-calibration"}
+    assert set(rows) == measured and len(rows) == 2
+    for row in rows.values():
+        assert str(row.state) == "SUCCEEDED", row.reason
+        said = details(row)
+        assert said["agrees"] in ("quantised", "yes", "yes, but for near ties")
+        assert "fp8 (e4m3)" in row.precision_detail and "Neural Compressor" in row.precision_detail
+        # Unrelated logits would differ by more than their spread.
+        difference = float(said["mean_logit_difference"])
+        assert 0 < difference < 0.25 * float(said["logit_spread"])
+
+
+def test_a_gptq_checkpoint_runs_in_four_bits(night: Any) -> None:
+    """With AutoRound's layers for Gaudi, whose only operation on the card is expanding weights."""
+    (row,) = night["four-bits"]
+    assert str(row.state) == "SUCCEEDED", row.reason
+    assert row.precision_detail.startswith("uint4 weights of a checkpoint")
+    # 21 layers' 442,368 weights in 4 bits, with a scale of 2 bytes and a zero of half a byte for
+    # each 32 of them; embeddings, output layer and norms in bf16.
+    assert row.parameter_count == 1_639_296
+    assert row.weight_bytes == 442_368 // 2 + 442_368 // 32 * 5 // 2 + (1_639_296 - 442_368) * 2
+
+
+def test_the_cards_order_of_four_bit_weights_means_the_checkpoints_numbers(
+    four_bit_llama: str, calm_llama: str
+) -> None:
+    """Packed for the card and expanded again, weights are those before rounding, to half a step."""
+    import torch
+    from auto_round_extension.hpu.qlinear_hpu_gptq import QuantLinear
+    from safetensors.torch import load_file
+
+    from workloads.engines.gaudi_quantization import pack_for_the_card
+
+    name = "model.layers.1.mlp.down_proj"
+    (file,) = Path(four_bit_llama).glob("*.safetensors")
+    stored = {key: value for key, value in load_file(file).items() if key.startswith(name)}
+    before = load_file(Path(calm_llama) / "model.safetensors")[f"{name}.weight"].float().T
+    layer = QuantLinear(4, 32, *before.shape, bias=False, weight_dtype=torch.bfloat16)
+    for key in ("qweight", "qzeros", "scales"):
+        setattr(layer, key, stored[f"{name}.{key}"])
+    for _ in range(2):  # a second time changes nothing
+        pack_for_the_card(torch.nn.Sequential(layer))
+    expanded = torch.ops.hpu.convert_from_uint4(
+        layer.qweight, layer.scales, layer.qzeros, torch.float32
+    )
+    step = layer.scales.float().abs().repeat_interleave(32, 0)
+    assert expanded.shape == before.shape
+    within = (expanded - before).abs() <= 0.51 * step
+    assert within.float().mean() > 0.99  # the largest of a group may be clipped by a whole step
+    assert ((expanded - before).abs() <= 1.01 * step).all()
 
 
 def test_what_the_engine_cannot_do_is_said_in_the_row(night: Any) -> None:

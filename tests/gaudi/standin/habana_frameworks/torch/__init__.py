@@ -3,10 +3,11 @@
 import torch
 
 from . import core, device, hpu
+from .hpex import uint4
 
 if not hasattr(torch, "hpu"):
     torch._register_device_module("hpu", hpu)
     torch.hpu = hpu
     device.install()
 
-__all__ = ["core", "hpu"]
+__all__ = ["core", "hpu", "uint4"]
