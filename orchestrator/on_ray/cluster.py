@@ -27,7 +27,7 @@ from orchestrator.cluster import Node
 from orchestrator.errors import ClusterError
 from orchestrator.job import Accelerator
 from orchestrator.on_ray.actors import threads_asked
-from orchestrator.on_ray.token import missing_token, refused_token, take_own_token
+from orchestrator.on_ray.token import MODE, missing_token, refused_token, take_own_token
 
 #: Custom Ray resources by which a node says what Ray has no word for.
 EMULATED = "emulated"
@@ -135,10 +135,17 @@ def emulate(nodes: Sequence[Node], *, dashboard: bool = False) -> Iterator[Emula
         stack.callback(shutil.rmtree, temp_dir, ignore_errors=True)
         # Ray notes the address of the newest cluster in its temporary directory, where a
         # stranger's `ray.init("auto")` would find this one.
-        settings = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ADDRESS": None, "RAY_TMPDIR": temp_dir}
+        settings: dict[str, str | None] = {
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_ADDRESS": None,
+            "RAY_TMPDIR": temp_dir,
+        }
+        # Who joins sends its token: a head that was started without one would end our actors, so
+        # both know the same, even if Ray makes a token meanwhile.
+        take_own_token()
+        settings[MODE] = os.environ.get(MODE, "disabled")
         stack.enter_context(_environment(**settings))
         stack.callback(cluster.ray_cluster.shutdown)
-        take_own_token()  # which joining will: a head that was started without it ends our actors
         try:
             _start_head(cluster.ray_cluster, dashboard=dashboard)
             for node in nodes:
