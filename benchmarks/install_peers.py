@@ -55,7 +55,7 @@ def _environment(directory: Path) -> Path:
 def _install(python: Path, *wanted: str | Path) -> int:
     """What pip says in the end."""
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-    pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     return subprocess.run([*pip, *wanted], env=environment, check=False).returncode
 
 

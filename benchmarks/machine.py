@@ -40,7 +40,7 @@ def versions(
     peers_python: Path | None, optimum_python: Path | None
 ) -> dict[str, dict[str, str | None]]:
     """Versions here and in the peers' environments, where there are such."""
-    here = {}
+    here: dict[str, str | None] = {}
     for name in _OURS:
         try:
             here[name] = importlib.metadata.version(name)
