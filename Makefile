@@ -43,7 +43,7 @@ test: $(VENV)/.installed-test
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
-	$(VENV)/bin/python -m pytest --numprocesses 2 --dist loadgroup
+	$(VENV)/bin/python -m pytest
 
 # optimum-habana needs older libraries than all else, and a stand-in for the Habana bridge, which
 # only the tests put on the path.
@@ -56,7 +56,7 @@ test-gaudi: $(GAUDI_VENV)/.installed
 
 quick: $(VENV)/.installed-test
 	$(VENV)/bin/python -m pytest -m "not ray and not slow and not real" \
-	  --numprocesses 2 --dist loadgroup
+	 
 
 rehearsal: $(VENV)/.installed-test
 	$(VENV)/bin/python tests/chaos/rehearsal.py --output rehearsal

@@ -32,11 +32,3 @@ def _thawed() -> Iterator[None]:
 def _frozen() -> None:
     """Workers collect garbage whenever a job ends: what is there before a test is kept out."""
     gc.freeze()
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """For two processes side by side: clusters one after the other, other modules each as a whole,
-    so that a module's fixtures are made once."""
-    for item in items:
-        together = "ray" if item.get_closest_marker("ray") else item.nodeid.partition("::")[0]
-        item.add_marker(pytest.mark.xdist_group(together))
