@@ -55,8 +55,7 @@ test-gaudi: $(GAUDI_VENV)/.installed
 	PYTHONPATH=$(CURDIR)/tests/gaudi/standin $(GAUDI_VENV)/bin/python -m pytest tests/gaudi
 
 quick: $(VENV)/.installed-test
-	$(VENV)/bin/python -m pytest -m "not ray and not slow and not real" \
-	 
+	$(VENV)/bin/python -m pytest -m "not ray and not slow and not real"
 
 rehearsal: $(VENV)/.installed-test
 	$(VENV)/bin/python tests/chaos/rehearsal.py --output rehearsal
