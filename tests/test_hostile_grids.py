@@ -189,11 +189,11 @@ def mutated(draw: Callable[..., Any]) -> Any:
         parent = parent_of(document, path)
         action = draw(st.sampled_from(["replace", "remove", "add", "move"]))
         if action == "replace":
-            parent[path[-1]] = draw(HOSTILE)
+            parent[path[-1]] = copy.deepcopy(draw(HOSTILE))
         elif action == "remove":
             del parent[path[-1]]
         elif action == "add" and isinstance(parent, dict):
-            parent[draw(SETTINGS)] = draw(HOSTILE)
+            parent[draw(SETTINGS)] = copy.deepcopy(draw(HOSTILE))
         elif action == "move":
             other = draw(st.sampled_from(places(document)))
             if other and other[: len(path)] != path and path[: len(other)] != other:

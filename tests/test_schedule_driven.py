@@ -49,9 +49,9 @@ class Rows:
     def spill(self, measurement: Measurement) -> None:
         """There is room."""
 
-    def append(self, measurement: Measurement) -> None:
-        """Keep a row."""
-        self.kept.append(measurement)
+    def append(self, *measurements: Measurement) -> None:
+        """Keep rows."""
+        self.kept.extend(measurements)
 
 
 def server(name: str) -> Node:

@@ -19,7 +19,7 @@ from orchestrator.run_status import RunStatus
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 ROOT = Path(__file__).resolve().parents[2]
-HANG_S = 15.0  # after which the watchdog of this test calls a phase hung
+HANG_S = 30.0  # after which the watchdog of this test calls a phase hung
 GRID = """\
 name: gang
 experiments:
