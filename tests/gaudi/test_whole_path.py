@@ -170,6 +170,8 @@ def test_generation_runs_on_the_classes_made_for_the_card(night: Any) -> None:
         assert all(sample.ttft_s and sample.ttft_s < sample.wall_s for sample in timed)
         if dict(row.parameters)["ignore_eos"]:
             assert all(sample.output_tokens == 2 * 8 for sample in timed)
+            # Two prompts of 128 or 256 positions each, and all tokens but the last were fed back.
+            assert all((sample.computed_tokens // 2 - 7) % 128 == 0 for sample in timed)
         else:
             assert all(0 < sample.output_tokens <= 2 * 8 for sample in timed)
 
