@@ -49,6 +49,7 @@ SECTIONS = {
         "deadline.md",
         "security.md",
         "night.md",
+        "benchmarks.md",
         "decisions.md",
     ),
 }
