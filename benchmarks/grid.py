@@ -17,9 +17,7 @@ ignores the end.
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +25,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.figures import Goal, Line
-from benchmarks.night import THREADS, environment, night
+from benchmarks.night import THREADS, night, timed
 from benchmarks.setting import Setting
 
 TITLE = "A real grid: 24 precision × batch-size cells of text generation"
@@ -187,24 +185,15 @@ def _optimum(python: Path, directory: Path, model: str, batches: tuple[int, ...]
         f"min_new_tokens: {OUTPUT_TOKENS}}}}}\n"
         "hydra: {job: {chdir: true}}\n"
     )
-    began = time.perf_counter()
-    done = subprocess.run(
-        [
-            *(str(python.with_name("optimum-benchmark")), "--multirun"),
-            *("--config-dir", str(directory), "--config-name", "cells"),
-            f"backend.torch_dtype={','.join(PRECISIONS.values())}",
-            f"scenario.input_shapes.batch_size={','.join(map(str, batches))}",
-            f"hydra.sweep.dir={directory / 'sweep'}",
-        ],
-        capture_output=True,
-        text=True,
-        check=False,
+    took_s = timed(
+        "optimum-benchmark",
+        *(python.with_name("optimum-benchmark"), "--multirun"),
+        *("--config-dir", directory, "--config-name", "cells"),
+        f"backend.torch_dtype={','.join(PRECISIONS.values())}",
+        f"scenario.input_shapes.batch_size={','.join(map(str, batches))}",
+        f"hydra.sweep.dir={directory / 'sweep'}",
         cwd=directory,
-        env=environment(),
     )
-    took_s = time.perf_counter() - began
-    if done.returncode:
-        raise RuntimeError(f"optimum-benchmark ended with {done.returncode}: {done.stderr[-1500:]}")
     cells = {}
     for number, name in enumerate(_names(batches)):
         report = directory / "sweep" / str(number) / "benchmark_report.json"

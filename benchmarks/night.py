@@ -29,6 +29,22 @@ def environment() -> dict[str, str]:
     }
 
 
+def timed(name: str, *command: str | Path, cwd: Path | None = None) -> float:
+    """Seconds that a command takes in ``environment``.
+
+    Raises:
+        RuntimeError: it failed; with the end of what it printed.
+    """
+    began = time.perf_counter()
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, cwd=cwd, env=environment()
+    )
+    took_s = time.perf_counter() - began
+    if done.returncode:
+        raise RuntimeError(f"{name} ended with {done.returncode}: {done.stderr[-1500:]}")
+    return took_s
+
+
 def night(
     grid: Path, name: str, results: Path, python: str = sys.executable
 ) -> tuple[float, tuple[Measurement, ...]]:
@@ -37,18 +53,8 @@ def night(
     Raises:
         RuntimeError: a job failed, or the run; or workers had another number of threads.
     """
-    command = ["run", str(grid), "--emulate", "1x1:CPU", "--results", str(results), "--quiet"]
-    began = time.perf_counter()
-    done = subprocess.run(
-        [python, "-m", "orchestrator.cli", *command],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=environment(),
-    )
-    took_s = time.perf_counter() - began
-    if done.returncode:
-        raise RuntimeError(f"nightgrid run ended with {done.returncode}: {done.stderr[-800:]}")
+    options = ("--emulate", "1x1:CPU", "--results", results, "--quiet")
+    took_s = timed("nightgrid run", python, "-m", "orchestrator.cli", "run", grid, *options)
     rows = Store.existing(results, name).read().measurements
     if wrong := {row.threads for row in rows} - {THREADS}:
         raise RuntimeError(f"workers had {wrong} threads and not {THREADS}")

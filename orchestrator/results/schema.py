@@ -115,11 +115,7 @@ def from_json(line: str) -> Measurement:
 
     try:
         row = json.loads(line)
-        if row["schema_version"] > SCHEMA_VERSION:
-            raise SchemaMismatch(
-                f"a row has schema version {row['schema_version']}; this program reads up to "
-                f"{SCHEMA_VERSION}. Use the version of Nightgrid that wrote it, or a newer one."
-            )
+        _refuse_newer(row["schema_version"], "a row")
         for column in undocumented_schema():
             if pa.types.is_map(column.type):  # JSON has no pairs, only lists of two
                 row[column.name] = [tuple(pair) for pair in row.get(column.name) or ()]
@@ -169,16 +165,20 @@ def table_version(table: pa.Table) -> int:
     return int(value) if value.isdigit() else 0
 
 
-def current(table: pa.Table, source: str) -> pa.Table:
-    """The table brought to this program's version; see ``from_table`` for the errors."""
-    version = table_version(table)
-    if version == 0:
-        raise StoreError(f"{source} is not a Nightgrid table: it has no schema version")
+def _refuse_newer(version: int, source: str) -> None:
     if version > SCHEMA_VERSION:
         raise SchemaMismatch(
             f"{source} has schema version {version}; this program reads up to {SCHEMA_VERSION}. "
             "Use the version of Nightgrid that wrote it, or a newer one."
         )
+
+
+def current(table: pa.Table, source: str) -> pa.Table:
+    """The table brought to this program's version; see ``from_table`` for the errors."""
+    version = table_version(table)
+    if version == 0:
+        raise StoreError(f"{source} is not a Nightgrid table: it has no schema version")
+    _refuse_newer(version, source)
     for number in range(version, SCHEMA_VERSION):
         if number in UPGRADES:
             table = UPGRADES[number](table)
