@@ -1,10 +1,10 @@
 """Does the grid disturb what it measures, and what does a worker cost beside a plain script.
 
-The grid (`nightgrid run` on this machine as one CPU card) measures the same text generation three
-times: on a worker that just started (and loads the model), on the same worker warm, and on a fresh
-process (``isolation: process``). Beside it a plain script does the same loop with the same prompts:
-load, warm up, repeat, print. Grid and script take turns, each from a standing start, each with the
-same number of threads. Memory is the peak while generating, which loading is no part of.
+A run on this machine as one CPU card measures the same text generation again and again: on a warm
+worker, and on a process that just started (``isolation: process``) and loads the model. A plain
+script does the same loop with the same prompts and the same number of threads, loaded once. It has
+a turn before and after every job, beside the same idle Ray, and a job is compared with the mean of
+its two neighbours. Memory is the peak while generating, which loading is no part of.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from statistics import median
+from statistics import mean, median
 from typing import Any
 
 from benchmarks.figures import Goal, Line, values
-from benchmarks.night import THREADS, environment, night
+from benchmarks.night import THREADS, environment
 from benchmarks.setting import Setting
-from orchestrator.measurement import Measurement
 
 TITLE = "Measuring inside the grid and outside"
-PROMPTS, BATCH = 8, 8
+PROMPTS = 2
 _AS_MUCH = Goal(kind="at most", value=1.05)
+_THE_SAME = Goal(kind="within", value=0.02)
 
 
 def run(setting: Setting) -> tuple[list[Line], dict[str, Any]]:
@@ -33,93 +33,105 @@ def run(setting: Setting) -> tuple[list[Line], dict[str, Any]]:
     from workloads.models.loading import encode_prompt, load_tokenizer, open_model
 
     model = "tiny-chatglm3" if setting.smoke else "smollm2-135m-instruct"
-    output_tokens, repeats = (4, 2) if setting.smoke else (16, 5)
+    jobs, output_tokens, repeats = (1, 2, 1) if setting.smoke else (20, 6, 3)
     source = open_model(model)
     tokenizer = load_tokenizer(source)
     texts = [example.content for example in load_examples("english-prompts")[:PROMPTS]]
     prompts = setting.scratch / "prompts.json"
     prompts.write_text(json.dumps([list(encode_prompt(tokenizer, source, t)) for t in texts]))
     grid = setting.scratch / "grid.yaml"
-    grid.write_text(_grid(model, output_tokens, repeats))
-    inside: dict[str, list[dict[str, float]]] = {"cold": [], "warm": [], "fresh": []}
-    outside: list[dict[str, Any]] = []
-    for number in range(1 if setting.smoke else setting.turns):
-        setting.say(f"  turn {number + 1}: the grid")
-        _, rows = night(grid, "measuring", setting.scratch / f"results-{number}")
-        for name, told in _of_rows(rows).items():
-            inside[name].append(told)
-        setting.say(f"  turn {number + 1}: the script")
-        with contextlib.ExitStack() as stack:
-            script = setting.started(
-                stack,
-                f"script {number}",
-                sys.executable,
-                "bare_generation.py",
-                *(source.path, prompts, output_tokens, BATCH, repeats),
-                environment=environment(),
-            )
-            outside.append(script.turn() | {"start_s": script.start_s})
-    return _lines(inside, outside), {
+    grid.write_text(_grid(model, jobs, output_tokens, repeats))
+    with contextlib.ExitStack() as stack:
+        both = setting.started(
+            stack,
+            "the grid and the script",
+            sys.executable,
+            "night_beside_script.py",
+            *(grid, setting.scratch / "results"),
+            *(source.path, prompts, output_tokens, PROMPTS, repeats),
+            environment=environment(),
+        )
+        told = both.turn()
+    return _lines(told["attempts"], told["script"], told["imports_s"]), {
         "model": model,
+        "jobs on a warm worker, and on a process of their own": jobs,
         "prompts": PROMPTS,
         "output tokens": output_tokens,
+        "passes of a job": repeats,
         "threads of each": THREADS,
     }
 
 
 def _lines(
-    inside: Mapping[str, list[dict[str, float]]], script: list[dict[str, Any]]
+    attempts: Sequence[Mapping[str, Any]],
+    script: Sequence[Mapping[str, float]],
+    imports_s: float,
 ) -> list[Line]:
-    def rate(what: str, ours: str, against: str, theirs: Sequence[Mapping[str, Any]]) -> Line:
+    neighbours = [
+        {name: mean(turn[name] for turn in turns) for name in script[0]}
+        for turns in pairwise(script)
+    ]
+    pairs = list(zip(attempts, neighbours, strict=True))
+    warm = [pair for pair in pairs if pair[0]["start_s"] is None]
+    cold = [pair for pair in pairs if pair[0]["start_s"] is not None]
+
+    def speed(what: str, pairs: Sequence[tuple[Mapping[str, Any], Mapping[str, float]]]) -> Line:
         return Line(
             what=what,
-            against=against,
+            against="the script",
             unit="tokens/s",
-            ours=values(inside[ours], "tokens_per_s"),
-            theirs=values(theirs, "tokens_per_s"),
-            goal=Goal(kind="within", value=0.02),
+            ours=values([job for job, _ in pairs], "tokens_per_s"),
+            theirs=values([script for _, script in pairs], "tokens_per_s"),
+            goal=_THE_SAME,
             cpu_ratio=median(
-                mine["tokens_per_cpu_s"] / other["tokens_per_cpu_s"]
-                for mine, other in zip(inside[ours], theirs, strict=True)
+                job["tokens_per_cpu_s"] / script["tokens_per_cpu_s"] for job, script in pairs
             ),
         )
 
-    def cost(what: str, unit: str, figure: str) -> Line:
+    def cost(what: str, unit: str, figure: str, of_script: Sequence[float]) -> Line:
         return Line(
             what=what,
             against="the script",
             unit=unit,
-            ours=values(inside["cold"], figure),
-            theirs=values(script, figure),
+            ours=values([job for job, _ in cold], figure),
+            theirs=tuple(of_script),
             goal=_AS_MUCH,
         )
 
+    in_grid = speed("in the grid, a process that just started", cold)
+    warm_in_grid = speed("in the grid, a warm worker", warm)
+    # The first process of the run stays for the warm jobs, so there is one more that started.
+    both = min(len(warm), len(cold))
     return [
-        rate("in the grid, a worker that just started", "cold", "the script", script),
-        rate("in the grid, a warm worker", "warm", "a fresh process", inside["fresh"]),
-        cost("peak memory of a worker", "MiB", "peak_mib"),
+        in_grid,
+        warm_in_grid,
         Line(
-            what="start-up: from the end of a job to the next on a new process",
-            against="the script's imports",
-            unit="s",
-            ours=values(inside["fresh"], "start_s"),
-            theirs=values(script, "start_s"),
-            goal=_AS_MUCH,
+            what="in the grid, a warm worker, as a share of the script's speed",
+            against="a fresh process, as a share of it",
+            unit="×",
+            ours=warm_in_grid.ratios[:both],
+            theirs=in_grid.ratios[:both],
+            goal=_THE_SAME,
         ),
-        cost("loading the model in a worker", "s", "load_s"),
+        cost("peak memory of a worker", "MiB", "peak_mib", [each["peak_mib"] for _, each in cold]),
+        cost("start of a worker's process", "s", "start_s", [imports_s] * len(cold)),
+        cost("loading the model in a worker", "s", "load_s", [each["load_s"] for _, each in cold]),
         Line(
-            what="loading the model for the second job of a card",
+            what="loading the model for another job of a warm worker",
             against="",
             unit="s",
-            ours=values(inside["warm"], "load_s"),
+            ours=values([job for job, _ in warm], "load_s"),
             goal=Goal(kind="at most", value=0.0),
             note="paid once per card",
         ),
     ]
 
 
-def _grid(model: str, output_tokens: int, repeats: int) -> str:
-    job = f"{{workload: text-generation, precision: fp32, batch_size: {BATCH}"
+def _grid(model: str, jobs: int, output_tokens: int, repeats: int) -> str:
+    """As many jobs that share a worker as jobs with a process of their own, all the same but for
+    how many texts they keep, which makes them jobs apart."""
+    shared, alone = list(range(1, jobs + 2)), list(range(jobs + 2, 2 * jobs + 2))
+    job = f"workload: text-generation, precision: fp32, batch_size: {PROMPTS}"
     return (
         "name: measuring\n"
         "defaults:\n"
@@ -131,37 +143,6 @@ def _grid(model: str, output_tokens: int, repeats: int) -> str:
         "  ignore_eos: true\n"
         f"measure: {{warmup: 1, min_repeats: {repeats}, max_repeats: {repeats}}}\n"
         "experiments:\n"
-        f"  - {{name: first, keep_texts: 1, {job[1:]}}}\n"
-        f"  - {{name: second, keep_texts: 2, {job[1:]}}}\n"
-        f"  - {{name: alone, keep_texts: 3, isolation: process, {job[1:]}}}\n"
+        f"  - {{name: shared, {job}, axes: {{keep_texts: {shared}}}}}\n"
+        f"  - {{name: alone, isolation: process, {job}, axes: {{keep_texts: {alone}}}}}\n"
     )
-
-
-def _of_rows(rows: Sequence[Measurement]) -> dict[str, dict[str, float]]:
-    """The three rows; which of the two on a shared worker came first is seen in them."""
-    found = {}
-    in_time = sorted(rows, key=lambda row: row.started_at or 0.0)
-    for row in in_time:
-        kind = "fresh" if row.isolation == "process" else "warm" if row.load_s == 0 else "cold"
-        passes: dict[int, list[Any]] = {}
-        for _, sample in row.samples:
-            if not sample.warmup and sample.complete:
-                passes.setdefault(sample.repeat, []).append(sample)
-        found[kind] = {
-            "tokens_per_s": median(_rate(each, "wall_s") for each in passes.values()),
-            "tokens_per_cpu_s": median(_rate(each, "cpu_s") for each in passes.values()),
-            "peak_mib": (row.peak_host_memory_bytes or 0) / 2**20,
-            "load_s": row.load_s or 0.0,
-        }
-    # Whichever of the two processes came second.
-    found["fresh"]["start_s"] = next(
-        (after.started_at or 0.0) - (before.ended_at or 0.0)
-        for before, after in pairwise(in_time)
-        if after.worker_pid != before.worker_pid
-    )
-    return found
-
-
-def _rate(samples: list[Any], time_of: str) -> float:
-    tokens = sum(sample.output_tokens for sample in samples)
-    return float(tokens / sum(getattr(sample, time_of) for sample in samples))
