@@ -21,7 +21,7 @@ from benchmarks.setting import Setting
 
 TITLE = "Text generation, 100 prompts of mixed length"
 STATIC_SIZES = (16, 32)  # beside 8, to find the best of ``generate``
-ROWS = 32
+ROWS = 20
 
 
 def run(setting: Setting) -> tuple[list[Line], dict[str, Any]]:

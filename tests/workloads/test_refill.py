@@ -164,6 +164,20 @@ def test_a_row_takes_memory_where_it_is_written() -> None:
     assert resident_bytes() - before < 64 << 20
 
 
+def test_a_row_whose_text_has_ended_gives_its_memory_back() -> None:
+    """It is as new, and its neighbours keep what they hold, although pages are shared."""
+    like = torch.zeros(1, 3, 1, 60)
+    rows = Rows(3, 30_001)  # no row ends where a page does
+    keys, values = rows.layer(0, like, like)
+    keys[:] = values[:] = 1.0
+    before = resident_bytes()
+    rows.clear(1)
+    a_row = 3 * 30_001 * 60 * 4
+    assert resident_bytes() - before == pytest.approx(-2 * a_row, rel=0.1)
+    assert keys[0].eq(1).all() and keys[2].eq(1).all()
+    assert keys[1].count_nonzero() <= 2 * 4096 // 4
+
+
 @pytest.mark.parametrize("batching", ["static", "refill"])
 def test_packed_weights_generate(batching: str, dataset: str, plain: Result) -> None:
     """In a model of their own, every prompt has its text, and most are those of plain weights."""

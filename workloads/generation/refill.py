@@ -163,8 +163,11 @@ def generate(
             text.ids.append(token)
             found[text.index] = text.ids
         on_step([text.index for text in texts])
+        in_use = len(plan.running)
         for source, target in plan.remove(ended):
             cache.move(source, target, plan.running[target].length)
+        for row in range(len(plan.running), in_use):
+            cache.clear(row)
 
     while not plan.over:
         if admitted := plan.admit():

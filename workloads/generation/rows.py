@@ -72,6 +72,7 @@ class Rows:
         self.rows = rows
         self.capacity = capacity
         self._layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._memory: list[mmap.mmap] = []  # of the host, one for each tensor
 
     def layer(
         self, index: int, key: torch.Tensor, value: torch.Tensor
@@ -91,10 +92,25 @@ class Rows:
         if hasattr(mmap, "MADV_NOHUGEPAGE"):
             with suppress(OSError):  # a kernel that knows no large pages
                 memory.madvise(mmap.MADV_NOHUGEPAGE)
+        self._memory.append(memory)
         return torch.frombuffer(memory, dtype=like.dtype).view(shape)
 
+    def clear(self, row: int) -> None:
+        """The row's text has ended: on a CPU its memory goes back, and the row is as new. Else
+        every row would soon hold as much as the longest text that it ever had."""
+        if not hasattr(mmap, "MADV_DONTNEED"):
+            return
+        for memory in self._memory:
+            size = len(memory) // self.rows
+            # Pages that it shares with its neighbours stay.
+            start = -(-row * size // mmap.PAGESIZE) * mmap.PAGESIZE
+            end = (row + 1) * size // mmap.PAGESIZE * mmap.PAGESIZE
+            if end > start:
+                memory.madvise(mmap.MADV_DONTNEED, start, end - start)
+
     def move(self, source: int, target: int, length: int) -> None:
-        """Copy the first positions of one row into another."""
+        """Copy the first positions of one row into another, whose own text is gone."""
+        self.clear(target)
         for keys, values in self._layers.values():
             keys[target, :, :length] = keys[source, :, :length]
             values[target, :, :length] = values[source, :, :length]
