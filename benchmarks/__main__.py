@@ -40,7 +40,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(NAMES)}; or page")
     parser.add_argument("--smoke", action="store_true", help="tiny sizes: whether they work")
-    parser.add_argument("--turns", type=int, default=3, help="turns of each contender (default 3)")
+    parser.add_argument("--turns", type=int, default=2, help="turns of each contender (default 2)")
     parser.add_argument("--results", type=Path, default=RESULTS, help="where JSON files go")
     parser.add_argument("--page", type=Path, default=ROOT / "docs" / "benchmarks.md")
     parser.add_argument(

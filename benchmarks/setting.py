@@ -22,7 +22,7 @@ class Setting:
     peers_python: Path | None  # of .venv-bench; None: what peers there are in our own environment
     optimum_python: Path | None = None  # of optimum-benchmark, which has libraries of its own
     smoke: bool = False  # as small as it goes: whether it works, not how fast
-    turns: int = 3
+    turns: int = 2
     say: Callable[[str], None] = print
 
     @property
