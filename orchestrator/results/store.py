@@ -27,7 +27,7 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -35,15 +35,16 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.errors import SchemaMismatch, StoreError, StoreFull
 from orchestrator.history import PastRow
 from orchestrator.job import Accelerator, Scalar, State
-from orchestrator.measurement import Measurement
 from orchestrator.results import disk, fragments
-from orchestrator.results.begun import BegunLog, read_begun
 from orchestrator.results.fragments import Damage
 from orchestrator.results.lock import SILENCE_S, Holder, RunLock
 from orchestrator.results.scan import COVERS_KEY, Scan, scan_rows
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from orchestrator.measurement import Measurement
+    from orchestrator.results.begun import BegunLog
 
 _LOG = logging.getLogger("nightgrid.store")
 #: A writer that ends with this many files compacts them: ten thousand take a reader half a minute.
@@ -104,7 +105,6 @@ class Store:
             # os.path.realpath, since Path.resolve raises where links go round in a circle
             if not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(results_dir)):
                 raise StoreError(f"{path} leads out of {results_dir}; link the latter instead")
-        self._begun = BegunLog(self.path / "begun.log")
         self.taken_over_from: Holder | None = None
         self.interrupted: tuple[str, ...] = ()  # attempts that a predecessor's death ended
         self.rescued = 0  # rows that a predecessor could write only elsewhere
@@ -141,6 +141,12 @@ class Store:
         return self.tables_path.is_dir()
 
     # ------------------------------------------------------------ the one writer
+
+    @cached_property
+    def _begun(self) -> BegunLog:
+        from orchestrator.results.begun import BegunLog  # here, since a plan needs no rows' columns
+
+        return BegunLog(self.path / "begun.log")
 
     def __enter__(self) -> Store:
         """Become the writer.
@@ -272,6 +278,8 @@ class Store:
 
     def _record_interrupted(self) -> tuple[str, ...]:
         """Make rows of what a dead predecessor had running; the ids of those attempts."""
+        from orchestrator.results.begun import read_begun
+
         path = self._begun.path
         if not disk.is_there(path):
             return ()
