@@ -335,7 +335,8 @@ class Store:
             return fragments.replace_file(self.path, name, data)
 
     def compact(self) -> Path | None:
-        """Put all sound fragments into one file; None when there is nothing to gain.
+        """Put all sound fragments into one file; None when there is nothing to gain. A file that
+        holds something else than rows stays where it is.
 
         The new file lists the fragments that it covers, so from the instant it appears our reader
         ignores them; only then are they deleted. A crash in between leaves leftovers that the next
@@ -344,20 +345,20 @@ class Store:
         Raises:
             StoreError: not the writer, or the new file does not read back.
         """
-        from orchestrator.results.schema import column_names, to_table
+        from orchestrator.results.compaction import joined_rows
+        from orchestrator.results.schema import column_names
 
         self._lock.still_mine()
         scan = scan_rows(self.tables_path, column_names())
         self._delete(scan.covered)
-        if len(scan.tables) < 2:
+        table = joined_rows(scan) if len(scan.tables) > 1 else None
+        if table is None or len(scan.tables) < 2:
             return None
-        rows = _measurements(scan)
-        table = to_table(rows)
         metadata = dict(table.schema.metadata) | {
             COVERS_KEY: json.dumps(sorted(scan.tables)).encode()
         }
         data = _parquet(table.replace_schema_metadata(metadata), use_dictionary=True)
-        name = fragments.compacted_name(len(rows), data)
+        name = fragments.compacted_name(table.num_rows, data)
         path = fragments.write_durably(self.tables_path, name, data)
         if disk.read(path) != data:
             disk.remove(path)
@@ -506,8 +507,8 @@ def _row_file(measurements: Sequence[Measurement]) -> tuple[str, bytes]:
         job_id = measurements[0].job_id
     else:
         job_id = fragments.TOGETHER
-        for each in measurements:  # no file of it alone could be named
-            fragments.fragment_name(each.job_id, each.attempt_number, b"")
+        for each in measurements:
+            fragments.refuse_unnameable(each.job_id, each.attempt_number)
     number = max(each.attempt_number for each in measurements)
     return fragments.fragment_name(job_id, number, data), data
 
