@@ -1,16 +1,17 @@
 """The rows of many files as one table, without a record of each: what a compaction writes.
 
 A reader makes records of rows and finds out in doing so whether they are rows at all. Here that is
-asked of the columns. Files of this program's own columns with sound values, which is all that it
-writes, are joined as they are. Others (older tables, whose missing columns have defaults) go by way
-of records, and who does not get through that is kept apart: a file is deleted after a compaction,
-so nothing may go into it that a reader would refuse.
+asked of the columns, of all files together. Only if that does not hold, each file is looked at:
+what has other columns (older tables, whose missing ones have defaults) goes by way of records, and
+what a reader would refuse is kept apart, since files are deleted once they are compacted.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import typing
+from collections.abc import Iterable
 from dataclasses import MISSING, fields
 from datetime import datetime, timedelta
 from enum import Enum
@@ -27,6 +28,7 @@ from workloads.api import Item, MeasureSettings, Sample
 if TYPE_CHECKING:
     import pyarrow as pa
 
+_LOG = logging.getLogger("nightgrid.store")
 #: What a ``datetime`` can hold, microseconds since the epoch.
 _FIRST_US, _LAST_US = (
     (end - datetime(1970, 1, 1)) // timedelta(microseconds=1)
@@ -39,20 +41,34 @@ def joined_rows(scan: Scan) -> pa.Table:
     that holds something else leaves the scan and counts as damage."""
     import pyarrow as pa
 
-    ours, others = [], []
-    for name, table in scan.tables.items():
-        (ours if table.schema.equals(schema()) else others).append(name)
-    parts = [pa.concat_tables(scan.tables[n] for n in ours).combine_chunks()] if ours else []
-    if parts and fault(parts[0]):
-        parts, others = [], list(scan.tables)
-    for name in others:
+    parts = _all_sound(scan.tables.values()) or _one_by_one(scan)
+    documented = [pa.Table.from_arrays(part.columns, schema=schema()) for part in parts]
+    return _in_order(pa.concat_tables([schema().empty_table(), *documented]).combine_chunks())
+
+
+def _all_sound(tables: Iterable[pa.Table]) -> list[pa.Table]:
+    """All tables as one, if they are of this program's columns and a reader would take them all;
+    else none."""
+    import pyarrow as pa
+
+    try:
+        together = pa.concat_tables(tables).combine_chunks()
+    except pa.ArrowInvalid:  # their columns differ
+        return []
+    return [together] if together.schema.equals(schema()) and not fault(together) else []
+
+
+def _one_by_one(scan: Scan) -> list[pa.Table]:
+    """The tables of those files that hold rows; the others become damage."""
+    parts = []
+    for name, table in list(scan.tables.items()):
         try:
-            parts.append(_checked(scan.tables[name], str(scan.directory / name)))
+            parts.append(_checked(table, str(scan.directory / name)))
         except StoreError as error:
             del scan.tables[name]
             scan.damaged.append(Damage(path=scan.directory / name, reason=str(error)))
-    documented = [pa.Table.from_arrays(part.columns, schema=schema()) for part in parts]
-    return _in_order(pa.concat_tables([schema().empty_table(), *documented]).combine_chunks())
+            _LOG.warning("not compacted: %s", error)
+    return parts
 
 
 def _checked(table: pa.Table, source: str) -> pa.Table:
