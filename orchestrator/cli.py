@@ -11,7 +11,7 @@ import importlib
 import logging
 import os
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from orchestrator import __version__, exit_codes
 from orchestrator.errors import GridError, NightgridError, StoreError
@@ -62,17 +62,20 @@ exit codes:
 CHATTERERS = ("torchao", "torch.utils._pytree")
 
 
-def build_parser(chosen: str | None) -> argparse.ArgumentParser:
-    """The parser with every command named and the chosen one's options filled in."""
-    return _parser([chosen] if chosen in COMMANDS else [])
+def build_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
+    """The parser for these arguments. Of the command that they begin with it has the options and
+    of the others nothing; else it has every command's name, for the help."""
+    if arguments and arguments[0] in COMMANDS:
+        return _parser(arguments[:1], filled_in=arguments[:1])
+    return _parser(COMMANDS, filled_in=[word for word in arguments if word in COMMANDS])
 
 
 def full_parser() -> argparse.ArgumentParser:
     """The parser with the options of every command, for what describes them all."""
-    return _parser(COMMANDS)
+    return _parser(COMMANDS, filled_in=COMMANDS)
 
 
-def _parser(filled_in: Collection[str]) -> argparse.ArgumentParser:
+def _parser(names: Iterable[str], filled_in: Collection[str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="nightgrid",
         description="Benchmark a grid of model settings on every card of a Ray cluster.",
@@ -81,8 +84,8 @@ def _parser(filled_in: Collection[str]) -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"nightgrid {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for name, summary in COMMANDS.items():
-        command = commands.add_parser(name, help=summary, description=summary)
+    for name in names:
+        command = commands.add_parser(name, help=COMMANDS[name], description=COMMANDS[name])
         if name in filled_in:
             module = importlib.import_module(f"orchestrator.commands.{name}")
             module.add_arguments(command)
@@ -95,8 +98,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     for name in CHATTERERS:
         logging.getLogger(name).setLevel(logging.ERROR)
-    chosen = next((word for word in arguments if not word.startswith("-")), None)
-    parser = build_parser(chosen)
+    parser = build_parser(arguments)
     if not arguments:
         parser.print_help(sys.stderr)
         return GridError.exit_code

@@ -6,6 +6,8 @@ import hashlib
 import json
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import lru_cache
+from itertools import chain
 from typing import Literal
 
 from workloads.api import MeasureSettings
@@ -25,11 +27,15 @@ class Accelerator(str, Enum):
     CPU = "CPU"
 
     __str__ = str.__str__
+    __hash__ = str.__hash__  # thousands of jobs are counted by it; Enum's own is in Python
 
     @property
     def device(self) -> str:
         """The torch device type of this kind of card: ``hpu``, ``cuda`` or ``cpu``."""
-        return {"HPU": "hpu", "GPU": "cuda", "CPU": "cpu"}[self.value]
+        return _DEVICES[self]
+
+
+_DEVICES = {Accelerator.HPU: "hpu", Accelerator.GPU: "cuda", Accelerator.CPU: "cpu"}
 
 
 class State(str, Enum):
@@ -61,6 +67,16 @@ def supersedes(newer: State, older: State) -> bool:
 
 
 _canonical_json = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
+
+
+@lru_cache(maxsize=4096, typed=True)  # thousands of jobs share their values
+def _value_json(value: Scalar) -> str:
+    return _canonical_json(value)
+
+
+@lru_cache(maxsize=4096, typed=True)  # and their parameters
+def _parameters_json(*names_and_values: Scalar) -> str:
+    return _canonical_json(dict(zip(names_and_values[::2], names_and_values[1::2], strict=True)))
 
 
 class _Identified:
@@ -103,14 +119,28 @@ class Job(_Identified):
             "parameters": dict(self.parameters),
         }
 
+    def _canonical(self) -> str:
+        """``identity`` as JSON with sorted keys, put together from what many jobs share."""
+        return (
+            f'{{"accelerator":{_value_json(self.accelerator.value)}'
+            f',"batch_size":{_value_json(self.batch_size)}'
+            f',"cards":{_value_json(self.cards)}'
+            f',"dataset":{_value_json(self.dataset)}'
+            f',"engine":{_value_json(self.engine)}'
+            f',"isolation":{_value_json(self.isolation)}'
+            f',"model":{_value_json(self.model)}'
+            f',"parameters":{_parameters_json(*chain.from_iterable(self.parameters))}'
+            f',"precision":{_value_json(self.precision)}'
+            f',"workload":{_value_json(self.workload)}}}'
+        )
+
     @property
     def job_id(self) -> str:
         """First 16 hex digits of the SHA-256 of the job's canonical JSON."""
         try:
             known: str = self._job_id
         except AttributeError:
-            text = _canonical_json(self.identity())
-            known = hashlib.sha256(text.encode()).hexdigest()[:16]
+            known = hashlib.sha256(self._canonical().encode()).hexdigest()[:16]
             object.__setattr__(self, "_job_id", known)
         return known
 

@@ -8,14 +8,14 @@ Gaudi needs its calibration (``calibrations.py``).
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from orchestrator.calibrations import WORKLOAD as CALIBRATION
 from orchestrator.calibrations import calibration_of
 from orchestrator.errors import Problem
-from orchestrator.job import Job
+from orchestrator.job import Job, Scalar
 from orchestrator.plan import Action, PlannedJob
 
 if TYPE_CHECKING:
@@ -27,11 +27,21 @@ SAVES, USES = "save_adapter", "adapter"
 def savers(jobs: Sequence[Job]) -> Mapping[str, list[Job]]:
     """The jobs that save each adapter, by its name, in order."""
     found: dict[str, list[Job]] = {}
-    for job in jobs:
-        name = dict(job.parameters).get(SAVES)
-        if isinstance(name, str):
-            found.setdefault(name, []).append(job)
+    for job, name in _naming(jobs, SAVES):
+        found.setdefault(name, []).append(job)
     return found
+
+
+def _naming(jobs: Sequence[Job], parameter: str) -> Iterator[tuple[Job, str]]:
+    """The jobs that have a name as this parameter, each with the name."""
+    known: dict[int, Scalar] = {}  # by the id of their parameters, which thousands of jobs share
+    for job in jobs:
+        key = id(job.parameters)
+        if key not in known:
+            known[key] = dict(job.parameters).get(parameter)
+        name = known[key]
+        if isinstance(name, str):
+            yield job, name
 
 
 def needs_of(jobs: Sequence[Job]) -> dict[str, tuple[str, ...]]:
@@ -83,9 +93,8 @@ def adapter_problems(grid: Grid, exists: Callable[[str], bool]) -> list[Problem]
     """
     saved = savers(grid.jobs())
     problems: dict[tuple[str, str], Problem] = {}
-    for job in grid.jobs():
-        wanted = dict(job.parameters).get(USES)
-        if not isinstance(wanted, str) or (job.experiment, wanted) in problems:
+    for job, wanted in _naming(grid.jobs(), USES):
+        if (job.experiment, wanted) in problems:
             continue
         if wanted not in saved and not exists(wanted):
             close = difflib.get_close_matches(wanted, saved, n=1, cutoff=0.5)

@@ -12,9 +12,9 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from datetime import datetime
-from functools import lru_cache
 from html import escape
-from typing import TYPE_CHECKING
+from itertools import chain
+from typing import TYPE_CHECKING, TextIO
 
 from orchestrator.cluster import Node, legal_card_sets
 from orchestrator.job import Accelerator, Job, Scalar
@@ -66,8 +66,13 @@ def nodes_text(nodes: Sequence[Node]) -> str:
     return ", ".join(parts) or "no nodes"
 
 
-def _settings(job: Job) -> dict[str, str]:
-    fields = {
+def _settings(job: Job, parameters: dict[int, dict[str, str]]) -> dict[str, str]:
+    """A job's settings as text. ``parameters`` keeps those of each tuple that jobs share, by id."""
+    told = parameters.get(id(job.parameters))
+    if told is None:
+        told = {name: _as_json(value) for name, value in job.parameters}
+        parameters[id(job.parameters)] = told
+    return {
         "experiment": job.experiment,
         "workload": job.workload,
         "model": job.model,
@@ -78,20 +83,19 @@ def _settings(job: Job) -> dict[str, str]:
         "batch_size": str(job.batch_size),
         "engine": job.engine,
         "isolation": job.isolation,
+        **told,
     }
-    fields.update((name, _as_json(value)) for name, value in job.parameters)
-    return fields
 
 
-@lru_cache(maxsize=4096, typed=True)  # thousands of jobs share their values
 def _as_json(value: Scalar) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
 def _table(plan: Plan) -> tuple[dict[str, str], list[str], list[list[str]]]:
     """What all jobs share, the headings of what differs, and a row for each job."""
-    settings = [_settings(item.job) for item in plan.jobs]
-    names = list(dict.fromkeys(name for each in settings for name in each))
+    parameters: dict[int, dict[str, str]] = {}
+    settings = [_settings(item.job, parameters) for item in plan.jobs]
+    names = list(dict.fromkeys(chain.from_iterable(settings)))
     values = {name: {each.get(name) for each in settings} for name in names}
     differing = [name for name in names if len(values[name]) > 1]
     shared = {name: settings[0][name] for name in names if len(values[name]) == 1}
@@ -138,21 +142,24 @@ def deadline_lines(deadline: Deadline, found: Forecast | None) -> Iterator[str]:
         )
 
 
-def print_plan(plan: Plan, console: Console, more: Sequence[str] = ()) -> None:
-    """The plan as a person reads it, on a terminal or in a file; ``more`` lines follow its sums."""
+def print_plan(
+    plan: Plan, file: TextIO, terminal: Console | None = None, more: Sequence[str] = ()
+) -> None:
+    """The plan as a person reads it, in a file or, folded, on a terminal that writes to ``file``;
+    ``more`` lines follow its sums."""
     shared, headings, rows = _table(plan)
-    write = console.file.write
+    write = file.write
     jobs = "1 job" if len(rows) == 1 else f"{len(rows)} jobs"
     write(f"Grid {plan.grid_name}: {jobs} on {nodes_text(plan.nodes)}\n")
     if shared:
         said = ", ".join(f"{name} {value}" for name, value in shared.items())
-        if console.is_terminal:
-            console.print(f"Every job: {said}", markup=False, highlight=False, soft_wrap=True)
+        if terminal is not None:
+            terminal.print(f"Every job: {said}", markup=False, highlight=False, soft_wrap=True)
         else:
             write(f"Every job: {said}\n")
     write("\n")
-    if console.is_terminal and len(rows) <= FOLDED_ROWS:
-        _print_folded(headings, rows, plan.jobs, console)
+    if terminal is not None and len(rows) <= FOLDED_ROWS:
+        _print_folded(headings, rows, plan.jobs, terminal)
     else:
         write(_aligned(headings, rows))
     write("\n" + "\n".join([*summary_lines(plan), *more]) + "\n")

@@ -188,7 +188,7 @@ class _Planner:
 
 
 class _Rules:
-    """The refusals of workloads, each kind of job asked about once."""
+    """The refusals of workloads."""
 
     def __init__(self, workloads: Mapping[str, Any] | None = None) -> None:
         if workloads is None:
@@ -196,28 +196,23 @@ class _Rules:
 
             workloads = WORKLOADS
         self._workloads = workloads
-        self._known: dict[tuple[object, ...], tuple[Refusal, ...]] = {}
 
     def refusals(self, job: Job, device: str) -> tuple[Refusal, ...]:
         """What speaks against a job on a device."""
         rule = getattr(self._workloads.get(job.workload), "refuse", None)
         if rule is None:
             return ()
-        what = (job.workload, job.model, job.dataset, job.precision, job.engine, job.parameters)
-        key = (*what, device, job.batch_size, job.cards)
-        if key not in self._known:
-            asked = Asked(
-                model=job.model,
-                dataset=job.dataset,
-                precision=job.precision,
-                device=device,
-                batch_size=job.batch_size,
-                cards=job.cards,
-                parameters=dict(job.parameters),
-                engine=job.engine,
-            )
-            self._known[key] = tuple(rule(asked))
-        return self._known[key]
+        asked = Asked(
+            model=job.model,
+            dataset=job.dataset,
+            precision=job.precision,
+            device=device,
+            batch_size=job.batch_size,
+            cards=job.cards,
+            parameters=dict(job.parameters),
+            engine=job.engine,
+        )
+        return tuple(rule(asked))
 
 
 def refusal_problems(grid: Grid, workloads: Mapping[str, Any]) -> list[Problem]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
+import json
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -420,3 +422,31 @@ def test_any_experiments_are_a_grid_or_a_grid_error(blocks: list[dict[str, objec
         assert all(problem.line is not None for problem in error.problems)
     else:
         assert made.jobs()
+
+
+def test_included_parameters_in_another_order_are_not_confused() -> None:
+    """Names decide which value is whose, not the order in which they stand."""
+    body = "axes: {output_tokens: [1], prompts: [2]}\ninclude: [{prompts: 1, output_tokens: 2}]"
+    jobs = one(body).jobs()
+    found = [
+        (dict(job.parameters)["output_tokens"], dict(job.parameters)["prompts"]) for job in jobs
+    ]
+    assert found == [(1, 2), (2, 1)]
+
+
+def test_the_identity_is_the_canonical_json() -> None:
+    """Put together from parts, it is what `json.dumps` makes of the whole: ids never change."""
+    for parameters in ((), (("b", 1), ("a", True)), (("a", 1.0), ("b", None), ("c", 'é"\\'))):
+        job = Job(
+            experiment="x",
+            workload="w",
+            model="mö",
+            dataset="d",
+            accelerator=Accelerator.GPU,
+            cards=2,
+            precision="bf16",
+            batch_size="max",
+            parameters=parameters,
+        )
+        text = json.dumps(job.identity(), sort_keys=True, separators=(",", ":"))
+        assert job.job_id == hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -254,7 +254,8 @@ def test_durations_are_said_as_a_person_would(seconds: float, text: str) -> None
 
 def printed(plan: Plan, *, terminal: bool) -> str:
     file = io.StringIO()
-    print_plan(plan, Console(file=file, force_terminal=terminal, width=100, no_color=True))
+    console = Console(file=file, force_terminal=True, width=100, no_color=True)
+    print_plan(plan, file, console if terminal else None)
     return file.getvalue()
 
 

@@ -12,9 +12,12 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class WorkloadParameters(BaseModel):
-    """Base of all: no unknown names, no guessing of types, immutable."""
+    """Base of all: no unknown names, no guessing of types, immutable.
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    The validator of a model is built when it is first needed: a grid uses few of them.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, defer_build=True)
 
 
 class TextGenerationParameters(WorkloadParameters):

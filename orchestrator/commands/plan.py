@@ -96,11 +96,14 @@ def run(args: argparse.Namespace) -> int:
 
         print(plan_json(plan, found))
         return 0
-    from rich.console import Console
-
     from orchestrator.plan_text import print_plan
 
-    print_plan(plan, Console(file=sys.stdout), lines)
+    terminal = None
+    if sys.stdout.isatty():
+        from rich.console import Console
+
+        terminal = Console(file=sys.stdout)
+    print_plan(plan, sys.stdout, terminal, lines)
     return 0
 
 

@@ -12,6 +12,7 @@ from orchestrator.grid.strict_yaml import Document
 from orchestrator.job import Accelerator, Job, Scalar
 
 _ACCELERATORS = {kind.value: kind for kind in Accelerator}
+_FIELDS = frozenset(FIELD_NAMES)
 
 
 class Expander:
@@ -102,8 +103,8 @@ class Expander:
         self, experiment: Experiment, settings: dict[str, Scalar]
     ) -> tuple[tuple[str, Scalar], ...]:
         """All parameters, defaults filled in, sorted by name; checked once for each combination."""
-        given = {name: value for name, value in settings.items() if name not in FIELD_NAMES}
-        key = (experiment.name, *given.values(), *map(type, given.values()))
+        given = {name: value for name, value in settings.items() if name not in _FIELDS}
+        key = (experiment.name, *given, *given.values(), *map(type, given.values()))
         made = self._parameters.get(key)
         if made is None:
             validated, faults = self.vocabulary.check_together(experiment.workload, given)

@@ -76,7 +76,7 @@ def resolve(text: str) -> Scalar:
             raise ValueError(f"a whole number of {len(text.lstrip('+-'))} digits")
         return int(text)
     if _FLOAT.match(text):
-        number = math.inf if text[-1] in "fFnN" else float(text)  # .inf, .nan
+        number = math.inf if text[-1] in "fFnN" else float(text) + 0.0  # .inf, .nan; -0.0 is 0.0
         if not math.isfinite(number):
             raise ValueError(f"{text} is not a finite number")
         return number

@@ -26,10 +26,8 @@ from orchestrator.errors import StoreError, StoreFull
 from orchestrator.results import disk
 
 _DIGEST_LENGTH = 16
-_JOB = r"[A-Za-z0-9_][A-Za-z0-9_-]{0,79}"
-_FRAGMENT = re.compile(
-    rf"(?P<job>{_JOB})-(?P<attempt>\d{{1,9}})-(?P<digest>[0-9a-f]{{16}})\.parquet"
-)
+_ATTEMPT = r"(?P<job>[A-Za-z0-9_][A-Za-z0-9_-]{0,79})-(?P<attempt>\d{1,9})"
+_FRAGMENT = re.compile(_ATTEMPT + r"-(?P<digest>[0-9a-f]{16})\.parquet")
 _COMPACTED = re.compile(r"compacted-(?P<rows>\d+)-(?P<digest>[0-9a-f]{16})\.parquet")
 _PARTIAL = re.compile(r"\.(?P<name>.+\.parquet)\.partial")
 #: Stands in a name for the jobs of rows that were written together.
@@ -56,10 +54,18 @@ def fragment_name(job_id: str, attempt_number: int, data: bytes) -> str:
     Raises:
         StoreError: the job id cannot be part of a file name.
     """
-    name = f"{job_id}-{attempt_number}-{digest(data)}.parquet"
-    if not _FRAGMENT.fullmatch(name) or _COMPACTED.fullmatch(name):
+    refuse_unnameable(job_id, attempt_number)
+    return f"{job_id}-{attempt_number}-{digest(data)}.parquet"
+
+
+def refuse_unnameable(job_id: str, attempt_number: int) -> None:
+    """Let a job and an attempt pass whose row could have a file of its own.
+
+    Raises:
+        StoreError: the job id cannot be part of a file name, or the number is none.
+    """
+    if not re.fullmatch(_ATTEMPT, f"{job_id}-{attempt_number}") or job_id == "compacted":
         raise StoreError(f"job id {job_id!r}, attempt {attempt_number}: no file can be named so")
-    return name
 
 
 def compacted_name(rows: int, data: bytes) -> str:

@@ -27,7 +27,7 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -35,15 +35,16 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.errors import SchemaMismatch, StoreError, StoreFull
 from orchestrator.history import PastRow
 from orchestrator.job import Accelerator, Scalar, State
-from orchestrator.measurement import Measurement
 from orchestrator.results import disk, fragments
-from orchestrator.results.begun import BegunLog, read_begun
 from orchestrator.results.fragments import Damage
 from orchestrator.results.lock import SILENCE_S, Holder, RunLock
 from orchestrator.results.scan import COVERS_KEY, Scan, scan_rows
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from orchestrator.measurement import Measurement
+    from orchestrator.results.begun import BegunLog
 
 _LOG = logging.getLogger("nightgrid.store")
 #: A writer that ends with this many files compacts them: ten thousand take a reader half a minute.
@@ -104,7 +105,6 @@ class Store:
             # os.path.realpath, since Path.resolve raises where links go round in a circle
             if not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(results_dir)):
                 raise StoreError(f"{path} leads out of {results_dir}; link the latter instead")
-        self._begun = BegunLog(self.path / "begun.log")
         self.taken_over_from: Holder | None = None
         self.interrupted: tuple[str, ...] = ()  # attempts that a predecessor's death ended
         self.rescued = 0  # rows that a predecessor could write only elsewhere
@@ -141,6 +141,12 @@ class Store:
         return self.tables_path.is_dir()
 
     # ------------------------------------------------------------ the one writer
+
+    @cached_property
+    def _begun(self) -> BegunLog:
+        from orchestrator.results.begun import BegunLog  # here, since a plan needs no rows' columns
+
+        return BegunLog(self.path / "begun.log")
 
     def __enter__(self) -> Store:
         """Become the writer.
@@ -272,6 +278,8 @@ class Store:
 
     def _record_interrupted(self) -> tuple[str, ...]:
         """Make rows of what a dead predecessor had running; the ids of those attempts."""
+        from orchestrator.results.begun import read_begun
+
         path = self._begun.path
         if not disk.is_there(path):
             return ()
@@ -327,7 +335,8 @@ class Store:
             return fragments.replace_file(self.path, name, data)
 
     def compact(self) -> Path | None:
-        """Put all sound fragments into one file; None when there is nothing to gain.
+        """Put all sound fragments into one file; None when there is nothing to gain. A file that
+        holds something else than rows stays where it is.
 
         The new file lists the fragments that it covers, so from the instant it appears our reader
         ignores them; only then are they deleted. A crash in between leaves leftovers that the next
@@ -336,20 +345,20 @@ class Store:
         Raises:
             StoreError: not the writer, or the new file does not read back.
         """
-        from orchestrator.results.schema import column_names, to_table
+        from orchestrator.results.compaction import joined_rows
+        from orchestrator.results.schema import column_names
 
         self._lock.still_mine()
         scan = scan_rows(self.tables_path, column_names())
         self._delete(scan.covered)
-        if len(scan.tables) < 2:
+        table = joined_rows(scan) if len(scan.tables) > 1 else None
+        if table is None or len(scan.tables) < 2:
             return None
-        rows = _measurements(scan)
-        table = to_table(rows)
         metadata = dict(table.schema.metadata) | {
             COVERS_KEY: json.dumps(sorted(scan.tables)).encode()
         }
         data = _parquet(table.replace_schema_metadata(metadata), use_dictionary=True)
-        name = fragments.compacted_name(len(rows), data)
+        name = fragments.compacted_name(table.num_rows, data)
         path = fragments.write_durably(self.tables_path, name, data)
         if disk.read(path) != data:
             disk.remove(path)
@@ -498,8 +507,8 @@ def _row_file(measurements: Sequence[Measurement]) -> tuple[str, bytes]:
         job_id = measurements[0].job_id
     else:
         job_id = fragments.TOGETHER
-        for each in measurements:  # no file of it alone could be named
-            fragments.fragment_name(each.job_id, each.attempt_number, b"")
+        for each in measurements:
+            fragments.refuse_unnameable(each.job_id, each.attempt_number)
     number = max(each.attempt_number for each in measurements)
     return fragments.fragment_name(job_id, number, data), data
 

@@ -160,6 +160,10 @@ class Estimator:
         self, job_id: str, known: _Known, size: int | None, prior_s: float | None
     ) -> Iterator[tuple[Distance, float]]:
         """How long it runs, as seen from each distance that knows, the nearest first."""
+        if not self._runs:  # nothing was learnt
+            if prior_s is not None:
+                yield Distance.PRIOR, prior_s
+            return
         if (runs := self._runs.get(job_id)) is not None:
             yield Distance.JOB, runs.median
         for distance, key in (

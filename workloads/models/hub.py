@@ -11,8 +11,6 @@ import functools
 import json
 import os
 import threading
-import urllib.error
-import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +76,9 @@ def fetch_config(model_id: str) -> dict[str, Any]:
 @functools.lru_cache(maxsize=256)
 def _ask(url: str, token: str | None) -> dict[str, Any] | str:
     """The JSON object at ``url``, or why there is none."""
+    import urllib.error  # here, since most plans ask no hub
+    import urllib.request
+
     answer: list[dict[str, Any] | str] = []
 
     def ask() -> None:
