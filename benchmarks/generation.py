@@ -23,7 +23,7 @@ from benchmarks.setting import Setting
 TITLE = "Text generation, 100 prompts of mixed length"
 STATIC_SIZES = (16, 32)  # beside 8, to find the best of ``generate``
 _ONE_TURN = "generate, batches of 32"  # the slowest: to see that the best size lies below
-ROWS = 20
+ROWS = 24
 
 
 def run(setting: Setting) -> tuple[list[Line], dict[str, Any]]:
