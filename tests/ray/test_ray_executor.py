@@ -15,7 +15,7 @@ import pytest
 from ray_bench import Bench, emulated_node
 
 from orchestrator.cluster import legal_card_sets
-from orchestrator.events import NodeLeft, StartWorker, StopWorker, WorkerStopped
+from orchestrator.events import NodeJoined, NodeLeft, StartWorker, StopWorker, WorkerStopped
 from orchestrator.failure import FailureClass
 from orchestrator.job import Accelerator, State
 from orchestrator.on_ray.actors import physical_cores
@@ -140,20 +140,34 @@ def test_a_worker_killed_from_outside_is_noticed(bench: Bench) -> None:
     assert bench.stopped(worker.worker_id).failure == failure
 
 
-def test_a_killed_actor_takes_its_worker_along(bench: Bench) -> None:
-    """When Ray loses the actor, the process beneath it is ended before the card counts as free."""
+def test_a_killed_agent_takes_its_workers_along_and_its_node_comes_back(bench: Bench) -> None:
+    """When Ray loses the agent, the processes beneath it end: attempt, worker, node; then the node
+    is claimed anew."""
     import ray
 
-    card = bench.node("gpu-1").cards[1]
+    node = bench.node("gpu-1")
+    card = node.cards[1]
     (worker,) = bench.start(card)
     attempt_id = bench.run((card,), [worker], "sleep:600")
     bench.wait_for_phase(worker.worker_id, "measure")
-    ray.kill(bench.executor._handles[card].actor)
+    claim = bench.executor._claims.of(node.node_id)
+    assert claim is not None
+    ray.kill(claim.agent)
     outcome = bench.ended(attempt_id).outcome
     assert outcome.state is State.LOST and outcome.failure is not None
-    assert outcome.failure.failure_class is FailureClass.CRASH
+    assert outcome.failure.failure_class is FailureClass.NODE_LOST
+    assert "its agent died" in outcome.failure.message
     bench.stopped(worker.worker_id)
-    assert not alive(worker.info.pid)
+    left = bench.wait_for(lambda e: isinstance(e, NodeLeft) and e.node_id == node.node_id)
+    assert gone_soon(worker.info.pid)
+    since = bench.seen.index(left)
+    bench.wait_for(
+        lambda e: (
+            isinstance(e, NodeJoined)
+            and e.node.node_id == node.node_id
+            and bench.seen.index(e) > since
+        )
+    )
     (again,) = bench.start(card)
     bench.stop(again)
 
@@ -183,7 +197,7 @@ def test_children_of_a_worker_die_with_it(bench: Bench, tmp_path: Path) -> None:
     bench.run((card,), [worker], f"child:{file}")
     deadline = time.monotonic() + 10
     while not (file.exists() and file.read_text()) and time.monotonic() < deadline:
-        time.sleep(0.02)
+        bench.seen += bench.executor.events(0.02)
     child = int(file.read_text())
     assert alive(child)
     bench.stop(worker)
