@@ -67,6 +67,7 @@ class NodeAgent:
         self._sampler: CardSampler | None = None
         self._answers = Answers()
         self._posts = InOrder()
+        self._posting = threading.Lock()
         self._workers = NodeWorkers(self._answers.put, self._energy)
         self._told: Mapping[str, Progress] = {}
         self._look_at = self._read_at = 0.0  # monotonic: for progress, for telemetry
@@ -130,14 +131,18 @@ class NodeAgent:
         self._sampler.start()
 
     def post(self, number: int, letters: bytes) -> None:
-        """Do what the driver wants: letters, pickled together, and their post's number."""
-        for post in self._posts.add(number, letters):
-            for letter in unpacked(post):
-                self._workers.do(letter)
+        """Do what the driver wants: letters, packed together, and their post's number."""
+        with self._posting:
+            for post in self._posts.add(number, letters):
+                for letter in unpacked(post):
+                    self._workers.do(letter)
 
-    def mail(self, acknowledged: int) -> bytes:
-        """A pickled ``Bag`` of all answers after the one with this number; waits until there is
-        something to say, a few seconds at most: silence would mean that the agent hangs."""
+    def mail(self, acknowledged: int, post: tuple[int, bytes] | None = None) -> bytes:
+        """A packed ``Bag`` of all answers after the one with this number; waits until there is
+        something to say, a few seconds at most: silence would mean that the agent hangs. ``post``
+        is what ``post`` takes, if there was something to take along."""
+        if post is not None:
+            self.post(*post)
         self._answers.acknowledge(acknowledged)
         deadline = time.monotonic() + _SILENCE_S
         while True:

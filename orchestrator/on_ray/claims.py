@@ -229,7 +229,6 @@ class Claims:
         )
         if not node.emulated:  # an emulated card has no sensors
             claim.agent.watch_cards.remote(node.accelerator.device)
-        claim.letters.open()
         self._joined(claim)
 
     def _bag_came(self, claim: Claim, bag: Bag) -> None:

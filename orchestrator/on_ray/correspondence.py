@@ -1,9 +1,10 @@
 """The driver's side of the letters to one node and of the answers from there.
 
-Letters wait until they are sent together, in one Ray call. One other call is outstanding at all
-times and returns when the agent has something to say. Ray may run calls in another order than they
-were made, and lose one when a connection breaks: everything is numbered (``worker/letters.py``),
-what is not confirmed is sent again.
+Letters wait until they are sent together, in one Ray call. A call that fetches a bag is outstanding
+nearly always; the next is made when the last one's bag was dealt with, and takes along the letters
+that came of it, so that a node at work costs one call for each bag. Ray may run calls in another
+order than they were made, and lose one when a connection breaks: everything is numbered
+(``worker/letters.py``), what is not confirmed is sent again.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _PATIENCE_S = 20.0
 
 
 class Correspondence:
-    """Letters to one agent, which begin to be answered when ``open`` was called.
+    """Letters to one agent and the bags from there.
 
     Args:
         arrived: called with each bag, whose answers are all new.
@@ -50,34 +51,33 @@ class Correspondence:
         self._posted = 0
         self._unconfirmed: dict[int, tuple[float, bytes]] = {}  # by number: when sent, and what
         self._acknowledged = 0
-        self._ask_at: float | None = None
+        self._ask_at: float | None = 0.0  # None while a call for a bag is outstanding
         self.heard_at = clock()  # when the agent last said something
 
     def put(self, letter: Letter) -> None:
         """Have a letter sent with the next ``send``."""
         self._outbox.append(letter)
 
-    def open(self) -> None:
-        """Ask for the first bag."""
-        self._calls.add(self._mail.remote(self._acknowledged), self._came)
-
     def close(self) -> None:
         """Neither send nor hear anything any more."""
         self._closed = True
 
     def send(self) -> None:
-        """Send what waits, all in one call; ask again if it is time."""
+        """Send what waits, all in one call; ask for the next bag if none was asked for."""
         if self._closed:
             return
+        now = self._clock()
+        post: tuple[int, bytes] | None = None
         if self._outbox:
             self._posted += 1
-            data = packed(self._outbox)
+            post = (self._posted, packed(self._outbox))
             self._outbox.clear()
-            self._unconfirmed[self._posted] = (self._clock(), data)
-            self._post.remote(self._posted, data)
-        if self._ask_at is not None and self._ask_at <= self._clock():
+            self._unconfirmed[self._posted] = (now, post[1])
+        if self._ask_at is not None and self._ask_at <= now:
             self._ask_at = None
-            self.open()
+            self._calls.add(self._mail.remote(self._acknowledged, post), self._came)
+        elif post is not None:
+            self._post.remote(*post)
 
     def _came(self, value: Any) -> None:
         from ray.exceptions import ActorUnavailableError
@@ -100,5 +100,5 @@ class Correspondence:
                 self._unconfirmed[number] = (now, data)
                 self._post.remote(number, data)
         self._acknowledged = bag.first + len(bag.answers) - 1
-        self.open()
+        self._ask_at = now
         self._arrived(bag)
