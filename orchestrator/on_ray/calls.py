@@ -1,12 +1,10 @@
-"""Outstanding calls to actors, and the progress that busy workers report. Nothing here blocks."""
+"""Outstanding calls to actors, and what is done with their answers."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
-
-from orchestrator.executor import Progress
 
 #: What is done with the answer to a call: its value, or the exception that Ray has instead.
 Then = Callable[[Any], None]
@@ -39,49 +37,6 @@ class Calls:
             ready, _ = ray.wait(calls, num_returns=len(calls), timeout=0)
         for call, answer in zip(ready, answers_of(ready), strict=True):
             self._then.pop(call)(answer)
-
-
-class ProgressPoll:
-    """Asks every busy worker once a second, with one call outstanding for each."""
-
-    interval_s = 1.0
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._known: dict[str, Progress] = {}  # by worker id
-        self._asked: dict[Any, str] = {}  # outstanding call -> worker id
-        self._next_at = 0.0
-
-    def known(self) -> Mapping[str, Progress]:
-        """As last heard."""
-        return dict(self._known)
-
-    def forget(self, worker_id: str) -> None:
-        """The worker is not busy any more."""
-        self._known.pop(worker_id, None)
-
-    def poll(self, busy: Callable[[], Iterable[tuple[str, Any]]]) -> None:
-        """Collect answers; when it is time, ask the busy workers (id, method) anew."""
-        import ray
-
-        if self._asked:
-            calls = list(self._asked)
-            ready, _ = ray.wait(calls, num_returns=len(calls), timeout=0)
-            answers = zip(ready, answers_of(ready), strict=True)
-            heard = {self._asked.pop(call): answer for call, answer in answers}
-            still_busy = {worker_id for worker_id, _ in busy()} if heard else set()
-            for worker_id, answer in heard.items():
-                # A worker's death is told by the call that runs its attempt.
-                if isinstance(answer, Progress) and worker_id in still_busy:
-                    self._known[worker_id] = answer
-        now = self._clock()
-        if now < self._next_at:
-            return
-        self._next_at = now + self.interval_s
-        waiting = set(self._asked.values())
-        for worker_id, method in busy():
-            if worker_id not in waiting:
-                self._asked[method.remote()] = worker_id
 
 
 def answers_of(calls: Sequence[Any]) -> list[Any]:

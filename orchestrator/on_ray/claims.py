@@ -1,8 +1,8 @@
-"""Claiming nodes: all free cards of a node at once, an agent on it, and its card indices.
+"""Claiming nodes: all free cards of a node at once, for an agent that holds them.
 
-A node counts as joined when Ray has given us its cards, a probe has read their indices, and its
-agent's process server listens. It has left when Ray says so, or when its agent or server died: then
-every worker on it is gone too, and if the node itself lives, it is claimed anew.
+A node counts as joined when Ray has given its cards to our agent and the agent's process server
+listens. It has left when Ray says so, or when its agent or server died: then every worker on it is
+gone too, and if the node itself lives, it is claimed anew.
 """
 
 from __future__ import annotations
@@ -18,12 +18,16 @@ from typing import Any
 from orchestrator import __version__
 from orchestrator.cluster import Node
 from orchestrator.errors import ClusterError
+from orchestrator.failure import Failure
 from orchestrator.job import Accelerator
-from orchestrator.on_ray.actors import CardActor, CardProbe, HostFacts, NodeAgent
+from orchestrator.on_ray.actors import HostFacts, NodeAgent
 from orchestrator.on_ray.calls import Calls
 from orchestrator.on_ray.cluster import node_of, nodes_of
+from orchestrator.on_ray.correspondence import Correspondence
+from orchestrator.on_ray.failures import agent_failure, node_lost
 from orchestrator.on_ray.predecessors import owned
 from orchestrator.worker.leftovers import VARIABLE, Owner
+from orchestrator.worker.letters import Bag
 
 #: What a process on a node that computes on the CPU imports once, for all its workers.
 PRELOAD = (
@@ -46,11 +50,14 @@ class Claim:
     ray_node: Mapping[str, Any]
     group: Any  # placement group with one bundle
     agent: Any
-    bundle: Mapping[str, float]
     since: float
-    indices: tuple[int, ...] | None = None
     found: HostFacts | None = None
-    joined: bool = False
+    letters: Correspondence | None = None  # once it has joined
+
+    @property
+    def joined(self) -> bool:
+        """Whether its cards can be used."""
+        return self.letters is not None
 
     @property
     def facts(self) -> HostFacts:
@@ -58,34 +65,11 @@ class Claim:
         assert self.found is not None
         return self.found
 
-    def in_bundle(self, cards: int) -> dict[str, Any]:
-        """Actor options that take ``cards`` cards out of the claimed bundle."""
-        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-
-        options: dict[str, Any] = {
-            "num_cpus": 0,
-            "runtime_env": _runtime_env(),
-            "scheduling_strategy": PlacementGroupSchedulingStrategy(self.group, 0),
-        }
-        kind = self.node.accelerator
-        if kind is Accelerator.GPU:
-            options["num_gpus"] = cards
-        elif kind is Accelerator.HPU:
-            options["resources"] = {"HPU": cards}
-        else:
-            options["num_cpus"] = self.bundle["CPU"] * cards // len(self.node.card_indices)
-        return options
-
-    def card_actor(self, name: str) -> Any:
-        """A new actor for one card, shown under ``name`` in the dashboard."""
-        options = self.in_bundle(1) | {
-            "name": owned(name),
-            "max_restarts": 0,
-            "max_task_retries": 0,
-        }
-        # ``progress`` and ``stop`` are answered while ``start`` or ``run`` is busy.
-        actor_class = _remote(CardActor, concurrency_groups={"control": 2})
-        return actor_class.options(**options).remote()
+    @property
+    def mail(self) -> Correspondence:
+        """How its agent is told what to do."""
+        assert self.letters is not None
+        return self.letters
 
 
 class Claims:
@@ -96,16 +80,20 @@ class Claims:
     def __init__(
         self,
         *,
+        run: str,
         accelerators: Collection[Accelerator] | None,
         log_dir: Path | None,
         preload: bool,
         clock: Callable[[], float],
         calls: Calls,
         joined: Callable[[Claim], None],
-        left: Callable[[Claim, str], None],
+        arrived: Callable[[Claim, Bag], None],
+        left: Callable[[Claim, Failure], None],
     ) -> None:
+        self._run = run
         self._calls = calls
         self._joined = joined
+        self._arrived = arrived
         self._left = left
         self._accelerators = accelerators
         self._log_dir = log_dir
@@ -141,10 +129,10 @@ class Claims:
         ray_nodes = {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
         for node_id, claim in list(self._claims.items()):
             if node_id not in ray_nodes:
-                self._drop(claim, "Ray declared it dead")
+                self.lose(claim, node_lost("Ray declared it dead"))
             elif not claim.joined and now - claim.since > _CLAIM_PATIENCE_S:
                 self._trouble = f"the cards of {claim.node.name} are in use by others"
-                self._drop(claim, self._trouble)
+                self.lose(claim, node_lost(self._trouble))
         wanted = [
             node
             for node in nodes_of(ray_nodes.values())
@@ -166,10 +154,13 @@ class Claims:
         import ray
         from ray.util import remove_placement_group
 
-        closing = [claim.agent.close.remote() for claim in self._claims.values()]
+        there = [claim for claim in self._claims.values() if claim.found is not None]
+        closing = [claim.agent.close.remote() for claim in there]
         with contextlib.suppress(Exception):
             ray.wait(closing, num_returns=len(closing), timeout=15) if closing else None
         for claim in self._claims.values():
+            if claim.letters is not None:
+                claim.letters.close()
             ray.kill(claim.agent)
             remove_placement_group(claim.group)
         self._claims.clear()
@@ -186,89 +177,85 @@ class Claims:
         from ray.util import placement_group
 
         here = [{"ray.io/node-id": node.node_id}]
+        group = placement_group(
+            [bundle],
+            strategy="STRICT_PACK",
+            bundle_label_selector=here,
+            name=owned(f"cards of {node.name} {time.monotonic_ns()}"),
+        )
+        name = f"{self._run} agent of {node.name} {time.monotonic_ns()}"
         claim = Claim(
             node=node,
             ray_node=ray_node,
-            group=placement_group(
-                [bundle],
-                strategy="STRICT_PACK",
-                bundle_label_selector=here,
-                name=owned(f"cards of {node.name} {time.monotonic_ns()}"),
-            ),
-            agent=_agent_on(node),
-            bundle=bundle,
+            group=group,
+            agent=_agent_in(group, bundle, owned(name)),
             since=self._clock(),
         )
         self._claims[node.node_id] = claim
         serve = claim.agent.serve.remote(
             str(ray_node["NodeManagerAddress"]),
+            node.accelerator.value,
             PRELOAD if self._preload and _computes_on_cpu(node) else (),
             cards_on_host,
             str(self._log_dir.resolve()) if self._log_dir else None,
         )
         self._calls.add(serve, lambda value: self._facts_came(claim, value))
-        if node.accelerator is Accelerator.CPU:
-            claim.indices = node.card_indices
-            return
-        probe = _remote(CardProbe).options(**claim.in_bundle(int(_cards_in(bundle)))).remote()
-        read = probe.indices.remote(node.accelerator.value)
-        self._calls.add(read, lambda value: self._indices_came(claim, probe, value))
 
     def _facts_came(self, claim: Claim, value: Any) -> None:
+        """The agent has our cards and is at work: count the node as joined."""
+        node = claim.node
+        if self._claims.get(node.node_id) is not claim:
+            return
         if isinstance(value, Exception):
             self._failed(claim, "the agent cannot start", value)
-        elif value.version != __version__:
+            return
+        if value.version != __version__:
             self._failed(claim, "Nightgrid is", ValueError(f"{value.version}, not {__version__}"))
-        else:
-            claim.found = value
-            lost = "its agent or process server died"
-            self._calls.add(claim.agent.watch.remote(), lambda _: self._drop(claim, lost))
-            if not claim.node.emulated:  # an emulated card has no sensors
-                claim.agent.watch_cards.remote(claim.node.accelerator.device)
-            self._join(claim)
-
-    def _indices_came(self, claim: Claim, probe: Any, value: Any) -> None:
-        import ray
-
-        ray.kill(probe)  # only now can workers have the cards
-        try:
-            if isinstance(value, Exception):
-                raise value
-            claim.indices = tuple(sorted(int(index) for index in value))
-        except Exception as error:
-            self._failed(claim, "cannot read which cards are ours", error)
             return
-        self._join(claim)
-
-    def _join(self, claim: Claim) -> None:
-        """Count the node as joined once both answers are there."""
-        current = self._claims.get(claim.node.node_id) is claim
-        if not current or claim.joined or claim.found is None or claim.indices is None:
-            return
-        node = claim.node
-        claim.node = node_of(claim.ray_node, node.name, node.accelerator, claim.indices)
-        claim.joined = True
+        if node.accelerator is not Accelerator.CPU:
+            try:
+                indices = tuple(sorted(map(int, value.cards)))
+            except ValueError as error:
+                self._failed(claim, "cannot read which cards are ours", error)
+                return
+            claim.node = node_of(claim.ray_node, node.name, node.accelerator, indices)
+        claim.found = value
+        claim.letters = Correspondence(
+            claim.agent,
+            calls=self._calls,
+            clock=self._clock,
+            arrived=lambda bag: self._bag_came(claim, bag),
+            lost=lambda error: self.lose(claim, agent_failure(error)),
+        )
+        if not node.emulated:  # an emulated card has no sensors
+            claim.agent.watch_cards.remote(node.accelerator.device)
         self._joined(claim)
+
+    def _bag_came(self, claim: Claim, bag: Bag) -> None:
+        self._arrived(claim, bag)
+        if bag.server_gone:
+            self.lose(claim, node_lost("its process server died"))
 
     def _failed(self, claim: Claim, what: str, error: Exception) -> None:
         trouble = f"{claim.node.name}: {what}: {' '.join(str(error).split())[:500]}"
         if trouble != self._trouble:
             logging.getLogger(__name__).warning("node left out: %s", trouble)
         self._trouble = trouble
-        self._drop(claim, trouble)
+        self.lose(claim, node_lost(trouble))
 
-    def _drop(self, claim: Claim, reason: str) -> None:
-        """Forget a claim; if its node is still there, it is claimed anew after a while."""
+    def lose(self, claim: Claim, failure: Failure) -> None:
+        """Forget a claim and end its agent, and with it every worker there; if the node is still
+        there, it is claimed anew after a while."""
         import ray
         from ray.util import remove_placement_group
 
         if self._claims.get(claim.node.node_id) is not claim:
             return
-        was_joined, claim.joined = claim.joined, False
         del self._claims[claim.node.node_id]
         self._retry_at[claim.node.node_id] = self._clock() + _RETRY_S
-        if was_joined:
-            self._left(claim, reason)
+        if claim.letters is not None:
+            claim.letters.close()
+            self._left(claim, failure)
         ray.kill(claim.agent)
         remove_placement_group(claim.group)
 
@@ -282,27 +269,27 @@ def _runtime_env() -> dict[str, Any]:
     return {"env_vars": variables}
 
 
-def _agent_on(node: Node) -> Any:
-    """Start the agent of a node."""
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    options: dict[str, Any] = {
-        "num_cpus": 0,
-        "max_concurrency": 8,
-        "max_restarts": 0,
-        "runtime_env": _runtime_env(),
-        "name": owned(f"agent {node.name} {time.monotonic_ns()}"),
-        "scheduling_strategy": NodeAffinitySchedulingStrategy(node.node_id, soft=False),
-    }
-    return _remote(NodeAgent).options(**options).remote()
-
-
-def _remote(actor_class: type, **options: Any) -> Any:
-    """The class as a Ray actor class, which Ray's own types describe poorly."""
+def _agent_in(group: Any, bundle: Mapping[str, float], name: str) -> Any:
+    """Start the agent of a node, which holds all cards of the bundle."""
     import ray
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-    decorate: Any = ray.remote(**options) if options else ray.remote
-    return decorate(actor_class)
+    ((kind, cards),) = bundle.items()
+    options: dict[str, Any] = {
+        "num_cpus": cards if kind == Accelerator.CPU.value else 0,
+        "max_restarts": 0,
+        "max_task_retries": 0,
+        "runtime_env": _runtime_env(),
+        "name": name,
+        "scheduling_strategy": PlacementGroupSchedulingStrategy(group, 0),
+    }
+    if kind == Accelerator.GPU.value:
+        options["num_gpus"] = int(cards)
+    elif kind == Accelerator.HPU.value:
+        options["resources"] = {kind: int(cards)}
+    remote: Any = ray.remote  # whose types do not know groups
+    agent = remote(concurrency_groups={"post": 1, "mail": 1})(NodeAgent)
+    return agent.options(**options).remote()
 
 
 def _computes_on_cpu(node: Node) -> bool:
@@ -327,7 +314,3 @@ def _free_bundle(node: Node) -> dict[str, float]:
     if kind == Accelerator.CPU.value and free < len(node.card_indices):
         return {}
     return {kind: free} if free else {}
-
-
-def _cards_in(bundle: Mapping[str, float]) -> float:
-    return next(iter(bundle.values()))

@@ -2,11 +2,12 @@
 
 The schedule owns the cards; Ray owns the processes. Ray hands out the first free card indices,
 which on Gaudi makes card sets that are not legal, and it lets a waiting 8-card request starve. So
-for each node the executor takes all free cards at once, as one bundle of a placement group: Ray's
-accounts are right, nobody else gets a card there, and which card a worker gets is ours to say. A
-probe that holds the whole bundle for a moment reads which indices Ray means.
+for each node one agent takes all free cards at once, as one bundle of a placement group: Ray's
+accounts are right, nobody else gets a card there, and which card a worker gets is ours to say.
 
-Events come from outstanding Ray calls and from a look at the node list once a second. Nothing here
+What is to be done on a node waits until ``events`` is entered and goes there in one call; one other
+call for each node brings what has happened there (``correspondence.py``). A Ray call costs more
+than all else that a short job costs, and so a hundred jobs do not need a hundred. Nothing here
 waits for a single worker, so a thousand can start, run and die side by side.
 """
 
@@ -15,14 +16,13 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from orchestrator.attempt import RankOutcome, WorkerInfo
 from orchestrator.cluster import Card
-from orchestrator.energy import Energy
 from orchestrator.events import (
     AttemptEnded,
     Event,
@@ -37,18 +37,20 @@ from orchestrator.events import (
 from orchestrator.executor import Progress
 from orchestrator.failure import Failure, FailureClass
 from orchestrator.job import Accelerator, State
-from orchestrator.on_ray.actors import RankReply
-from orchestrator.on_ray.calls import Calls, ProgressPoll
+from orchestrator.on_ray.calls import Calls
 from orchestrator.on_ray.claims import Claim, Claims
-from orchestrator.on_ray.failures import actor_failure
+from orchestrator.on_ray.failures import node_lost
 from orchestrator.on_ray.predecessors import end_predecessors
-from orchestrator.on_ray.telemetry import TelemetryPoll
-from orchestrator.on_ray.workers import CardHandle, Running, Worker
+from orchestrator.on_ray.workers import Running, Worker
+from orchestrator.worker.card_process import Order
 from orchestrator.worker.launch import launch_of
+from orchestrator.worker.letters import Bag, Ended, Listen, Listened, Run, Start, Started, Stop
+from orchestrator.worker.wire import packed, unpacked
 from workloads.devices.telemetry import CardTelemetry
 from workloads.models import remote_code
 
-_STOP_PATIENCE_S = 20.0  # for an actor that does not confirm a stop
+_STOP_PATIENCE_S = 20.0  # for a stop to be confirmed
+_GONE = "the worker was gone before it could start"
 _GANG_STOPPED = "another rank of the gang ended early"
 
 
@@ -74,26 +76,25 @@ class RayExecutor:
         preload: bool = True,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._run = run
         self._factory = factory
         self._clock = clock
-        self._handles: dict[Card, CardHandle] = {}
         self._workers: dict[str, Worker] = {}
         self._running: dict[str, Running] = {}
+        self._progress: dict[str, Progress] = {}  # by worker id
+        self._telemetry: dict[str, Mapping[Card, CardTelemetry]] = {}  # by node id
         self._calls = Calls()
-        self._progress = ProgressPoll(clock)
-        self._telemetry = TelemetryPoll(clock)
         self._events: deque[Event] = deque()
-        self._actors_made = 0
         for name in end_predecessors():
             logging.getLogger(__name__).warning("ended, of an earlier driver of the run: %s", name)
         self._claims = Claims(
+            run=run,
             accelerators=accelerators,
             log_dir=log_dir,
             preload=preload,
             clock=clock,
             calls=self._calls,
             joined=self._node_joined,
+            arrived=self._bag_came,
             left=self._node_left,
         )
         self._claims.poll()
@@ -119,13 +120,13 @@ class RayExecutor:
             ClusterError: no node could be claimed for a minute.
         """
         deadline = time.monotonic() + timeout_s
-        self._give_up_waiting()
         while True:
             self._claims.poll()
-            self._progress.poll(self._busy)
-            self._telemetry.poll(self._claims.joined())
+            for claim in self._claims.joined():
+                claim.mail.send()
             left = max(0.0, deadline - time.monotonic())
             self._calls.wait(0.0 if self._events else min(left, self._claims.poll_interval_s))
+            self._give_up_waiting()
             if self._events or left == 0.0:
                 break
         happened = list(self._events)
@@ -134,20 +135,15 @@ class RayExecutor:
 
     def progress(self) -> Mapping[str, Progress]:
         """The busy workers, by worker id, as last heard."""
-        return self._progress.known()
+        return dict(self._progress)
 
     def telemetry(self) -> Mapping[Card, CardTelemetry]:
         """What the cards of real nodes say of themselves, as last heard."""
-        return self._telemetry.known()
+        return {card: read for cards in self._telemetry.values() for card, read in cards.items()}
 
     def close(self) -> None:
         """Stop every worker and release every card."""
-        import ray
-
         self._claims.close()
-        for handle in self._handles.values():
-            ray.kill(handle.actor)
-        self._handles.clear()
         self._workers.clear()
         self._running.clear()
         self._calls.clear()
@@ -165,24 +161,14 @@ class RayExecutor:
                 WorkerStopped(at=self._clock(), worker_id=command.worker_id, failure=failure)
             )
             return
-        handle = self._handle(command.card, claim)
-        worker = Worker(worker_id=command.worker_id, card=command.card, actor=handle)
-        self._workers[command.worker_id] = worker
+        self._workers[command.worker_id] = Worker(worker_id=command.worker_id, card=command.card)
         launch = launch_of(command, claim.node, claim.facts, self._factory, remote_code.passed_on())
-        label = f"start {command.worker_id}"
-        call = handle.actor.start.options(name=label).remote(launch)
-        self._calls.add(call, lambda value: self._started(worker, value))
+        claim.mail.put(Start(launch))
 
-    def _handle(self, card: Card, claim: Claim) -> CardHandle:
-        handle = self._handles.get(card)
-        if handle is None or handle.dead:
-            self._actors_made += 1
-            name = f"{self._run} {claim.node.name}/{card.accelerator}{card.index}"
-            handle = CardHandle(card=card, actor=claim.card_actor(f"{name} #{self._actors_made}"))
-            self._handles[card] = handle
-        return handle
-
-    def _started(self, worker: Worker, value: Any) -> None:
+    def _started(self, answer: Started) -> None:
+        worker, value = self._workers.get(answer.worker_id), answer.value
+        if worker is None:
+            return
         if isinstance(value, WorkerInfo):
             worker.info = value
             if not worker.stopping:
@@ -190,54 +176,48 @@ class RayExecutor:
                     WorkerReady(at=self._clock(), worker_id=worker.worker_id, info=value)
                 )
             return
-        if not isinstance(value, Failure):
-            self._actor_died(worker, value)
-            return
         if not worker.asked:
             worker.failure = value
-        self._worker_gone(worker)
+        if not worker.stopping:
+            self._worker_gone(worker)
 
     def _stop(self, worker: Worker, reason: str) -> None:
-        if worker.stopping or worker.gone:
+        claim = self._claims.of(worker.card.node_id)
+        if worker.stopping or worker.gone or claim is None:
             return
         worker.stopping = True
         worker.stop_deadline = self._clock() + _STOP_PATIENCE_S
-        if not worker.actor.dead:
-            call = worker.actor.control("stop").remote(reason)
-            self._calls.add(call, lambda value: self._stopped(worker, value))
+        claim.mail.put(Stop(worker.worker_id, reason))
 
-    def _stopped(self, worker: Worker, value: Any) -> None:
-        if value is None:
-            self._worker_gone(worker)
-        else:
-            self._actor_died(worker, value)
+    def _stopped(self, worker: Worker) -> None:
+        """Nothing more comes of it: a rank that has not ended by now is lost."""
+        self._end_rank_of(worker, "the worker was stopped before it could start")
+        self._worker_gone(worker)
 
     def _give_up_waiting(self) -> None:
-        """An actor that does not confirm a stop is killed, and its process through the agent."""
+        """Stops that are not confirmed: an agent that says nothing either is given up, with its
+        node. Of one that answers, the process does not end: that costs its card, until it does."""
         now = self._clock()
         for worker in list(self._workers.values()):
-            if not worker.gone and worker.stop_deadline < now:
-                worker.stop_deadline = now + _STOP_PATIENCE_S
-                self._actor_died(worker, None)
+            if worker.gone or worker.stop_deadline >= now:
+                continue
+            worker.stop_deadline = float("inf")
+            claim = self._claims.of(worker.card.node_id)
+            if claim is not None and now - claim.mail.heard_at > _STOP_PATIENCE_S:
+                silence = f"its agent has not answered for {_STOP_PATIENCE_S:.0f} s"
+                self._claims.lose(claim, node_lost(silence))
+                continue
+            if worker.failure is None:
+                message = f"the worker has not ended {_STOP_PATIENCE_S:.0f} s after it was killed"
+                worker.failure = Failure(failure_class=FailureClass.HANG, message=message)
+            self._end_rank_of(worker, worker.failure.message)
 
-    def _actor_died(self, worker: Worker, error: Any) -> None:
-        """The actor is gone or does not answer; make sure that its process is gone as well."""
-        import ray
-
-        if worker.gone:
-            return
-        if worker.failure is None and not worker.asked:
-            worker.failure = actor_failure(error, self._claims.of(worker.card.node_id) is not None)
-        worker.stopping = True
-        if not worker.actor.dead:
-            worker.actor.dead = True
-            ray.kill(worker.actor.actor)
-        claim = self._claims.of(worker.card.node_id)
-        if claim is None:
-            self._worker_gone(worker)  # its node is gone
-            return
-        call = claim.agent.end.remote(worker.worker_id)
-        self._calls.add(call, lambda _: self._worker_gone(worker))
+    def _end_rank_of(self, worker: Worker, message: str) -> None:
+        """The rank that it has, if it has one, is lost."""
+        running = self._running.get(worker.attempt_id or "")
+        if running is not None:
+            rank = running.worker_ids.index(worker.worker_id)
+            self._rank_lost(running, rank, worker, message)
 
     def _worker_gone(self, worker: Worker) -> None:
         """Its process is gone. The event waits for the end of its attempt on all ranks."""
@@ -260,76 +240,80 @@ class RayExecutor:
         for worker in workers:
             if worker is not None:
                 worker.attempt_id = attempt.attempt_id
-        rendezvous = None
         first = workers[0]
-        if len(workers) > 1 and first is not None:
-            # The other ranks get the reference: Ray hands them the value once rank 0 has it.
-            claim = self._claims.of(first.card.node_id)
-            address = claim.facts.address if claim else "127.0.0.1"
-            rendezvous = first.actor.actor.listen.remote(address)
-        for rank, worker in enumerate(workers):
-            if worker is None or worker.actor.dead:
-                self._rank_lost(running, rank, worker, "the worker was gone before it could start")
-                continue
-            name = attempt.job.label if len(workers) == 1 else f"{attempt.job.label} rank {rank}"
-            run = worker.actor.actor.run.options(name=name)
-            call = run.remote(attempt, rank, rendezvous)
-            self._calls.add(call, self._then_rank_ended(running, rank, worker))
-
-    def _then_rank_ended(
-        self, running: Running, rank: int, worker: Worker
-    ) -> Callable[[Any], None]:
-        def then(value: Any) -> None:
-            self._progress.forget(worker.worker_id)
-            if not isinstance(value, RankReply):
-                self._actor_died(worker, value)
-                failure = worker.failure
-                if failure is None:  # asked for
-                    failure = actor_failure(value, True)
-                self._rank_ended(running, rank, self._lost(running, rank, worker, failure))
-                return
-            outcome = value.outcome
-            if value.process_gone:
-                if worker.failure is None:
-                    worker.failure = outcome.failure
-                if not worker.stopping:
-                    self._worker_gone(worker)
-            self._with_energy(outcome, worker, lambda told: self._rank_ended(running, rank, told))
-
-        return then
-
-    def _with_energy(
-        self, outcome: RankOutcome, worker: Worker, then: Callable[[RankOutcome], None]
-    ) -> None:
-        """Ask the node what the card took while the rank was timed, where anybody can know."""
-        claim = self._claims.of(worker.card.node_id)
-        if outcome.timed is None or claim is None or claim.node.emulated:
-            then(outcome)
+        claim = self._claims.of(first.card.node_id) if first is not None else None
+        if len(workers) == 1 or first is None or claim is None:
+            self._tell_ranks(running, None)
             return
-        call = claim.agent.energy.remote(worker.card.index, *outcome.timed)
+        running.waiting = True
+        address = claim.facts.address
+        claim.mail.put(Listen(first.worker_id, attempt.attempt_id, address))
 
-        def told(energy: Any) -> None:
-            then(replace(outcome, energy=energy) if isinstance(energy, Energy) else outcome)
+    def _listened(self, answer: Listened) -> None:
+        running = self._running.get(answer.attempt_id)
+        if running is not None and running.waiting:
+            self._tell_ranks(running, answer.rendezvous)
 
-        self._calls.add(call, told)
+    def _tell_ranks(self, running: Running, rendezvous: Any) -> None:
+        """Have every rank run. ``rendezvous`` may be the Failure to open one: they end with it."""
+        running.waiting = False
+        attempt = running.attempt
+        pickled = packed(attempt)
+        for rank, worker_id in enumerate(running.worker_ids):
+            worker = self._workers.get(worker_id)
+            claim = self._claims.of(worker.card.node_id) if worker is not None else None
+            if worker is None or claim is None or worker.stopping or worker.gone:
+                own = rendezvous if isinstance(rendezvous, Failure) else None
+                self._rank_lost(running, rank, worker, _GONE, own)
+                continue
+            order = Order(
+                attempt_id=attempt.attempt_id,
+                label=attempt.job.label,
+                kind=attempt.job.process_kind,
+                rank=rank,
+                attempt=pickled,
+                rendezvous=rendezvous,
+            )
+            metered = None if claim.node.emulated else worker.card.index
+            claim.mail.put(Run(worker_id, order, metered))
 
-    def _rank_lost(self, running: Running, rank: int, worker: Worker | None, message: str) -> None:
-        failure = (worker.failure if worker else None) or Failure(
-            failure_class=FailureClass.CRASH, message=message
-        )
-        self._rank_ended(running, rank, self._lost(running, rank, worker, failure))
+    def _ended(self, answer: Ended) -> None:
+        self._progress.pop(answer.worker_id, None)
+        worker = self._workers.get(answer.worker_id)
+        running = self._running.get(answer.attempt_id)
+        outcome = _outcome_of(answer)
+        if worker is not None and answer.process_gone:
+            if worker.failure is None and isinstance(outcome, RankOutcome):
+                worker.failure = outcome.failure
+            if not worker.stopping:
+                self._worker_gone(worker)
+        if running is None:
+            return
+        rank = running.worker_ids.index(answer.worker_id)
+        if isinstance(outcome, RankOutcome):
+            self._rank_ended(running, rank, outcome)
+        else:
+            self._rank_lost(running, rank, worker, outcome)
 
-    def _lost(
-        self, running: Running, rank: int, worker: Worker | None, failure: Failure
-    ) -> RankOutcome:
-        return RankOutcome(
+    def _rank_lost(
+        self,
+        running: Running,
+        rank: int,
+        worker: Worker | None,
+        message: str,
+        failure: Failure | None = None,
+    ) -> None:
+        """A rank of which nothing more is heard; ``message`` says why, if nobody knows better."""
+        failure = failure or (worker.failure if worker else None)
+        outcome = RankOutcome(
             rank=rank,
             state=State.LOST,
             started_at=running.started_at,
             ended_at=self._clock(),
-            failure=failure,
+            failure=failure or Failure(failure_class=FailureClass.CRASH, message=message),
             worker=worker.info if worker else None,
         )
+        self._rank_ended(running, rank, outcome)
 
     def _rank_ended(self, running: Running, rank: int, outcome: RankOutcome) -> None:
         """One rank is over. The first that fails ends the gang: the others would wait for it."""
@@ -341,7 +325,8 @@ class RayExecutor:
             running.first = outcome
             if gang:
                 self._stop_gang(running, rank)
-        if len(running.ended) == len(running.worker_ids):
+        done = len(running.ended) == len(running.worker_ids)
+        if done and running.attempt.attempt_id in self._running:
             self._attempt_ended(running)
 
     def _stop_gang(self, running: Running, failed_rank: int) -> None:
@@ -355,6 +340,10 @@ class RayExecutor:
                     failure_class=FailureClass.COLLECTIVE, message=_GANG_STOPPED
                 )
             self._stop(worker, _GANG_STOPPED)
+        if running.waiting:  # nobody was told to run, so nobody will say that it has ended
+            running.waiting = False
+            for rank, worker_id in enumerate(running.worker_ids):
+                self._rank_lost(running, rank, self._workers.get(worker_id), _GANG_STOPPED)
 
     def _attempt_ended(self, running: Running) -> None:
         del self._running[running.attempt.attempt_id]
@@ -371,33 +360,56 @@ class RayExecutor:
     def _node_joined(self, claim: Claim) -> None:
         self._events.append(NodeJoined(at=self._clock(), node=claim.node))
 
-    def _node_left(self, claim: Claim, reason: str) -> None:
+    def _node_left(self, claim: Claim, failure: Failure) -> None:
         """Everything on the node ends: attempts first, then workers, then the node."""
-        failure = Failure(
-            failure_class=FailureClass.NODE_LOST,
-            message=f"node {claim.node.name} was lost: {reason}",
-        )
-        node_id = claim.node.node_id
+        reason, node_id = failure.message, claim.node.node_id
+        failure = replace(failure, message=f"node {claim.node.name} was lost: {reason}")
         lost = [worker for worker in self._workers.values() if worker.card.node_id == node_id]
         for worker in lost:
-            worker.actor.dead = worker.gone = True
+            worker.gone = True
             if worker.failure is None:
                 worker.failure = failure
-        for running in list(self._running.values()):
-            for rank, worker_id in enumerate(running.worker_ids):
-                if any(worker.worker_id == worker_id for worker in lost):
-                    worker = self._workers[worker_id]
-                    self._rank_ended(running, rank, self._lost(running, rank, worker, failure))
-        self._telemetry.forget(node_id)
         for worker in lost:
-            self._progress.forget(worker.worker_id)
+            self._end_rank_of(worker, failure.message)
+        self._telemetry.pop(node_id, None)
+        for worker in lost:
+            self._progress.pop(worker.worker_id, None)
             self._worker_gone(worker)
-        for card in [card for card in self._handles if card.node_id == node_id]:
-            del self._handles[card]
         self._events.append(NodeLeft(at=self._clock(), node_id=node_id, reason=reason))
 
-    def _busy(self) -> Iterator[tuple[str, Any]]:
-        """The ids of busy workers, with the method that asks for their progress."""
-        for worker in self._workers.values():
-            if worker.attempt_id is not None and not worker.gone and not worker.actor.dead:
-                yield worker.worker_id, worker.actor.control("progress")
+    def _bag_came(self, claim: Claim, bag: Bag) -> None:
+        """What happened on a node."""
+        for answer in bag.answers:
+            if isinstance(answer, Ended):
+                self._ended(answer)
+            elif isinstance(answer, Started):
+                self._started(answer)
+            elif isinstance(answer, Listened):
+                self._listened(answer)
+            elif (worker := self._workers.get(answer.worker_id)) is not None:
+                self._stopped(worker)
+        for worker_id, progress in (bag.progress or {}).items():
+            worker = self._workers.get(worker_id)
+            # An attempt that has ended meanwhile is not what the worker does.
+            if worker is not None and worker.attempt_id == progress.attempt_id:
+                self._progress[worker_id] = progress
+        if bag.telemetry is not None:
+            self._telemetry[claim.node.node_id] = {
+                card: bag.telemetry[card.index]
+                for card in claim.node.cards
+                if card.index in bag.telemetry
+            }
+
+
+def _outcome_of(answer: Ended) -> RankOutcome | str:
+    """The outcome of a rank with what its card took; why there is none, if there is none."""
+    outcome = answer.outcome
+    if outcome is None:
+        return _GONE
+    if isinstance(outcome, bytes):
+        try:
+            outcome = unpacked(outcome)
+        except Exception as error:  # of another version, or with a workload's own class in it
+            return f"the outcome of the rank cannot be read: {error!r}"
+    assert isinstance(outcome, RankOutcome)
+    return replace(outcome, energy=answer.energy) if answer.energy is not None else outcome

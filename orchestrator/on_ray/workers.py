@@ -1,9 +1,8 @@
-"""What the executor remembers: the actor of a card, a worker, an attempt in progress."""
+"""What the executor remembers: a worker, an attempt in progress."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 from orchestrator.attempt import Attempt, Outcome, RankOutcome, WorkerInfo
 from orchestrator.cluster import Card
@@ -12,25 +11,11 @@ from orchestrator.job import State
 
 
 @dataclass(slots=True)
-class CardHandle:
-    """The actor of one card; it stays while worker processes come and go."""
-
-    card: Card
-    actor: Any
-    dead: bool = False
-
-    def control(self, method: str) -> Any:
-        """A method that is answered while the actor is busy."""
-        return getattr(self.actor, method).options(concurrency_group="control")
-
-
-@dataclass(slots=True)
 class Worker:
-    """One started worker: its card's actor, and how far it is."""
+    """One started worker, and how far it is."""
 
     worker_id: str
     card: Card
-    actor: CardHandle
     info: WorkerInfo | None = None
     attempt_id: str | None = None
     stopping: bool = False  # a stop is on its way, or done but not yet told
@@ -47,6 +32,7 @@ class Running:
     attempt: Attempt
     worker_ids: tuple[str, ...]
     started_at: float
+    waiting: bool = False  # for the rendezvous of a gang; no rank was told to run yet
     ended: dict[int, RankOutcome] = field(default_factory=dict)
     first: RankOutcome | None = None  # the rank that failed first
 

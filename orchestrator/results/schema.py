@@ -130,14 +130,24 @@ def _table(rows: Sequence[Mapping[str, Any]], documented: bool) -> pa.Table:
     import pyarrow as pa
 
     columns = schema() if documented else undocumented_schema()
-    arrays = []
+    try:  # all at once, since a hundred columns of few values each cost by the call
+        records = pa.array(rows, pa.struct(list(columns)))
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        raise StoreError(_misfit(rows, columns) or str(error)) from error
+    batch = pa.RecordBatch.from_struct_array(records)
+    return pa.Table.from_batches([batch]).replace_schema_metadata(columns.metadata)
+
+
+def _misfit(rows: Sequence[Mapping[str, Any]], columns: pa.Schema) -> str | None:
+    """Which column cannot hold its value, and why."""
+    import pyarrow as pa
+
     for column in columns:
-        values = [row.get(column.name) for row in rows]
         try:
-            arrays.append(_array(values, column.type))
+            pa.array([row.get(column.name) for row in rows], column.type)
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-            raise StoreError(f"column {column.name!r} cannot hold its value: {error}") from error
-    return pa.Table.from_arrays(arrays, schema=columns)
+            return f"column {column.name!r} cannot hold its value: {error}"
+    return None
 
 
 def from_table(table: pa.Table, *, source: str = "table") -> list[Measurement]:
@@ -251,14 +261,6 @@ def _scalar(value: Any) -> Any:
 def _text(value: str) -> str:
     """Valid Unicode: an undecodable byte of a log becomes an escape instead of an error."""
     return value if value.isascii() else value.encode("utf-8", "backslashreplace").decode()
-
-
-def _array(values: list[Any], kind: pa.DataType) -> pa.Array:
-    import pyarrow as pa
-
-    if pa.types.is_timestamp(kind):
-        return pa.array(values, pa.int64()).cast(kind)
-    return pa.array(values, kind)
 
 
 # ---------------------------------------------------------------- row -> record

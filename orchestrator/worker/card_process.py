@@ -30,6 +30,7 @@ from orchestrator.failure import Failure, FailureClass, classify
 from orchestrator.job import State
 from orchestrator.worker.process_server import ServedProcess
 from orchestrator.worker.redaction import redact, redact_output
+from orchestrator.worker.wire import packed, unpacked
 
 #: What a row keeps of a log.
 TAIL_BYTES = 4000
@@ -69,6 +70,18 @@ class Launch:
     log: str  # file for stdout and stderr
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """One rank of an attempt for a worker process, with what its owner has to know of it."""
+
+    attempt_id: str
+    label: str  # of the job
+    kind: str  # which the process must be
+    rank: int
+    attempt: bytes  # an Attempt, pickled
+    rendezvous: Any = None  # what ``listen`` gave, for a gang; a Failure ends the rank
+
+
 # ---------------------------------------------------------------- in the process
 
 
@@ -84,9 +97,9 @@ def serve(fd: int) -> int:
         info = worker.start()
     except Exception as error:
         traceback.print_exc()
-        channel.send(("failed", worker.failure(error) if worker else failure_of(error)))
+        _send(channel, ("failed", worker.failure(error) if worker else failure_of(error)))
         return 1
-    channel.send(("answer", info))
+    _send(channel, ("answer", info))
     sending = threading.Lock()
     threading.Thread(target=_report, args=(worker, channel, sending), daemon=True).start()
     while True:
@@ -95,14 +108,26 @@ def serve(fd: int) -> int:
         except EOFError:
             return 0
         try:
-            message = ("answer", getattr(worker, method)(*arguments))
+            message = ("answer", _call(worker, method, arguments))
         except Exception as error:
             traceback.print_exc()
             message = ("failed", worker.failure(error))
         sys.stdout.flush()
         sys.stderr.flush()
         with sending:
-            channel.send(message)
+            _send(channel, message)
+
+
+def _call(worker: Worker, method: str, arguments: tuple[Any, ...]) -> Any:
+    if method == "listen":
+        return worker.listen(*arguments)
+    attempt, rank, rendezvous = arguments
+    return packed(worker.run(unpacked(attempt), rank, rendezvous))
+
+
+def _send(channel: Connection, message: tuple[str, Any]) -> None:
+    """What ``Connection.send`` does, with the pickler that is in C alone."""
+    channel.send_bytes(packed(message))
 
 
 def failure_of(error: Exception) -> Failure:
@@ -123,7 +148,7 @@ def _report(worker: Worker, channel: Connection, sending: threading.Lock) -> Non
         if now != last:
             last = now
             with contextlib.suppress(OSError), sending:
-                channel.send(("progress", now))
+                _send(channel, ("progress", now))
 
 
 # ---------------------------------------------------------------- in its owner
@@ -172,7 +197,7 @@ class CardProcess:
         if self._stopped_because is not None:  # stopped while it was being started
             self._process.kill()
         try:
-            self._channel.send((self._launch.factory, self._config))
+            _send(self._channel, (self._launch.factory, self._config))
             kind, value = self._receive()
         except (EOFError, OSError):
             return self._death("start-up")
@@ -189,34 +214,32 @@ class CardProcess:
         except (EOFError, OSError):
             return self._death("opening a rendezvous")
 
-    def run(self, attempt: Attempt, rank: int, rendezvous: Any) -> RankOutcome:
-        """Run one rank and wait for its outcome, whatever becomes of the process.
-
-        ``rendezvous`` may be the Failure that ``listen`` gave: the rank ends with it.
-        """
+    def run(self, order: Order) -> bytes | RankOutcome:
+        """Run one rank and wait for its end, whatever becomes of the process: its RankOutcome as
+        the process pickled it, or one of our own when the process could not make any."""
         started_at = time.time()
         self._progress = Progress(  # until the process says more, which a hang may keep it from
             worker_id=self._launch.name,
-            attempt_id=attempt.attempt_id,
+            attempt_id=order.attempt_id,
             phase="start",
             phase_started_at=started_at,
         )
-        failure = rendezvous
+        failure = order.rendezvous
         try:
             if not isinstance(failure, Failure):
-                failure = self._become(attempt.job.process_kind)
+                failure = self._become(order.kind)
             if not isinstance(failure, Failure):
-                kind, value = self._ask("run", attempt, rank, rendezvous)
+                kind, value = self._ask("run", order.attempt, order.rank, order.rendezvous)
                 if kind == "answer":
-                    outcome: RankOutcome = value
+                    outcome: bytes = value
                     return outcome
                 failure = value
         except (EOFError, OSError):
-            failure = self._death(attempt.job.label)
+            failure = self._death(order.label)
         finally:
             self._progress = None
         return RankOutcome(
-            rank=rank,
+            rank=order.rank,
             state=State.LOST if self._was_ended else State.FAILED,
             started_at=started_at,
             ended_at=time.time(),
@@ -264,7 +287,7 @@ class CardProcess:
     def _ask(self, method: str, *arguments: Any) -> tuple[str, Any]:
         if self._channel is None:
             raise EOFError("the process was never started")
-        self._channel.send((method, arguments))
+        _send(self._channel, (method, arguments))
         return self._receive()
 
     def _receive(self) -> tuple[str, Any]:

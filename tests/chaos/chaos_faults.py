@@ -22,7 +22,7 @@ KINDS = {
     "kill a worker": 8,  # kill -9 while its job runs
     "segfault a worker": 3,
     "freeze a worker": 2,  # SIGSTOP: it says nothing more and ignores all but kill -9
-    "kill a card's actor": 2,  # the Ray process above the worker
+    "kill a node's agent": 2,  # the Ray process above its workers
     "kill a process server": 1,  # and with it every worker of a node
     "kill a raylet": 2,  # with all of its node; the server comes back
     "fill the disk": 2,
@@ -47,7 +47,7 @@ class Fault:
     @property
     def hits_node(self) -> bool:
         """Whether all workers of the node die of it."""
-        return self.kind in ("kill a raylet", "kill a process server")
+        return self.kind in ("kill a raylet", "kill a process server", "kill a node's agent")
 
 
 def plan(seed: int, seconds: float, every_s: float) -> list[tuple[float, str]]:
@@ -94,7 +94,7 @@ class Injector:
             "kill a worker": lambda: self._signal_worker(kind, signal.SIGKILL),
             "segfault a worker": lambda: self._signal_worker(kind, signal.SIGSEGV),
             "freeze a worker": lambda: self._signal_worker(kind, signal.SIGSTOP),
-            "kill a card's actor": lambda: self._kill_named(kind, "ray::CardActor"),
+            "kill a node's agent": lambda: self._kill_named(kind, "ray::NodeAgent"),
             "kill a process server": lambda: self._kill_named(kind, "process_server"),
             "kill a raylet": self._kill_raylet,
             "fill the disk": self._fill_disk,

@@ -252,7 +252,7 @@ class Night:
         for process in self.cluster.processes():
             with contextlib.suppress(Exception):
                 title = " ".join(process.cmdline())
-                if any(word in title for word in ("process_server", "CardActor", "SIG_IGN")):
+                if any(word in title for word in ("process_server", "NodeAgent", "SIG_IGN")):
                     found.append(f"left running: {title[:80]} ({process.pid})")
         return found
 

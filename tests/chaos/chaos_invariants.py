@@ -26,9 +26,9 @@ SAYS: Mapping[str, tuple[str, ...]] = {
     "kill a worker": ("SIGKILL",),
     "segfault a worker": ("SIGSEGV",),
     "freeze a worker": ("hung",),
-    "kill a card's actor": ("actor",),
+    "kill a node's agent": ("node ",),
     "kill a process server": ("process server", "node "),
-    "kill a raylet": ("node ", "process server", "actor", "connection"),
+    "kill a raylet": ("node ", "process server", "connection"),
     "kill the driver": ("driver",),
 }
 #: Faults that interrupt no work.
@@ -105,8 +105,6 @@ def explained(row: Measurement, faults: Iterable[Fault]) -> bool:
         then = row.started_at - 1.0 <= fault.at <= row.ended_at + 1.0
         if fault.kind == "kill the driver":  # nobody was there to see the attempt end
             then = row.started_at - 1.0 <= fault.at
-        if fault.kind == "kill a card's actor":  # an idle one's death shows when it is asked next
-            then = row.started_at - _NOTICED_WITHIN_S <= fault.at <= row.ended_at + 1.0
         if "did not start" in row.reason:  # the attempt was over before it began
             then = fault.at <= row.ended_at + 1.0
         soon = row.ended_at - fault.at <= _NOTICED_WITHIN_S

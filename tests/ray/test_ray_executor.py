@@ -11,14 +11,26 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 from ray_bench import Bench, emulated_node
 
 from orchestrator.cluster import legal_card_sets
-from orchestrator.events import NodeLeft, StartWorker, StopWorker, WorkerStopped
+from orchestrator.events import (
+    AttemptEnded,
+    NodeJoined,
+    NodeLeft,
+    StartWorker,
+    StopWorker,
+    WorkerReady,
+    WorkerStopped,
+)
 from orchestrator.failure import FailureClass
 from orchestrator.job import Accelerator, State
+from orchestrator.on_ray import executor
 from orchestrator.on_ray.actors import physical_cores
+from orchestrator.worker.letters import Ended
+from orchestrator.worker.wire import unpacked
 
 pytestmark = pytest.mark.ray
 
@@ -140,22 +152,128 @@ def test_a_worker_killed_from_outside_is_noticed(bench: Bench) -> None:
     assert bench.stopped(worker.worker_id).failure == failure
 
 
-def test_a_killed_actor_takes_its_worker_along(bench: Bench) -> None:
-    """When Ray loses the actor, the process beneath it is ended before the card counts as free."""
+def test_a_killed_agent_takes_its_workers_along_and_its_node_comes_back(bench: Bench) -> None:
+    """When Ray loses the agent, the processes beneath it end: attempt, worker, node; then the node
+    is claimed anew."""
     import ray
 
-    card = bench.node("gpu-1").cards[1]
+    node = bench.node("gpu-1")
+    card = node.cards[1]
     (worker,) = bench.start(card)
     attempt_id = bench.run((card,), [worker], "sleep:600")
     bench.wait_for_phase(worker.worker_id, "measure")
-    ray.kill(bench.executor._handles[card].actor)
+    claim = bench.executor._claims.of(node.node_id)
+    assert claim is not None
+    ray.kill(claim.agent)
     outcome = bench.ended(attempt_id).outcome
     assert outcome.state is State.LOST and outcome.failure is not None
-    assert outcome.failure.failure_class is FailureClass.CRASH
+    assert outcome.failure.failure_class is FailureClass.NODE_LOST
+    assert "its agent died" in outcome.failure.message
+    bench.stopped(worker.worker_id)
+    left = bench.wait_for(lambda e: isinstance(e, NodeLeft) and e.node_id == node.node_id)
+    assert gone_soon(worker.info.pid)
+    since = bench.seen.index(left)
+    bench.wait_for(
+        lambda e: (
+            isinstance(e, NodeJoined)
+            and e.node.node_id == node.node_id
+            and bench.seen.index(e) > since
+        )
+    )
+    (again,) = bench.start(card)
+    bench.stop(again)
+
+
+def test_an_outcome_that_is_lost_on_the_way_is_told_once(bench: Bench) -> None:
+    """The call that brings it fails as Ray's calls do when a connection breaks."""
+    import ray
+    from ray.exceptions import ActorUnavailableError
+
+    card = bench.node("cpu-1").cards[0]
+    workers = bench.start(card)
+    claim = bench.executor._claims.of(card.node_id)
+    assert claim is not None
+    attempt_id = bench.run((card,), workers, "ok")
+    waiting = bench.executor._calls._then
+    while True:
+        claim.mail.send()
+        (call,) = [call for call, then in waiting.items() if then == claim.mail._came]
+        value, then = ray.get(call), waiting.pop(call)
+        if any(isinstance(answer, Ended) for answer in unpacked(value).answers):
+            break
+        then(value)
+    then(ActorUnavailableError("the connection broke", None))
+    assert bench.ended(attempt_id).outcome.state is State.SUCCEEDED
+    bench.stop(*workers)
+    ends = [e for e in bench.seen if isinstance(e, AttemptEnded)]
+    assert len([e for e in ends if e.outcome.attempt_id == attempt_id]) == 1
+
+
+def test_a_process_that_does_not_end_costs_its_card_until_it_does(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process server is frozen, so that nothing can be killed: the attempt ends without."""
+    monkeypatch.setattr(executor, "_STOP_PATIENCE_S", 8.0)
+    card = bench.node("gpu-1").cards[0]
+    (worker,) = bench.start(card)
+    attempt_id = bench.run((card,), [worker], "sleep:600")
+    bench.wait_for_phase(worker.worker_id, "measure")
+    server = psutil.Process(worker.info.pid).parent()
+    assert server is not None
+    server.suspend()
+    try:
+        bench.executor.perform(StopWorker(worker_id=worker.worker_id, reason="no progress"))
+        outcome = bench.ended(attempt_id).outcome
+        assert outcome.state is State.LOST and outcome.failure is not None
+        assert "has not ended 8 s after it was killed" in outcome.failure.message
+        assert not [e for e in bench.seen if isinstance(e, WorkerStopped) and is_of(e, worker)]
+    finally:
+        server.resume()
     bench.stopped(worker.worker_id)
     assert not alive(worker.info.pid)
     (again,) = bench.start(card)
     bench.stop(again)
+
+
+def test_an_agent_that_does_not_answer_costs_its_node_until_it_is_claimed_anew(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is frozen, and shows when it is to stop a worker."""
+    import ray
+
+    monkeypatch.setattr(executor, "_STOP_PATIENCE_S", 8.0)
+    node = bench.node("gpu-1")
+    busy, idle = bench.start(*node.cards)
+    attempt_id = bench.run((node.cards[0],), [busy], "sleep:600")
+    bench.wait_for_phase(busy.worker_id, "measure")
+    claim = bench.executor._claims.of(node.node_id)
+    assert claim is not None
+    agent = psutil.Process(ray.get(claim.agent.__ray_call__.remote(lambda self: os.getpid())))
+    agent.suspend()
+    before = len(bench.seen)
+    bench.executor.perform(StopWorker(worker_id=busy.worker_id, reason="no progress"))
+    outcome = bench.ended(attempt_id).outcome
+    assert outcome.state is State.LOST and outcome.failure is not None
+    assert "its agent has not answered for 8 s" in outcome.failure.message
+    bench.stopped(busy.worker_id)
+    stopped = bench.stopped(idle.worker_id)
+    assert stopped.failure is not None
+    assert stopped.failure.failure_class is FailureClass.NODE_LOST
+    bench.wait_for(
+        lambda e: (
+            isinstance(e, NodeJoined)
+            and e.node.node_id == node.node_id
+            and bench.seen.index(e) >= before
+        )
+    )
+    assert not alive(busy.info.pid) and not alive(idle.info.pid)
+    (again,) = bench.start(node.cards[0])
+    bench.stop(again)
+
+
+def is_of(event: WorkerStopped, worker: WorkerReady) -> bool:
+    """Whether it is this worker's end."""
+    return event.worker_id == worker.worker_id
 
 
 def test_a_hang_that_holds_the_interpreter_is_stopped(bench: Bench) -> None:
@@ -183,7 +301,7 @@ def test_children_of_a_worker_die_with_it(bench: Bench, tmp_path: Path) -> None:
     bench.run((card,), [worker], f"child:{file}")
     deadline = time.monotonic() + 10
     while not (file.exists() and file.read_text()) and time.monotonic() < deadline:
-        time.sleep(0.02)
+        bench.seen += bench.executor.events(0.02)
     child = int(file.read_text())
     assert alive(child)
     bench.stop(worker)

@@ -1,0 +1,163 @@
+"""What a driver and the agent of a node write to each other.
+
+The driver's letters travel in posts, the agent's answers in bags. Posts and answers are numbered
+and kept until the other side has named their number, so that a call which is lost on the way loses
+nothing and repeats nothing. An attempt and the outcome of a rank are bytes that the driver and the
+worker process alone make and read.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from orchestrator.attempt import RankOutcome, WorkerInfo
+from orchestrator.energy import Energy
+from orchestrator.executor import Progress
+from orchestrator.failure import Failure
+from orchestrator.worker.card_process import Launch, Order
+from workloads.devices.telemetry import CardTelemetry
+
+# ---------------------------------------------------------------- from the driver
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Start a worker process: answered by ``Started``."""
+
+    launch: Launch
+
+
+@dataclass(frozen=True, slots=True)
+class Listen:
+    """Have rank 0 of a gang open a rendezvous on ``address``: answered by ``Listened``."""
+
+    worker_id: str
+    attempt_id: str
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Run one rank of an attempt: answered by ``Ended``."""
+
+    worker_id: str
+    order: Order
+    card_index: int | None  # of a card whose energy can be read
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Kill the worker process: answered by ``Stopped``."""
+
+    worker_id: str
+    reason: str
+
+
+Letter = Start | Listen | Run | Stop
+
+# ---------------------------------------------------------------- from the agent
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A worker is ready, or cannot start, and then its process is gone."""
+
+    worker_id: str
+    value: WorkerInfo | Failure
+
+
+@dataclass(frozen=True, slots=True)
+class Listened:
+    """The rendezvous of a gang, or the Failure to open one."""
+
+    worker_id: str
+    attempt_id: str
+    rendezvous: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A rank is over. The outcome is the worker process's own, as bytes, or the agent's when the
+    process died; None if the worker was gone before the letter came."""
+
+    worker_id: str
+    attempt_id: str
+    outcome: bytes | RankOutcome | None
+    process_gone: bool
+    energy: Energy | None = None  # what the card took while the rank was timed
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """The process and its children are gone; nothing more comes of this worker."""
+
+    worker_id: str
+
+
+Answer = Started | Listened | Ended | Stopped
+
+
+@dataclass(frozen=True, slots=True)
+class Bag:
+    """All that an agent has to say at one moment."""
+
+    first: int  # number of the first answer
+    answers: tuple[Answer, ...]
+    received: int  # number of the last post that was read; all before it were
+    progress: Mapping[str, Progress] | None  # of every busy worker; None: not looked at again
+    telemetry: Mapping[int, CardTelemetry] | None  # by index of the card; None: not read again
+    server_gone: bool  # the process server is, and with it every worker
+
+
+# ---------------------------------------------------------------- numbers
+
+
+class Answers:
+    """Answers that the driver has not acknowledged yet; for any thread."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._kept: deque[Answer] = deque()
+        self._first = 1
+
+    def put(self, answer: Answer) -> None:
+        """Keep one more."""
+        with self._changed:
+            self._kept.append(answer)
+            self._changed.notify()
+
+    def acknowledge(self, number: int) -> None:
+        """Forget all up to this one."""
+        with self._changed:
+            while self._kept and self._first <= number:
+                self._kept.popleft()
+                self._first += 1
+
+    def wait(self, timeout_s: float) -> tuple[int, tuple[Answer, ...]]:
+        """All that are kept, and the number of the first; waits until there is one."""
+        with self._changed:
+            if not self._kept:
+                self._changed.wait(timeout_s)
+            return self._first, tuple(self._kept)
+
+
+class InOrder:
+    """Puts posts that overtook others back into their order and drops those that came twice."""
+
+    def __init__(self) -> None:
+        self.received = 0
+        self._early: dict[int, bytes] = {}
+
+    def add(self, number: int, post: bytes) -> list[bytes]:
+        """The posts that are next, if any, now that this one is here."""
+        if number > self.received:
+            self._early[number] = post
+        ready = []
+        while self.received + 1 in self._early:
+            self.received += 1
+            ready.append(self._early.pop(self.received))
+        return ready

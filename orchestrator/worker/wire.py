@@ -1,0 +1,25 @@
+"""Values as bytes between the processes of one run, and nowhere else: driver, agents and workers.
+
+The one place where anything is unpickled. These bytes come through Ray, or through a socket pair
+between a process and its parent, from processes that may run code here anyway (docs/security.md).
+Results, files of others and downloads are never read so.
+"""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+
+def packed(value: Any) -> bytes:
+    """The value, for ``unpacked`` in another process of the run."""
+    return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+
+
+def unpacked(data: bytes) -> Any:
+    """The value of which ``packed`` made these bytes.
+
+    Raises:
+        Exception: of many kinds: the other process is of another version.
+    """
+    return pickle.loads(data)
