@@ -33,7 +33,6 @@ MODEL = "tiny-chatglm3"
 PRECISIONS = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 BATCHES = (1, 2, 3, 4, 6, 8, 12, 16)
 INPUT_TOKENS, OUTPUT_TOKENS, WARM_UPS, REPEATS = 32, 8, 2, 3
-_TURNS = 2  # at most: the peer's takes minutes
 _PEER = "optimum-benchmark --multirun, launcher=process"
 
 
@@ -56,15 +55,14 @@ def run(setting: Setting) -> tuple[list[Line], dict[str, Any]]:
 
     batches = (1, 2) if setting.smoke else BATCHES
     directory = open_model(MODEL).path  # made here, not in anybody's turn
-    ours: list[Turn] = []
+    # One turn: the peer's takes minutes, and the cells are many turns of the same comparison.
+    setting.say("  nightgrid")
+    ours = [_nightgrid(setting, setting.scratch / "ours", batches)]
     theirs: list[Turn] = []
-    for number in range(1 if setting.smoke else min(setting.turns, _TURNS)):
-        setting.say(f"  turn {number + 1}: nightgrid")
-        ours.append(_nightgrid(setting, setting.scratch / f"ours-{number}", batches))
-        if setting.optimum_python is not None:
-            setting.say(f"  turn {number + 1}: optimum-benchmark")
-            place = setting.scratch / f"theirs-{number}"
-            theirs.append(_optimum(setting.optimum_python, place, directory, batches))
+    if setting.optimum_python is not None:
+        setting.say("  optimum-benchmark")
+        place = setting.scratch / "theirs"
+        theirs = [_optimum(setting.optimum_python, place, directory, batches)]
     lines = [
         Line(
             what=f"{len(ours[0].cells)} cells, end to end: cells per minute",
@@ -91,11 +89,6 @@ def run(setting: Setting) -> tuple[list[Line], dict[str, Any]]:
         "seconds, ours": [turn.took_s for turn in ours],
         "seconds, theirs": [turn.took_s for turn in theirs],
     }
-    if len(ours) > 1 and theirs:
-        facts["median distance of a cell from itself in the other turn"] = {
-            "ours": _unrest(ours),
-            "theirs": _unrest(theirs),
-        }
     return lines, facts
 
 
@@ -134,10 +127,6 @@ def _rates(turns: Sequence[Turn]) -> dict[str, tuple[float, ...]]:
         )
         for cell in turns[0].cells
     }
-
-
-def _unrest(turns: Sequence[Turn]) -> float:
-    return median(max(rates) / min(rates) - 1 for rates in _rates(turns).values())
 
 
 def _nightgrid(setting: Setting, results: Path, batches: tuple[int, ...]) -> Turn:

@@ -170,6 +170,7 @@ class NodeAgent:
         server.wait()
         wait_for_end(self._path)
         self._server_gone.set()
+        self._answers.wake()
 
     def _look(self) -> Mapping[str, Progress] | None:
         """What the busy workers do; None within a second of the last look."""

@@ -132,10 +132,12 @@ class Verdicts:
             if not given_up:
                 record.send_elsewhere("card", [slot.card])
                 self.ledger.retry(pool, record, POLICIES[failure.failure_class].backoff_s)
+        pool.rest(slot)
+        if failure.failure_class is FailureClass.NODE_LOST:  # says nothing of cards or of the run
+            return
         # A card that is not to be had may be a moment later; one that computes nonsense will again.
         faulty = failure.failure_class is FailureClass.CARD_FAULTY
         pool.strike(slot.card, why, at_once=faulty)
-        pool.rest(slot)
         self.tripped = self.tripped or self._starts.failure(
             failure.failure_class, str(slot.card), 0.0, failure.message
         )

@@ -191,7 +191,7 @@ class CardProcess:
         except OSError as error:
             self._gone.set()
             message = f"the node's process server does not answer: {error}"
-            return Failure(failure_class=FailureClass.CRASH, message=message)
+            return Failure(failure_class=FailureClass.NODE_LOST, message=message)
         threading.Thread(target=self._watch, daemon=True).start()
         self._channel = Connection(mine.detach())
         if self._stopped_because is not None:  # stopped while it was being started

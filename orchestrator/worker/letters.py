@@ -130,6 +130,11 @@ class Answers:
             self._kept.append(answer)
             self._changed.notify()
 
+    def wake(self) -> None:
+        """Let ``wait`` return early: there is something else to say."""
+        with self._changed:
+            self._changed.notify()
+
     def acknowledge(self, number: int) -> None:
         """Forget all up to this one."""
         with self._changed:
@@ -138,7 +143,7 @@ class Answers:
                 self._first += 1
 
     def wait(self, timeout_s: float) -> tuple[int, tuple[Answer, ...]]:
-        """All that are kept, and the number of the first; waits until there is one."""
+        """All that are kept, and the number of the first; waits until there is one, or ``wake``."""
         with self._changed:
             if not self._kept:
                 self._changed.wait(timeout_s)
