@@ -17,7 +17,7 @@ from typing import Any
 from benchmarks.contender import ROOT
 from benchmarks.figures import Outcome
 from benchmarks.install_peers import OPTIMUM
-from benchmarks.machine import machine, versions
+from benchmarks.machine import machine, versions, wanted_and_stolen
 from benchmarks.page import page, table
 from benchmarks.setting import Setting
 
@@ -103,7 +103,9 @@ def _run_one(name: str, setting: Setting) -> dict[str, Any]:
     module = importlib.import_module(f"benchmarks.{name}")
     print(f"{name}: {module.TITLE}", flush=True)
     load, began = os.getloadavg()[0], time.perf_counter()
+    wanted, stolen = wanted_and_stolen()
     lines, facts = module.run(setting)
+    wanted, stolen = (a - b for a, b in zip(wanted_and_stolen(), (wanted, stolen), strict=True))
     outcome = Outcome(
         name=name,
         title=module.TITLE,
@@ -112,6 +114,7 @@ def _run_one(name: str, setting: Setting) -> dict[str, Any]:
         took_s=time.perf_counter() - began,
         smoke=setting.smoke,
         load=load,
+        stolen=stolen / wanted if wanted else 0.0,
     )
     at = datetime.now(timezone.utc).isoformat(timespec="seconds")
     return outcome.to_json() | {"finished_at": at}

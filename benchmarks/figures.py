@@ -88,6 +88,7 @@ class Outcome:
     took_s: float
     smoke: bool = False
     load: float = 0.0  # of the machine when it began: processes that wanted a core
+    stolen: float = 0.0  # share of the time wanted of the cores that other machines had instead
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, with what follows from them."""

@@ -36,6 +36,18 @@ def machine() -> dict[str, Any]:
     }
 
 
+def wanted_and_stolen() -> tuple[int, int]:
+    """Of all cores since the host started, in ticks: the time in which something was to run, and
+    how much of it a virtual machine was not given (``steal`` of proc_stat(5)). Zeros where there is
+    no such file."""
+    try:
+        first = Path("/proc/stat").read_text().partition("\n")[0]
+    except OSError:
+        return 0, 0
+    user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, first.split()[1:9])
+    return user + nice + system + irq + softirq + steal, steal
+
+
 def versions(
     peers_python: Path | None, optimum_python: Path | None
 ) -> dict[str, dict[str, str | None]]:

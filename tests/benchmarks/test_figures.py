@@ -98,6 +98,12 @@ def test_a_busy_machine_is_told() -> None:
     assert "not alone" in page([outcome(load=2.1)])
 
 
+def test_a_machine_that_was_not_given_its_cores_is_told() -> None:
+    """A virtual machine can be starved by its neighbours with no load to be seen."""
+    assert "not alone" not in page([outcome(stolen=0.01)])
+    assert "35% of the time was stolen" in page([outcome(stolen=0.35)])
+
+
 PROGRAM = """
 from benchmarks.contender import serve
 import os, sys, time
