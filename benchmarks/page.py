@@ -75,7 +75,11 @@ def _median(values: Sequence[float], unit: str) -> str:
 
 
 def _busy(outcome: Mapping[str, Any]) -> bool:
-    return bool(outcome["load"] > outcome["machine"]["cores"] or outcome["stolen"] > _STOLEN)
+    return bool(outcome["load"] > outcome["machine"]["cores"] or _stolen(outcome) > _STOLEN)
+
+
+def _stolen(outcome: Mapping[str, Any]) -> float:
+    return float(outcome.get("stolen", 0.0))  # older results do not have it
 
 
 def _machine(outcome: Mapping[str, Any]) -> str:
@@ -99,7 +103,7 @@ def _facts(outcome: Mapping[str, Any]) -> str:
         told.insert(
             0,
             f"load {outcome['load']:.1f} on {outcome['machine']['cores']} cores when it began; "
-            f"{outcome['stolen']:.0%} of the time was stolen: something wanted a core that another "
+            f"{_stolen(outcome):.0%} of the time was stolen: something wanted a core that another "
             "virtual machine had",
         )
     return "\n".join(f"- {line}" for line in told) + "\n"
