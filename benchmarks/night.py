@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 from benchmarks.contender import ROOT
@@ -56,6 +57,15 @@ def night(
     options = ("--emulate", "1x1:CPU", "--results", results, "--quiet")
     took_s = timed("nightgrid run", python, "-m", "orchestrator.cli", "run", grid, *options)
     rows = Store.existing(results, name).read().measurements
+    check_threads(rows)
+    return took_s, tuple(rows)
+
+
+def check_threads(rows: Iterable[Measurement]) -> None:
+    """Let rows pass whose workers had as many threads as every other contender.
+
+    Raises:
+        RuntimeError: one had another number.
+    """
     if wrong := {row.threads for row in rows} - {THREADS}:
         raise RuntimeError(f"workers had {wrong} threads and not {THREADS}")
-    return took_s, tuple(rows)

@@ -18,7 +18,7 @@ from typing import Any
 from unittest.mock import patch
 
 from benchmarks.contender import Contender, serve
-from benchmarks.night import THREADS
+from benchmarks.night import check_threads
 from orchestrator.events import RunAttempt, StartWorker, StopWorker
 from orchestrator.measurement import Measurement
 from orchestrator.on_ray.executor import RayExecutor
@@ -54,8 +54,7 @@ def main() -> None:
         rows = {row.attempt_id: row for row in outcome.store.read().measurements}
         if not outcome.answered or set(rows) != set(started):
             raise RuntimeError(f"of {len(started)} attempts: {dict(outcome.states)}")
-        if wrong := {row.threads for row in rows.values()} - {THREADS}:
-            raise RuntimeError(f"workers had {wrong} threads and not {THREADS}")
+        check_threads(rows.values())
         return {
             "work": len(rows),
             "attempts": [_figures(rows[each], start_s) for each, start_s in started.items()],
