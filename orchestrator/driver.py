@@ -1,11 +1,11 @@
 """The loop: events go to the schedule, its commands to the executor and the store.
 
 Nothing is decided here. What the loop adds is order and endurance: what happened at the same time
-is decided together, its rows are written together, and they are durable before any other command is
-carried out, so that a card is never given away before what it measured is safe; timers come due as
-``Tick``; a signal becomes ``StopRequested``; and an executor or a disk that fails for a moment does
-not end a night's run. While a disk is full, nothing new is started and rows wait in memory
-(``held.py``), with copies on another disk where there is one.
+is decided together; cards get their next work first, then rows are written, those of a moment
+together, before the loop waits for anything and within ``ROWS_WAIT_S`` while it does not; timers
+come due as ``Tick``; a signal becomes ``StopRequested``; and an executor or a disk that fails for a
+moment does not end a night's run. While a disk is full, nothing new is started and rows wait in
+memory (``held.py``), with copies on another disk where there is one.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ from orchestrator.watchdog import Watchdog
 STATUS_INTERVAL_S = 1.0
 ROOM_INTERVAL_S = 5.0  # between looks for room on a full disk
 ROWS_TOGETHER = 1000  # in one file, at most
+ROWS_WAIT_S = 0.1  # for others to be written with, at most
 AT_ONCE = 3  # the request that is not discussed any more
 FORCE_AFTER_S = 10.0  # later the process ends, whatever it hangs in
 EXIT_FORCED = 130
@@ -160,6 +161,8 @@ class Driver:
     _late: list[Event] = field(default_factory=list)  # what came up while showing
     _next_status_at: float = 0.0
     _finished: RunFinished | None = None
+    _unwritten: list[RecordRow] = field(default_factory=list)
+    _write_by: float = 0.0  # when the oldest of them must be written
     _held: Held | None = None  # while there is no room for results
     _look_for_room_at: float = 0.0
 
@@ -174,7 +177,7 @@ class Driver:
         try:
             return self._drive()
         finally:
-            self._save_held_rows()
+            self._save_rows()
 
     def _drive(self) -> DriveResult:
         # The first tick gets the rows of jobs that will not run, cluster or no cluster.
@@ -193,7 +196,13 @@ class Driver:
 
     def _next_events(self) -> list[Event]:
         events, self._late = self._late, []
-        events += self._patiently("the executor", self._poll, ClusterError)
+        if self._unwritten:
+            with contextlib.suppress(Exception):  # which is dealt with below
+                events += self.executor.events(0.0)
+            if not events or self.clock() >= self._write_by:
+                self._write_rows()
+        if not events:
+            events += self._patiently("the executor", self._poll, ClusterError)
         if self._held is not None:
             self._look_for_room()
         now = self.clock()
@@ -215,8 +224,8 @@ class Driver:
         return self.executor.events(wait)
 
     def _feed(self, events: Sequence[Event]) -> None:
-        """Give the schedule what happened and carry out what it answers: rows first, all else in
-        its order.
+        """Give the schedule what happened and carry out what it answers, in its order, but for
+        rows, which wait to be written.
 
         A command that cannot even be handed over is an event too, which comes next.
         """
@@ -234,10 +243,11 @@ class Driver:
                         heapq.heappush(self._wakes, command.at)
                     else:
                         others.append(command)
-            for first in range(0, len(rows), ROWS_TOGETHER):
-                self._record(rows[first : first + ROWS_TOGETHER])
-            for text in unrun_lines([row for row in rows if row.attempt is None], self.board):
-                self.view.line(text)
+            if rows and not self._unwritten:
+                self._write_by = self.clock() + ROWS_WAIT_S
+            self._unwritten += rows
+            if self._held is not None:  # an attempt that waits and has ended must not be started
+                self._write_rows()
             ended = {row.attempt.attempt_id for row in rows if row.attempt is not None}
             happened: list[Event] = []
             for each in others:
@@ -251,6 +261,8 @@ class Driver:
     def _carry_out(
         self, command: StartWorker | StopWorker | RunAttempt | RunFinished
     ) -> list[Event]:
+        if isinstance(command, RunFinished):
+            self._write_rows()
         if self._held is not None:
             return self._hold(self._held, command)
         self.board.did(command, self.clock())
@@ -262,15 +274,23 @@ class Driver:
         return self._perform(command)
 
     def _perform(self, command: StartWorker | StopWorker | RunAttempt) -> list[Event]:
+        if isinstance(command, RunAttempt):
+            self._begin(command)
         try:
-            if isinstance(command, RunAttempt):
-                with contextlib.suppress(OSError, StoreError):  # it would only be missed if we died
-                    self.store.begin(self.to_measurement(self._if_lost(command)))
             self.executor.perform(command)
         except Exception as error:
             self.view.line(f"the executor refused {type(command).__name__}: {error!r}")
             return [_refusal(command, error, self.clock())]
         return []
+
+    def _begin(self, command: RunAttempt) -> None:
+        """Note that an attempt starts. A note that cannot be made is missed only if we die."""
+        try:
+            self.store.begin(self.to_measurement(self._if_lost(command)))
+        except StoreLocked:
+            raise  # another driver has the run, and perhaps this card
+        except (OSError, StoreError):
+            pass
 
     def _if_lost(self, command: RunAttempt) -> RecordRow:
         """The row of an attempt that starts now and of which nothing more is ever heard."""
@@ -288,6 +308,15 @@ class Driver:
                 attempt_id=attempt.attempt_id, state=State.LOST, ranks=(rank,), failure=failure
             ),
         )
+
+    def _write_rows(self) -> None:
+        """Make safe what waits to be written."""
+        unrun = [row for row in self._unwritten if row.attempt is None]
+        while self._unwritten:
+            self._record(self._unwritten[:ROWS_TOGETHER])
+            del self._unwritten[:ROWS_TOGETHER]
+        for text in unrun_lines(unrun, self.board):
+            self.view.line(text)
 
     def _record(self, commands: Sequence[RecordRow]) -> None:
         rows = [(command, self.to_measurement(command)) for command in commands]
@@ -366,13 +395,20 @@ class Driver:
         (self._finished,) = [each for each in held.commands if isinstance(each, RunFinished)]
         self.board.did(self._finished, self.clock())
 
-    def _save_held_rows(self) -> None:
-        """The loop ends: say where the rows are that found no room, or print them."""
+    def _save_rows(self) -> None:
+        """The loop ends: write what is not written yet; say where the rows are that found no room,
+        or print them."""
+        if self._unwritten:  # it did not end in order
+            self._held = self._held or Held(since=self.clock(), reason="")
+            self._held.rows += [(row, self.to_measurement(row)) for row in self._unwritten]
+            self._unwritten.clear()
         held, self._held = self._held, None
         if held is None:
             return
-        with contextlib.suppress(Exception):
+        try:
             self._write_held_rows(held)
+        except Exception as error:
+            held.reason = str(error)
         places: set[str] = set()
         for _, measurement in held.rows:
             place = None
@@ -385,7 +421,7 @@ class Driver:
         if held.rows:
             where = f"lie in {', '.join(sorted(places))}" if places else "are printed above"
             self.view.line(
-                f"{len(held.rows)} rows found no room ({held.reason}); they {where}. The next "
+                f"not written ({held.reason}): {len(held.rows)} rows, which {where}. The next "
                 "`nightgrid run --resume` on this host brings home what lies there"
             )
 

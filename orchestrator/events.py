@@ -132,7 +132,7 @@ class RunAttempt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordRow:
-    """Write a row, durably, before any later command of the same list is carried out.
+    """Write a row, durably and at once, but without letting a card wait for the disk.
 
     ``final`` marks the job's one terminal row; rows of attempts that will be retried, and of
     probes, are not final. ``attempt`` and ``outcome`` are None for a job that ends without

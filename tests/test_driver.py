@@ -13,7 +13,7 @@ from driver_cases import MOMENT, FakeClock, FakeExecutor, attempt, job, node, pl
 
 from orchestrator.attempt import Attempt, Outcome
 from orchestrator.derive import measurement_of
-from orchestrator.driver import Driver, StopSignal
+from orchestrator.driver import ROWS_WAIT_S, Driver, StopSignal
 from orchestrator.errors import ClusterError, StoreError, StoreLocked
 from orchestrator.events import (
     AttemptEnded,
@@ -102,6 +102,18 @@ ONE, TWO = job(1), job(2)
 CARD = node().cards[0]
 
 
+def row_of(event: AttemptEnded, of: Attempt) -> RecordRow:
+    """The final row of an attempt that has ended."""
+    return RecordRow(
+        job=of.job,
+        state=event.outcome.state,
+        reason="",
+        final=True,
+        attempt=of,
+        outcome=event.outcome,
+    )
+
+
 def one_job_after_another(event: Event) -> list[Command]:
     """Two jobs on one card, each row before the next assignment, then the end."""
     if isinstance(event, NodeJoined):
@@ -110,14 +122,7 @@ def one_job_after_another(event: Event) -> list[Command]:
         return [RunAttempt(attempt=attempt(ONE, CARD), worker_ids=("w1",))]
     if isinstance(event, AttemptEnded):
         this = ONE if event.outcome.attempt_id.startswith(ONE.job_id) else TWO
-        row = RecordRow(
-            job=this,
-            state=event.outcome.state,
-            reason="",
-            final=True,
-            attempt=attempt(this, CARD),
-            outcome=event.outcome,
-        )
+        row = row_of(event, attempt(this, CARD))
         if this is ONE:
             return [row, RunAttempt(attempt=attempt(TWO, CARD), worker_ids=("w1",))]
         return [row, StopWorker(worker_id="w1", reason="done")]
@@ -172,27 +177,89 @@ def test_a_run_goes_from_the_first_event_to_run_finished() -> None:
     assert case.view.shown[-1].finished and case.view.shown[-1].done == 2
 
 
-def test_a_row_is_durable_before_its_card_is_given_away() -> None:
-    """While the first row cannot be written, the second job does not start; then both happen."""
-    case = Case(rows=Rows(failures=3))
-    seen: list[tuple[int, int]] = []
-    keep = case.rows.append
+def test_no_card_waits_for_the_disk_and_the_driver_never_waits_without_its_rows() -> None:
+    """The second job starts before the first one's row is written; whenever the driver waits for
+    something, every attempt that has ended has its row."""
+    case = Case()
+    begun_by_write: list[int] = []
+    ended = 0
+    keep, events = case.rows.append, case.executor.events
 
     def append(*measurements: Measurement) -> None:
-        runs = sum(isinstance(command, RunAttempt) for command in case.executor.log)
-        seen.append((len(case.rows.kept), runs))
+        begun_by_write.append(sum(isinstance(each, RunAttempt) for each in case.executor.log))
         keep(*measurements)
 
+    def waiting(timeout_s: float) -> list[Event]:
+        nonlocal ended
+        assert timeout_s == 0 or len(case.rows.kept) == ended
+        happened = events(timeout_s)
+        ended += sum(isinstance(event, AttemptEnded) for event in happened)
+        return happened
+
     case.rows.append = append  # type: ignore[method-assign]
+    case.executor.events = waiting  # type: ignore[method-assign]
     assert case.driver.drive().finished
-    assert seen[:4] == [(0, 1)] * 4  # never a second attempt before the first row
+    assert begun_by_write == [2, 2] and ended == 2
+
+
+def test_a_disk_that_stumbles_does_not_end_the_run() -> None:
+    """Errors of ``append`` for a while are waited out, and every row is written."""
+    case = Case(rows=Rows(failures=3))
+    assert case.driver.drive().finished
     assert len(case.rows.kept) == 2
     assert sum("the store failed" in line for line in case.view.lines) == 3
 
 
+def test_rows_wait_for_others_a_tenth_of_a_second_at_most() -> None:
+    """While something happens all the time, rows are written a few at a time, and soon."""
+    attempts = [attempt(ONE, CARD, number=number) for number in range(1, 21)]
+    decided: dict[str, float] = {}
+
+    def answer(event: Event) -> list[Command]:
+        if isinstance(event, AttemptEnded):
+            this = attempts[len(decided)]
+            decided[this.attempt_id] = event.at
+            return [row_of(event, this)]
+        return [RunFinished(reason="seen")] if isinstance(event, StopRequested) else []
+
+    case = Case(answer)
+    delays: list[list[float]] = []
+
+    def append(*measurements: Measurement) -> None:
+        delays.append([case.clock() - decided[row.attempt_id] for row in measurements])
+
+    def busy(timeout_s: float) -> list[Event]:
+        if len(decided) == len(attempts):
+            case.stop.request("all seen")
+            return []
+        case.clock.sleep(0.03)
+        outcome = Outcome(attempt_id="any", state=State.LOST, ranks=())
+        return [AttemptEnded(at=case.clock(), outcome=outcome)]
+
+    case.rows.append = append  # type: ignore[method-assign]
+    case.executor.events = busy  # type: ignore[method-assign]
+    assert case.driver.drive().finished
+    assert sum(map(len, delays)) == 20 and len(delays) < 8
+    assert max(map(max, delays)) < ROWS_WAIT_S + 0.03
+
+
+def test_a_run_that_is_broken_off_writes_the_rows_that_it_has() -> None:
+    """The third request for an end comes between the end of an attempt and its row."""
+
+    def answer(event: Event) -> list[Command]:
+        if isinstance(event, AttemptEnded):
+            for _ in range(3):
+                case.stop.request("SIGINT received")
+        return one_job_after_another(event)
+
+    case = Case(answer)
+    assert not case.driver.drive().finished
+    assert [row.job_id for row in case.rows.kept] == [ONE.job_id]
+
+
 def test_rows_of_the_same_moment_are_written_together() -> None:
-    """Two attempts end in one look at the executor: one write, before either card is used again;
-    and an attempt that has ended by then is not begun."""
+    """Two attempts end in one look at the executor: one write; and an attempt that has ended by
+    then is not begun."""
     here = [attempt(ONE, CARD), attempt(TWO, CARD, number=2)]
 
     def answer(event: Event) -> list[Command]:
@@ -200,27 +267,14 @@ def test_rows_of_the_same_moment_are_written_together() -> None:
         this = next((each for each in here if each.attempt_id == ended), None)
         if this is None:
             return []
-        row = RecordRow(
-            job=this.job,
-            state=event.outcome.state,
-            reason="",
-            final=True,
-            attempt=this,
-            outcome=event.outcome,
-        )
         begins = attempt(ONE, CARD, number=2) if this is here[0] else here[0]
-        return [row, RunAttempt(attempt=begins, worker_ids=("w1",))]
+        return [row_of(event, this), RunAttempt(attempt=begins, worker_ids=("w1",))]
 
     case = Case(answer)
-    written: list[tuple[int, int]] = []
-    keep = case.rows.append
-
-    def append(*measurements: Measurement) -> None:
-        written.append((len(measurements), len(case.executor.log)))
-        keep(*measurements)
-
-    case.rows.append = append  # type: ignore[method-assign]
+    written: list[int] = []
+    case.rows.append = lambda *rows: written.append(len(rows))  # type: ignore[method-assign]
     case.executor.perform(StartWorker(worker_id="w1", card=CARD))
+    case.executor.events(0.0)  # which has the node that joined
     ends = [
         AttemptEnded(
             at=MOMENT, outcome=Outcome(attempt_id=each.attempt_id, state=State.LOST, ranks=())
@@ -228,17 +282,24 @@ def test_rows_of_the_same_moment_are_written_together() -> None:
         for each in here
     ]
     case.driver._feed(ends)
-    assert written == [(2, 1)]
+    assert written == []
+    case.driver._next_events()
+    assert written == [2]
     begun = [command.attempt for command in case.executor.log if isinstance(command, RunAttempt)]
     assert begun == [attempt(ONE, CARD, number=2)]
 
 
-def test_a_disk_that_stays_broken_ends_the_run_with_its_reason() -> None:
-    """After the patience is over the error is a StoreError that quotes what the disk said."""
+def test_a_disk_that_stays_broken_ends_the_run_with_its_reason(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """After the patience is over the error is a StoreError that quotes what the disk said, and
+    the row that was not written is printed."""
     case = Case(rows=Rows(failures=10_000))
     with pytest.raises(StoreError, match="the store keeps failing: input/output error"):
         case.driver.drive()
     assert 120 <= case.clock() - MOMENT < 180
+    assert capfd.readouterr().err.count("row without a place: Measurement(") == 1
+    assert "not written (input/output error): 1 rows, which are printed" in case.view.lines[-1]
 
 
 def test_a_stolen_lock_is_not_waited_for() -> None:

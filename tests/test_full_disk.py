@@ -167,7 +167,7 @@ def test_rows_that_never_find_room_are_brought_home_later(
         measured = sum("SUCCEEDED" in line for line in night.view.lines)
         assert measured < 6
         last = night.view.lines[-1]
-        assert f"rows found no room (cannot write {store.tables_path}" in last
+        assert f"not written (cannot write {store.tables_path}" in last
         assert str(elsewhere) in last
         ids = {
             command.attempt.job_id for command in night.executor.log if type(command) is RunAttempt

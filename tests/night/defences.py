@@ -18,7 +18,7 @@ from nights import Lock, Night, Promises, run_night
 
 from orchestrator.driver import Driver
 from orchestrator.errors import StoreFull
-from orchestrator.events import Command, Event, RecordRow, StopWorker
+from orchestrator.events import Event, RecordRow, StopWorker
 from orchestrator.results import disk, fragments
 from orchestrator.scheduling import cards
 from orchestrator.scheduling.assignment import Assigner
@@ -45,16 +45,6 @@ class Defence:
 
 def _nothing(*_: Any, **__: Any) -> None:
     """Do not."""
-
-
-def _rows_last() -> contextlib.AbstractContextManager[Any]:
-    """Commands before the rows of the same answer."""
-    handle = Schedule.handle
-
-    def rows_last(schedule: Schedule, event: Event) -> list[Command]:
-        return sorted(handle(schedule, event), key=lambda each: isinstance(each, RecordRow))
-
-    return patch.object(Schedule, "handle", rows_last)
 
 
 def _forget_full_rows() -> contextlib.AbstractContextManager[Any]:
@@ -172,9 +162,9 @@ DEFENCES = (
         take_away=_of(Night, "attempts_before", lambda *_: {}),
     ),
     Defence(
-        name="a row before the commands that give its cards away",
-        without="is used again before the row of",
-        take_away=_rows_last,
+        name="rows before the driver waits",
+        without="the driver waits and rows are not safe",
+        take_away=_of(Driver, "_write_rows"),
     ),
     Defence(
         name="rows kept while the disk is full",

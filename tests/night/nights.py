@@ -329,8 +329,7 @@ class Promises:
                 key = measurement.attempt_id, measurement.invocation_id
                 night.promised[key] = measurement
                 night.files[key] = path.name if path else ""
-        for card in [card for card, attempt in night.unsafe.items() if attempt in ids]:
-            del night.unsafe[card]
+        night.unsafe -= ids
 
     def make_reserve(self) -> None:
         """Room for more."""
@@ -339,6 +338,7 @@ class Promises:
     def spill(self, measurement: Measurement) -> Path | None:
         """Write a row elsewhere: what is there is promised, too."""
         self.night.handed.append(measurement)
+        self.night.waiting.add(measurement.attempt_id)
         place = self.store.spill(measurement)
         if place is not None and not is_late(measurement):
             key = measurement.attempt_id, measurement.invocation_id
@@ -434,10 +434,6 @@ class NightExecutor:
         if isinstance(command, StartWorker | RunAttempt):
             started = type(command).__name__
             must(not night.waiting, f"{started} while rows wait for room: {night.waiting}")
-            cards = [command.card] if isinstance(command, StartWorker) else command.attempt.cards
-            for card in cards:
-                attempt = night.unsafe.get(card)
-                must(attempt is None, f"{card} is used again before the row of {attempt} is safe")
         if isinstance(command, RunAttempt):
             attempt_id, job_id = command.attempt.attempt_id, command.attempt.job_id
             # A power failure may take the note of an attempt away, and nobody has heard of it.
@@ -455,6 +451,8 @@ class NightExecutor:
         night, cluster = self.night, self.cluster
         night.step()
         must(night.now < TOO_LONG_S, f"no end after {night.now:,.0f} s")
+        unsafe = night.unsafe - night.waiting
+        must(not timeout_s or not unsafe, f"the driver waits and rows are not safe: {unsafe}")
         if not cluster.queue or cluster.queue[0][0] > night.now + timeout_s:
             night.now += timeout_s
             cluster.now = night.now
@@ -467,9 +465,6 @@ class NightExecutor:
                 self._ended(each.outcome)
             elif isinstance(each, WorkerStopped) and each.failure is not None:
                 self.suspects |= {c for c, w in self.workers.items() if w == each.worker_id}
-            elif isinstance(each, NodeLeft):
-                for card in [c for c in night.unsafe if c.node_id == each.node_id]:
-                    del night.unsafe[card]
         return happened
 
     def _ended(self, outcome: Outcome) -> None:
@@ -478,9 +473,7 @@ class NightExecutor:
         if run is None:
             self.night.tally.late += 1
             return
-        for card in run.attempt.cards:
-            if card.node_id in self.cluster.nodes:
-                self.night.unsafe[card] = attempt_id
+        self.night.unsafe.add(attempt_id)
         if outcome.failure is not None:
             self.suspects |= set(run.attempt.cards)
             if POLICIES[outcome.failure.failure_class].elsewhere == "card":
@@ -507,7 +500,7 @@ class Night:
         self.holder: int | None = None
         self.living: set[int] = set()
         self.processes: dict[Card, int] = {}  # which driver's
-        self.unsafe: dict[Card, str] = {}  # ended attempts whose row is not safe
+        self.unsafe: set[str] = set()  # ended attempts whose row is not safe
         self.waiting: set[str] = set()  # attempts whose rows found no room
         self.begun: set[str] = set()
         self.handed: list[Measurement] = []
