@@ -1,8 +1,8 @@
 """What a driver keeps while no room is left for results: rows, and what must come after them.
 
 Nothing is started whose result could not be written. So from the first row that finds no room, rows
-wait here and everything that starts something waits behind them, in order. What runs goes on; what is stopped is stopped,
-and what has not been started for it never will be.
+wait here and everything that starts something waits behind them, in order. What runs goes on; what
+is stopped is stopped, and what has not been started for it never will be.
 """
 
 from __future__ import annotations
