@@ -117,6 +117,8 @@ class _Planner:
         retry_failed: bool,
         force: bool,
     ) -> None:
+        from workloads.registry import WORKLOADS
+
         self.grid = grid
         self.nodes = nodes
         self.past = past
@@ -125,7 +127,7 @@ class _Planner:
         self.nowhere = 0  # jobs whose kind of card no node has
         self._cards: dict[tuple[Accelerator, int], _Cards] = {}
         self._unsupported: dict[tuple[object, ...], str] = {}
-        self._rules = _Rules()
+        self._workloads = WORKLOADS
 
     def decide(self, job: Job) -> tuple[Action, str]:
         """What becomes of a job, and why unless it simply runs."""
@@ -179,7 +181,7 @@ class _Planner:
     def refused(self, job: Job, devices: tuple[str, ...]) -> str:
         """Why the workload's own rules say that a job cannot run, there or on the CPU."""
         for device in devices:
-            for refusal in self._rules.refusals(job, device):
+            for refusal in _refusals(job, device, self._workloads):
                 if refusal.unsupported:
                     here = "" if device == devices[0] else f" (on {device}, which emulates)"
                     hint = f"; {refusal.hint}" if refusal.hint else ""
@@ -187,40 +189,29 @@ class _Planner:
         return ""
 
 
-class _Rules:
-    """The refusals of workloads."""
-
-    def __init__(self, workloads: Mapping[str, Any] | None = None) -> None:
-        if workloads is None:
-            from workloads.registry import WORKLOADS
-
-            workloads = WORKLOADS
-        self._workloads = workloads
-
-    def refusals(self, job: Job, device: str) -> tuple[Refusal, ...]:
-        """What speaks against a job on a device."""
-        rule = getattr(self._workloads.get(job.workload), "refuse", None)
-        if rule is None:
-            return ()
-        asked = Asked(
-            model=job.model,
-            dataset=job.dataset,
-            precision=job.precision,
-            device=device,
-            batch_size=job.batch_size,
-            cards=job.cards,
-            parameters=dict(job.parameters),
-            engine=job.engine,
-        )
-        return tuple(rule(asked))
+def _refusals(job: Job, device: str, workloads: Mapping[str, Any]) -> tuple[Refusal, ...]:
+    """What the rules of a job's workload have against it on a device."""
+    rule = getattr(workloads.get(job.workload), "refuse", None)
+    if rule is None:
+        return ()
+    asked = Asked(
+        model=job.model,
+        dataset=job.dataset,
+        precision=job.precision,
+        device=device,
+        batch_size=job.batch_size,
+        cards=job.cards,
+        parameters=dict(job.parameters),
+        engine=job.engine,
+    )
+    return tuple(rule(asked))
 
 
 def refusal_problems(grid: Grid, workloads: Mapping[str, Any]) -> list[Problem]:
     """A problem for each setting that the rules of ``workloads`` call wrong, wherever it runs."""
-    rules = _Rules(workloads)
     problems: dict[tuple[str, str, str], Problem] = {}
     for job in grid.jobs():
-        for refusal in rules.refusals(job, job.accelerator.device):
+        for refusal in _refusals(job, job.accelerator.device, workloads):
             known = (job.experiment, refusal.setting, refusal.reason)
             if refusal.unsupported or known in problems:
                 continue
