@@ -28,8 +28,6 @@ OURS = {
         "logits": "learned",
     },
     "packing, learned logits": {"padding": "packing", "logits": "learned"},
-    "packing": {"padding": "packing"},
-    "dynamic, learned logits": {"padding": "dynamic", "logits": "learned"},
     "dynamic": {"padding": "dynamic"},
     "uniform-length": {"padding": "uniform-length"},
 }

@@ -33,7 +33,7 @@ def run(setting: Setting) -> tuple[list[Line], dict[str, Any]]:
     from workloads.models.loading import encode_prompt, load_tokenizer, open_model
 
     model = "tiny-chatglm3" if setting.smoke else "smollm2-135m-instruct"
-    jobs, output_tokens, repeats = (1, 2, 1) if setting.smoke else (20, 6, 3)
+    jobs, output_tokens, repeats = (1, 2, 1) if setting.smoke else (16, 6, 3)
     source = open_model(model)
     tokenizer = load_tokenizer(source)
     texts = [example.content for example in load_examples("english-prompts")[:PROMPTS]]

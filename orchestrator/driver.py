@@ -2,10 +2,10 @@
 
 Nothing is decided here. What the loop adds is order and endurance: what happened at the same time
 is decided together; cards get their next work first, then rows are written, those of a moment
-together, before the loop waits for anything and within ``ROWS_WAIT_S`` while it does not; timers
-come due as ``Tick``; a signal becomes ``StopRequested``; and an executor or a disk that fails for a
-moment does not end a night's run. While a disk is full, nothing new is started and rows wait in
-memory (``held.py``), with copies on another disk where there is one.
+together, before the loop waits for events or shows anything, and within ``ROWS_WAIT_S`` while
+events keep coming; timers come due as ``Tick``; a signal becomes ``StopRequested``; and an executor
+or a disk that fails for a moment does not end a night's run. While a disk is full, nothing new is
+started and rows wait in memory (``held.py``), with copies on another disk where there is one.
 """
 
 from __future__ import annotations
@@ -68,13 +68,18 @@ class RowStore(Protocol):
     """``Store`` as the loop sees it."""
 
     def begin(self, if_lost: Measurement) -> object:
-        """Note that an attempt starts, by the row that it gets should this process die."""
+        """Note that an attempt starts, by the row that it gets should this process die.
+
+        Raises:
+            StoreLocked: another driver has taken the run.
+        """
 
     def append(self, *measurements: Measurement) -> object:
         """Write rows, all or none; they are durable on return.
 
         Raises:
             StoreFull: no space is left.
+            StoreLocked: another driver has taken the run.
         """
 
     def make_reserve(self) -> object:
@@ -82,6 +87,11 @@ class RowStore(Protocol):
 
     def spill(self, measurement: Measurement) -> object | None:
         """Write a row elsewhere on this host, and say where; None if it cannot be."""
+
+
+#: What the schedule wants to be written, and the row itself, which is made once: a row that is
+#: written again after a failure must have the same bytes.
+Row = tuple[RecordRow, Measurement]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,7 +171,7 @@ class Driver:
     _late: list[Event] = field(default_factory=list)  # what came up while showing
     _next_status_at: float = 0.0
     _finished: RunFinished | None = None
-    _unwritten: list[RecordRow] = field(default_factory=list)
+    _unwritten: list[Row] = field(default_factory=list)
     _write_by: float = 0.0  # when the oldest of them must be written
     _held: Held | None = None  # while there is no room for results
     _look_for_room_at: float = 0.0
@@ -172,7 +182,7 @@ class Driver:
         Raises:
             ClusterError: the executor failed for longer than ``patience_s``.
             StoreError: a row could not be written for longer than ``patience_s``, for another
-                reason than a full disk.
+                reason than a full disk; at once if another driver took the run.
         """
         try:
             return self._drive()
@@ -196,11 +206,11 @@ class Driver:
 
     def _next_events(self) -> list[Event]:
         events, self._late = self._late, []
-        if self._unwritten:
-            with contextlib.suppress(Exception):  # which is dealt with below
-                events += self.executor.events(0.0)
-            if not events or self.clock() >= self._write_by:
-                self._write_rows()
+        due = self.clock() >= self._write_by
+        if self._unwritten and not due:
+            events += self._look()
+        if due or not events:
+            self._write_rows()
         if not events:
             events += self._patiently("the executor", self._poll, ClusterError)
         if self._held is not None:
@@ -217,6 +227,14 @@ class Driver:
                 events += self._held.give_up_starts(now)
         return events
 
+    def _look(self) -> list[Event]:
+        """What has happened already; an executor that fails has its say later (``_poll``)."""
+        try:
+            return self.executor.events(0.0)
+        except Exception as error:
+            self.view.line(f"the executor failed: {error!r}")
+            return []
+
     def _poll(self) -> list[Event]:
         wait = self.poll_s
         if self._wakes:
@@ -230,7 +248,7 @@ class Driver:
         A command that cannot even be handed over is an event too, which comes next.
         """
         while events and self._finished is None:
-            rows: list[RecordRow] = []
+            ended: set[str] = set()
             others: list[StartWorker | StopWorker | RunAttempt | RunFinished] = []
             for event in events:
                 self.board.saw(event)
@@ -238,17 +256,15 @@ class Driver:
                     self.view.line(text)
                 for command in self.schedule.handle(event):
                     if isinstance(command, RecordRow):
-                        rows.append(command)
+                        self._take(command)
+                        if command.attempt is not None:
+                            ended.add(command.attempt.attempt_id)
                     elif isinstance(command, Wake):
                         heapq.heappush(self._wakes, command.at)
                     else:
                         others.append(command)
-            if rows and not self._unwritten:
-                self._write_by = self.clock() + ROWS_WAIT_S
-            self._unwritten += rows
             if self._held is not None:  # an attempt that waits and has ended must not be started
                 self._write_rows()
-            ended = {row.attempt.attempt_id for row in rows if row.attempt is not None}
             happened: list[Event] = []
             for each in others:
                 # Its node went at the moment when it was to start.
@@ -309,36 +325,42 @@ class Driver:
             ),
         )
 
+    def _take(self, command: RecordRow) -> None:
+        """Make a row that is written a moment later."""
+        if not self._unwritten:
+            self._write_by = self.clock() + ROWS_WAIT_S
+        self._unwritten.append((command, self.to_measurement(command)))
+
     def _write_rows(self) -> None:
         """Make safe what waits to be written."""
-        unrun = [row for row in self._unwritten if row.attempt is None]
+        unrun = [row for row, _ in self._unwritten if row.attempt is None]
         while self._unwritten:
-            self._record(self._unwritten[:ROWS_TOGETHER])
-            del self._unwritten[:ROWS_TOGETHER]
+            rows = self._unwritten[:ROWS_TOGETHER]
+            if self._held is None:
+                self._append(rows)
+            del self._unwritten[: len(rows)]
+            for command, measurement in rows:
+                if self._held is None:
+                    self._recorded(command, measurement)
+                else:
+                    self._held.add_row(command, measurement)
+                    self.store.spill(measurement)  # safe from this process's death, if it can be
         for text in unrun_lines(unrun, self.board):
             self.view.line(text)
 
-    def _record(self, commands: Sequence[RecordRow]) -> None:
-        rows = [(command, self.to_measurement(command)) for command in commands]
-        if self._held is None:
-            measurements = [measurement for _, measurement in rows]
-            try:
-                self._patiently("the store", lambda: self.store.append(*measurements), StoreError)
-            except StoreFull as full:
-                self._held = Held(since=self.clock(), reason=str(full))
-                self._look_for_room_at = self.clock() + ROOM_INTERVAL_S
-                self.board.paused = f"no room for results: {full}"
-                self.view.line(
-                    f"PAUSED: {full}. Nothing new is started; what runs goes on, its rows are kept "
-                    f"until there is room"
-                )
-            else:
-                for command, measurement in rows:
-                    self._recorded(command, measurement)
-                return
-        for command, measurement in rows:
-            self.store.spill(measurement)  # safe from this process's death, if it can be
-            self._held.add_row(command, measurement)
+    def _append(self, rows: Sequence[Row]) -> None:
+        """Write rows. From the first that find no room, ``_held`` is there for them."""
+        measurements = [measurement for _, measurement in rows]
+        try:
+            self._patiently("the store", lambda: self.store.append(*measurements), StoreError)
+        except StoreFull as full:
+            self._held = Held(since=self.clock(), reason=str(full))
+            self._look_for_room_at = self.clock() + ROOM_INTERVAL_S
+            self.board.paused = f"no room for results: {full}"
+            self.view.line(
+                f"PAUSED: {full}. Nothing new is started; what runs goes on, its rows are kept "
+                f"until there is room"
+            )
 
     def _recorded(self, command: RecordRow, measurement: Measurement) -> None:
         """A row is safe."""
@@ -396,34 +418,35 @@ class Driver:
         self.board.did(self._finished, self.clock())
 
     def _save_rows(self) -> None:
-        """The loop ends: write what is not written yet; say where the rows are that found no room,
-        or print them."""
-        if self._unwritten:  # it did not end in order
-            self._held = self._held or Held(since=self.clock(), reason="")
-            self._held.rows += [(row, self.to_measurement(row)) for row in self._unwritten]
-            self._unwritten.clear()
-        held, self._held = self._held, None
-        if held is None:
+        """The loop ends: write what is not written yet. What cannot be is put on another disk, or
+        printed; a run that another driver has taken gets nothing more from this one."""
+        if not self._unwritten and self._held is None:
             return
+        self.patience_s = 0.0
+        why: Exception | None = None
         try:
-            self._write_held_rows(held)
+            self._write_rows()
+            if self._held is not None:
+                self._write_held_rows(self._held)
         except Exception as error:
-            held.reason = str(error)
+            why = error
+        left = [*(self._held.rows if self._held is not None else ()), *self._unwritten]
         places: set[str] = set()
-        for _, measurement in held.rows:
+        for _, measurement in left:
             place = None
-            with contextlib.suppress(Exception):
-                place = self.store.spill(measurement)
+            if not isinstance(why, StoreLocked):
+                with contextlib.suppress(Exception):
+                    place = self.store.spill(measurement)
             if isinstance(place, os.PathLike):
                 places.add(os.path.dirname(place))
             else:
                 print(f"row without a place: {measurement!r}", file=sys.stderr, flush=True)
-        if held.rows:
-            where = f"lie in {', '.join(sorted(places))}" if places else "are printed above"
-            self.view.line(
-                f"not written ({held.reason}): {len(held.rows)} rows, which {where}. The next "
-                "`nightgrid run --resume` on this host brings home what lies there"
-            )
+        where = "they are printed above"
+        if places:
+            where = f"kept in {', '.join(sorted(places))}, from where the next `nightgrid run "
+            where += "--resume` on this host brings them home"
+        if left:
+            self.view.line(f"rows that are not written, {why}: {len(left)}; {where}")
 
     def _patiently(self, what: str, act: Callable[[], list[Event] | object], last: type) -> list:
         """Do something that may fail for a moment; raise ``last`` when it keeps failing."""
@@ -448,6 +471,7 @@ class Driver:
         if now < self._next_status_at and not force:
             return
         self._next_status_at = now + STATUS_INTERVAL_S
+        self._write_rows()  # a terminal or a file system may take its time
         progress, telemetry = {}, {}
         with contextlib.suppress(Exception):  # for the eyes only; events tell what matters
             progress = dict(self.executor.progress())

@@ -34,7 +34,8 @@ class Executor(Protocol):
         """Carry out one command without waiting for its end."""
 
     def events(self, timeout_s: float) -> list[Event]:
-        """What happened since the last call; waits up to ``timeout_s`` for something."""
+        """What happened since the last call; waits up to ``timeout_s`` for something. With 0 it
+        looks only: rows may not be written yet."""
 
     def progress(self) -> Mapping[str, Progress]:
         """The busy workers, by worker id, as last heard."""

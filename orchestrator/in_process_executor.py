@@ -56,6 +56,7 @@ class InProcessExecutor:
         self._busy: dict[str, str] = {}  # worker id -> attempt id
         self._stopping: set[str] = set()
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._asked: list[Callable[[], None]] = []  # and not begun
         self._events: deque[Event] = deque(NodeJoined(at=clock(), node=node) for node in nodes)
         self._changed = threading.Condition()  # guards everything above
         self._thread = threading.Thread(target=self._work_off, name="cards", daemon=True)
@@ -76,8 +77,16 @@ class InProcessExecutor:
                 self._stop(command)
 
     def events(self, timeout_s: float) -> list[Event]:
-        """What happened since the last call; waits up to ``timeout_s`` for something."""
+        """What happened since the last call; waits up to ``timeout_s`` for something.
+
+        Nothing begins before a call that may wait: the driver has written every row by then, and
+        a job can take this process with it.
+        """
         with self._changed:
+            if timeout_s > 0:
+                for task in self._asked:
+                    self._work.put(task)
+                self._asked.clear()
             if not self._events:
                 self._changed.wait(timeout_s)
             happened = list(self._events)
@@ -99,6 +108,7 @@ class InProcessExecutor:
         """Drop what is queued and forget every worker. An attempt that still runs cannot be
         killed without its process: it is left to itself, and ends with the program."""
         with self._changed:
+            self._asked.clear()
             while not self._work.empty():
                 self._work.get_nowait()
             self._work.put(None)
@@ -132,7 +142,7 @@ class InProcessExecutor:
         )
         self._workers[command.worker_id] = worker
         self._cards[command.card] = command.worker_id
-        self._work.put(lambda: self._do_start(command.worker_id, worker))
+        self._asked.append(lambda: self._do_start(command.worker_id, worker))
 
     def _run(self, command: RunAttempt) -> None:
         if len(command.worker_ids) != 1:
@@ -146,7 +156,7 @@ class InProcessExecutor:
         if command.attempt.cards != (held,):
             raise ProtocolViolation(f"worker {worker_id} holds {held}, not the attempt's cards")
         self._busy[worker_id] = command.attempt.attempt_id
-        self._work.put(lambda: self._do_run(command))
+        self._asked.append(lambda: self._do_run(command))
 
     def _stop(self, command: StopWorker) -> None:
         if command.worker_id not in self._workers:
@@ -155,7 +165,7 @@ class InProcessExecutor:
             raise ProtocolViolation(f"worker {command.worker_id} was stopped before")
         self._stopping.add(command.worker_id)
         self._ready.discard(command.worker_id)
-        self._work.put(lambda: self._do_stop(command.worker_id))
+        self._asked.append(lambda: self._do_stop(command.worker_id))
 
     # ------------------------------------------------------------ the thread
 

@@ -53,7 +53,9 @@ class Script:
 
 
 class Rows:
-    """A row store that can fail a number of times first."""
+    """A row store that can fail a number of times first; ``lost`` to another driver, always."""
+
+    lost = False
 
     def __init__(self, failures: int = 0, error: type[Exception] = OSError) -> None:
         self.kept: list[Measurement] = []
@@ -63,10 +65,14 @@ class Rows:
 
     def begin(self, if_lost: Measurement) -> None:
         """Keep the note of an attempt."""
+        if self.lost:
+            raise StoreLocked("taken over")
         self.begun.append(if_lost)
 
     def append(self, *measurements: Measurement) -> None:
         """Keep rows, or fail."""
+        if self.lost:
+            raise StoreLocked("taken over")
         if self._failures:
             self._failures -= 1
             raise self._error("input/output error")
@@ -77,6 +83,7 @@ class Rows:
 
     def spill(self, measurement: Measurement) -> None:
         """There is no other disk."""
+        assert not self.lost, "the next driver would take it for one of the run's rows"
 
 
 class Lines:
@@ -183,7 +190,7 @@ def test_no_card_waits_for_the_disk_and_the_driver_never_waits_without_its_rows(
     case = Case()
     begun_by_write: list[int] = []
     ended = 0
-    keep, events = case.rows.append, case.executor.events
+    keep, events, show = case.rows.append, case.executor.events, case.view.show
 
     def append(*measurements: Measurement) -> None:
         begun_by_write.append(sum(isinstance(each, RunAttempt) for each in case.executor.log))
@@ -196,8 +203,13 @@ def test_no_card_waits_for_the_disk_and_the_driver_never_waits_without_its_rows(
         ended += sum(isinstance(event, AttemptEnded) for event in happened)
         return happened
 
+    def shown(status: RunStatus) -> None:
+        assert status.done == status.attempts == ended
+        show(status)
+
     case.rows.append = append  # type: ignore[method-assign]
     case.executor.events = waiting  # type: ignore[method-assign]
+    case.view.show = shown  # type: ignore[method-assign]
     assert case.driver.drive().finished
     assert begun_by_write == [2, 2] and ended == 2
 
@@ -299,14 +311,29 @@ def test_a_disk_that_stays_broken_ends_the_run_with_its_reason(
         case.driver.drive()
     assert 120 <= case.clock() - MOMENT < 180
     assert capfd.readouterr().err.count("row without a place: Measurement(") == 1
-    assert "not written (input/output error): 1 rows, which are printed" in case.view.lines[-1]
+    assert (
+        "rows that are not written, the store keeps failing: input/output error: 1; they"
+        in case.view.lines[-1]
+    )
 
 
-def test_a_stolen_lock_is_not_waited_for() -> None:
-    """When another driver took the run, this one stops at once."""
-    case = Case(rows=Rows(failures=1, error=StoreLocked))
+def test_a_driver_that_lost_the_run_starts_nothing_and_leaves_no_row(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """It was frozen, and another took the run while the first job was measured: it ends at once,
+    and prints the row of the job, which the other has measured or will."""
+
+    def answer(event: Event) -> list[Command]:
+        case.rows.lost = isinstance(event, AttemptEnded)
+        return one_job_after_another(event)
+
+    case = Case(answer)
     with pytest.raises(StoreLocked):
         case.driver.drive()
+    begun = [each.attempt.job for each in case.executor.log if isinstance(each, RunAttempt)]
+    assert begun == [ONE] and not case.rows.kept
+    assert capfd.readouterr().err.count("row without a place: Measurement(") == 1
+    assert "rows that are not written, taken over: 1; they are printed" in case.view.lines[-1]
 
 
 def test_an_executor_that_stumbles_does_not_end_the_run() -> None:

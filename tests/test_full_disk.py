@@ -167,7 +167,7 @@ def test_rows_that_never_find_room_are_brought_home_later(
         measured = sum("SUCCEEDED" in line for line in night.view.lines)
         assert measured < 6
         last = night.view.lines[-1]
-        assert f"not written (cannot write {store.tables_path}" in last
+        assert f"rows that are not written, cannot write {store.tables_path}" in last
         assert str(elsewhere) in last
         ids = {
             command.attempt.job_id for command in night.executor.log if type(command) is RunAttempt
@@ -216,6 +216,31 @@ def test_a_reserve_keeps_room_for_the_status(small_disk: Path) -> None:
         os.unlink(small_disk / "ballast")
         store.make_reserve()
         store.append(row())
+
+
+@pytest.mark.parametrize("final", [True, False])
+def test_the_final_row_of_an_attempt_that_was_given_up_is_set_aside(
+    tmp_path: Path, elsewhere: Path, final: bool
+) -> None:
+    """A driver wrote it elsewhere; the next one, on another host, took the attempt for lost and
+    measured the job again. A row that is not final stands beside the other."""
+    late = row(final=final)
+    again = f"{late.job_id}-2"
+    with Store.open(tmp_path, "night") as store:
+        assert store.spill(late) is not None
+    kept = [p.rename(tmp_path / p.name) for p in elsewhere.iterdir()]
+    with Store.open(tmp_path, "night") as store:
+        store.append(row(final=False, state=State.LOST))
+        store.append(row(attempt_id=again, attempt_number=2))
+    elsewhere.mkdir()
+    for path in kept:
+        path.rename(elsewhere / path.name)
+    with Store.open(tmp_path, "night") as store:
+        assert store.rescued == (0 if final else 1)
+        assert [each.name for each in store.quarantine_path.glob("*")] == (
+            [path.name for path in kept] if final else []
+        )
+        assert sum(each.final for each in store.measurements()) == 1
 
 
 def test_files_of_another_user_are_not_brought_home(

@@ -79,6 +79,18 @@ def test_a_worker_lives_from_start_over_attempts_to_stop(executor: InProcessExec
     assert isinstance(until(executor, 1)[0], WorkerReady)
 
 
+def test_a_job_begins_when_the_driver_has_nothing_left_to_write(
+    executor: InProcessExecutor,
+) -> None:
+    """It may take the process with it, and the driver only looks while rows wait."""
+    ready(executor)
+    executor.perform(RunAttempt(attempt=attempt(tiny(), FIRST), worker_ids=("w1",)))
+    for _ in range(20):
+        assert executor.events(0.0) == [] and not executor.progress()
+        time.sleep(0.02)
+    assert isinstance(until(executor, 1)[0], AttemptEnded)
+
+
 def test_a_failed_attempt_says_what_failed(executor: InProcessExecutor) -> None:
     """State and failure of the rank are those of the attempt."""
     ready(executor)
@@ -112,7 +124,7 @@ def test_a_busy_worker_reports_progress(executor: InProcessExecutor) -> None:
     events: list[Event] = []
     while not events:
         phases |= {heard.phase for heard in executor.progress().values()}
-        events = executor.events(0)
+        events = executor.events(0.001)
     assert phases & {"load", "measure"}
     assert executor.progress() == {}
 

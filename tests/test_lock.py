@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -16,7 +17,8 @@ import store_processes
 from measurements import row
 from store_processes import CONTEXT
 
-from orchestrator.errors import StoreLocked
+from orchestrator.errors import StoreError, StoreLocked
+from orchestrator.results import lock
 from orchestrator.results.lock import LOCK_NAME
 from orchestrator.results.store import Store
 
@@ -164,11 +166,30 @@ def test_a_writer_whose_lock_was_taken_away_stops_writing(tmp_path: Path) -> Non
             store.append(row(1))
         with Store.open(tmp_path, "night") as usurper:
             usurper.append(row(2))
+            usurper.begin(row(3))
             with pytest.raises(StoreLocked):
                 store.append(row(1))
             store.__exit__(None, None, None)
-            assert (tmp_path / "night" / LOCK_NAME).exists(), "it is the usurper's"
+            for name in (LOCK_NAME, "begun.log", ".reserve"):
+                assert (tmp_path / "night" / name).exists(), "it is the usurper's"
     assert [m.batch_size for m in store.measurements()] == [1, 3]
+
+
+def test_a_file_system_that_does_not_answer_is_not_a_lock_that_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server of files that is away for a moment must not end a night."""
+
+    def stale(_: Path) -> tuple[int, int]:
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    with Store.open(tmp_path, "night") as store:
+        with monkeypatch.context() as patched:
+            patched.setattr(lock, "_inode", stale)
+            with pytest.raises(StoreError, match="Stale file handle") as refused:
+                store.append(row(0))
+            assert not isinstance(refused.value, StoreLocked)
+        store.append(row(0))
 
 
 @pytest.mark.parametrize("dead_holder", [False, True])

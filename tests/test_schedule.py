@@ -231,7 +231,7 @@ def test_a_worker_is_kept_for_the_next_job() -> None:
 
 
 def test_the_row_comes_before_the_card_is_given_away() -> None:
-    """What was measured is safe before anything else happens on its card."""
+    """No attempt that has ended goes without its row, in the order of commands."""
     cluster = Cluster(planned(job("a"), job("b")))
     cluster.join(node(cards=1))
     cluster.ready()

@@ -25,16 +25,16 @@ class Calls:
         self._then.clear()
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until one answer is there, then handle all that are."""
+        """Wait until one answer is there, then handle all that are. With 0 it only looks."""
         import ray
 
         if not self._then:
             time.sleep(timeout_s)
             return
         calls = list(self._then)
-        ready, _ = ray.wait(calls, num_returns=1, timeout=timeout_s, fetch_local=False)
-        if ready:
-            ready, _ = ray.wait(calls, num_returns=len(calls), timeout=0)
+        if timeout_s > 0:
+            ray.wait(calls, num_returns=1, timeout=timeout_s, fetch_local=False)
+        ready, _ = ray.wait(calls, num_returns=len(calls), timeout=0)
         for call, answer in zip(ready, answers_of(ready), strict=True):
             self._then.pop(call)(answer)
 
@@ -44,6 +44,8 @@ def answers_of(calls: Sequence[Any]) -> list[Any]:
     and one exception among them hides the rest."""
     import ray
 
+    if not calls:
+        return []
     try:
         return list(ray.get(list(calls)))
     except Exception:

@@ -48,11 +48,12 @@ class BegunLog:
         """The attempt has its row, or is not to have one."""
         self._lines.pop(attempt_id, None)
 
-    def close(self) -> None:
-        """Nothing more begins. The log goes unless it tells of attempts without a row."""
+    def close(self, *, ours: bool) -> None:
+        """Nothing more begins. The log goes unless it tells of attempts without a row, or is not
+        ours any more."""
         there = self._handle is not None
         self._close()
-        if there and not self._lines:
+        if ours and there and not self._lines:
             with contextlib.suppress(OSError):
                 disk.remove(self.path)
 

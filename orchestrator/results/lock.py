@@ -190,14 +190,17 @@ class RunLock:
         """Verify that nobody has taken the lock away, and leave a sign of life.
 
         Raises:
-            StoreLocked: it is not held, or no longer.
+            StoreLocked: it is not held any more.
+            StoreError: it never was, or the file system does not say.
         """
         if self._holder is None:
             raise StoreError(f"rows can be written only by the holder of {self.path}")
         try:
             mine = _inode(self.path) == self._inode
-        except OSError:
+        except FileNotFoundError:
             mine = False
+        except OSError as error:  # it may do better in a moment
+            raise StoreError(f"cannot look at {self.path}: {error.strerror or error}") from error
         if not mine:
             raise StoreLocked(f"{self.path} was removed or taken over; this driver stops writing")
         with contextlib.suppress(OSError):

@@ -43,6 +43,7 @@ _VERSION_KEY = b"nightgrid.schema_version"
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _TIMES = ("recorded_at", "started_at", "ended_at")
 _METRICS = {field.name for field in fields(Metrics)}
+_json = json.JSONEncoder(separators=(",", ":")).encode
 _AS_THEY_ARE = frozenset({float, int, bool, type(None)})
 _RAW_TYPES: dict[str, type] = {"samples": Sample, "items": Item}
 
@@ -100,8 +101,8 @@ def to_table(measurements: Sequence[Measurement], *, documented: bool = True) ->
 
 def to_json(measurement: Measurement) -> str:
     """A row as one line of JSON, for what is no table yet."""
-    told = {name: value for name, value in _flat(measurement).items() if value not in (None, [])}
-    return json.dumps(told, separators=(",", ":"))
+    row = _flat(measurement).items()
+    return _json({name: value for name, value in row if value is not None and value != []})
 
 
 def from_json(line: str) -> Measurement:
@@ -211,36 +212,32 @@ def _type_ids() -> dict[str, int]:
 
 
 def _flat(measurement: Measurement) -> dict[str, Any]:
-    row: dict[str, Any] = {}
-    for name, kind in _kinds().items():
+    scalars, mappings = _fields_of_kinds()
+    row = {name: _scalar(getattr(measurement, name)) for name in scalars}
+    metrics = measurement.metrics
+    row |= {name: getattr(metrics, name) for name in _METRICS}
+    for name in _RAW_TYPES:
+        row[name] = [{"rank": rank} | _plain(raw) for rank, raw in getattr(measurement, name)]
+    for name in _TIMES:
         value = getattr(measurement, name)
-        if kind == "metrics":
-            row.update({name: getattr(value, name) for name in _METRICS})
-        elif kind == "raw":
-            row[name] = [{"rank": rank} | _plain(raw) for rank, raw in value]
-        elif kind == "measure":
-            row[name] = _plain(value)
-        elif kind == "parameters":
-            row[name] = [(key, json.dumps(item)) for key, item in value.items()]
-        elif kind == "time":
-            row[name] = None if value is None else round(value * 1_000_000)
-        elif kind == "mapping":
-            row[name] = [(_text(key), _text(item)) for key, item in value.items()]
-        else:
-            row[name] = _scalar(value)
+        row[name] = None if value is None else round(value * 1_000_000)
+    for name in mappings:
+        row[name] = [(_text(key), _text(item)) for key, item in getattr(measurement, name).items()]
+    row["parameters"] = [(key, _json(item)) for key, item in measurement.parameters.items()]
+    row["measure"] = _plain(measurement.measure)
     return row
 
 
 @lru_cache(maxsize=1)
-def _kinds() -> dict[str, str]:
-    """How the value of each field becomes one of a row."""
-    kinds = dict.fromkeys(_TIMES, "time") | dict.fromkeys(_RAW_TYPES, "raw")
-    kinds |= {name: name for name in ("metrics", "measure", "parameters")}
+def _fields_of_kinds() -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The fields that are plain values or tuples of them, and those that map texts to texts."""
+    others = {*_TIMES, *_RAW_TYPES, "metrics", "measure", "parameters"}
+    kinds: dict[bool, list[str]] = {False: [], True: []}
     for name, hint in _hints(Measurement).items():
         origin = typing.get_origin(hint)
-        mapping = isinstance(origin, type) and issubclass(origin, Mapping)
-        kinds.setdefault(name, "mapping" if mapping else "scalar")
-    return {field.name: kinds[field.name] for field in fields(Measurement)}
+        if name not in others:
+            kinds[isinstance(origin, type) and issubclass(origin, Mapping)].append(name)
+    return tuple(kinds[False]), tuple(kinds[True])
 
 
 def _plain(record: Any) -> dict[str, Any]:

@@ -190,10 +190,19 @@ class Store:
         except (StoreError, OSError) as problem:  # a convenience; the rows are safe without it
             _LOG.warning("the rows were not compacted: %s", problem)
         finally:
-            self._begun.close()
-            with contextlib.suppress(OSError):
-                disk.remove(self._reserve)
+            ours = self._is_ours()
+            self._begun.close(ours=ours)
+            if ours:
+                with contextlib.suppress(OSError):
+                    disk.remove(self._reserve)
             self._lock.release()
+
+    def _is_ours(self) -> bool:
+        try:
+            self._lock.still_mine()
+        except StoreError:
+            return False
+        return True
 
     def append(self, *measurements: Measurement) -> Path:
         """Write a row, or several as one file: all or none. When this returns, they survive a
@@ -249,7 +258,9 @@ class Store:
         return None
 
     def _adopt_spilled(self) -> None:
-        """Bring home what predecessors had to write elsewhere."""
+        """Bring home what predecessors had to write elsewhere. The final row of an attempt that has
+        a row by now is set aside: another driver took it for lost, and its job went on."""
+        known: set[tuple[str, int]] | None = None
         for directory in spill_directories(self.run_id):
             if not disk.is_ours(directory):
                 continue
@@ -258,9 +269,16 @@ class Store:
                 if reason := fragments.damage_of(name, data):  # it stays where it is
                     _LOG.warning("not brought home: %s: %s", directory / name, reason)
                     continue
-                fragments.write_durably(self.tables_path, name, data)
+                known = self._attempts_recorded() if known is None else known
+                there = disk.is_there(self.tables_path / name)
+                if not there and fragments.attempt_of(name) in known and _is_final(data):
+                    disk.make_directory(self.quarantine_path)
+                    fragments.write_durably(self.quarantine_path, name, data)
+                    _LOG.warning("set aside as %s: the attempt has a row", name)
+                else:
+                    fragments.write_durably(self.tables_path, name, data)
+                    self.rescued += 1
                 disk.remove(directory / name)
-                self.rescued += 1
             with contextlib.suppress(OSError):
                 directory.rmdir()
 
@@ -495,6 +513,16 @@ def spill_directories(run_id: str) -> list[Path]:
     """Where this host keeps rows that found no room in their run's directory."""
     places = (Path(tempfile.gettempdir()), Path.home(), Path("/dev/shm"))
     return [place / f".nightgrid-unsaved-{run_id}" for place in places if place.is_dir()]
+
+
+def _is_final(data: bytes) -> bool:
+    """Whether the row in a file of one row is its job's final one, of an attempt."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    table = pq.read_table(pa.BufferReader(data), columns=["final", "attempt_number"])
+    (row,) = table.to_pylist()
+    return bool(row["final"] and row["attempt_number"])
 
 
 def _row_file(measurements: Sequence[Measurement]) -> tuple[str, bytes]:

@@ -2,10 +2,10 @@
 
 The checker knows nothing of the schedule's own books: it keeps its own, from what was commanded
 and what happened. No card has two workers, no worker two attempts, no job two attempts or two
-final rows; a gang's cards are a legal set and its processes fresh; an attempt's row comes before
-its cards are used again; nothing is commanded after the end; a deadline is kept, whatever fails and
-whatever refuses to end. Its cost is a few dictionary look-ups
-a command, so that it stays on in simulations of a million events.
+final rows; a gang's cards are a legal set and its processes fresh; no attempt that has ended goes
+without a row, which comes before any command that uses its cards again; nothing is commanded after
+the end; a deadline is kept, whatever fails and whatever refuses to end. Its cost is a few
+dictionary look-ups a command, so that it stays on in simulations of a million events.
 """
 
 from __future__ import annotations

@@ -2,11 +2,12 @@
 
 It owns the cards. Each card has at most one worker, and each worker at most one attempt. Jobs
 go longest first to the workers that hold their model; gangs get a legal card set drained for them
-(``scheduling/assignment.py``). What a failure means is looked up in ``retry.py``. Rows come before
-the commands that give their cards away, and every job gets exactly one final row, whatever breaks.
-With a deadline the first cell of each configuration goes first (``anchors.py``), what cannot end in
-time is not started, and what overruns is stopped; a process that does not end holds up its card,
-never the run. The same object runs the night (``driver.py``) and the simulation (``simulate.py``).
+(``scheduling/assignment.py``). What a failure means is looked up in ``retry.py``. The end of an
+attempt gives its row before any other command, and every job gets exactly one final row, whatever
+breaks. With a deadline the first cell of each configuration goes first (``anchors.py``), what
+cannot end in time is not started, and what overruns is stopped; a process that does not end holds
+up its card, never the run. The same object runs the night (``driver.py``) and the simulation
+(``simulate.py``).
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from unittest.mock import patch
 from disk_model import SimulatedDisk
 from nights import Lock, Night, Promises, run_night
 
-from orchestrator.driver import Driver
+from orchestrator.driver import Driver, Row
 from orchestrator.errors import StoreFull
 from orchestrator.events import Event, RecordRow, StopWorker
 from orchestrator.results import disk, fragments
@@ -50,11 +50,11 @@ def _nothing(*_: Any, **__: Any) -> None:
 def _forget_full_rows() -> contextlib.AbstractContextManager[Any]:
     """A row that finds no room is dropped."""
 
-    def dropping(driver: Driver, commands: Sequence[RecordRow]) -> None:
+    def dropping(driver: Driver, rows: Sequence[Row]) -> None:
         with contextlib.suppress(StoreFull):
-            driver.store.append(*map(driver.to_measurement, commands))
+            driver.store.append(*(measurement for _, measurement in rows))
 
-    return patch.object(Driver, "_record", dropping)
+    return patch.object(Driver, "_append", dropping)
 
 
 def _start_while_full() -> contextlib.AbstractContextManager[Any]:
