@@ -241,7 +241,7 @@ def test_an_agent_that_does_not_answer_costs_its_node_until_it_is_claimed_anew(
     """It is frozen, and shows when it is to stop a worker."""
     import ray
 
-    monkeypatch.setattr(executor, "_STOP_PATIENCE_S", 8.0)
+    monkeypatch.setattr(executor, "_STOP_PATIENCE_S", 3.0)
     node = bench.node("gpu-1")
     busy, idle = bench.start(*node.cards)
     attempt_id = bench.run((node.cards[0],), [busy], "sleep:600")
@@ -254,7 +254,8 @@ def test_an_agent_that_does_not_answer_costs_its_node_until_it_is_claimed_anew(
     bench.executor.perform(StopWorker(worker_id=busy.worker_id, reason="no progress"))
     outcome = bench.ended(attempt_id).outcome
     assert outcome.state is State.LOST and outcome.failure is not None
-    assert "its agent has not answered for 8 s" in outcome.failure.message
+    assert "its agent has not answered for 3 s" in outcome.failure.message
+    monkeypatch.undo()
     bench.stopped(busy.worker_id)
     stopped = bench.stopped(idle.worker_id)
     assert stopped.failure is not None
