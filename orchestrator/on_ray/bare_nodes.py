@@ -38,7 +38,7 @@ def bare_nodes() -> Iterator[None]:
 def _wait_for(gcs_address: str, node_id: str) -> None:
     """Wait until the control store knows the node, not for ever."""
     from ray import NodeID
-    from ray._raylet import GcsClient
+    from ray._raylet import GcsClient  # type: ignore[attr-defined]  # a compiled module
 
     client, wanted = GcsClient(address=gcs_address), NodeID.from_hex(node_id)
     deadline = time.monotonic() + _PATIENCE_S

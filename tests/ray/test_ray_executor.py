@@ -72,6 +72,18 @@ def test_nobody_else_gets_a_claimed_card(bench: Bench) -> None:
     assert [free.get(kind, 0.0) for kind in ("HPU", "GPU", "CPU")] == [0.0, 0.0, 0.0]
 
 
+def test_nothing_of_ray_runs_that_nobody_asks(bench: Bench) -> None:
+    """The emulated cluster's own processes are the control store and, for the head and each node,
+    a raylet."""
+    assert bench.cluster.temp_dir is not None
+    own = [
+        process.name()
+        for process in psutil.Process().children()
+        if bench.cluster.temp_dir in " ".join(process.cmdline())
+    ]
+    assert sorted(own) == ["gcs_server", *["raylet"] * 4]
+
+
 def test_every_worker_sees_only_its_own_card(bench: Bench) -> None:
     """Workers started last card first see exactly the card that was asked for."""
     cards = tuple(reversed(bench.node("hpu-1").cards))
