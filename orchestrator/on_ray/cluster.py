@@ -27,6 +27,7 @@ from orchestrator.cluster import Node
 from orchestrator.errors import ClusterError
 from orchestrator.job import Accelerator
 from orchestrator.on_ray.actors import threads_asked
+from orchestrator.on_ray.bare_nodes import bare_nodes
 from orchestrator.on_ray.token import MODE, missing_token, refused_token, take_own_token
 
 #: Custom Ray resources by which a node says what Ray has no word for.
@@ -75,7 +76,8 @@ class EmulatedCluster(RayCluster):
 
     def add(self, node: Node) -> None:
         """Start a node; about two seconds, in which Ray waits for its own confirmation."""
-        self.ray_nodes[node.name] = self.ray_cluster.add_node(**_ray_node(node))
+        with bare_nodes():
+            self.ray_nodes[node.name] = self.ray_cluster.add_node(**_ray_node(node))
 
     def remove(self, name: str) -> None:
         """Kill a node and everything on it."""
@@ -108,7 +110,7 @@ def connect(address: str | None = None) -> Iterator[RayCluster]:
 
 
 @contextlib.contextmanager
-def emulate(nodes: Sequence[Node], *, dashboard: bool = False) -> Iterator[EmulatedCluster]:
+def emulate(nodes: Sequence[Node]) -> Iterator[EmulatedCluster]:
     """Start a cluster on this machine with these nodes, join it, and end it afterwards.
 
     Everything listens on the loopback interface only. To be called from the main thread: Ray's
@@ -147,7 +149,7 @@ def emulate(nodes: Sequence[Node], *, dashboard: bool = False) -> Iterator[Emula
         stack.enter_context(_environment(**settings))
         stack.callback(cluster.ray_cluster.shutdown)
         try:
-            _start_head(cluster.ray_cluster, dashboard=dashboard)
+            _start_head(cluster.ray_cluster)
             for node in nodes:
                 cluster.add(node)
         except Exception as error:
@@ -219,18 +221,21 @@ def _leave() -> None:
     ray.shutdown()
 
 
-def _start_head(cluster: Any, *, dashboard: bool) -> None:
-    """The head node holds no cards and runs no jobs."""
-    cluster.add_node(
-        num_cpus=0,
-        num_gpus=0,  # said, since Ray would count this machine's own cards, which are not emulated
-        resources={Accelerator.HPU.value: 0},
-        node_name="head",
-        node_ip_address=_LOOPBACK,
-        object_store_memory=_OBJECT_STORE_BYTES,
-        include_dashboard=dashboard,
-        dashboard_port=_free_port(),
-    )
+def _start_head(cluster: Any) -> None:
+    """The head node holds no cards and runs no jobs. Nobody looks at what Ray's dashboard, its
+    autoscaler and its reader of logs would tell: they would take longer to start than all else."""
+    with bare_nodes():
+        cluster.add_node(
+            num_cpus=0,
+            num_gpus=0,  # said, since Ray would count this machine's own, which are not emulated
+            resources={Accelerator.HPU.value: 0},
+            node_name="head",
+            node_ip_address=_LOOPBACK,
+            object_store_memory=_OBJECT_STORE_BYTES,
+            include_dashboard=False,
+            include_log_monitor=False,
+            no_monitor=True,
+        )
 
 
 def _ray_node(node: Node) -> dict[str, Any]:
@@ -298,13 +303,6 @@ def _is_alive(pid: int) -> bool:
     except PermissionError:
         pass
     return True
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 # ---------------------------------------------------------------- what is in it (pure)

@@ -70,9 +70,10 @@ class ChaosCluster:
         try:
             self._ray_start("head", "127.0.0.2", "--head", "--port", str(self.port))
             self._wait_for(1)
-            for number, name in enumerate(self.names, 2):
+            for name in self.names:
                 self.start(name)
-                self._wait_for(number)  # side by side they time out on two cores
+                self._wait_for_raylet(name)  # all side by side they time out on two cores
+            self._wait_for(1 + self.nodes)
         except BaseException:
             self.close()
             raise
@@ -211,6 +212,15 @@ class ChaosCluster:
                 stderr=log,
                 start_new_session=True,
             )
+
+    def _wait_for_raylet(self, name: str) -> None:
+        """Until the imports of a server's `ray start` are done and its own processes start."""
+        process = self._processes[name]
+        while process.poll() is None:
+            with contextlib.suppress(psutil.Error):
+                if any(c.name() == "raylet" for c in psutil.Process(process.pid).children()):
+                    return
+            time.sleep(0.2)
 
     def _wait_for(self, nodes: int) -> None:
         """Until so many nodes have registered, the head among them."""

@@ -124,7 +124,8 @@ class Injector:
 
     def busy_workers(self) -> list[tuple[str, int, int]]:
         """Node, card and process of every worker that runs a job which works. Those that go wrong
-        of themselves are left alone: what they did would not be known from what was done."""
+        of themselves are left alone: what they did would not be known from what was done. They are
+        never in the phase with which one that works begins."""
         from orchestrator.run_status import RunStatus
 
         try:
@@ -135,7 +136,7 @@ class Injector:
         busy = {
             f"{card.card.replace('/', '-')}-{card.worker_id}.log"
             for card in cards
-            if card.phase in ("warmup", "measure")
+            if card.phase == "warmup"
         }
         found = []
         for log, pid in self.cluster.worker_processes():

@@ -21,7 +21,7 @@ from workloads.parameters import WorkloadParameters
 Behaviour = Literal[
     "work", "segfault", "abort", "allocate", "hold-gil", "hang", "stubborn", "raise", "grow"
 ]
-#: A job that works is seen to go on: each stretch is told as another phase.
+#: A job that works is seen to go on: each stretch is told as another phase, "warmup" at first.
 STRETCH_S = 4.0
 
 

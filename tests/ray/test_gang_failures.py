@@ -19,7 +19,7 @@ from orchestrator.run_status import RunStatus
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 ROOT = Path(__file__).resolve().parents[2]
-HANG_S = 30.0  # after which the watchdog of this test calls a phase hung
+HANG_S = 16.0  # after which the watchdog of this test calls a phase hung
 GRID = """\
 name: gang
 experiments:
@@ -31,7 +31,7 @@ experiments:
     precision: fp32
     batch_size: 2
     strategy: ddp
-    steps: 200
+    steps: 80
     samples: 64
     max_length: 48
     measure: {warmup: 1, time_limit_s: 600}

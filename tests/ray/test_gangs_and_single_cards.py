@@ -18,7 +18,7 @@ HERE = Path(__file__).resolve().parent
 
 @pytest.fixture(scope="module")
 def night(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """A hundred one-card jobs, and gangs of 8, 4 and 2 that come when every card is busy."""
+    """Sixty one-card jobs, and gangs of 8, 4 and 2 that come when every card is busy."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
     done = subprocess.run(
         [sys.executable, str(HERE / "two_servers.py"), str(tmp_path_factory.mktemp("night"))],

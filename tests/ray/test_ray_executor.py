@@ -72,6 +72,18 @@ def test_nobody_else_gets_a_claimed_card(bench: Bench) -> None:
     assert [free.get(kind, 0.0) for kind in ("HPU", "GPU", "CPU")] == [0.0, 0.0, 0.0]
 
 
+def test_nothing_of_ray_runs_that_nobody_asks(bench: Bench) -> None:
+    """The emulated cluster's own processes are the control store and, for the head and each node,
+    a raylet."""
+    assert bench.cluster.temp_dir is not None
+    own = [
+        process.name()
+        for process in psutil.Process().children()
+        if bench.cluster.temp_dir in " ".join(process.cmdline())
+    ]
+    assert sorted(own) == ["gcs_server", *["raylet"] * 4]
+
+
 def test_every_worker_sees_only_its_own_card(bench: Bench) -> None:
     """Workers started last card first see exactly the card that was asked for."""
     cards = tuple(reversed(bench.node("hpu-1").cards))
@@ -241,7 +253,7 @@ def test_an_agent_that_does_not_answer_costs_its_node_until_it_is_claimed_anew(
     """It is frozen, and shows when it is to stop a worker."""
     import ray
 
-    monkeypatch.setattr(executor, "_STOP_PATIENCE_S", 8.0)
+    monkeypatch.setattr(executor, "_STOP_PATIENCE_S", 3.0)
     node = bench.node("gpu-1")
     busy, idle = bench.start(*node.cards)
     attempt_id = bench.run((node.cards[0],), [busy], "sleep:600")
@@ -254,7 +266,8 @@ def test_an_agent_that_does_not_answer_costs_its_node_until_it_is_claimed_anew(
     bench.executor.perform(StopWorker(worker_id=busy.worker_id, reason="no progress"))
     outcome = bench.ended(attempt_id).outcome
     assert outcome.state is State.LOST and outcome.failure is not None
-    assert "its agent has not answered for 8 s" in outcome.failure.message
+    assert "its agent has not answered for 3 s" in outcome.failure.message
+    monkeypatch.undo()
     bench.stopped(busy.worker_id)
     stopped = bench.stopped(idle.worker_id)
     assert stopped.failure is not None

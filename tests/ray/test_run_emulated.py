@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from orchestrator.job import State
+from orchestrator.measurement import Measurement
 from orchestrator.results.store import Store
 from orchestrator.run_status import RunStatus
+from orchestrator.worker.leftovers import Owner, leftovers
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
@@ -35,12 +39,14 @@ MIXED = (
     + """\
   - name: gangs
     accelerator: HPU
-    output_tokens: 4
+    output_tokens: 60
+    ignore_eos: true
     axes:
       cards: [1, 2]
   - name: other
     accelerator: GPU
-    output_tokens: 4
+    output_tokens: 60
+    ignore_eos: true
     axes:
       batch_size: [1, 2]
 """
@@ -103,25 +109,82 @@ def processes_naming(text: str) -> list[str]:
     return found
 
 
-def test_a_mixed_grid_with_a_gang_runs_on_emulated_nodes(tmp_path: Path) -> None:
-    """HPU and GPU jobs, one of them on two cards, end as rows that say where and with what; the
-    second run starts nothing."""
-    (tmp_path / "grid.yaml").write_text(MIXED)
-    run = Run(tmp_path, "--emulate", "1x2:HPU,1x1:GPU")
-    assert run.finish() == 0, run.output
-    assert "\x1b" not in run.output  # a log, not a terminal
-    rows = Store.existing(tmp_path / "results", "mixed").measurements()
-    assert len(rows) == 4 and {row.state for row in rows} == {State.SUCCEEDED}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Night:
+    """A run whose driver was killed with ``kill -9``, and that was gone on with to its end."""
+
+    directory: Path
+    interrupted: set[str]  # the attempts that were running then
+    resumed: Run
+
+    @property
+    def store(self) -> Store:
+        return Store.existing(self.directory / "results", "mixed")
+
+    @property
+    def rows(self) -> list[Measurement]:
+        return self.store.measurements()
+
+
+@pytest.fixture(scope="module")
+def night(tmp_path_factory: pytest.TempPathFactory) -> Night:
+    """Two kinds of cards, jobs of one and of two of them, and a driver that dies at work."""
+    directory = tmp_path_factory.mktemp("mixed")
+    (directory / "grid.yaml").write_text(MIXED)
+    first = Run(directory, "--emulate", "1x4:HPU,1x1:GPU")
+    log = directory / "results" / "mixed" / "begun.log"
+    deadline = time.monotonic() + 120
+    while not log.exists() or len(log.read_bytes().splitlines()) < 2:
+        assert time.monotonic() < deadline and first.process.poll() is None
+        time.sleep(0.05)
+    os.kill(first.process.pid, signal.SIGKILL)
+    first.process.wait()
+    assert first.process.stdout is not None
+    first.process.stdout.close()
+    again = Run(directory, "--resume")
+    assert again.finish() == 0, again.output
+    interrupted = set(re.findall(r"attempt (\S+) was running then: LOST", again.output))
+    return Night(directory=directory, interrupted=interrupted, resumed=again)
+
+
+def test_a_run_goes_on_at_once_after_its_driver_was_killed(night: Night) -> None:
+    """The attempts of the dead driver are LOST, once; every job is measured; nothing that the dead
+    driver had started lives on."""
+    assert "taken over from a driver that died: process" in night.resumed.output
+    lost = [row for row in night.rows if row.state is State.LOST]
+    assert len(night.interrupted) >= 2
+    assert {row.attempt_id for row in lost} == night.interrupted
+    assert not any(row.final for row in lost)
+    assert all("died while it ran" in row.reason for row in lost)
+    others = [row for row in night.rows if row.state is not State.LOST]
+    assert [(row.state, row.final) for row in others] == [(State.SUCCEEDED, True)] * 4
+    assert len({row.job_id for row in others}) == 4
+    assert len({row.attempt_id for row in night.rows}) == len(night.rows)
+    assert len({row.invocation_id for row in night.rows}) == 2
+    run_id = (night.store.path / "run.id").read_text().strip()
+    assert leftovers(Owner(run_id=run_id, invocation_id="the test's")) == []
+    assert not (night.store.path / "begun.log").exists()
+
+
+def test_a_mixed_grid_with_a_gang_runs_on_emulated_nodes(night: Night) -> None:
+    """HPU and GPU jobs, one of them on two cards, end as rows that say where and with what."""
+    assert "\x1b" not in night.resumed.output  # a log, not a terminal
+    rows = [row for row in night.rows if row.final]
     (gang,) = [row for row in rows if row.cards == 2]
-    assert gang.card_indices == (0, 1) and {rank for rank, _ in gang.samples} == {0, 1}
+    assert gang.card_indices in ((0, 1), (2, 3)) and {rank for rank, _ in gang.samples} == {0, 1}
     assert {row.nodes for row in rows if row.accelerator == "GPU"} == {("gpu-1",)}
+    assert {row.nodes for row in rows if row.accelerator == "HPU"} == {("hpu-1",)}
     assert {row.niceness for row in rows} == {os.getpriority(os.PRIO_PROCESS, 0)}
     assert all(row.emulated and row.worker_pid for row in rows)
 
-    again = Run(tmp_path, "--emulate", "1x2:HPU,1x1:GPU")
+
+def test_a_run_that_has_everything_starts_nothing(night: Night) -> None:
+    """The same command again: every row is reused."""
+    before = night.rows
+    again = Run(night.directory, "--emulate", "1x4:HPU,1x1:GPU")
     assert again.finish() == 0
     assert "0 run, 4 reuse" in again.output and "starting" not in again.output
-    assert Store.existing(tmp_path / "results", "mixed").measurements() == rows
+    assert night.rows == before
 
 
 def test_interrupts_end_a_run_in_order_and_leave_nothing_behind(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from orchestrator.run_status import Board
 from orchestrator.scheduling.estimate import Estimate
 from orchestrator.scheduling.schedule import Schedule, ScheduleSettings
 
-SINGLES, SINGLE_S, GANG_S = 100, 1.5, 1.0
+SINGLES, SINGLE_S, GANG_S = 60, 1.0, 0.7
 WIDTHS = (8, 4, 2)
 
 
