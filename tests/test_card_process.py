@@ -23,8 +23,9 @@ from orchestrator.attempt import Attempt, RankOutcome, WorkerInfo
 from orchestrator.cluster import Card
 from orchestrator.failure import Failure, FailureClass
 from orchestrator.job import Accelerator, Job, State
+from orchestrator.worker import card_process
 from orchestrator.worker.card_process import CardProcess, Launch, Order
-from orchestrator.worker.process_server import end_process, oom_kills, wait_for_end
+from orchestrator.worker.process_server import ServedProcess, end_process, oom_kills, wait_for_end
 
 JOB = Job(
     experiment="e",
@@ -247,6 +248,30 @@ def test_a_worker_that_cannot_start_is_gone_and_says_why(server: Server) -> None
     failure = dying.start()
     assert isinstance(failure, Failure) and "exited with 3 during start-up" in failure.message
     assert dying.gone
+
+
+def test_a_worker_that_answers_before_its_kill_arrives_is_gone_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stopped while its process was being asked for: a card is free when nothing is on it."""
+    opened = _open(tmp_path, "scripted_worker")
+    process = opened.process()
+    pids = []
+
+    class Late(ServedProcess):
+        def __init__(self, *arguments: Any, **named: Any) -> None:
+            process.stop("changed my mind")  # there is nothing to kill yet
+            super().__init__(*arguments, **named)
+            pids.append(self.pid)
+
+        def kill(self) -> None:
+            threading.Timer(0.5, super().kill).start()
+
+    monkeypatch.setattr(card_process, "ServedProcess", Late)
+    failure = process.start()
+    assert isinstance(failure, Failure) and failure.message == "stopped: changed my mind"
+    assert process.gone and not any(map(alive, pids))
+    _close(opened)
 
 
 def test_a_failed_rendezvous_fails_the_rank_and_leaves_the_worker(server: Server) -> None:
