@@ -7,6 +7,7 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -19,6 +20,12 @@ settings.register_profile(
     print_blob=True,
 )
 settings.load_profile("nightgrid")
+
+
+@pytest.fixture(scope="session")
+def pretrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache of the tests' own, in which the pretrained model is made once out of its package."""
+    return tmp_path_factory.mktemp("pretrained")
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -18,9 +18,16 @@ from orchestrator.results.lock import Holder
 from orchestrator.results.store import Store
 
 CONTEXT = multiprocessing.get_context("forkserver")
-# Children that import nothing start in milliseconds, so many can be killed.
+# Children that import nothing start in milliseconds, so many can be killed. Arrow looks for pandas
+# at the first row.
 CONTEXT.set_forkserver_preload(
-    ["pytest", "pyarrow.parquet", "orchestrator.results.schema", "orchestrator.results.store"]
+    [
+        "pytest",
+        "pandas",
+        "pyarrow.parquet",
+        "orchestrator.results.schema",
+        "orchestrator.results.store",
+    ]
 )
 
 #: The system calls that change what is on the disk, as the store makes them.

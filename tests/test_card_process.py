@@ -11,20 +11,21 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from scripted_worker import KindConfig
 
 from orchestrator.attempt import Attempt, RankOutcome, WorkerInfo
 from orchestrator.cluster import Card
-from orchestrator.executor import Progress
 from orchestrator.failure import Failure, FailureClass
 from orchestrator.job import Accelerator, Job, State
+from orchestrator.worker import card_process
 from orchestrator.worker.card_process import CardProcess, Launch, Order
-from orchestrator.worker.process_server import end_process, oom_kills, wait_for_end
+from orchestrator.worker.process_server import ServedProcess, end_process, oom_kills, wait_for_end
 
 JOB = Job(
     experiment="e",
@@ -62,46 +63,6 @@ def ran(
     return pickle.loads(outcome) if isinstance(outcome, bytes) else outcome
 
 
-class ScriptedWorker:
-    """Runs the Python source it is configured with; this module is imported in the process."""
-
-    def __init__(self, config: dict[str, str]) -> None:
-        self.config = config
-
-    def start(self) -> WorkerInfo:
-        exec(self.config.get("start", ""))
-        return WorkerInfo(
-            worker_id=self.config["name"],
-            node_name="n",
-            pid=os.getpid(),
-            device_name="",
-            driver_version="",
-            emulated=True,
-            visible_cards=os.environ.get("CARD", ""),
-            threads=1,
-            niceness=0,
-            versions={"parent": str(os.getppid()), "json": str("json" in sys.modules)},
-        )
-
-    def listen(self, address: str) -> Any:
-        raise OSError(f"cannot listen on {address}")
-
-    def run(self, attempt: Attempt, rank: int, rendezvous: Any) -> RankOutcome:
-        started_at = time.time()
-        exec(self.config.get("run", ""))
-        return RankOutcome(
-            rank=rank, state=State.SUCCEEDED, started_at=started_at, ended_at=time.time()
-        )
-
-    def progress(self) -> Progress | None:
-        return Progress(
-            worker_id=self.config["name"], attempt_id="a-1", phase="warmup", phase_started_at=1.0
-        )
-
-    def failure(self, error: BaseException) -> Failure:
-        return Failure(failure_class=FailureClass.ERROR, message=str(error))
-
-
 @dataclass
 class Server:
     """A running process server."""
@@ -124,34 +85,12 @@ class Server:
         launch = Launch(
             name=name,
             server=self.path,
-            factory="test_card_process:ScriptedWorker",
+            factory="scripted_worker:ScriptedWorker",
             config={"name": name, "start": start, "run": run},
             environments={"": {"CARD": "5"}},
             log=str(self.logs / f"{self.count}.log"),
         )
         return CardProcess(launch)
-
-
-@dataclass(frozen=True)
-class KindConfig:
-    """The configuration of a worker that may become another kind of process."""
-
-    kind: str = ""
-    environment: Mapping[str, str] = field(default_factory=dict)
-
-
-class KindWorker(ScriptedWorker):
-    """Says in its outcome what kind of process it is, and what it was started with."""
-
-    def __init__(self, config: KindConfig) -> None:
-        super().__init__({"name": "k"})
-        self.kind = config.kind
-
-    def run(self, attempt: Attempt, rank: int, rendezvous: Any) -> RankOutcome:
-        outcome = super().run(attempt, rank, rendezvous)
-        said = f"{os.getpid()} {self.kind or 'ordinary'} {os.environ['MODE']}"
-        failure = Failure(failure_class=FailureClass.ERROR, message=said)
-        return replace(outcome, failure=failure)
 
 
 def _open(tmp_path: Path, *preload: str) -> Server:
@@ -178,7 +117,7 @@ def _close(server: Server) -> None:
 @pytest.fixture(params=["fresh", "forked"])
 def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Server]:
     """A server of each kind: workers started afresh, or forked after a preload."""
-    opened = _open(tmp_path, *(["json"] if request.param == "forked" else []))
+    opened = _open(tmp_path, *(["scripted_worker"] if request.param == "forked" else []))
     yield opened
     _close(opened)
 
@@ -228,7 +167,7 @@ def test_a_job_gets_the_kind_of_process_that_it_needs(server: Server) -> None:
         Launch(
             name="k",
             server=server.path,
-            factory="test_card_process:KindWorker",
+            factory="scripted_worker:KindWorker",
             config=KindConfig(),
             environments=kinds,
             log=str(server.logs / "k.log"),
@@ -309,6 +248,30 @@ def test_a_worker_that_cannot_start_is_gone_and_says_why(server: Server) -> None
     failure = dying.start()
     assert isinstance(failure, Failure) and "exited with 3 during start-up" in failure.message
     assert dying.gone
+
+
+def test_a_worker_that_answers_before_its_kill_arrives_is_gone_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stopped while its process was being asked for: a card is free when nothing is on it."""
+    opened = _open(tmp_path, "scripted_worker")
+    process = opened.process()
+    pids = []
+
+    class Late(ServedProcess):
+        def __init__(self, *arguments: Any, **named: Any) -> None:
+            process.stop("changed my mind")  # there is nothing to kill yet
+            super().__init__(*arguments, **named)
+            pids.append(self.pid)
+
+        def kill(self) -> None:
+            threading.Timer(0.5, super().kill).start()
+
+    monkeypatch.setattr(card_process, "ServedProcess", Late)
+    failure = process.start()
+    assert isinstance(failure, Failure) and failure.message == "stopped: changed my mind"
+    assert process.gone and not any(map(alive, pids))
+    _close(opened)
 
 
 def test_a_failed_rendezvous_fails_the_rank_and_leaves_the_worker(server: Server) -> None:
@@ -492,7 +455,7 @@ _ASKER = """
 import sys, time
 from orchestrator.worker.card_process import CardProcess, Launch
 process = CardProcess(Launch(name="orphan", server=sys.argv[1], environments={"": {}},
-    factory="test_card_process:ScriptedWorker", config={"name": "orphan"},
+    factory="scripted_worker:ScriptedWorker", config={"name": "orphan"},
     log=sys.argv[2] + "/orphan.log"))
 print(process.start().pid, flush=True)
 time.sleep(600)

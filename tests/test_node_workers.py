@@ -5,14 +5,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
-from test_card_process import ATTEMPT, ScriptedWorker, Server, _close, _open, alive, eventually
+from test_card_process import ATTEMPT, Server, _close, _open, alive, eventually
 
-from orchestrator.attempt import Attempt, RankOutcome
+from orchestrator.attempt import RankOutcome
 from orchestrator.energy import Energy
 from orchestrator.failure import Failure, FailureClass
 from orchestrator.job import State
@@ -31,13 +29,6 @@ from orchestrator.worker.letters import (
 )
 from orchestrator.worker.node_workers import NodeWorkers
 from orchestrator.worker.wire import packed, unpacked
-
-
-class TimedWorker(ScriptedWorker):
-    """Says when its timed part was."""
-
-    def run(self, attempt: Attempt, rank: int, rendezvous: Any) -> RankOutcome:
-        return replace(super().run(attempt, rank, rendezvous), timed=(1.0, 3.0))
 
 
 class Node:
@@ -80,7 +71,7 @@ class Node:
             Launch(
                 name=name,
                 server=self._server.path,
-                factory="test_node_workers:TimedWorker",
+                factory="scripted_worker:TimedWorker",
                 config={"name": name, "start": start, "run": run},
                 environments={"": {"CARD": "5"}},
                 log=str(self._server.logs / f"{name}.log"),
@@ -102,7 +93,7 @@ def outcome_of(answer: Answer) -> RankOutcome:
 
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[Node]:
-    server = _open(tmp_path, "json")
+    server = _open(tmp_path, "scripted_worker")
     yield Node(server)
     _close(server)
 

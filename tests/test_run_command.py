@@ -265,7 +265,8 @@ experiments:
 
 def test_a_reader_who_leaves_does_not_end_the_run(tmp_path: Path) -> None:
     """`nightgrid run … | head`: every job is measured all the same."""
-    (tmp_path / "grid.yaml").write_text(GRID.replace("workload: tiny", "workload: text-generation"))
+    few = "workload: text-generation\n  prompts: 2\n  output_tokens: 2"
+    (tmp_path / "grid.yaml").write_text(GRID.replace("workload: tiny", few))
     read, write = os.pipe()
     os.close(read)
     done = subprocess.run(

@@ -20,10 +20,11 @@ _MARKDOWN = re.compile(r"([\\`*_\[\]<>|~#&])")
 
 def visible(text: str) -> str:
     """The text with control and format characters spelled out; newlines and tabs stay."""
-    if text.isascii() and text.isprintable():
+    if text.isprintable():  # then none of them is in it
         return text
     text = text.replace("\r\n", "\n")
-    return "".join(c if c in "\n\t" or _seen(c) else _spelled(c) for c in text)
+    seen = (c if c.isprintable() or c in "\n\t" or _seen(c) else _spelled(c) for c in text)
+    return "".join(seen)
 
 
 def one_line(text: str, limit: int = 0) -> str:

@@ -201,11 +201,13 @@ class CardProcess:
             kind, value = self._receive()
         except (EOFError, OSError):
             return self._death("start-up")
-        if kind == "answer":
-            self._info = value
-            return self._info
-        self._gone.wait()
-        return self._with_log(value)
+        if kind != "answer":
+            self._gone.wait()
+            return self._with_log(value)
+        if self._stopped_because is not None:  # it answered before it was killed
+            return self._death("start-up")
+        self._info = value
+        return self._info
 
     def listen(self, address: str) -> Any:
         """Have rank 0 open a rendezvous on ``address``: the rendezvous, or a Failure."""

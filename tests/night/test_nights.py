@@ -12,7 +12,7 @@ from nights import Tally, run_night
 
 #: ``NIGHTGRID_SEED=17 pytest tests/night`` looks at other nights.
 FIRST = int(os.environ.get("NIGHTGRID_SEED", "0"))
-IN_MEMORY, ON_DISK = 400, 24
+IN_MEMORY, ON_DISK = 200, 24
 BATCH = 50
 
 TOTAL = Tally()

@@ -18,8 +18,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A results directory with one run in which every state occurs."""
     directory = tmp_path_factory.mktemp("results")
     with Store.open(directory, "smoke") as store:
-        for row in every_state(items=2):
-            store.append(row)
+        store.append(*every_state(items=2))
     return directory
 
 

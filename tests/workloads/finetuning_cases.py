@@ -11,6 +11,7 @@ from workloads.refusal import Asked
 from workloads.registry import find_workload
 
 MODEL = "tiny-chatglm3"
+_TRAINED: dict[str, Result] = {}
 FIELDS = ("model", "dataset", "precision", "batch_size", "measure", "probe")
 
 
@@ -45,6 +46,14 @@ def train(worker: Worker | None = None, **changes: Any) -> Result:
     from workloads import finetuning
 
     return finetuning.run(request(**changes), (worker or Worker()).context())
+
+
+def trained(**changes: Any) -> Result:
+    """What a small job measured, which is run once for all tests that ask for the same one."""
+    key = repr(request(**changes))
+    if key not in _TRAINED:
+        _TRAINED[key] = train(**changes)
+    return _TRAINED[key]
 
 
 def losses(result: Result) -> list[float]:

@@ -2,7 +2,7 @@
 
 GANGS is a JSON list of [number of ranks, cases]; cases map a name to settings of a fine-tuning job
 (``finetuning_cases.request``), or with ``generate`` to those of text generation
-(``generation_cases.request``). All cases of a gang run one after another in the same processes. The
+(``generated``). All cases of a gang run one after another in the same processes. The
 last line printed is what each rank of each gang measured, as JSON. Ranks are forked from a process
 that has imported everything, as those of emulated cards are, and import nothing again.
 """
@@ -17,6 +17,7 @@ import multiprocessing
 import os
 import socket
 import sys
+import time
 from typing import Any
 
 import finetuning_cases
@@ -24,6 +25,7 @@ import generation_cases
 import torch
 
 from workloads import finetuning, text_generation
+from workloads.api import JobContext, MeasureSettings
 from workloads.collective import Rendezvous, joined
 from workloads.devices import device_for
 
@@ -36,10 +38,7 @@ def measured(settings: dict[str, Any], rank: int, world_size: int, collective: A
     if "architecture" in settings:
         return split_and_whole(settings["architecture"], rank, world_size)
     if "generate" in settings:
-        asked = generation_cases.request(**settings["generate"])
-        result = text_generation.run(asked, context)
-        texts = [[item.index, item.output_text] for item in result.items]
-        return {"texts": texts, "details": dict(result.details)}
+        return generated(settings, context)
     result = finetuning.run(finetuning_cases.request(**settings), context)
     return {
         "losses": finetuning_cases.losses(result),
@@ -49,6 +48,30 @@ def measured(settings: dict[str, Any], rank: int, world_size: int, collective: A
         "wall_s": [sample.wall_s for sample in result.samples],
         "details": dict(result.details),
         "trainable": result.trainable_parameter_count,
+    }
+
+
+def generated(settings: dict[str, Any], context: JobContext) -> dict[str, Any]:
+    """What a job of text generation wrote and how it ended; rank 1 is slowed down by
+    ``slow_rank_s`` whenever it waits for its card, so that the ranks' clocks disagree."""
+    asked = settings["generate"]
+    if "measure" in asked:
+        asked = asked | {"measure": MeasureSettings(**asked["measure"])}
+    if "slow_rank_s" in settings and context.rank == 1:
+        wait = context.device.synchronize
+
+        def slow() -> None:
+            time.sleep(settings["slow_rank_s"])
+            wait()
+
+        context.device.synchronize = slow  # type: ignore[method-assign]
+    result = text_generation.run(generation_cases.request(**asked), context)
+    return {
+        "texts": [[item.index, item.output_text] for item in result.items],
+        "stop_reason": result.stop_reason,
+        "repeats": sorted({s.repeat for s in result.samples if not s.warmup}),
+        "complete": sorted({s.repeat for s in result.samples if s.complete}),
+        "sizes": [s.items for s in result.samples if s.repeat == 0],
     }
 
 

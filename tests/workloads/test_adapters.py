@@ -33,6 +33,13 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="module")
+def small(shared: None) -> str:
+    """The name of a kept adapter, whose training has changed what the model says."""
+    train(learning_rate=0.1, save_adapter="small", samples=8)
+    return "small"
+
+
 def _base() -> Any:
     from transformers import AutoModelForCausalLM
 
@@ -81,19 +88,18 @@ def test_a_saved_adapter_gives_the_same_logits_again(
         torch.testing.assert_close(again, logits, rtol=0, atol=0)
 
 
-def test_inference_runs_with_the_adapter_of_a_training_job() -> None:
+def test_inference_runs_with_the_adapter_of_a_training_job(small: str) -> None:
     """A generation job that names it writes other texts than the base, and its row says so."""
-    train(learning_rate=0.1, save_adapter="for-inference", samples=8)
     settings = {"prompts": 4, "output_tokens": 8}
     dataset = "advertisegen-synthetic"
     run = text_generation.run
     plain = run(request(dataset, **settings), Worker().context())
-    adapted = run(request(dataset, adapter="for-inference", **settings), Worker().context())
+    adapted = run(request(dataset, adapter=small, **settings), Worker().context())
     assert "adapter" not in plain.details
-    assert adapted.details["adapter"].startswith("for-inference: LORA, rank 8")
+    assert adapted.details["adapter"].startswith("small: LORA, rank 8")
     assert [i.output_text for i in adapted.items] != [i.output_text for i in plain.items]
     quantized = run(
-        request(dataset, adapter="for-inference", precision="int4", **settings), Worker().context()
+        request(dataset, adapter=small, precision="int4", **settings), Worker().context()
     )
     assert "NF4" in quantized.precision_detail
 
@@ -108,17 +114,15 @@ def test_training_an_adapter_again_replaces_it() -> None:
     assert not [p.name for p in adapters.adapters_root().iterdir() if "building" in p.name]
 
 
-def test_a_missing_adapter_is_named_with_where_it_was_looked_for(cache: Path) -> None:
+def test_a_missing_adapter_is_named_with_where_it_was_looked_for(small: str) -> None:
     """The message gives the close name and how nodes share adapters."""
-    train(save_adapter="the-night", steps=1)
-    with pytest.raises(DataMissing, match=r"did you mean the-night.*NIGHTGRID_ADAPTERS"):
-        adapters.find_adapter("the-nigth")
+    with pytest.raises(DataMissing, match=rf"did you mean {small}.*NIGHTGRID_ADAPTERS"):
+        adapters.find_adapter("smal")
 
 
-def test_an_adapter_of_another_model_is_refused(tmp_path: Path) -> None:
+def test_an_adapter_of_another_model_is_refused(tmp_path: Path, small: str) -> None:
     """Other sizes and other layers are errors, not an adapter that does nothing."""
-    train(save_adapter="small", steps=1)
-    directory = adapters.find_adapter("small")
+    directory = adapters.find_adapter(small)
     model, _, _ = _converted(tmp_path)
     with pytest.raises(BadConfiguration, match=r"small' does not fit this model.*size mismatch"):
         adapters.attach(model, str(directory))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from finetuning_cases import losses, request, train
+from finetuning_cases import losses, request, train, trained
 from generation_cases import Worker
 
 from workloads.api import MeasureSettings, Result
@@ -20,6 +20,12 @@ RATE = {"vera": 0.3}  # its vectors start small
 @pytest.fixture(scope="module")
 def lora() -> Result:
     return train(measure=MeasureSettings(warmup=1, time_limit_s=600))
+
+
+def learned(method: str, precision: str) -> Result:
+    """A job of that method on four samples."""
+    rate = RATE.get(method, 1e-2)
+    return trained(method=method, precision=precision, learning_rate=rate, samples=4)
 
 
 @pytest.mark.parametrize(
@@ -38,9 +44,7 @@ def lora() -> Result:
 def test_every_method_learns(method: str, precision: str, trainable: int, detail: str) -> None:
     """Trained on its few samples, the model's loss on the first batch falls; the row says how
     much of it was trained and in which numbers it stood."""
-    result = train(
-        method=method, precision=precision, learning_rate=RATE.get(method, 1e-2), samples=4
-    )
+    result = learned(method, precision)
     assert result.trainable_parameter_count == trainable
     assert detail in result.precision_detail
     assert "loss_flag" not in result.details
@@ -51,7 +55,7 @@ def test_every_method_learns(method: str, precision: str, trainable: int, detail
 
 def test_a_4_bit_base_is_stored_in_4_bits(lora: Result) -> None:
     """QLoRA's base takes less memory than bf16 would, with the same number of parameters."""
-    result = train(method="qlora", precision="bf16", steps=1)
+    result = learned("qlora", "bf16")
     assert result.parameter_count == lora.parameter_count
     assert lora.parameter_count is not None and result.weight_bytes is not None
     assert result.weight_bytes < 0.8 * 2 * lora.parameter_count

@@ -74,10 +74,10 @@ def test_what_memory_held_before_changes_no_text(
 
 @pytest.mark.real
 def test_refilling_changes_no_text_of_the_pretrained_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, pretrained: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second shipped architecture: a Llama with fewer keys than heads."""
-    monkeypatch.delenv("NIGHTGRID_CACHE")
+    monkeypatch.setenv("NIGHTGRID_CACHE", str(pretrained))
     prompts = write_dataset(tmp_path / "prompts.json", ["Name a colour.", "Hi", "What is 2 + 2?"])
     worker = Worker()
     asked = {"model": "smollm2-135m-instruct", "prompts": 3, "output_tokens": 12, "batch_size": 2}

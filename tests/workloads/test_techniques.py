@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from finetuning_cases import losses, train
+from finetuning_cases import losses, trained
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -23,12 +23,12 @@ SAME = {"rel": 1e-5}
 @pytest.fixture(scope="module")
 def baseline() -> Result:
     """Dynamic padding, plain AdamW, everything else off; a rate at which steps matter."""
-    return train(learning_rate=1e-2)
+    return trained(learning_rate=1e-2)
 
 
 @pytest.fixture(scope="module")
 def full() -> Result:
-    return train(method="full", learning_rate=1e-3)
+    return trained(method="full", learning_rate=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -51,14 +51,14 @@ def test_the_loss_curve_is_that_of_the_plain_job(
     technique: dict[str, Any], baseline: Result
 ) -> None:
     """However the same batch is computed, the same is learned from it, step for step."""
-    changed = train(learning_rate=1e-2, **technique)
+    changed = trained(learning_rate=1e-2, **technique)
     assert losses(changed) == pytest.approx(losses(baseline), **SAME)
     assert [s.input_tokens for s in changed.samples] == [s.input_tokens for s in baseline.samples]
 
 
 def test_the_loss_curve_would_show_a_difference(baseline: Result) -> None:
     """The test above would prove little if another training gave the same losses."""
-    other = train(learning_rate=1.1e-2)
+    other = trained(learning_rate=1.1e-2)
     assert losses(other) != pytest.approx(losses(baseline), **SAME)
 
 
@@ -68,10 +68,10 @@ def test_paddings_differ_in_what_they_waste(baseline: Result) -> None:
     def computed(result: Result) -> int:
         return sum(sample.computed_tokens for sample in result.samples)
 
-    fixed, packed = train(padding="fixed"), train(padding="packing", max_length=160)
+    fixed, packed = (trained(learning_rate=1e-2, padding=how) for how in ("fixed", "packing"))
     assert all(s.computed_tokens == 4 * 160 for s in fixed.samples)
     assert computed(packed) <= computed(baseline) < computed(fixed)
-    wide = train(padding="packing", max_length=1024)
+    wide = trained(padding="packing", max_length=1024)
     assert all(s.computed_tokens == s.input_tokens for s in wide.samples)
 
 
@@ -79,7 +79,7 @@ def test_uniform_length_brings_like_lengths_together() -> None:
     """Over a pass through the data, sorted windows compute less than the data's own order."""
 
     def computed(padding: str) -> int:
-        result = train(padding=padding, steps=8, max_length=200)
+        result = trained(padding=padding, steps=8, max_length=200)
         return sum(sample.computed_tokens for sample in result.samples)
 
     assert computed("uniform-length") < 0.95 * computed("dynamic")
@@ -87,7 +87,7 @@ def test_uniform_length_brings_like_lengths_together() -> None:
 
 def test_freezing_trains_the_upper_part_only(full: Result) -> None:
     """Frozen embeddings and layers leave the count, the arithmetic and the optimizer's state."""
-    frozen = train(method="full", learning_rate=1e-3, freeze_embeddings=True, freeze_layers=3)
+    frozen = trained(method="full", learning_rate=1e-3, freeze_embeddings=True, freeze_layers=3)
     assert full.trainable_parameter_count and frozen.trainable_parameter_count
     assert frozen.trainable_parameter_count < 0.5 * full.trainable_parameter_count
     assert frozen.train_flops_per_token and full.train_flops_per_token
@@ -115,7 +115,7 @@ def test_frozen_weights_do_not_change() -> None:
 @pytest.mark.parametrize("optimizer", ["adamw-fused", "adamw-8bit", "adafactor"])
 def test_optimizers_learn_the_same_thing(optimizer: str, full: Result) -> None:
     """Their curves stay near AdamW's; the 8-bit ones keep a third of its state or less."""
-    result = train(method="full", learning_rate=1e-3, optimizer=optimizer)
+    result = trained(method="full", learning_rate=1e-3, optimizer=optimizer)
     if optimizer == "adafactor":  # another rule: it learns, at its own pace
         assert losses(result)[-1] < losses(result)[0]
     else:
@@ -127,7 +127,7 @@ def test_optimizers_learn_the_same_thing(optimizer: str, full: Result) -> None:
 
 def test_autocast_computes_in_the_short_format(baseline: Result) -> None:
     """Losses are near those in fp32 and not equal to them; weights stay fp32."""
-    result = train(learning_rate=1e-2, autocast="bf16")
+    result = trained(learning_rate=1e-2, autocast="bf16")
     assert losses(result) == pytest.approx(losses(baseline), rel=5e-3)
     assert losses(result) != pytest.approx(losses(baseline), rel=1e-6)
     assert result.precision_detail == baseline.precision_detail

@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from finetuning_cases import losses, train
+from finetuning_cases import losses, train, trained
 
 from workloads.api import Result
 from workloads.devices import device_for
@@ -40,7 +40,7 @@ SAME = 1e-5
 @pytest.fixture(scope="module")
 def baseline() -> Result:
     """Everything off; a rate at which steps matter."""
-    return train(learning_rate=1e-2)
+    return trained(learning_rate=1e-2)
 
 
 def model(kind: str = "llama", seed: int = 0) -> Any:

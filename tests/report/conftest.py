@@ -1,0 +1,16 @@
+"""What tests of the report share: the page of a large run, which takes seconds to make."""
+
+from __future__ import annotations
+
+import pytest
+from measurement_factory import large_run
+
+from orchestrator.report.page import render
+from orchestrator.report.summary import summarize
+
+
+@pytest.fixture(scope="session")
+def large_page() -> str:
+    """The page of 10,000 rows."""
+    rows = large_run(10_000)
+    return render(summarize(rows), rows)

@@ -1,0 +1,84 @@
+"""Workers that tests script, in a module that a worker process imports quickly: without pytest."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from orchestrator.attempt import Attempt, RankOutcome, WorkerInfo
+from orchestrator.executor import Progress
+from orchestrator.failure import Failure, FailureClass
+from orchestrator.job import State
+
+
+class ScriptedWorker:
+    """Runs the Python source it is configured with."""
+
+    def __init__(self, config: dict[str, str]) -> None:
+        self.config = config
+
+    def start(self) -> WorkerInfo:
+        exec(self.config.get("start", ""))
+        return WorkerInfo(
+            worker_id=self.config["name"],
+            node_name="n",
+            pid=os.getpid(),
+            device_name="",
+            driver_version="",
+            emulated=True,
+            visible_cards=os.environ.get("CARD", ""),
+            threads=1,
+            niceness=0,
+            versions={"parent": str(os.getppid()), "json": str("json" in sys.modules)},
+        )
+
+    def listen(self, address: str) -> Any:
+        raise OSError(f"cannot listen on {address}")
+
+    def run(self, attempt: Attempt, rank: int, rendezvous: Any) -> RankOutcome:
+        started_at = time.time()
+        exec(self.config.get("run", ""))
+        return RankOutcome(
+            rank=rank, state=State.SUCCEEDED, started_at=started_at, ended_at=time.time()
+        )
+
+    def progress(self) -> Progress | None:
+        return Progress(
+            worker_id=self.config["name"], attempt_id="a-1", phase="warmup", phase_started_at=1.0
+        )
+
+    def failure(self, error: BaseException) -> Failure:
+        return Failure(failure_class=FailureClass.ERROR, message=str(error))
+
+
+@dataclass(frozen=True)
+class KindConfig:
+    """The configuration of a worker that may become another kind of process."""
+
+    kind: str = ""
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+class KindWorker(ScriptedWorker):
+    """Says in its outcome what kind of process it is, and what it was started with."""
+
+    def __init__(self, config: KindConfig) -> None:
+        super().__init__({"name": "k"})
+        self.kind = config.kind
+
+    def run(self, attempt: Attempt, rank: int, rendezvous: Any) -> RankOutcome:
+        outcome = super().run(attempt, rank, rendezvous)
+        said = f"{os.getpid()} {self.kind or 'ordinary'} {os.environ['MODE']}"
+        failure = Failure(failure_class=FailureClass.ERROR, message=said)
+        return replace(outcome, failure=failure)
+
+
+class TimedWorker(ScriptedWorker):
+    """Says when its timed part was."""
+
+    def run(self, attempt: Attempt, rank: int, rendezvous: Any) -> RankOutcome:
+        return replace(super().run(attempt, rank, rendezvous), timed=(1.0, 3.0))
