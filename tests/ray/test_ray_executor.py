@@ -79,7 +79,7 @@ def test_nothing_of_ray_runs_that_nobody_asks(bench: Bench) -> None:
     own = [
         process.name()
         for process in psutil.Process().children()
-        if bench.cluster.temp_dir in " ".join(process.cmdline())
+        if alive(process.pid) and bench.cluster.temp_dir in " ".join(process.cmdline())
     ]
     assert sorted(own) == ["gcs_server", *["raylet"] * 4]
 
