@@ -21,6 +21,9 @@ settings.register_profile(
 )
 settings.load_profile("nightgrid")
 
+# Else each of hundreds of processes that tests start would compile all of our modules anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 
 @pytest.fixture(scope="session")
 def pretrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
