@@ -22,7 +22,7 @@ from benchmarks.setting import Setting
 
 TITLE = "Text generation, 100 prompts of mixed length"
 STATIC_SIZES = (16, 32)  # beside 8, to find the best of ``generate``
-#: Far from a goal so far, and slow: a turn of each tells enough.
+#: Slow; which of the peers is the best differs from run to run, so that none deserves more turns.
 _ONE_TURN = ("generate, batches of 16", "generate_batch")
 ROWS = 24
 

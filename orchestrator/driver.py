@@ -41,7 +41,7 @@ from orchestrator.events import (
 )
 from orchestrator.executor import Executor
 from orchestrator.failure import Failure, FailureClass
-from orchestrator.held import Held
+from orchestrator.held import Held, Row
 from orchestrator.job import State
 from orchestrator.live import View, event_line, row_line, unrun_lines
 from orchestrator.measurement import Measurement
@@ -87,11 +87,6 @@ class RowStore(Protocol):
 
     def spill(self, measurement: Measurement) -> object | None:
         """Write a row elsewhere on this host, and say where; None if it cannot be."""
-
-
-#: What the schedule wants to be written, and the row itself, which is made once: a row that is
-#: written again after a failure must have the same bytes.
-Row = tuple[RecordRow, Measurement]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -354,7 +349,7 @@ class Driver:
         try:
             self._patiently("the store", lambda: self.store.append(*measurements), StoreError)
         except StoreFull as full:
-            self._held = Held(since=self.clock(), reason=str(full))
+            self._held = Held(since=self.clock())
             self._look_for_room_at = self.clock() + ROOM_INTERVAL_S
             self.board.paused = f"no room for results: {full}"
             self.view.line(
@@ -422,7 +417,7 @@ class Driver:
         printed; a run that another driver has taken gets nothing more from this one."""
         if not self._unwritten and self._held is None:
             return
-        self.patience_s = 0.0
+        self.patience_s = 0.0  # the store has had it, or somebody has none
         why: Exception | None = None
         try:
             self._write_rows()

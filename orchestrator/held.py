@@ -25,6 +25,10 @@ from orchestrator.failure import Failure, FailureClass
 from orchestrator.job import State
 from orchestrator.measurement import Measurement
 
+#: What the schedule wants to be written, and the row itself, which is made once: a row that is
+#: written again after a failure must have the same bytes.
+Row = tuple[RecordRow, Measurement]
+
 _NO_ROOM = "not started: no room was left for its results"
 
 
@@ -33,8 +37,7 @@ class Held:
     """Rows and commands that wait for room, oldest first."""
 
     since: float
-    reason: str
-    rows: deque[tuple[RecordRow, Measurement]] = field(default_factory=deque)
+    rows: deque[Row] = field(default_factory=deque)
     commands: deque[StartWorker | RunAttempt | StopWorker | RunFinished] = field(
         default_factory=deque
     )

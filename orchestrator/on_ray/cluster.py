@@ -75,7 +75,7 @@ class EmulatedCluster(RayCluster):
     ray_nodes: dict[str, Any] = field(default_factory=dict)  # by node name
 
     def add(self, node: Node) -> None:
-        """Start a node; about two seconds, in which Ray waits for its own confirmation."""
+        """Start a node; it is up on return."""
         with bare_nodes():
             self.ray_nodes[node.name] = self.ray_cluster.add_node(**_ray_node(node))
 

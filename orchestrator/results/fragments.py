@@ -182,13 +182,14 @@ def recover(directory: Path, quarantine: Path) -> list[Damage]:
 
 
 def set_aside_earlier(quarantine: Path) -> list[Damage]:
-    """The damaged files that ``recover`` has set aside so far."""
+    """The files set aside so far: damaged ones (``recover``), and the final rows of attempts that
+    another driver had taken for lost."""
     try:
         names = disk.names(quarantine)
     except (FileNotFoundError, NotADirectoryError):
         return []
     return [
-        Damage(path=quarantine / name, reason="set aside: torn or corrupt")
+        Damage(path=quarantine / name, reason="set aside: torn, corrupt or too late")
         for name in sorted(names)
     ]
 

@@ -232,12 +232,9 @@ def _flat(measurement: Measurement) -> dict[str, Any]:
 def _fields_of_kinds() -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The fields that are plain values or tuples of them, and those that map texts to texts."""
     others = {*_TIMES, *_RAW_TYPES, "metrics", "measure", "parameters"}
-    kinds: dict[bool, list[str]] = {False: [], True: []}
-    for name, hint in _hints(Measurement).items():
-        origin = typing.get_origin(hint)
-        if name not in others:
-            kinds[isinstance(origin, type) and issubclass(origin, Mapping)].append(name)
-    return tuple(kinds[False]), tuple(kinds[True])
+    kinds = {n: typing.get_origin(hint) for n, hint in _hints(Measurement).items()}
+    mappings = tuple(n for n, kind in kinds.items() if kind is Mapping and n not in others)
+    return tuple(n for n in kinds if n not in others.union(mappings)), mappings
 
 
 def _plain(record: Any) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """Results on disk: one immutable Parquet fragment per row, which any reader can open.
 
     <results>/<run>/rows/*.parquet    the rows; open them with pyarrow, pandas, DuckDB or Polars
-    <results>/<run>/quarantine/       fragments that were found torn or corrupt, kept for a look
+    <results>/<run>/quarantine/       fragments that were found torn or corrupt, or that came too
+                                      late, kept for a look
     <results>/<run>/driver.lock       who writes; there is one writer (``lock.py``)
     <results>/<run>/begun.log         of each attempt that runs now, the row it will have should
                                       its driver die (``begun.py``)
@@ -258,23 +259,21 @@ class Store:
         return None
 
     def _adopt_spilled(self) -> None:
-        """Bring home what predecessors had to write elsewhere. The final row of an attempt that has
-        a row by now is set aside: another driver took it for lost, and its job went on."""
-        known: set[tuple[str, int]] | None = None
-        for directory in spill_directories(self.run_id):
-            if not disk.is_ours(directory):
-                continue
+        """Bring home what predecessors had to write elsewhere."""
+        directories = [each for each in spill_directories(self.run_id) if disk.is_ours(each)]
+        recorded = self._attempts_recorded() if directories else set()
+        for directory in directories:
             for name in sorted(disk.names(directory)):
                 data = disk.read(directory / name)
                 if reason := fragments.damage_of(name, data):  # it stays where it is
                     _LOG.warning("not brought home: %s: %s", directory / name, reason)
                     continue
-                known = self._attempts_recorded() if known is None else known
                 there = disk.is_there(self.tables_path / name)
-                if not there and fragments.attempt_of(name) in known and _is_final(data):
+                # A driver elsewhere took the attempt for lost, and its job went on.
+                if fragments.attempt_of(name) in recorded and not there and _is_final(data):
                     disk.make_directory(self.quarantine_path)
-                    fragments.write_durably(self.quarantine_path, name, data)
-                    _LOG.warning("set aside as %s: the attempt has a row", name)
+                    aside = fragments.write_durably(self.quarantine_path, name, data)
+                    _LOG.warning("set aside as %s: the attempt has a row", aside)
                 else:
                     fragments.write_durably(self.tables_path, name, data)
                     self.rescued += 1

@@ -16,9 +16,10 @@ from unittest.mock import patch
 from disk_model import SimulatedDisk
 from nights import Lock, Night, Promises, run_night
 
-from orchestrator.driver import Driver, Row
+from orchestrator.driver import Driver
 from orchestrator.errors import StoreFull
 from orchestrator.events import Event, RecordRow, StopWorker
+from orchestrator.held import Row
 from orchestrator.results import disk, fragments
 from orchestrator.scheduling import cards
 from orchestrator.scheduling.assignment import Assigner
