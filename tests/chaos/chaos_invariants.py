@@ -35,6 +35,9 @@ SAYS: Mapping[str, tuple[str, ...]] = {
 HARMLESS = ("start a second driver", "let a row's file rot")
 #: From a fault to the end of the attempt that it hit, at most: a frozen worker is noticed last.
 _NOTICED_WITHIN_S = 60.0
+#: From the death of a server to the last attempt that is sent to it: Ray calls a silent one dead
+#: after 15 s (its health checks' period, times the failures that it allows), and is slow at times.
+_UNHEARD_S = 25.0
 
 
 def expected_end(row: Measurement) -> tuple[set[State], str]:
@@ -102,7 +105,8 @@ def explained(row: Measurement, faults: Iterable[Fault]) -> bool:
             _on(fault.node, row)
             and (fault.hits_node or fault.card is None or fault.card in row.card_indices)
         )
-        then = row.started_at - 1.0 <= fault.at <= row.ended_at + 1.0
+        unheard_s = _UNHEARD_S if fault.hits_node and row.state is State.LOST else 1.0
+        then = row.started_at - unheard_s <= fault.at <= row.ended_at + 1.0
         if fault.kind == "kill the driver":  # nobody was there to see the attempt end
             then = row.started_at - 1.0 <= fault.at
         if "did not start" in row.reason:  # the attempt was over before it began
@@ -123,7 +127,8 @@ def unexplained(rows: Sequence[Measurement], faults: Sequence[Fault]) -> list[st
     """Attempts at jobs that work which did not succeed, although nothing was done to them; and
     reasons that do not say what was done."""
     return [
-        f"{row.attempt_id} on {row.nodes} {row.card_indices}: {row.state}: {row.reason}"
+        f"{row.attempt_id} on {row.nodes} {row.card_indices}, {row.started_at} to {row.ended_at}: "
+        f"{row.state}: {row.reason}"
         for row in rows
         if expected_end(row)[0] == {State.SUCCEEDED}
         and row.state is not State.SUCCEEDED
