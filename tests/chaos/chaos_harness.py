@@ -235,7 +235,7 @@ class Night:
             registry.WORKLOADS = before
 
     def _left_behind(self) -> list[str]:
-        """Processes on cards, and cards that Ray does not call free, once the run is over."""
+        """Processes on cards, and cards that are held, once the run is over."""
         deadline = time.monotonic() + 20
         while True:
             left = [f"left running: {log} ({pid})" for log, pid in self.cluster.worker_processes()]
@@ -243,9 +243,8 @@ class Night:
             if not left or time.monotonic() > deadline:
                 break
             time.sleep(0.5)
-        wanted = self.cluster.nodes * self.cluster.cards
-        free = self.cluster.free_cards()
-        return left + ([] if free == wanted else [f"{free:g} of {wanted} cards are free"])
+        held = self.cluster.held_cards()
+        return left + ([f"{held:g} cards are held"] if held else [])
 
     def _ours_still_there(self) -> list[str]:
         found = []
