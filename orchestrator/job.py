@@ -9,8 +9,8 @@ from enum import Enum
 from functools import lru_cache
 from typing import Literal
 
-from workloads.api import MeasureSettings
 from workloads.engines import process_kind
+from workloads.measure_settings import MeasureSettings
 
 Scalar = str | int | float | bool | None
 #: A workload's own settings, sorted by name.

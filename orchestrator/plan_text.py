@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from datetime import datetime
-from html import escape
 from itertools import chain, islice
 from operator import attrgetter
 from typing import TYPE_CHECKING, TextIO
@@ -21,7 +20,7 @@ from orchestrator.cluster import Node, legal_card_sets
 from orchestrator.job import Accelerator, Job, Scalar
 from orchestrator.plan import Action, Plan, PlannedJob
 from orchestrator.planning import card_seconds, duration_s
-from workloads.api import MeasureSettings
+from workloads.measure_settings import MeasureSettings
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -180,9 +179,7 @@ def print_plan(
     write("\n" + "\n".join([*summary_lines(plan), *more]) + "\n")
 
 
-def _print_folded(
-    columns: Sequence[Column], jobs: Sequence[PlannedJob], console: Console
-) -> None:
+def _print_folded(columns: Sequence[Column], jobs: Sequence[PlannedJob], console: Console) -> None:
     from rich.table import Table
     from rich.text import Text
 
@@ -225,6 +222,8 @@ def _width(text: str) -> int:
 
 def plan_html(plan: Plan) -> str:
     """The plan as a notebook shows it: what all jobs share, a line a job, sums."""
+    from html import escape
+
     shared, columns = _table(plan)
     said = [f"<b>{escape(plan.grid_name)}</b> on {escape(nodes_text(plan.nodes))}"]
     if shared:
@@ -233,12 +232,15 @@ def plan_html(plan: Plan) -> str:
     if len(plan.jobs) > SHOWN_ROWS:
         said.append(f"the first {SHOWN_ROWS} of {len(plan.jobs):,} jobs:")
     sums = "<br>".join(map(escape, summary_lines(plan)))
-    table = html_table([heading for heading, _ in columns], list(islice(_rows(columns), SHOWN_ROWS)))
+    headings = [heading for heading, _ in columns]
+    table = html_table(headings, list(islice(_rows(columns), SHOWN_ROWS)))
     return f"<p>{'<br>'.join(said)}</p>{table}<p>{sums}</p>"
 
 
 def html_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A table for a notebook; nothing in its cells is taken for HTML."""
+    from html import escape
+
     head = "".join(f"<th>{escape(heading)}</th>" for heading in headings)
     body = "".join(
         "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows

@@ -8,7 +8,6 @@ reported at once, each where its value stands.
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -22,7 +21,7 @@ from orchestrator.job import Scalar
 class JobFields(BaseModel):
     """The settings that every job has. An absent one takes its default; two have none."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(extra="forbid", strict=True, defer_build=True)
 
     workload: str = Field(description="What is run. One experiment has one workload.")
     model: str = Field(
@@ -154,7 +153,8 @@ class Vocabulary:
     def _unknown_name(self, workload: str | None, name: str, value: Scalar) -> Fault | None:
         """Fields whose values are names that somebody else keeps."""
         if name == "workload":
-            return _not_among(value, self.workloads, "workload")
+            known = value in self.workloads  # asked without looking for what others have installed
+            return None if known else _not_among(value, self.workloads, "workload")
         if name == "precision":
             return _not_among(value, self.precisions, "precision")
         if name == "engine":
@@ -246,6 +246,8 @@ def _not_among(value: object, names: Iterable[str], noun: str) -> Fault | None:
 
 def suggestion(word: str, names: Iterable[str]) -> str:
     """``did you mean …?`` when a name is close, else the names there are."""
+    import difflib  # only a mistake needs it
+
     names = list(names)
     folded = {name.casefold(): name for name in names}
     close = difflib.get_close_matches(word.casefold()[:80], folded, n=1, cutoff=0.6)

@@ -22,7 +22,7 @@ from typing import Protocol
 
 from orchestrator.history import PastRow
 from orchestrator.job import Accelerator, Job, Scalar, State
-from workloads.api import MeasureSettings
+from workloads.measure_settings import MeasureSettings
 
 #: Prior for loading a model when nothing is known, seconds.
 PRIOR_LOAD_S = 10.0
