@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import atexit
 import contextlib
 import gc
 import os
@@ -93,10 +94,12 @@ def plan_of(args: argparse.Namespace) -> Plan:
 
 @contextlib.contextmanager
 def _in_a_short_life() -> Iterator[None]:
-    """What is made lives to the end, so a collector of garbage would find none; and pydantic, for
-    its plugins, would look through all packages that are installed."""
+    """What is made lives to the end, so a collector of garbage would find none, nor will it in all
+    that is left when the interpreter ends; and pydantic, for its plugins, would look through all
+    packages that are installed."""
     collecting = gc.isenabled()
     gc.disable()
+    atexit.register(gc.freeze)
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     try:
         yield
