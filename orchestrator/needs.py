@@ -7,6 +7,7 @@ Gaudi needs its calibration (``calibrations.py``).
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -96,8 +97,6 @@ def adapter_problems(grid: Grid, exists: Callable[[str], bool]) -> list[Problem]
         if (job.experiment, wanted) in problems:
             continue
         if wanted not in saved and not exists(wanted):
-            import difflib  # only a mistake needs it
-
             close = difflib.get_close_matches(wanted, saved, n=1, cutoff=0.5)
             message = f"no job of this grid saves adapter {wanted!r}, and there is none"
             hint = (

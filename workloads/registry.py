@@ -8,6 +8,7 @@ that names it under the entry points ``nightgrid.workloads`` (docs/adding-a-work
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -125,8 +126,8 @@ def _installed() -> dict[str, WorkloadEntry]:
 
 
 class _Workloads(Mapping[str, WorkloadEntry]):
-    """Entries by name. Other packages are looked through only for what is not ours: it takes as
-    long as planning a thousand jobs."""
+    """Entries by name. Other packages are looked for only when a name is not ours, or all are
+    wanted: that reads a file of each package that is installed."""
 
     def __getitem__(self, name: str) -> WorkloadEntry:
         found = _OURS.get(name) or _installed()[name]
@@ -150,8 +151,6 @@ def find_workload(name: str) -> WorkloadEntry:
         BadConfiguration: there is none; the message lists what there is.
     """
     if name not in WORKLOADS:
-        import difflib  # only a mistake needs it
-
         close = difflib.get_close_matches(name, WORKLOADS, n=1)
         hint = f"; did you mean '{close[0]}'?" if close else ""
         there_is = ", ".join(WORKLOADS)

@@ -8,6 +8,7 @@ reported at once, each where its value stands.
 
 from __future__ import annotations
 
+import difflib
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -246,8 +247,6 @@ def _not_among(value: object, names: Iterable[str], noun: str) -> Fault | None:
 
 def suggestion(word: str, names: Iterable[str]) -> str:
     """``did you mean …?`` when a name is close, else the names there are."""
-    import difflib  # only a mistake needs it
-
     names = list(names)
     folded = {name.casefold(): name for name in names}
     close = difflib.get_close_matches(word.casefold()[:80], folded, n=1, cutoff=0.6)
