@@ -2,7 +2,7 @@
 
 A rule is a function of what it reads of a job (``workloads/refusal.py``). So it is noted what each
 has ever read, and jobs that have all of that in common get one answer: of ten thousand jobs a rule
-sees a few dozen.
+may see three.
 """
 
 from __future__ import annotations
