@@ -7,13 +7,14 @@ import json
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import lru_cache
-from itertools import chain
 from typing import Literal
 
-from workloads.api import MeasureSettings
 from workloads.engines import process_kind
+from workloads.measure_settings import MeasureSettings
 
 Scalar = str | int | float | bool | None
+#: A workload's own settings, sorted by name.
+Parameters = tuple[tuple[str, Scalar], ...]
 
 #: ``batch_size: max`` asks for the largest batch that fits.
 MAX = "max"
@@ -74,9 +75,20 @@ def _value_json(value: Scalar) -> str:
     return _canonical_json(value)
 
 
-@lru_cache(maxsize=4096, typed=True)  # and their parameters
-def _parameters_json(*names_and_values: Scalar) -> str:
-    return _canonical_json(dict(zip(names_and_values[::2], names_and_values[1::2], strict=True)))
+#: And their parameters, known by identity, since 1, 1.0 and True are equal and other settings.
+#: What is kept here lives, so that no other tuple can have its id.
+_known_parameters: dict[int, tuple[Parameters, str]] = {}
+_MOST_PARAMETERS = 4096
+
+
+def _parameters_json(parameters: Parameters) -> str:
+    known = _known_parameters.get(id(parameters))
+    if known is None:
+        if len(_known_parameters) >= _MOST_PARAMETERS:
+            _known_parameters.clear()
+        known = (parameters, _canonical_json(dict(parameters)))
+        _known_parameters[id(parameters)] = known
+    return known[1]
 
 
 class _Identified:
@@ -100,7 +112,7 @@ class Job(_Identified):
     batch_size: int | Literal["max"]
     engine: str = "transformers"
     isolation: Literal["warm", "process"] = "warm"
-    parameters: tuple[tuple[str, Scalar], ...] = ()
+    parameters: Parameters = ()
     measure: MeasureSettings = field(default_factory=MeasureSettings)
 
     def identity(self) -> dict[str, object]:
@@ -129,7 +141,7 @@ class Job(_Identified):
             f',"engine":{_value_json(self.engine)}'
             f',"isolation":{_value_json(self.isolation)}'
             f',"model":{_value_json(self.model)}'
-            f',"parameters":{_parameters_json(*chain.from_iterable(self.parameters))}'
+            f',"parameters":{_parameters_json(self.parameters)}'
             f',"precision":{_value_json(self.precision)}'
             f',"workload":{_value_json(self.workload)}}}'
         )

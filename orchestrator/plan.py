@@ -19,6 +19,7 @@ class Action(str, Enum):
     UNSUPPORTED = "unsupported"  # becomes a row with the reason
 
     __str__ = str.__str__
+    __hash__ = str.__hash__  # thousands of jobs are counted by it; Enum's own is in Python
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,15 +12,15 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from datetime import datetime
-from html import escape
-from itertools import chain
+from itertools import chain, islice
+from operator import attrgetter
 from typing import TYPE_CHECKING, TextIO
 
 from orchestrator.cluster import Node, legal_card_sets
 from orchestrator.job import Accelerator, Job, Scalar
 from orchestrator.plan import Action, Plan, PlannedJob
 from orchestrator.planning import card_seconds, duration_s
-from workloads.api import MeasureSettings
+from workloads.measure_settings import MeasureSettings
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -66,47 +66,61 @@ def nodes_text(nodes: Sequence[Node]) -> str:
     return ", ".join(parts) or "no nodes"
 
 
-def _settings(job: Job, parameters: dict[int, dict[str, str]]) -> dict[str, str]:
-    """A job's settings as text. ``parameters`` keeps those of each tuple that jobs share, by id."""
-    told = parameters.get(id(job.parameters))
-    if told is None:
-        told = {name: _as_json(value) for name, value in job.parameters}
-        parameters[id(job.parameters)] = told
-    return {
-        "experiment": job.experiment,
-        "workload": job.workload,
-        "model": job.model,
-        "dataset": job.dataset,
-        "accelerator": job.accelerator.value,
-        "cards": str(job.cards),
-        "precision": job.precision,
-        "batch_size": str(job.batch_size),
-        "engine": job.engine,
-        "isolation": job.isolation,
-        **told,
+#: A heading, and a text for each job.
+Column = tuple[str, list[str]]
+
+#: A job's own settings, in the order of the table.
+_FIELDS = (
+    *("experiment", "workload", "model", "dataset", "accelerator", "cards", "precision"),
+    *("batch_size", "engine", "isolation"),
+)
+
+
+def _settings(jobs: Sequence[Job]) -> Iterator[Column]:
+    """Each setting of these jobs with its text for every job, "" where a job has no such setting.
+    One text serves all that share a value: there are few values among thousands of jobs."""
+    for name in _FIELDS:
+        values = list(map(attrgetter(name), jobs))
+        texts = {value: str(value) for value in set(values)}
+        yield name, [texts[value] for value in values]
+    shared = [id(job.parameters) for job in jobs]  # one tuple serves many jobs
+    known = {
+        key: {name: _as_json(value) for name, value in job.parameters}
+        for key, job in dict(zip(shared, jobs, strict=True)).items()
     }
+    for name in dict.fromkeys(chain.from_iterable(known.values())):
+        told = {key: texts.get(name, "") for key, texts in known.items()}
+        yield name, [told[key] for key in shared]
 
 
 def _as_json(value: Scalar) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def _table(plan: Plan) -> tuple[dict[str, str], list[str], list[list[str]]]:
-    """What all jobs share, the headings of what differs, and a row for each job."""
-    parameters: dict[int, dict[str, str]] = {}
-    settings = [_settings(item.job, parameters) for item in plan.jobs]
-    names = list(dict.fromkeys(chain.from_iterable(settings)))
-    values = {name: {each.get(name) for each in settings} for name in names}
-    differing = [name for name in names if len(values[name]) > 1]
-    shared = {name: settings[0][name] for name in names if len(values[name]) == 1}
-    rows = []
-    for item, each in zip(plan.jobs, settings, strict=True):
-        estimate = duration_text(item.estimate_s) if item.action is Action.RUN else ""
-        cells = [each.get(name, "") for name in differing]
-        waits = f"after {', '.join(item.needs)}" if item.action is Action.RUN and item.needs else ""
-        reason = item.reason or waits
-        rows.append([item.job.job_id, *cells, estimate, str(item.action), reason])
-    return shared, ["job_id", *differing, "estimate", "action", "reason"], rows
+def _table(plan: Plan) -> tuple[dict[str, str], list[Column]]:
+    """What all jobs share, and what differs."""
+    jobs = [item.job for item in plan.jobs]
+    shared: dict[str, str] = {}
+    columns = [("job_id", [job.job_id for job in jobs])]
+    for name, texts in _settings(jobs):
+        if len(set(texts)) > 1:
+            columns.append((name, texts))
+        elif texts:
+            shared[name] = texts[0]
+    durations = {seconds: duration_text(seconds) for seconds in {i.estimate_s for i in plan.jobs}}
+    estimates, actions, reasons = [], [], []
+    for item in plan.jobs:
+        runs = item.action is Action.RUN
+        estimates.append(durations[item.estimate_s] if runs else "")
+        actions.append(str(item.action))
+        waits = f"after {', '.join(item.needs)}" if runs and item.needs else ""
+        reasons.append(item.reason or waits)
+    columns += [("estimate", estimates), ("action", actions), ("reason", reasons)]
+    return shared, columns
+
+
+def _rows(columns: Sequence[Column]) -> Iterator[tuple[str, ...]]:
+    return zip(*(texts for _, texts in columns), strict=True)
 
 
 def summary_lines(plan: Plan) -> Iterator[str]:
@@ -147,9 +161,9 @@ def print_plan(
 ) -> None:
     """The plan as a person reads it, in a file or, folded, on a terminal that writes to ``file``;
     ``more`` lines follow its sums."""
-    shared, headings, rows = _table(plan)
+    shared, columns = _table(plan)
     write = file.write
-    jobs = "1 job" if len(rows) == 1 else f"{len(rows)} jobs"
+    jobs = "1 job" if len(plan.jobs) == 1 else f"{len(plan.jobs)} jobs"
     write(f"Grid {plan.grid_name}: {jobs} on {nodes_text(plan.nodes)}\n")
     if shared:
         said = ", ".join(f"{name} {value}" for name, value in shared.items())
@@ -158,21 +172,19 @@ def print_plan(
         else:
             write(f"Every job: {said}\n")
     write("\n")
-    if terminal is not None and len(rows) <= FOLDED_ROWS:
-        _print_folded(headings, rows, plan.jobs, terminal)
+    if terminal is not None and len(plan.jobs) <= FOLDED_ROWS:
+        _print_folded(columns, plan.jobs, terminal)
     else:
-        write(_aligned(headings, rows))
+        write(_aligned(columns))
     write("\n" + "\n".join([*summary_lines(plan), *more]) + "\n")
 
 
-def _print_folded(
-    headings: list[str], rows: list[list[str]], jobs: Sequence[PlannedJob], console: Console
-) -> None:
+def _print_folded(columns: Sequence[Column], jobs: Sequence[PlannedJob], console: Console) -> None:
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False, header_style="bold underline")
-    for heading in headings:
+    for heading, _ in columns:
         right = heading in _RIGHT
         fold = heading in ("reason", "model", "dataset")
         table.add_column(
@@ -182,20 +194,20 @@ def _print_folded(
             no_wrap=not fold,
             min_width=min(24, console.width // 4) if heading == "reason" else None,
         )
-    for row, item in zip(rows, jobs, strict=True):
+    for row, item in zip(_rows(columns), jobs, strict=True):
         table.add_row(*map(Text, row), style=_STYLES[item.action])
     console.print(table)
 
 
-def _aligned(headings: list[str], rows: list[list[str]]) -> str:
-    columns = []
-    for column in zip(headings, *rows, strict=True):
-        spare = {cell: len(cell) - _width(cell) for cell in set(column)}
+def _aligned(columns: Sequence[Column]) -> str:
+    aligned = []
+    for heading, texts in columns:
+        spare = {cell: len(cell) - _width(cell) for cell in {heading, *texts}}
         width = max(len(cell) - less for cell, less in spare.items())
-        pad = str.rjust if column[0] in _RIGHT else str.ljust
+        pad = str.rjust if heading in _RIGHT else str.ljust
         padded = {cell: pad(cell, width + less) for cell, less in spare.items()}
-        columns.append([padded[cell] for cell in column])
-    lines = ["  ".join(line).rstrip() for line in zip(*columns, strict=True)]
+        aligned.append([padded[cell] for cell in (heading, *texts)])
+    lines = ["  ".join(line).rstrip() for line in zip(*aligned, strict=True)]
     return "\n".join(lines) + "\n"
 
 
@@ -210,19 +222,25 @@ def _width(text: str) -> int:
 
 def plan_html(plan: Plan) -> str:
     """The plan as a notebook shows it: what all jobs share, a line a job, sums."""
-    shared, headings, rows = _table(plan)
+    from html import escape
+
+    shared, columns = _table(plan)
     said = [f"<b>{escape(plan.grid_name)}</b> on {escape(nodes_text(plan.nodes))}"]
     if shared:
         every = ", ".join(f"{name} {value}" for name, value in shared.items())
         said.append(f"every job: {escape(every)}")
-    if len(rows) > SHOWN_ROWS:
-        said.append(f"the first {SHOWN_ROWS} of {len(rows):,} jobs:")
+    if len(plan.jobs) > SHOWN_ROWS:
+        said.append(f"the first {SHOWN_ROWS} of {len(plan.jobs):,} jobs:")
     sums = "<br>".join(map(escape, summary_lines(plan)))
-    return f"<p>{'<br>'.join(said)}</p>{html_table(headings, rows[:SHOWN_ROWS])}<p>{sums}</p>"
+    headings = [heading for heading, _ in columns]
+    table = html_table(headings, list(islice(_rows(columns), SHOWN_ROWS)))
+    return f"<p>{'<br>'.join(said)}</p>{table}<p>{sums}</p>"
 
 
 def html_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A table for a notebook; nothing in its cells is taken for HTML."""
+    from html import escape
+
     head = "".join(f"<th>{escape(heading)}</th>" for heading in headings)
     body = "".join(
         "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows

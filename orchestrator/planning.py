@@ -22,8 +22,8 @@ from orchestrator.history import PastRow
 from orchestrator.job import Accelerator, Job, State, supersedes
 from orchestrator.needs import with_needs
 from orchestrator.plan import Action, Plan, PlannedJob
+from orchestrator.rules import Rules
 from workloads.precision import support
-from workloads.refusal import Asked, Refusal
 
 if TYPE_CHECKING:
     from orchestrator.grid.model import Grid
@@ -127,7 +127,7 @@ class _Planner:
         self.nowhere = 0  # jobs whose kind of card no node has
         self._cards: dict[tuple[Accelerator, int], _Cards] = {}
         self._unsupported: dict[tuple[object, ...], str] = {}
-        self._workloads = WORKLOADS
+        self._rules = Rules(WORKLOADS)
 
     def decide(self, job: Job) -> tuple[Action, str]:
         """What becomes of a job, and why unless it simply runs."""
@@ -181,7 +181,7 @@ class _Planner:
     def refused(self, job: Job, devices: tuple[str, ...]) -> str:
         """Why the workload's own rules say that a job cannot run, there or on the CPU."""
         for device in devices:
-            for refusal in _refusals(job, device, self._workloads):
+            for refusal in self._rules.refusals(job, device):
                 if refusal.unsupported:
                     here = "" if device == devices[0] else f" (on {device}, which emulates)"
                     hint = f"; {refusal.hint}" if refusal.hint else ""
@@ -189,29 +189,12 @@ class _Planner:
         return ""
 
 
-def _refusals(job: Job, device: str, workloads: Mapping[str, Any]) -> tuple[Refusal, ...]:
-    """What the rules of a job's workload have against it on a device."""
-    rule = getattr(workloads.get(job.workload), "refuse", None)
-    if rule is None:
-        return ()
-    asked = Asked(
-        model=job.model,
-        dataset=job.dataset,
-        precision=job.precision,
-        device=device,
-        batch_size=job.batch_size,
-        cards=job.cards,
-        parameters=dict(job.parameters),
-        engine=job.engine,
-    )
-    return tuple(rule(asked))
-
-
 def refusal_problems(grid: Grid, workloads: Mapping[str, Any]) -> list[Problem]:
     """A problem for each setting that the rules of ``workloads`` call wrong, wherever it runs."""
     problems: dict[tuple[str, str, str], Problem] = {}
+    rules = Rules(workloads)
     for job in grid.jobs():
-        for refusal in _refusals(job, job.accelerator.device, workloads):
+        for refusal in rules.refusals(job, job.accelerator.device):
             known = (job.experiment, refusal.setting, refusal.reason)
             if refusal.unsupported or known in problems:
                 continue

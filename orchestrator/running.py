@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING
 from orchestrator.deadline import Deadline
 from orchestrator.job import Accelerator, State
 from orchestrator.results.directory import default_results_dir
-from orchestrator.worker.leftovers import Owner, end_leftovers
 
 if TYPE_CHECKING:
     from orchestrator.cluster import Node
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     from orchestrator.plan import Plan
     from orchestrator.results.store import Store
     from orchestrator.session import Session
+    from orchestrator.worker.leftovers import Owner
 
 Say = Callable[[str], None]
 
@@ -290,6 +290,8 @@ def _announce(
 
 
 def _owner(store: Store) -> Owner:
+    from orchestrator.worker.leftovers import Owner
+
     return Owner(run_id=store.run_id, invocation_id=uuid.uuid4().hex[:12])
 
 
@@ -301,6 +303,7 @@ def _clear_up(store: Store, say: Say) -> None:
         ClusterError: something of it does not end.
     """
     from orchestrator.errors import ClusterError
+    from orchestrator.worker.leftovers import Owner, end_leftovers
 
     if store.taken_over_from is not None:
         say(f"taken over from a driver that died: {store.taken_over_from}")
@@ -344,6 +347,7 @@ def _drive(
     from orchestrator.run_status import Board
     from orchestrator.scheduling.schedule import Schedule, ScheduleSettings
     from orchestrator.watchdog import Watchdog
+    from orchestrator.worker.leftovers import Owner
 
     owner = Owner.of_this_process()
     assert owner is not None

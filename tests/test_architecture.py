@@ -126,3 +126,23 @@ def test_help_loads_nothing_heavy() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     assert "nightgrid run" in done.stdout
+
+
+#: What a plan of text generation has no use for, beside the large packages; each costs its start.
+UNPLANNED = (
+    *("numpy", "rich", "asyncio", "html"),
+    *("workloads.techniques", "workloads.api", "orchestrator.worker", "orchestrator.on_ray"),
+)
+
+
+def test_a_plan_loads_only_what_it_needs() -> None:
+    """``nightgrid plan`` starts quickly: pydantic is the one large package that it imports."""
+    code = (
+        "import sys\nfrom orchestrator.cli import main\n"
+        "main(['plan', 'grids/smoke.yaml', '--results', 'none-here'])\n"
+        f"loaded = [m for m in {(*HEAVY, *UNPLANNED)!r} if m in sys.modules]\n"
+        "sys.exit(0 if loaded == ['pydantic'] else ', '.join(loaded))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert "job_id" in done.stdout

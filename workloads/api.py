@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from workloads.measure_settings import MeasureSettings as MeasureSettings
+
 if TYPE_CHECKING:
     from workloads.devices.base import Device
 
@@ -17,18 +19,6 @@ if TYPE_CHECKING:
 Phase = Literal["start", "load", "compile", "warmup", "measure", "finish"]
 
 StopReason = Literal["confidence", "max_repeats", "time_limit"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeasureSettings:
-    """How a job is timed: when to stop, and what must be paid before timing starts."""
-
-    warmup: int = 1  # untimed repeats
-    min_repeats: int = 3
-    max_repeats: int = 20
-    confidence: float = 0.95  # level of the interval
-    relative_half_width: float = 0.05  # stop when the interval is this tight
-    time_limit_s: float = 120.0  # of the timed part
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

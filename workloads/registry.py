@@ -10,17 +10,14 @@ from __future__ import annotations
 
 import difflib
 import importlib
-import importlib.metadata
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
+from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 
 from workloads.engines import ENGINES
 from workloads.errors import BadConfiguration
-from workloads.finetuning_parameters import FinetuningParameters
-from workloads.finetuning_rules import refuse as refuse_finetuning
 from workloads.generation_rules import refuse as refuse_generation
 from workloads.parameters import (
     CalibrationParameters,
@@ -78,22 +75,41 @@ _ENTRIES = (
         engines=("optimum-habana",),
         refuse=refuse_generation,
     ),
-    WorkloadEntry(
+)
+
+
+@cache
+def _finetuning() -> WorkloadEntry:
+    """Made when it is asked for: it imports the modules of all techniques."""
+    from workloads.finetuning_parameters import FinetuningParameters
+    from workloads.finetuning_rules import refuse
+
+    return WorkloadEntry(
         name="finetuning",
         function="workloads.finetuning:run",
         parameters=FinetuningParameters,
         summary="Fine-tuning of a causal language model by method and technique: samples/s, loss.",
         engines=("transformers", "optimum-habana"),
-        refuse=refuse_finetuning,
-    ),
-)
+        refuse=refuse,
+    )
+
+
+#: Ours, or what makes them.
+_OURS: Mapping[str, WorkloadEntry | Callable[[], WorkloadEntry]] = {
+    **{entry.name: entry for entry in _ENTRIES},
+    "finetuning": _finetuning,
+}
 
 GROUP = "nightgrid.workloads"
 _LOG = logging.getLogger("nightgrid.workloads")
 
 
+@cache
 def _installed() -> dict[str, WorkloadEntry]:
-    """Entries of other packages. One that is broken must not take all others with it."""
+    """Entries of other packages, under names that are not ours. One that is broken must not take
+    all others with it."""
+    import importlib.metadata
+
     entries = {}
     for point in importlib.metadata.entry_points(group=GROUP):
         try:
@@ -104,14 +120,28 @@ def _installed() -> dict[str, WorkloadEntry]:
         if not isinstance(entry, WorkloadEntry) or entry.name != point.name:
             _LOG.warning("workload %s: %s is no entry of that name", point.name, point.value)
             continue
-        entries[entry.name] = entry
+        if entry.name not in _OURS:
+            entries[entry.name] = entry
     return entries
 
 
+class _Workloads(Mapping[str, WorkloadEntry]):
+    """Entries by name. Other packages are looked for only when a name is not ours, or all are
+    wanted: that reads a file of each package that is installed."""
+
+    def __getitem__(self, name: str) -> WorkloadEntry:
+        found = _OURS.get(name) or _installed()[name]
+        return found if isinstance(found, WorkloadEntry) else found()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter((*_installed(), *_OURS))
+
+    def __len__(self) -> int:
+        return len(_installed()) + len(_OURS)
+
+
 #: Every workload a grid may name; nobody else's takes the place of one of ours.
-WORKLOADS: Mapping[str, WorkloadEntry] = MappingProxyType(
-    _installed() | {entry.name: entry for entry in _ENTRIES}
-)
+WORKLOADS: Mapping[str, WorkloadEntry] = _Workloads()
 
 
 def find_workload(name: str) -> WorkloadEntry:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from orchestrator.errors import Problem
-from orchestrator.grid.axes import product, without
+from orchestrator.grid.axes import Axis, product, without
 from orchestrator.grid.experiment import Experiment
 from orchestrator.grid.fields import FIELD_NAMES, Vocabulary, shown
 from orchestrator.grid.strict_yaml import Document
-from orchestrator.job import Accelerator, Job, Scalar
+from orchestrator.job import Accelerator, Job, Parameters, Scalar
 
 _ACCELERATORS = {kind.value: kind for kind in Accelerator}
 _FIELDS = frozenset(FIELD_NAMES)
@@ -23,16 +23,15 @@ class Expander:
         self.vocabulary = vocabulary
         self.problems: list[Problem] = []
         self.repeated: dict[tuple[str, str], int] = {}  # (experiment, first experiment) -> jobs
-        self._parameters: dict[tuple[object, ...], tuple[tuple[str, Scalar], ...]] = {}
+        self._parameters: dict[tuple[object, ...], Parameters] = {}
 
     def expand(self, experiments: Sequence[Experiment]) -> tuple[Job, ...]:
         """The jobs of all experiments in file order, each once."""
         by_id: dict[str, Job] = {}
         for experiment in experiments:
             count = 0
-            for settings in self._points(experiment):
+            for job in self._jobs(experiment):
                 count += 1
-                job = self._job(experiment, settings)
                 first = by_id.setdefault(job.job_id, job)
                 if first is not job:
                     pair = (experiment.name, first.experiment)
@@ -57,17 +56,34 @@ class Expander:
         path = where or experiment.path
         self.problems.append(self.document.problem(path, message, hint))
 
-    def _points(self, experiment: Experiment) -> Iterator[dict[str, Scalar]]:
+    def _jobs(self, experiment: Experiment) -> Iterator[Job]:
+        for axes, points in self._products(experiment):
+            # Within a product, few settings of the workload vary, and none has other names.
+            varying = [name for axis in axes for name in axis.names if name not in _FIELDS]
+            known: dict[tuple[object, ...], Parameters] = {}
+            for settings in points:
+                values = [settings[name] for name in varying]
+                key = (*values, *map(type, values))
+                parameters = known.get(key)
+                if parameters is None:
+                    parameters = known[key] = self._workload_parameters(experiment, settings)
+                yield _job(experiment, settings, parameters)
+
+    def _products(
+        self, experiment: Experiment
+    ) -> Iterator[tuple[Sequence[Axis], Iterator[dict[str, Scalar]]]]:
+        """The products that an experiment consists of, each to be exhausted before the next."""
         patterns = [pattern for _, pattern in experiment.exclude]
         used = [False] * len(patterns)
         if not experiment.only_included:
-            yield from without(product(experiment.fixed, experiment.axes), patterns, used)
+            points = product(experiment.fixed, experiment.axes)
+            yield experiment.axes, without(points, patterns, used) if patterns else points
         for (path, pattern), matched in zip(experiment.exclude, used, strict=True):
             if not matched:
                 hint = self._why_unmatched(experiment, pattern.allowed)
                 self._complain(experiment, path, "this pattern matches no job", hint)
         for axes in experiment.include:
-            yield from product(experiment.fixed, axes)
+            yield axes, product(experiment.fixed, axes)
 
     def _why_unmatched(self, experiment: Experiment, allowed: object) -> str:
         assert isinstance(allowed, dict)
@@ -82,26 +98,9 @@ class Expander:
                 return f"{name} is never {asked} here; it is {listed}"
         return "its values never meet in one job"
 
-    def _job(self, experiment: Experiment, settings: dict[str, Scalar]) -> Job:
-        kind = _ACCELERATORS[str(settings["accelerator"])]
-        return Job(
-            experiment=experiment.name,
-            workload=experiment.workload,
-            model=settings["model"],  # type: ignore[arg-type]
-            dataset=settings["dataset"],  # type: ignore[arg-type]
-            accelerator=kind,
-            cards=settings["cards"],  # type: ignore[arg-type]
-            precision=settings["precision"],  # type: ignore[arg-type]
-            batch_size=settings["batch_size"],  # type: ignore[arg-type]
-            engine=settings["engine"],  # type: ignore[arg-type]
-            isolation=settings["isolation"],  # type: ignore[arg-type]
-            parameters=self._workload_parameters(experiment, settings),
-            measure=experiment.measure,
-        )
-
     def _workload_parameters(
         self, experiment: Experiment, settings: dict[str, Scalar]
-    ) -> tuple[tuple[str, Scalar], ...]:
+    ) -> Parameters:
         """All parameters, defaults filled in, sorted by name; checked once for each combination."""
         given = {name: value for name, value in settings.items() if name not in _FIELDS}
         key = (experiment.name, *given, *given.values(), *map(type, given.values()))
@@ -112,3 +111,20 @@ class Expander:
                 self._complain(experiment, (), fault.message, "")
             made = self._parameters[key] = tuple(sorted(validated.items()))
         return made
+
+
+def _job(experiment: Experiment, settings: dict[str, Scalar], parameters: Parameters) -> Job:
+    return Job(
+        experiment=experiment.name,
+        workload=experiment.workload,
+        model=settings["model"],  # type: ignore[arg-type]
+        dataset=settings["dataset"],  # type: ignore[arg-type]
+        accelerator=_ACCELERATORS[settings["accelerator"]],  # type: ignore[index]
+        cards=settings["cards"],  # type: ignore[arg-type]
+        precision=settings["precision"],  # type: ignore[arg-type]
+        batch_size=settings["batch_size"],  # type: ignore[arg-type]
+        engine=settings["engine"],  # type: ignore[arg-type]
+        isolation=settings["isolation"],  # type: ignore[arg-type]
+        parameters=parameters,
+        measure=experiment.measure,
+    )

@@ -18,7 +18,7 @@ from orchestrator.grid.fields import FIELD_NAMES, Fault, JobFields, shown
 from orchestrator.grid.model import ExperimentBlock
 from orchestrator.grid.strict_yaml import Path_
 from orchestrator.job import Scalar
-from workloads.api import MeasureSettings
+from workloads.measure_settings import MeasureSettings
 
 if TYPE_CHECKING:
     from orchestrator.grid.reader import GridReader

@@ -22,7 +22,7 @@ from orchestrator.job import Scalar
 class JobFields(BaseModel):
     """The settings that every job has. An absent one takes its default; two have none."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(extra="forbid", strict=True, defer_build=True)
 
     workload: str = Field(description="What is run. One experiment has one workload.")
     model: str = Field(
@@ -154,7 +154,8 @@ class Vocabulary:
     def _unknown_name(self, workload: str | None, name: str, value: Scalar) -> Fault | None:
         """Fields whose values are names that somebody else keeps."""
         if name == "workload":
-            return _not_among(value, self.workloads, "workload")
+            known = value in self.workloads  # asked without looking for what others have installed
+            return None if known else _not_among(value, self.workloads, "workload")
         if name == "precision":
             return _not_among(value, self.precisions, "precision")
         if name == "engine":

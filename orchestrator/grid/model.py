@@ -36,7 +36,7 @@ NodesFor = Callable[[Sequence[Accelerator]], Sequence[Node]]
 class MeasureBlock(BaseModel):
     """How jobs are timed. What is left out keeps its default."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(extra="forbid", strict=True, defer_build=True)
 
     warmup: int = Field(
         default=1, ge=0, le=1000, description="Untimed repeats before timing starts."
@@ -60,7 +60,7 @@ class MeasureBlock(BaseModel):
 class ExperimentBlock(BaseModel):
     """The keys of an experiment that are not settings; settings stand beside them."""
 
-    model_config = ConfigDict(extra="allow", strict=True)
+    model_config = ConfigDict(extra="allow", strict=True, defer_build=True)
 
     name: str = Field(min_length=1, max_length=80, description="Unique in the file.")
     description: str = Field(default="", description="For readers of the report.")
@@ -89,7 +89,7 @@ class ExperimentBlock(BaseModel):
 class GridFile(BaseModel):
     """The top level of a grid file."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(extra="forbid", strict=True, defer_build=True)
 
     name: str = Field(
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$",

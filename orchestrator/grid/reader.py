@@ -22,8 +22,8 @@ from orchestrator.grid.model import ExperimentBlock, Grid, GridFile, MeasureBloc
 from orchestrator.grid.strict_yaml import Document, Path_
 from orchestrator.needs import adapter_problems
 from orchestrator.planning import card_problems, refusal_problems
-from workloads.api import MeasureSettings
 from workloads.errors import WorkloadError
+from workloads.measure_settings import MeasureSettings
 
 MAX_PROBLEMS = 100  # beyond these, reading on helps nobody
 
@@ -142,6 +142,8 @@ class GridReader:
         self.complain((*path[:-1], name), f"unknown key {shown(name)}", hint, key=True)
 
     def _measure(self, raw: Any, path: Path_, inherited: MeasureSettings) -> MeasureSettings:
+        if raw == {}:  # the usual case; its model need not be built
+            return inherited
         good = self.structure(MeasureBlock, raw, path)
         settings = replace(inherited, **good)
         if settings.min_repeats > settings.max_repeats:

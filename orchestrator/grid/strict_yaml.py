@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import GridError, Problem
-from orchestrator.grid.nodes import UNPRINTABLE, Node, compose, problem_at
+from orchestrator.grid.nodes import Node, compose, problem_at, unprintable
 
 MAX_FILE_BYTES = 4 * 2**20
 MAX_PROBLEMS_OF_TEXT = 20  # a file of the wrong kind has one on every line
@@ -151,7 +151,7 @@ def _text_problems(text: str, file: str) -> list[Problem]:
     found: list[tuple[int, str, str]] = []
     for match in _INDENT_TAB.finditer(text):
         found.append((match.end() - 1, "a tab in the indentation", "indent with spaces"))
-    for match in UNPRINTABLE.finditer(text):
+    for match in unprintable(text):
         code = f"U+{ord(match[0]):04X}"
         found.append((match.start(), f"the control character {code}", "remove it"))
     found.sort()

@@ -16,11 +16,13 @@ from bisect import insort
 from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import lru_cache
 from math import ceil, exp, log, sqrt
 from typing import Protocol
 
 from orchestrator.history import PastRow
 from orchestrator.job import Accelerator, Job, Scalar, State
+from workloads.measure_settings import MeasureSettings
 
 #: Prior for loading a model when nothing is known, seconds.
 PRIOR_LOAD_S = 10.0
@@ -133,8 +135,10 @@ class Estimator:
     def estimate(self, job: Job) -> Estimate:
         """Seconds for ``job``, from the nearest rows there are."""
         searched = not isinstance(job.batch_size, int)
+        if not self._runs:  # nothing was learnt: thousands of jobs share one answer
+            return _prior(job.measure, searched)
         size = None if searched else int(job.batch_size)
-        distance, run_s = next(self._foretold(job.job_id, job, size, _prior_run_s(job)))
+        distance, run_s = next(self._foretold(job.job_id, job, size, _prior_run_s(job.measure)))
         return Estimate(
             load_s=self._load_s(job.job_id, job),
             run_s=SEARCH_FACTOR * run_s if searched else run_s,
@@ -160,10 +164,6 @@ class Estimator:
         self, job_id: str, known: _Known, size: int | None, prior_s: float | None
     ) -> Iterator[tuple[Distance, float]]:
         """How long it runs, as seen from each distance that knows, the nearest first."""
-        if not self._runs:  # nothing was learnt
-            if prior_s is not None:
-                yield Distance.PRIOR, prior_s
-            return
         if (runs := self._runs.get(job_id)) is not None:
             yield Distance.JOB, runs.median
         for distance, key in (
@@ -221,9 +221,18 @@ def _nearest(sizes: dict[int, _Sorted], size: int | None) -> float:
     return sizes[min(sizes, key=lambda known: (abs(log(known) - wanted), known))].median
 
 
-def _prior_run_s(job: Job) -> float:
+@lru_cache(maxsize=64)
+def _prior(settings: MeasureSettings, searched: bool) -> Estimate:
+    run_s = _prior_run_s(settings)
+    return Estimate(
+        load_s=PRIOR_LOAD_S,
+        run_s=SEARCH_FACTOR * run_s if searched else run_s,
+        margin=_FIRST_MARGIN[Distance.PRIOR],
+    )
+
+
+def _prior_run_s(settings: MeasureSettings) -> float:
     """Between the fewest short repeats and the time limit, on a logarithmic scale."""
-    settings = job.measure
     limit = max(settings.time_limit_s, 1e-3)
     least = min((settings.warmup + settings.min_repeats) * PRIOR_REPEAT_S, limit)
     return sqrt(max(least, 1e-3) * limit)

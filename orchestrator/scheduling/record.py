@@ -12,7 +12,7 @@ from orchestrator.cluster import Card
 from orchestrator.failure import FailureClass
 from orchestrator.job import Job, State
 from orchestrator.scheduling.estimate import SEARCH_FACTOR, Estimate
-from workloads.api import MeasureSettings
+from workloads.measure_settings import MeasureSettings
 
 if TYPE_CHECKING:
     from orchestrator.scheduling.cards import Reservation

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from workloads.engines import ENTRIES, gaudi_quantization, hpu_mode
+from workloads.engines import ENTRIES, hpu_mode
 from workloads.errors import WorkloadError
 from workloads.models.catalog import find_model
 from workloads.models.checkpoint_files import read_config
@@ -60,6 +60,8 @@ def _mode(asked: Asked) -> Iterator[Refusal]:
 
 
 def _four_bits(asked: Asked) -> Iterator[Refusal]:
+    from workloads.engines import gaudi_quantization
+
     if asked.cards > 1:
         yield Refusal(
             setting="cards",

@@ -1,0 +1,17 @@
+"""How a job is timed; apart from ``api.py``, since a plan needs nothing else of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasureSettings:
+    """How a job is timed: when to stop, and what must be paid before timing starts."""
+
+    warmup: int = 1  # untimed repeats
+    min_repeats: int = 3
+    max_repeats: int = 20
+    confidence: float = 0.95  # level of the interval
+    relative_half_width: float = 0.05  # stop when the interval is this tight
+    time_limit_s: float = 120.0  # of the timed part
