@@ -99,33 +99,6 @@ def to_table(measurements: Sequence[Measurement], *, documented: bool = True) ->
     return _table([_flat(measurement) for measurement in measurements], documented)
 
 
-def to_json(measurement: Measurement) -> str:
-    """A row as one line of JSON, for what is no table yet."""
-    row = _flat(measurement).items()
-    return _json({name: value for name, value in row if value is not None and value != []})
-
-
-def from_json(line: str) -> Measurement:
-    """The row that ``to_json`` wrote.
-
-    Raises:
-        SchemaMismatch: a newer version wrote it.
-        StoreError: it is no row.
-    """
-    import pyarrow as pa
-
-    try:
-        row = json.loads(line)
-        _refuse_newer(row["schema_version"], "a row")
-        for column in undocumented_schema():
-            if pa.types.is_map(column.type):  # JSON has no pairs, only lists of two
-                row[column.name] = [tuple(pair) for pair in row.get(column.name) or ()]
-        (measurement,) = from_table(_table([row], documented=False))
-    except (KeyError, TypeError, ValueError, RecursionError) as error:
-        raise StoreError(f"not a row of results: {error!r}") from error
-    return measurement
-
-
 def _table(rows: Sequence[Mapping[str, Any]], documented: bool) -> pa.Table:
     """Flat rows as a table; a column that they lack is null."""
     import pyarrow as pa
@@ -176,7 +149,12 @@ def table_version(table: pa.Table) -> int:
     return int(value) if value.isdigit() else 0
 
 
-def _refuse_newer(version: int, source: str) -> None:
+def refuse_newer(version: int, source: str) -> None:
+    """Let a schema version pass that this program knows.
+
+    Raises:
+        SchemaMismatch: it is of a newer program.
+    """
     if version > SCHEMA_VERSION:
         raise SchemaMismatch(
             f"{source} has schema version {version}; this program reads up to {SCHEMA_VERSION}. "
@@ -189,7 +167,7 @@ def current(table: pa.Table, source: str) -> pa.Table:
     version = table_version(table)
     if version == 0:
         raise StoreError(f"{source} is not a Nightgrid table: it has no schema version")
-    _refuse_newer(version, source)
+    refuse_newer(version, source)
     for number in range(version, SCHEMA_VERSION):
         if number in UPGRADES:
             table = UPGRADES[number](table)
