@@ -2,22 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Literal
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from operator import attrgetter
+from typing import Any, Literal
 
-from orchestrator.cluster import CardSet
+from orchestrator.cluster import Card, CardSet
 from orchestrator.energy import Energy
 from orchestrator.failure import Failure
-from orchestrator.job import Job, State
-from workloads.api import Result
+from orchestrator.job import Accelerator, Job, State
+from workloads.api import MeasureSettings, Result
 
 #: ``probe`` asks only whether a batch size fits (``batch_size: max``); ``measure`` is the real one.
 Purpose = Literal["measure", "probe"]
 
 
+_json = json.JSONEncoder(separators=(",", ":")).encode
+
+
+def _values_of(kind: type) -> Callable[[Any], dict[str, Any]]:
+    """A function that gives a record's values by name; ``dataclasses.asdict`` takes ten times as
+    long, and an attempt is written for each short job."""
+    names = tuple(each.name for each in fields(kind))
+    values = attrgetter(*names)
+    return lambda record: dict(zip(names, values(record), strict=True))
+
+
+_job_values, _measure_values = _values_of(Job), _values_of(MeasureSettings)
+
+
+class _Written:
+    """A slot for the attempt's JSON: not a field, so it is neither compared nor pickled."""
+
+    __slots__ = ("_text",)
+    _text: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Attempt:
+class Attempt(_Written):
     """One try. ``job_id`` is the grid's job; ``job`` is what runs, which differs from it only in
     ``batch_size`` when the grid asked for ``max``."""
 
@@ -27,6 +50,48 @@ class Attempt:
     job: Job
     cards: CardSet
     purpose: Purpose = "measure"
+
+    def to_json(self) -> str:
+        """All of it as one line; made once, for the note that it begins and for its workers."""
+        try:
+            known: str = self._text
+        except AttributeError:
+            job = _job_values(self.job) | {"measure": _measure_values(self.job.measure)}
+            values = {
+                "attempt_id": self.attempt_id,
+                "job_id": self.job_id,
+                "number": self.number,
+                "job": job,
+                "cards": [(card.node_id, card.index, card.accelerator) for card in self.cards],
+                "purpose": self.purpose,
+            }
+            known = _json(values)
+            object.__setattr__(self, "_text", known)
+        return known
+
+    @classmethod
+    def from_json(cls, text: str) -> Attempt:
+        """The attempt that ``to_json`` wrote."""
+        return cls.from_values(json.loads(text))
+
+    @classmethod
+    def from_values(cls, values: Mapping[str, Any]) -> Attempt:
+        """The same, of what JSON's reader made of it.
+
+        Raises:
+            KeyError, TypeError, ValueError: it is no attempt.
+        """
+        job = values["job"]
+        parsed = {
+            "accelerator": Accelerator(job["accelerator"]),
+            "parameters": tuple((name, value) for name, value in job["parameters"]),
+            "measure": MeasureSettings(**job["measure"]),
+        }
+        cards = tuple(
+            Card(node_id=node_id, index=index, accelerator=Accelerator(accelerator))
+            for node_id, index, accelerator in values["cards"]
+        )
+        return cls(**{**values, "job": Job(**{**job, **parsed}), "cards": cards})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

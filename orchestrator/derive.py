@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Any
 
 from orchestrator.attempt import Attempt, RankOutcome
@@ -23,6 +24,23 @@ from orchestrator.measurement import Measurement, Metrics
 from orchestrator.results.schema import SCHEMA_VERSION
 from workloads.api import Item, Result, Sample
 from workloads.confidence import mean_interval, percentile, ratio_interval
+
+#: What a rank reports once and of which a gang's largest counts.
+_LARGEST = (
+    "load_s",
+    "compile_s",
+    "warmup_s",
+    "weight_bytes",
+    "parameter_count",
+    "trainable_parameter_count",
+    "train_flops_per_token",
+    "tokenization_s",
+    "baseline_host_memory_bytes",
+    "peak_host_memory_bytes",
+    "peak_device_memory_bytes",
+)
+_largest = attrgetter(*_LARGEST)
+_NOTHING = Metrics()
 
 Ranked = tuple[tuple[int, Sample], ...]
 
@@ -59,7 +77,7 @@ def metrics_of(
     """
     timed = [(rank, sample) for rank, sample in samples if not sample.warmup]
     if not timed:
-        return Metrics()
+        return _NOTHING
     complete = _complete(timed)
     counted = [pair for repeat in complete.values() for pair in repeat] or timed
     totals = [_totals(repeat) for repeat in complete.values()] or [_totals(timed)]
@@ -183,6 +201,11 @@ def measurement_of(
     samples = tuple((r.rank, s) for r in ranks if r.result for s in r.result.samples)
     items = tuple((r.rank, i) for r in ranks if r.result for i in r.result.items)
     whole = bool(results) and len(results) == len(ranks)
+    metrics = _NOTHING
+    if whole:
+        metrics = metrics_of(samples, items, confidence=job.measure.confidence)
+        if energy := _energy(ranks):
+            metrics = replace(metrics, **energy)
     failure = _failure(record)
     by_id = {node.node_id: node for node in nodes}
     return Measurement(
@@ -219,11 +242,7 @@ def measurement_of(
         git_dirty=provenance.git_dirty,
         **_where(attempt, ranks, by_id, job.accelerator),
         **_with_what(ranks, provenance),
-        metrics=replace(
-            metrics_of(samples, items, confidence=job.measure.confidence), **_energy(ranks)
-        )
-        if whole
-        else Metrics(),
+        metrics=metrics,
         **_with_ranks(_numbers(results), record, ranks),
         samples=samples,
         items=items,
@@ -315,28 +334,18 @@ def _numbers(results: Sequence[Result]) -> dict[str, Any]:
     card are what limits it."""
     if not results:
         return {}
-    largest = (
-        "load_s",
-        "compile_s",
-        "warmup_s",
-        "weight_bytes",
-        "parameter_count",
-        "trainable_parameter_count",
-        "train_flops_per_token",
-        "tokenization_s",
-        "baseline_host_memory_bytes",
-        "peak_host_memory_bytes",
-        "peak_device_memory_bytes",
-    )
-    numbers: dict[str, Any] = {
-        name: max((v for r in results if (v := getattr(r, name)) is not None), default=None)
-        for name in largest
-    }
     first = results[0]
-    return numbers | {
+    values = _largest(first)
+    if len(results) > 1:
+        values = tuple(map(_most, zip(*map(_largest, results), strict=True)))
+    return dict(zip(_LARGEST, values, strict=True)) | {
         "stop_reason": first.stop_reason,
         "random_weights": any(result.random_weights for result in results),
         "synthetic_data": any(result.synthetic_data for result in results),
         "precision_detail": first.precision_detail or None,
         "details": dict(first.details),
     }
+
+
+def _most(values: Iterable[Any]) -> Any:
+    return max((value for value in values if value is not None), default=None)

@@ -14,16 +14,15 @@ import contextlib
 import heapq
 import os
 import signal
-import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Protocol
 
-from orchestrator.attempt import Outcome, RankOutcome
+from orchestrator.attempt import Attempt, Outcome
 from orchestrator.errors import ClusterError, StoreError, StoreFull, StoreLocked
 from orchestrator.events import (
     AttemptEnded,
@@ -45,6 +44,7 @@ from orchestrator.held import Held, Row
 from orchestrator.job import State
 from orchestrator.live import View, event_line, row_line, unrun_lines
 from orchestrator.measurement import Measurement
+from orchestrator.notes import Note, Notes
 from orchestrator.run_status import Board, RunStatus
 from orchestrator.watchdog import Watchdog
 
@@ -55,6 +55,8 @@ ROWS_WAIT_S = 0.1  # for others to be written with, at most
 AT_ONCE = 3  # the request that is not discussed any more
 FORCE_AFTER_S = 10.0  # later the process ends, whatever it hangs in
 EXIT_FORCED = 130
+
+_Command = StartWorker | StopWorker | RunAttempt | RunFinished
 
 
 class Decider(Protocol):
@@ -67,8 +69,8 @@ class Decider(Protocol):
 class RowStore(Protocol):
     """``Store`` as the loop sees it."""
 
-    def begin(self, if_lost: Measurement) -> object:
-        """Note that an attempt starts, by the row that it gets should this process die.
+    def begin(self, *notes: Note) -> object:
+        """Note that attempts start, so that they have rows should this process die.
 
         Raises:
             StoreLocked: another driver has taken the run.
@@ -151,6 +153,7 @@ class Driver:
     executor: Executor
     store: RowStore
     to_measurement: Callable[[RecordRow], Measurement]
+    notes: Notes
     board: Board
     view: View
     write_status: Callable[[str], object] = lambda _: None  # replaces status.json
@@ -244,7 +247,7 @@ class Driver:
         """
         while events and self._finished is None:
             ended: set[str] = set()
-            others: list[StartWorker | StopWorker | RunAttempt | RunFinished] = []
+            others: list[_Command] = []
             for event in events:
                 self.board.saw(event)
                 if text := event_line(event, self.board):
@@ -260,18 +263,24 @@ class Driver:
                         others.append(command)
             if self._held is not None:  # an attempt that waits and has ended must not be started
                 self._write_rows()
-            happened: list[Event] = []
-            for each in others:
-                # Its node went at the moment when it was to start.
-                if not (isinstance(each, RunAttempt) and each.attempt.attempt_id in ended):
-                    happened += self._carry_out(each)
-            events = happened
+            # Of an attempt that is left out, the node went at the moment when it was to start.
+            events = self._carry_out(
+                each
+                for each in others
+                if not (isinstance(each, RunAttempt) and each.attempt.attempt_id in ended)
+            )
 
     # ------------------------------------------------------------ commands out
 
-    def _carry_out(
-        self, command: StartWorker | StopWorker | RunAttempt | RunFinished
-    ) -> list[Event]:
+    def _carry_out(self, commands: Iterable[_Command]) -> list[Event]:
+        commands, happened = list(commands), []
+        if self._held is None:
+            self._begin([each.attempt for each in commands if isinstance(each, RunAttempt)])
+        for command in commands:
+            happened += self._carry_out_one(command)
+        return happened
+
+    def _carry_out_one(self, command: _Command) -> list[Event]:
         if isinstance(command, RunFinished):
             self._write_rows()
         if self._held is not None:
@@ -285,8 +294,6 @@ class Driver:
         return self._perform(command)
 
     def _perform(self, command: StartWorker | StopWorker | RunAttempt) -> list[Event]:
-        if isinstance(command, RunAttempt):
-            self._begin(command)
         try:
             self.executor.perform(command)
         except Exception as error:
@@ -294,31 +301,18 @@ class Driver:
             return [_refusal(command, error, self.clock())]
         return []
 
-    def _begin(self, command: RunAttempt) -> None:
-        """Note that an attempt starts. A note that cannot be made is missed only if we die."""
+    def _begin(self, attempts: Sequence[Attempt]) -> None:
+        """Note that attempts start. A note that cannot be made is missed only if we die."""
+        if not attempts:
+            return
+        now = self.clock()
+        notes = [self.notes.of(each, now, self.board.nodes_of(each.cards)) for each in attempts]
         try:
-            self.store.begin(self.to_measurement(self._if_lost(command)))
+            self.store.begin(*notes)
         except StoreLocked:
-            raise  # another driver has the run, and perhaps this card
+            raise  # another driver has the run, and perhaps these cards
         except (OSError, StoreError):
             pass
-
-    def _if_lost(self, command: RunAttempt) -> RecordRow:
-        """The row of an attempt that starts now and of which nothing more is ever heard."""
-        attempt, now = command.attempt, self.clock()
-        message = f"its driver, process {os.getpid()} on {socket.gethostname()}, died while it ran"
-        failure = Failure(failure_class=FailureClass.NODE_LOST, message=message)
-        rank = RankOutcome(rank=0, state=State.LOST, started_at=now, ended_at=now, failure=failure)
-        return RecordRow(
-            job=attempt.job,
-            state=State.LOST,
-            reason=message,
-            final=False,
-            attempt=attempt,
-            outcome=Outcome(
-                attempt_id=attempt.attempt_id, state=State.LOST, ranks=(rank,), failure=failure
-            ),
-        )
 
     def _take(self, command: RecordRow) -> None:
         """Make a row that is written a moment later."""
@@ -366,9 +360,7 @@ class Driver:
 
     # ------------------------------------------------------------ a full disk
 
-    def _hold(
-        self, held: Held, command: StartWorker | StopWorker | RunAttempt | RunFinished
-    ) -> list[Event]:
+    def _hold(self, held: Held, command: _Command) -> list[Event]:
         """What starts something waits for room; what stops something does not."""
         if not isinstance(command, StopWorker):
             held.commands.append(command)
@@ -397,8 +389,7 @@ class Driver:
         self._held, self.board.paused = None, ""
         paused = now - held.since
         self.view.line(f"there is room again after {paused:,.0f} s: {count} rows written, going on")
-        for command in held.commands:
-            self._late += self._carry_out(command)
+        self._late += self._carry_out(held.commands)
 
     def _write_held_rows(self, held: Held) -> None:
         while held.rows:

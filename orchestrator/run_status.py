@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from orchestrator.cluster import Card, Node
+from orchestrator.cluster import Card, CardSet, Node
 from orchestrator.events import (
     AttemptEnded,
     Command,
@@ -251,6 +251,11 @@ class Board:
     def nodes(self) -> tuple[Node, ...]:
         """Every node that joined, those that left again included."""
         return tuple(self._nodes.values())
+
+    def nodes_of(self, cards: CardSet) -> tuple[Node, ...]:
+        """The nodes of cards, each once; those that never joined left out."""
+        ids = dict.fromkeys(card.node_id for card in cards)
+        return tuple(self._nodes[node_id] for node_id in ids if node_id in self._nodes)
 
     def node_name(self, node_id: str) -> str:
         """The name people know the node by."""

@@ -342,6 +342,7 @@ def _drive(
     from orchestrator.in_process_executor import InProcessExecutor
     from orchestrator.live import open_view
     from orchestrator.measurement import Measurement
+    from orchestrator.notes import Notes
     from orchestrator.plan import Action
     from orchestrator.planning import estimator_for
     from orchestrator.run_status import Board
@@ -392,6 +393,7 @@ def _drive(
             executor=executor,
             store=store,
             to_measurement=to_measurement,
+            notes=Notes(run=store.run, invocation_id=owner.invocation_id, provenance=origin),
             board=board,
             view=view,
             publish=session.publish,

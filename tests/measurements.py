@@ -8,6 +8,7 @@ from orchestrator.attempt import Attempt, Outcome, RankOutcome, WorkerInfo
 from orchestrator.cluster import Card
 from orchestrator.job import Accelerator, Job, State
 from orchestrator.measurement import Measurement, Metrics
+from orchestrator.notes import Note, Notes
 from orchestrator.results.schema import SCHEMA_VERSION
 from workloads.api import Item, Result, Sample
 
@@ -86,6 +87,19 @@ def attempt(of: Job, cards: int = 1, number: int = 1) -> Attempt:
 def outcome(of: Attempt, *ranks: RankOutcome, state: State = State.SUCCEEDED) -> Outcome:
     """What became of an attempt."""
     return Outcome(attempt_id=of.attempt_id, state=state, ranks=ranks)
+
+
+def note(number: int = 0, run: str = "night") -> Note:
+    """The note that the attempt of ``row(number)`` begins."""
+    one = job(batch_size=number + 1)
+    attempt = Attempt(
+        attempt_id=f"{one.job_id}-1",
+        job_id=one.job_id,
+        number=1,
+        job=one,
+        cards=(Card(node_id="n1", index=0, accelerator=one.accelerator),),
+    )
+    return Notes(run=run, invocation_id="i1").of(attempt, 1000.0 + number, ())
 
 
 def row(number: int = 0, **changes: Any) -> Measurement:

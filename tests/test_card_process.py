@@ -56,7 +56,7 @@ def ran(
             label=attempt.job.label,
             kind=attempt.job.process_kind,
             rank=rank,
-            attempt=pickle.dumps(attempt),
+            attempt=attempt.to_json(),
             rendezvous=rendezvous,
         )
     )

@@ -34,6 +34,7 @@ from orchestrator.events import (
 )
 from orchestrator.job import State
 from orchestrator.measurement import Measurement
+from orchestrator.notes import Note, Notes
 from orchestrator.results.store import Store
 from orchestrator.run_status import Board, RunStatus
 from orchestrator.watchdog import Watchdog
@@ -61,13 +62,13 @@ class Rows:
         self.kept: list[Measurement] = []
         self._failures = failures
         self._error = error
-        self.begun: list[Measurement] = []
+        self.begun: list[Note] = []
 
-    def begin(self, if_lost: Measurement) -> None:
-        """Keep the note of an attempt."""
+    def begin(self, *notes: Note) -> None:
+        """Keep the notes of attempts."""
         if self.lost:
             raise StoreLocked("taken over")
-        self.begun.append(if_lost)
+        self.begun += notes
 
     def append(self, *measurements: Measurement) -> None:
         """Keep rows, or fail."""
@@ -164,6 +165,7 @@ class Case:
             to_measurement=lambda row: measurement_of(
                 row, run="case", invocation_id="i", recorded_at=self.clock()
             ),
+            notes=Notes(run="case", invocation_id="i"),
             board=Board(run="case", plan=plan(ONE, TWO), started_at=MOMENT),
             view=self.view,
             write_status=write_status,

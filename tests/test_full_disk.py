@@ -19,6 +19,7 @@ from orchestrator.driver import Driver, StopSignal
 from orchestrator.errors import StoreError, StoreFull
 from orchestrator.events import RunAttempt, StartWorker
 from orchestrator.job import State
+from orchestrator.notes import Notes
 from orchestrator.results import store as store_module
 from orchestrator.results.store import Store
 from orchestrator.run_status import Board, RunStatus
@@ -96,6 +97,7 @@ class Night:
             to_measurement=lambda record: measurement_of(
                 record, run="night", invocation_id="i", recorded_at=self.clock()
             ),
+            notes=Notes(run="night", invocation_id="i"),
             board=board,
             view=self.view,
             write_status=self._write_status,

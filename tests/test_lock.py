@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import store_processes
-from measurements import row
+from measurements import note, row
 from store_processes import CONTEXT
 
 from orchestrator.errors import StoreError, StoreLocked
@@ -166,7 +166,7 @@ def test_a_writer_whose_lock_was_taken_away_stops_writing(tmp_path: Path) -> Non
             store.append(row(1))
         with Store.open(tmp_path, "night") as usurper:
             usurper.append(row(2))
-            usurper.begin(row(3))
+            usurper.begin(note(3))
             with pytest.raises(StoreLocked):
                 store.append(row(1))
             store.__exit__(None, None, None)

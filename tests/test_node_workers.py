@@ -28,7 +28,7 @@ from orchestrator.worker.letters import (
     Stopped,
 )
 from orchestrator.worker.node_workers import NodeWorkers
-from orchestrator.worker.wire import packed, unpacked
+from orchestrator.worker.wire import unpacked
 
 
 class Node:
@@ -80,7 +80,7 @@ class Node:
 
     def run(self, name: str, attempt_id: str = "a-1", card_index: int | None = None) -> Run:
         order = Order(
-            attempt_id=attempt_id, label="a job", kind="", rank=0, attempt=packed(ATTEMPT)
+            attempt_id=attempt_id, label="a job", kind="", rank=0, attempt=ATTEMPT.to_json()
         )
         return Run(name, order, card_index)
 

@@ -11,7 +11,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from measurements import row
+from measurements import note, row
 
 from orchestrator.errors import StoreError, StoreFull, StoreLocked
 from orchestrator.job import State
@@ -37,18 +37,13 @@ time.sleep(600)
 """
 
 
-def lost(number: int):
-    """The row that an attempt is to have should its driver die."""
-    return row(number, state=State.LOST, final=False)
-
-
 def dies_holding(results: Path, begun: int, ended: int) -> None:
     """Another process notes ``begun`` attempts, writes the rows of ``ended`` of them, and dies."""
     code = (
         "import os, sys; sys.path[:0] = sys.argv[2:]\n"
         "from test_resume import *\n"
         "store = Store.open(Path(sys.argv[1]), 'night').__enter__()\n"
-        f"for number in range({begun}): store.begin(lost(number))\n"
+        f"for number in range({begun}): store.begin(note(number))\n"
         f"for number in range({ended}): store.append(row(number))\n"
         "os.kill(os.getpid(), 9)\n"
     )
@@ -81,8 +76,8 @@ def begun_log(store: Store) -> Path:
 def test_attempts_that_have_their_rows_leave_no_note(tmp_path: Path) -> None:
     """An orderly end leaves nothing to settle."""
     with Store.open(tmp_path, "night") as store:
-        store.begin(lost(0))
-        store.begin(lost(1))
+        store.begin(note(0))
+        store.begin(note(1))
         assert len(begun_log(store).read_bytes().splitlines()) == 2
         store.append(row(0), row(1))
     assert not begun_log(store).exists()
@@ -91,8 +86,8 @@ def test_attempts_that_have_their_rows_leave_no_note(tmp_path: Path) -> None:
 def test_attempts_without_rows_are_settled_by_the_next_driver(tmp_path: Path) -> None:
     """Also where the one before ended in order, but at once."""
     with Store.open(tmp_path, "night") as store:
-        store.begin(lost(0))
-        store.begin(lost(1))
+        store.begin(note(0))
+        store.begin(note(1))
         store.append(row(1))
     with Store.open(tmp_path, "night") as store:
         assert store.interrupted == (row(0).attempt_id,)
@@ -106,7 +101,7 @@ def test_attempts_without_rows_are_settled_by_the_next_driver(tmp_path: Path) ->
 def test_a_note_whose_row_was_compacted_away_is_no_second_row(tmp_path: Path) -> None:
     """A driver may die between writing a row and its end."""
     with Store.open(tmp_path, "night") as store:
-        store.begin(lost(0))
+        store.begin(note(0))
         kept = begun_log(store).read_bytes()
         store.append(row(0))
         store.append(row(1))
@@ -120,9 +115,9 @@ def test_a_note_whose_row_was_compacted_away_is_no_second_row(tmp_path: Path) ->
 def test_a_torn_note_is_of_an_attempt_that_never_began(tmp_path: Path) -> None:
     """Wherever its writing was cut off: what was noted before it is settled, and nothing else."""
     with Store.open(tmp_path, "night") as store:
-        store.begin(lost(0))
+        store.begin(note(0))
         whole = begun_log(store).read_bytes()
-        store.begin(lost(1))
+        store.begin(note(1))
         both = begun_log(store).read_bytes()
     for number, length in enumerate((len(whole), len(whole) + 1, len(whole) + 30, len(both) - 1)):
         with Store.open(tmp_path, f"cut{number}") as cut:
@@ -136,8 +131,8 @@ def test_a_torn_note_is_of_an_attempt_that_never_began(tmp_path: Path) -> None:
 def test_a_damaged_note_is_set_aside(tmp_path: Path) -> None:
     """It is reported as every damaged file is, and the sound ones are settled."""
     with Store.open(tmp_path, "night") as store:
-        store.begin(lost(0))
-        store.begin(lost(1))
+        store.begin(note(0))
+        store.begin(note(1))
     data = bytearray(begun_log(store).read_bytes())
     data[100] ^= 1
     begun_log(store).write_bytes(data)
@@ -152,12 +147,12 @@ def test_a_long_log_is_replaced_by_what_runs(
     """It never grows far beyond the notes of the attempts that run."""
     monkeypatch.setattr(begun, "_LONG_BYTES", 20_000)
     with Store.open(tmp_path, "night") as store:
-        store.begin(lost(1000))
+        store.begin(note(1000))
         for number in range(60):
-            store.begin(lost(number))
+            store.begin(note(number))
             store.append(row(number))
             assert begun_log(store).stat().st_size < 24_000
-        assert lost(1000) in read_begun(begun_log(store))[0]
+        assert note(1000).row() in read_begun(begun_log(store))[0]
         store.append(row(1000))
 
 
@@ -166,13 +161,13 @@ def test_a_note_without_room_is_made_up_for_by_the_next(
 ) -> None:
     """A write that a full disk cuts short leaves no torn line among the others."""
     with Store.open(tmp_path, "night") as store:
-        store.begin(lost(0))
+        store.begin(note(0))
         with monkeypatch.context() as full:
             full.setattr(disk, "write", lambda handle, data: os.write(handle, data[:50]))
             with pytest.raises(StoreFull, match="50 of"):
-                store.begin(lost(1))
-        store.begin(lost(2))
-        assert read_begun(begun_log(store)) == ([lost(0), lost(1), lost(2)], "")
+                store.begin(note(1))
+        store.begin(note(2))
+        assert read_begun(begun_log(store)) == ([note(number).row() for number in range(3)], "")
 
 
 def test_what_an_earlier_driver_left_running_is_ended(tmp_path: Path) -> None:

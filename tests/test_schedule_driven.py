@@ -16,6 +16,7 @@ from orchestrator.derive import measurement_of
 from orchestrator.driver import Driver, StopSignal
 from orchestrator.job import MAX, Accelerator, Job, State
 from orchestrator.measurement import Measurement
+from orchestrator.notes import Note, Notes
 from orchestrator.run_status import Board, RunStatus
 from orchestrator.scheduling.estimate import Estimator
 from orchestrator.scheduling.schedule import Schedule, ScheduleSettings
@@ -40,7 +41,7 @@ class Rows:
     def __init__(self) -> None:
         self.kept: list[Measurement] = []
 
-    def begin(self, if_lost: Measurement) -> None:
+    def begin(self, *notes: Note) -> None:
         """Nothing is lost here."""
 
     def make_reserve(self) -> None:
@@ -76,6 +77,7 @@ def drive(*jobs: Job, fits: int = 4, stop: StopSignal | None = None) -> list[Mea
         to_measurement=lambda row: measurement_of(
             row, run="case", invocation_id="i", recorded_at=clock(), nodes=nodes
         ),
+        notes=Notes(run="case", invocation_id="i"),
         board=Board(run="case", plan=the_plan, started_at=MOMENT),
         view=Quiet(),
         stop=stop or StopSignal(),

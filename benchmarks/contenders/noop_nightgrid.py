@@ -24,6 +24,7 @@ from orchestrator.events import Event, RecordRow, WorkerReady
 from orchestrator.job import Accelerator, Job, State
 from orchestrator.live import QuietView
 from orchestrator.measurement import Measurement
+from orchestrator.notes import Notes
 from orchestrator.on_ray.cluster import emulate
 from orchestrator.on_ray.executor import RayExecutor
 from orchestrator.plan import Action, Plan, PlannedJob
@@ -122,6 +123,7 @@ def main() -> None:
                 executor=executor,
                 store=timed,
                 to_measurement=to_measurement,
+                notes=Notes(run="noop", invocation_id="noop"),
                 board=board,
                 view=QuietView(),
                 write_status=lambda text: store.write_file("status.json", text),

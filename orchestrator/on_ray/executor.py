@@ -45,7 +45,7 @@ from orchestrator.on_ray.workers import Running, Worker
 from orchestrator.worker.card_process import Order
 from orchestrator.worker.launch import launch_of
 from orchestrator.worker.letters import Bag, Ended, Listen, Listened, Run, Start, Started, Stop
-from orchestrator.worker.wire import packed, unpacked
+from orchestrator.worker.wire import unpacked
 from workloads.devices.telemetry import CardTelemetry
 from workloads.models import remote_code
 
@@ -258,7 +258,6 @@ class RayExecutor:
         """Have every rank run. ``rendezvous`` may be the Failure to open one: they end with it."""
         running.waiting = False
         attempt = running.attempt
-        pickled = packed(attempt)
         for rank, worker_id in enumerate(running.worker_ids):
             worker = self._workers.get(worker_id)
             claim = self._claims.of(worker.card.node_id) if worker is not None else None
@@ -271,7 +270,7 @@ class RayExecutor:
                 label=attempt.job.label,
                 kind=attempt.job.process_kind,
                 rank=rank,
-                attempt=pickled,
+                attempt=attempt.to_json(),
                 rendezvous=rendezvous,
             )
             metered = None if claim.node.emulated else worker.card.index

@@ -1,8 +1,8 @@
 """Which attempts have begun: a log that tells the next driver what a dead one had running.
 
-    <sha256[:16]> <the row that the attempt gets should its driver die, as JSON>
+    <sha256[:16]> <the attempt's note, from which its row is made should its driver die: notes.py>
 
-A line is appended in one write before its attempt begins. Nothing is written when the attempt
+Lines are appended in one write before their attempts begin. Nothing is written when the attempt
 ends, since its row tells that; a log that has grown long is replaced by one of the attempts that
 still run. The death of the driver can tear the last line only, and then its attempt has not begun.
 Nothing is synced: a power failure may take lines, and then nobody has heard of their attempts.
@@ -11,12 +11,13 @@ Nothing is synced: a power failure may take lines, and then nobody has heard of 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from pathlib import Path
 
 from orchestrator.errors import StoreError, StoreFull
 from orchestrator.measurement import Measurement
+from orchestrator.notes import Note, row_of
 from orchestrator.results import disk, fragments
-from orchestrator.results.schema import from_json, to_json
 
 _LONG_BYTES = 2**20
 
@@ -30,19 +31,20 @@ class BegunLog:
         self._handle: int | None = None  # None: the file is not there, or not as it should be
         self._bytes = 0  # of the file
 
-    def begin(self, if_lost: Measurement) -> None:
-        """Note an attempt. A note that found no room is made up for by the next one.
+    def begin(self, notes: Sequence[Note]) -> None:
+        """Note attempts. Notes that found no room are made up for by the next ones.
 
         Raises:
             StoreFull: no space is left.
-            StoreError: it cannot be written.
+            StoreError: they cannot be written.
         """
-        line = _line(to_json(if_lost))
-        self._lines[if_lost.attempt_id] = line
-        if self._handle is None or self._bytes + len(line) > self._most_bytes():
+        lines = {note.attempt_id: _line(note.text) for note in notes}
+        self._lines |= lines
+        data = b"".join(lines.values())
+        if self._handle is None or self._bytes + len(data) > self._most_bytes():
             self._replace()
         else:
-            self._append(self._handle, line)
+            self._append(self._handle, data)
 
     def end(self, attempt_id: str) -> None:
         """The attempt has its row, or is not to have one."""
@@ -71,16 +73,16 @@ class BegunLog:
         except OSError as error:
             raise StoreError(f"cannot open {self.path}: {error.strerror or error}") from error
 
-    def _append(self, handle: int, line: bytes) -> None:
+    def _append(self, handle: int, data: bytes) -> None:
         try:
-            written = disk.write(handle, line)
+            written = disk.write(handle, data)
         except OSError as error:
             self._close()
             raise fragments.write_error(self.path, error) from error
         self._bytes += written
-        if written < len(line):  # nothing may follow a torn line
+        if written < len(data):  # nothing may follow a torn line
             self._close()
-            raise StoreFull(f"cannot write {self.path}: {written} of {len(line)} bytes found room")
+            raise StoreFull(f"cannot write {self.path}: {written} of {len(data)} bytes found room")
 
     def _close(self) -> None:
         handle, self._handle = self._handle, None
@@ -107,7 +109,7 @@ def read_begun(path: Path) -> tuple[list[Measurement], str]:
         try:
             if checksum.decode("ascii") != fragments.digest(text):
                 raise StoreError("its checksum is another")
-            found.append(from_json(text.decode()))
+            found.append(row_of(text.decode()))
         except (StoreError, ValueError) as error:
             reason = f"line {number}: {error}"
     return found, reason

@@ -21,6 +21,7 @@ from dataclasses import MISSING, Field, fields
 from datetime import datetime, timedelta, timezone
 from enum import Enum
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any
 
 from orchestrator.errors import SchemaMismatch, StoreError
@@ -44,7 +45,6 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _TIMES = ("recorded_at", "started_at", "ended_at")
 _METRICS = {field.name for field in fields(Metrics)}
 _json = json.JSONEncoder(separators=(",", ":")).encode
-_AS_THEY_ARE = frozenset({float, int, bool, type(None)})
 _RAW_TYPES: dict[str, type] = {"samples": Sample, "items": Item}
 
 
@@ -99,33 +99,6 @@ def to_table(measurements: Sequence[Measurement], *, documented: bool = True) ->
     return _table([_flat(measurement) for measurement in measurements], documented)
 
 
-def to_json(measurement: Measurement) -> str:
-    """A row as one line of JSON, for what is no table yet."""
-    row = _flat(measurement).items()
-    return _json({name: value for name, value in row if value is not None and value != []})
-
-
-def from_json(line: str) -> Measurement:
-    """The row that ``to_json`` wrote.
-
-    Raises:
-        SchemaMismatch: a newer version wrote it.
-        StoreError: it is no row.
-    """
-    import pyarrow as pa
-
-    try:
-        row = json.loads(line)
-        _refuse_newer(row["schema_version"], "a row")
-        for column in undocumented_schema():
-            if pa.types.is_map(column.type):  # JSON has no pairs, only lists of two
-                row[column.name] = [tuple(pair) for pair in row.get(column.name) or ()]
-        (measurement,) = from_table(_table([row], documented=False))
-    except (KeyError, TypeError, ValueError, RecursionError) as error:
-        raise StoreError(f"not a row of results: {error!r}") from error
-    return measurement
-
-
 def _table(rows: Sequence[Mapping[str, Any]], documented: bool) -> pa.Table:
     """Flat rows as a table; a column that they lack is null."""
     import pyarrow as pa
@@ -176,7 +149,12 @@ def table_version(table: pa.Table) -> int:
     return int(value) if value.isdigit() else 0
 
 
-def _refuse_newer(version: int, source: str) -> None:
+def refuse_newer(version: int, source: str) -> None:
+    """Let a schema version pass that this program knows.
+
+    Raises:
+        SchemaMismatch: it is of a newer program.
+    """
     if version > SCHEMA_VERSION:
         raise SchemaMismatch(
             f"{source} has schema version {version}; this program reads up to {SCHEMA_VERSION}. "
@@ -189,7 +167,7 @@ def current(table: pa.Table, source: str) -> pa.Table:
     version = table_version(table)
     if version == 0:
         raise StoreError(f"{source} is not a Nightgrid table: it has no schema version")
-    _refuse_newer(version, source)
+    refuse_newer(version, source)
     for number in range(version, SCHEMA_VERSION):
         if number in UPGRADES:
             table = UPGRADES[number](table)
@@ -212,43 +190,63 @@ def _type_ids() -> dict[str, int]:
 
 
 def _flat(measurement: Measurement) -> dict[str, Any]:
-    scalars, mappings = _fields_of_kinds()
-    row = {name: _scalar(getattr(measurement, name)) for name in scalars}
-    metrics = measurement.metrics
-    row |= {name: getattr(metrics, name) for name in _METRICS}
-    for name in _RAW_TYPES:
-        row[name] = [{"rank": rank} | _plain(raw) for rank, raw in getattr(measurement, name)]
+    row = _plain_fields(Measurement).of(measurement)
+    row |= _plain_fields(Metrics).of(measurement.metrics)
+    for name, kind in _RAW_TYPES.items():
+        plain = _plain_fields(kind)
+        row[name] = [{"rank": rank} | plain.of(raw) for rank, raw in getattr(measurement, name)]
     for name in _TIMES:
         value = getattr(measurement, name)
         row[name] = None if value is None else round(value * 1_000_000)
-    for name in mappings:
+    for name in _mappings():
         row[name] = [(_text(key), _text(item)) for key, item in getattr(measurement, name).items()]
     row["parameters"] = [(key, _json(item)) for key, item in measurement.parameters.items()]
-    row["measure"] = _plain(measurement.measure)
+    row["measure"] = _plain_fields(MeasureSettings).of(measurement.measure)
     return row
 
 
+class _PlainFields:
+    """The fields of a record that are plain values or tuples of them. Which are numbers is found
+    out once, from their types: most of a row's hundred are, and need no look at each value."""
+
+    def __init__(self, kind: type) -> None:
+        others = _other_columns() if kind is Measurement else ()
+        hints = {name: hint for name, hint in _hints(kind).items() if name not in others}
+        numbers = (bool, int, float)
+        self._numbers = tuple(n for n, h in hints.items() if (_optional(h) or h) in numbers)
+        self._others = tuple(name for name in hints if name not in self._numbers)
+        self._of_numbers = attrgetter(*self._numbers)
+
+    def of(self, record: Any) -> dict[str, Any]:
+        """The values by name: of an Enum its value, of a tuple a list."""
+        row = dict(zip(self._numbers, self._of_numbers(record), strict=True))
+        for name in self._others:
+            value = getattr(record, name)
+            row[name] = value if value is None else _scalar(value)
+        return row
+
+
+_plain_fields = lru_cache(maxsize=16)(_PlainFields)
+
+
 @lru_cache(maxsize=1)
-def _fields_of_kinds() -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The fields that are plain values or tuples of them, and those that map texts to texts."""
-    others = {*_TIMES, *_RAW_TYPES, "metrics", "measure", "parameters"}
-    kinds = {n: typing.get_origin(hint) for n, hint in _hints(Measurement).items()}
-    mappings = tuple(n for n, kind in kinds.items() if kind is Mapping and n not in others)
-    return tuple(n for n in kinds if n not in others.union(mappings)), mappings
+def _mappings() -> tuple[str, ...]:
+    """The fields that map texts to texts."""
+    kinds = {name: typing.get_origin(hint) for name, hint in _hints(Measurement).items()}
+    return tuple(name for name, kind in kinds.items() if kind is Mapping and name != "parameters")
 
 
-def _plain(record: Any) -> dict[str, Any]:
-    kind: type = type(record)
-    return {name: _scalar(getattr(record, name)) for name in _hints(kind)}
+@lru_cache(maxsize=1)
+def _other_columns() -> frozenset[str]:
+    """The fields of a measurement that ``_flat`` has a way of its own for."""
+    return frozenset({*_TIMES, *_RAW_TYPES, *_mappings(), "metrics", "measure", "parameters"})
 
 
 def _scalar(value: Any) -> Any:
-    if type(value) in _AS_THEY_ARE:
-        return value
+    if type(value) is str:
+        return _text(value)
     if isinstance(value, Enum):
         return value.value
-    if isinstance(value, str):
-        return _text(value)
     return [_scalar(item) for item in value] if isinstance(value, tuple) else value
 
 

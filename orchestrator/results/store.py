@@ -4,7 +4,7 @@
     <results>/<run>/quarantine/       fragments that were found torn or corrupt, or that came too
                                       late, kept for a look
     <results>/<run>/driver.lock       who writes; there is one writer (``lock.py``)
-    <results>/<run>/begun.log         of each attempt that runs now, the row it will have should
+    <results>/<run>/begun.log         of each attempt that runs now, what its row is made of should
                                       its driver die (``begun.py``)
     <results>/<run>/.reserve          room that is given up for status and report on a full disk
     <results>/<run>/run.id            by which a driver's processes are known (``leftovers.py``)
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from orchestrator.measurement import Measurement
+    from orchestrator.notes import Note
     from orchestrator.results.begun import BegunLog
 
 _LOG = logging.getLogger("nightgrid.store")
@@ -281,17 +282,17 @@ class Store:
             with contextlib.suppress(OSError):
                 directory.rmdir()
 
-    def begin(self, if_lost: Measurement) -> None:
-        """Note that an attempt starts, by the row that it gets should this process die before
-        ``append`` has written the attempt's own. Survives the death of the process, not that of
-        the machine.
+    def begin(self, *notes: Note) -> None:
+        """Note that attempts start, so that they have rows should this process die before
+        ``append`` has written their own. Survives the death of the process, not that of the
+        machine.
 
         Raises:
             StoreFull: no space is left.
             StoreError: it cannot be written.
         """
         self._lock.still_mine()
-        self._begun.begin(if_lost)
+        self._begun.begin(notes)
 
     def _record_interrupted(self) -> tuple[str, ...]:
         """Make rows of what a dead predecessor had running; the ids of those attempts."""

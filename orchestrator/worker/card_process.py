@@ -30,7 +30,7 @@ from orchestrator.failure import Failure, FailureClass, classify
 from orchestrator.job import State
 from orchestrator.worker.process_server import ServedProcess
 from orchestrator.worker.redaction import redact, redact_output
-from orchestrator.worker.wire import packed, unpacked
+from orchestrator.worker.wire import packed
 
 #: What a row keeps of a log.
 TAIL_BYTES = 4000
@@ -78,7 +78,7 @@ class Order:
     label: str  # of the job
     kind: str  # which the process must be
     rank: int
-    attempt: bytes  # an Attempt, pickled
+    attempt: str  # as JSON
     rendezvous: Any = None  # what ``listen`` gave, for a gang; a Failure ends the rank
 
 
@@ -122,7 +122,7 @@ def _call(worker: Worker, method: str, arguments: tuple[Any, ...]) -> Any:
     if method == "listen":
         return worker.listen(*arguments)
     attempt, rank, rendezvous = arguments
-    return packed(worker.run(unpacked(attempt), rank, rendezvous))
+    return packed(worker.run(Attempt.from_json(attempt), rank, rendezvous))
 
 
 def _send(channel: Connection, message: tuple[str, Any]) -> None:

@@ -2,8 +2,8 @@
 
 The driver's letters travel in posts, the agent's answers in bags. Posts and answers are numbered
 and kept until the other side has named their number, so that a call which is lost on the way loses
-nothing and repeats nothing. An attempt and the outcome of a rank are bytes that the driver and the
-worker process alone make and read.
+nothing and repeats nothing. An attempt is JSON and the outcome of a rank bytes, which the driver
+and the worker process alone make and read.
 """
 
 from __future__ import annotations

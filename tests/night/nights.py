@@ -44,6 +44,7 @@ from orchestrator.events import (
 from orchestrator.executor import Progress
 from orchestrator.job import Job, State
 from orchestrator.measurement import Measurement
+from orchestrator.notes import Note, Notes
 from orchestrator.plan import Action, Plan, PlannedJob
 from orchestrator.results import disk as real_disk
 from orchestrator.results import store as store_module
@@ -255,11 +256,11 @@ class MemoryStore:
     def __exit__(self, *_: object) -> None:
         self._lock.release()
 
-    def begin(self, if_lost: Measurement) -> None:
-        """Note an attempt."""
+    def begin(self, *notes: Note) -> None:
+        """Note attempts."""
         self.night.step()
         self._lock.still_mine()
-        self.night.notes[if_lost.attempt_id] = if_lost
+        self.night.notes |= {note.attempt_id: note.row() for note in notes}
 
     def append(self, *measurements: Measurement) -> None:
         """Keep rows."""
@@ -308,10 +309,10 @@ class Promises:
     def __init__(self, night: Night, store: DiskStore | MemoryStore) -> None:
         self.night, self.store = night, store
 
-    def begin(self, if_lost: Measurement) -> None:
-        """Note an attempt."""
-        self.night.handed.append(if_lost)
-        self.store.begin(if_lost)
+    def begin(self, *notes: Note) -> None:
+        """Note attempts."""
+        self.night.handed += [note.row() for note in notes]
+        self.store.begin(*notes)
 
     def append(self, *measurements: Measurement) -> None:
         """Write rows: on return they are promised."""
@@ -689,6 +690,7 @@ class Night:
             executor=NightExecutor(self, cluster),
             store=Promises(self, store),
             to_measurement=to_measurement,
+            notes=Notes(run="night", invocation_id=f"i{number}"),
             board=board,
             view=_View(self.tally),
             stop=StopSignal(),

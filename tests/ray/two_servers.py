@@ -18,6 +18,7 @@ from orchestrator.events import RecordRow
 from orchestrator.job import Accelerator, Job
 from orchestrator.live import QuietView
 from orchestrator.measurement import Measurement
+from orchestrator.notes import Notes
 from orchestrator.on_ray.cluster import emulate
 from orchestrator.on_ray.executor import RayExecutor
 from orchestrator.plan import Action, Plan, PlannedJob
@@ -85,6 +86,7 @@ def main() -> dict[str, Any]:
             executor=executor,
             store=store,
             to_measurement=row,
+            notes=Notes(run="night", invocation_id="i"),
             board=Board(
                 run="r",
                 plan=Plan(grid_name="g", jobs=tuple(jobs), nodes=tuple(nodes)),
