@@ -43,7 +43,7 @@ test: $(VENV)/.installed-test
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
-	$(VENV)/bin/python -m pytest
+	$(VENV)/bin/python tools/run_tests.py
 
 # optimum-habana needs older libraries than all else, and a stand-in for the Habana bridge, which
 # only the tests put on the path.
