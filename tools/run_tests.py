@@ -4,14 +4,12 @@
 
 Tests on Ray wait for a good part of their time, for processes to start, nodes to be missed and jobs
 to end; the others compute meanwhile. These step back a little, since most time limits are those of
-tests on Ray, and compute in one thread: two that wait for each other on shared cores take longer.
-The mark ``ray`` divides the tests, so that each runs in exactly one of the two.
+tests on Ray. The mark ``ray`` divides the tests, so that each runs in exactly one of the two.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 import subprocess
 import sys
 import tempfile
@@ -26,10 +24,7 @@ def run(arguments: Sequence[str]) -> int:
     pytest = [sys.executable, "-m", "pytest", *arguments]
     with tempfile.TemporaryFile("w+", errors="replace") as output:
         on_ray = subprocess.Popen([*pytest, "-m", "ray"], stdout=output, stderr=subprocess.STDOUT)
-        others = subprocess.Popen(
-            ["nice", "-n", str(NICENESS), *pytest, "-m", "not ray"],
-            env={"OMP_NUM_THREADS": "1"} | os.environ,
-        )
+        others = subprocess.Popen(["nice", "-n", str(NICENESS), *pytest, "-m", "not ray"])
         codes = [_end_of(others), _end_of(on_ray)]
         output.seek(0)
         print("\nTests on Ray, beside those above:", output.read(), sep="\n", flush=True)
