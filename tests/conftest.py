@@ -24,6 +24,9 @@ settings.load_profile("nightgrid")
 # Else each of hundreds of processes that tests start would compile all of our modules anew.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
+# What tests compute is small; where cores are shared, a second thread mostly waits, at full load.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 
 @pytest.fixture(scope="session")
 def pretrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
