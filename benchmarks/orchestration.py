@@ -21,6 +21,7 @@ from benchmarks.figures import Goal, Line, cpu_ratio, rates, values
 from benchmarks.setting import Setting
 
 TITLE = "Orchestration: jobs that do nothing, 4 × 8 emulated cards"
+_FAST_TURNS = 6
 
 
 def run(setting: Setting) -> tuple[list[Line], dict[str, Any]]:
@@ -34,17 +35,22 @@ def run(setting: Setting) -> tuple[list[Line], dict[str, Any]]:
     }
     if setting.peers_python is None:
         del programs["Ray Tune, grid_search"], programs["hydra-ray-launcher"]
-    turns: dict[str, list[dict[str, Any]]] = {name: [] for name in programs}
-    for number in range(1 if setting.smoke else setting.turns):
-        # One cluster at a time: idle ones would compete for the cores.
-        for name, (python, program, count) in programs.items():
-            if number and count == slow_jobs:
-                continue  # hundreds of times slower: one turn tells enough
-            with contextlib.ExitStack() as stack:
-                started = setting.started(
-                    stack, name, python, program, count, nodes, cards, setting.scratch
+    fast = [name for name, (*_, count) in programs.items() if count == jobs]
+    turns: dict[str, list[dict[str, Any]]] = {}
+    # These two stand side by side, each with a cluster of its own, for the cores' speed changes
+    # within seconds; of those that are hundreds of times slower, one turn tells enough.
+    for together in (fast, *([name] for name in programs if name not in fast)):
+        with contextlib.ExitStack() as stack:
+            started = []
+            for name in together:
+                python, program, count = programs[name]
+                started.append(
+                    setting.started(
+                        stack, name, python, program, count, nodes, cards, setting.scratch
+                    )
                 )
-                turns[name].append(started.turn())
+            many = _FAST_TURNS if together is fast and not setting.smoke else 1
+            turns |= setting.turns_of(started, turns=many)
     ours = turns["nightgrid"]
     whole = [turn | {"wall_s": turn["whole_s"], "work": turn["whole_jobs"]} for turn in ours]
     goals = {
