@@ -7,9 +7,10 @@ may see three.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import fields
-from typing import Any
+from typing import Any, SupportsIndex
 
 from orchestrator.job import Job, Parameters
 from workloads.refusal import Asked, Refusal
@@ -40,7 +41,7 @@ class _Read:
     """What a rule has read: fields of a job, parameters, or all parameters there are."""
 
     def __init__(self) -> None:
-        self.fields: set[str] = set()
+        self.fields: dict[str, None] = {}  # in the order of reading: a key has their values in it
         self.parameters: set[str] = set()
         self.whole = False
 
@@ -108,6 +109,10 @@ class _WatchedParameters(Mapping[str, Any]):
         self._read.whole = True
         return len(self._values)
 
+    def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[type, tuple[dict[str, Any]]]:
+        """A copy is all of them, and nobody sees what becomes of it."""
+        return dict, (dict(self),)
+
 
 class _Watched(Asked):
     """A job as rules see it, which notes what they look at."""
@@ -117,7 +122,8 @@ class _Watched(Asked):
 
     def __getattribute__(self, name: str) -> Any:
         if name in _OF_A_JOB:
-            object.__getattribute__(self, "_read").fields.add(name)
+            with contextlib.suppress(AttributeError):  # of a copy, for which all was read
+                object.__getattribute__(self, "_read").fields[name] = None
         return object.__getattribute__(self, name)
 
 

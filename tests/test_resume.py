@@ -13,12 +13,14 @@ from pathlib import Path
 import pytest
 from measurements import note, row
 
-from orchestrator.errors import StoreError, StoreFull, StoreLocked
+from orchestrator.errors import SchemaMismatch, StoreError, StoreFull, StoreLocked
 from orchestrator.job import State
+from orchestrator.notes import Note
 from orchestrator.on_ray.predecessors import owned, owner_in
 from orchestrator.results import begun, disk
 from orchestrator.results.begun import read_begun
 from orchestrator.results.lock import LOCK_NAME, SILENCE_S
+from orchestrator.results.schema import SCHEMA_VERSION
 from orchestrator.results.store import Store
 from orchestrator.running import RunOptions, grid_to_resume, with_cards_of
 from orchestrator.worker.leftovers import Owner, end_leftovers, leftovers
@@ -139,6 +141,19 @@ def test_a_damaged_note_is_set_aside(tmp_path: Path) -> None:
     with Store.open(tmp_path, "night") as store:
         assert store.interrupted == (row(1).attempt_id,)
         assert [each.path.name for each in store.read().damaged] == ["begun.log"]
+
+
+def test_a_note_of_a_newer_version_stays_where_it_is(tmp_path: Path) -> None:
+    """A program that cannot read it must not go on as if nothing had run."""
+    version = f'"schema_version": {SCHEMA_VERSION}'
+    text = note(0).text.replace(version, f'"schema_version": {SCHEMA_VERSION + 1}')
+    assert text != note(0).text
+    with Store.open(tmp_path, "night") as store:
+        store.begin(Note(attempt_id="newer", text=text))
+    for _ in range(2):  # nor is the run locked by it
+        with pytest.raises(SchemaMismatch, match="a note has schema version"):
+            Store.open(tmp_path, "night").__enter__()
+        assert begun_log(store).exists()
 
 
 def test_a_long_log_is_replaced_by_what_runs(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from copy import copy, deepcopy
+from dataclasses import asdict, replace
 from itertools import product
+from pickle import dumps, loads
 from types import SimpleNamespace
 
 import pytest
@@ -96,6 +98,34 @@ def test_a_rule_that_looks_at_all_parameters_gets_all_of_them() -> None:
     assert counted.reason(job(a=1, b=2)) == "a b"
     assert counted.reason(replace(job(a=1), model="other")) == "a"
     assert counted.times == 2
+
+
+@pytest.mark.parametrize("other", ["precision", "engine", "model", "dataset"])
+def test_fields_with_swapped_values_are_told_apart(other: str) -> None:
+    """Two cards of four are not four cards of two, whatever else is looked at."""
+
+    def rule(asked: Asked) -> Iterator[Refusal]:
+        getattr(asked, other)
+        if asked.cards > asked.batch_size:  # type: ignore[operator]
+            yield Refusal(setting="cards", reason=f"{asked.cards} > {asked.batch_size}")
+
+    counted = Counted(rule)
+    for cards, size in product((2, 4, 8, 1), (4, 2, 8, 1)):
+        expected = f"{cards} > {size}" if cards > size else ""
+        assert counted.reason(replace(job(batch_size=size), cards=cards)) == expected
+
+
+@pytest.mark.parametrize("copied", [copy, deepcopy, replace, asdict, lambda a: loads(dumps(a))])
+def test_a_rule_may_copy_what_it_is_given(copied: Callable[[Asked], object]) -> None:
+    """What becomes of the copy is nobody's business, so all of the job counts."""
+
+    def rule(asked: Asked) -> Iterator[Refusal]:
+        copy_ = copied(asked)
+        values = copy_ if isinstance(copy_, dict) else {"parameters": copy_.parameters}  # type: ignore[attr-defined]
+        yield Refusal(setting="x", reason=str(values["parameters"]["x"]))
+
+    counted = Counted(rule)
+    assert [counted.reason(job(x=x)) for x in (1, 2, 1, 3)] == ["1", "2", "1", "3"]
 
 
 GRID = """

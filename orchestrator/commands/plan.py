@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from orchestrator.forecast import Forecast
     from orchestrator.plan import Plan
 
+_NO_PLUGINS = "PYDANTIC_DISABLE_PLUGINS"
+
 
 def add_grid_arguments(parser: argparse.ArgumentParser, *, optional: bool = False) -> None:
     """The options that decide what a plan is: `nightgrid run` takes the same."""
@@ -100,10 +102,13 @@ def _in_a_short_life() -> Iterator[None]:
     collecting = gc.isenabled()
     gc.disable()
     atexit.register(gc.freeze)
-    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+    plugins = os.environ.get(_NO_PLUGINS)
+    os.environ[_NO_PLUGINS] = plugins or "__all__"
     try:
         yield
     finally:
+        if plugins is None:
+            del os.environ[_NO_PLUGINS]
         if collecting:
             gc.enable()
 

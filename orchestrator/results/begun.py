@@ -14,7 +14,7 @@ import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from orchestrator.errors import StoreError, StoreFull
+from orchestrator.errors import SchemaMismatch, StoreError, StoreFull
 from orchestrator.measurement import Measurement
 from orchestrator.notes import Note, row_of
 from orchestrator.results import disk, fragments
@@ -110,6 +110,8 @@ def read_begun(path: Path) -> tuple[list[Measurement], str]:
             if checksum.decode("ascii") != fragments.digest(text):
                 raise StoreError("its checksum is another")
             found.append(row_of(text.decode()))
+        except SchemaMismatch:
+            raise
         except (StoreError, ValueError) as error:
             reason = f"line {number}: {error}"
     return found, reason
