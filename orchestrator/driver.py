@@ -23,9 +23,11 @@ from types import FrameType
 from typing import Protocol
 
 from orchestrator.attempt import Attempt, Outcome
+from orchestrator.clock import STEP_S
 from orchestrator.errors import ClusterError, StoreError, StoreFull, StoreLocked
 from orchestrator.events import (
     AttemptEnded,
+    ClockSet,
     Command,
     Event,
     RecordRow,
@@ -160,7 +162,8 @@ class Driver:
     publish: Callable[[RunStatus], object] = lambda _: None  # to whoever monitors the cluster
     watchdog: Watchdog | None = None  # None: the executor cannot end what hangs
     stop: StopSignal = field(default_factory=StopSignal)
-    clock: Callable[[], float] = time.time  # of events: seconds since the epoch
+    clock: Callable[[], float] = time.monotonic  # of events and of every duration
+    wall: Callable[[], float] = time.time  # the time of day, for people, notes and the deadline
     sleep: Callable[[float], None] = time.sleep
     poll_s: float = 0.5  # longest wait for an event, so that signals and timers are seen
     patience_s: float = 120.0  # with an executor or a disk that keeps failing
@@ -168,6 +171,7 @@ class Driver:
     _stops_seen: int = 0
     _late: list[Event] = field(default_factory=list)  # what came up while showing
     _next_status_at: float = 0.0
+    _ahead_s: float | None = None  # of the time of day, as the schedule was told
     _finished: RunFinished | None = None
     _unwritten: list[Row] = field(default_factory=list)
     _write_by: float = 0.0  # when the oldest of them must be written
@@ -189,7 +193,7 @@ class Driver:
 
     def _drive(self) -> DriveResult:
         # The first tick gets the rows of jobs that will not run, cluster or no cluster.
-        events: Sequence[Event] = [Tick(at=self.clock())]
+        events: Sequence[Event] = [*self._clock_set(), Tick(at=self.clock())]
         while True:
             self._feed(events)
             if self._finished is not None:
@@ -213,6 +217,7 @@ class Driver:
             events += self._patiently("the executor", self._poll, ClusterError)
         if self._held is not None:
             self._look_for_room()
+        events = [*self._clock_set(), *events]  # first: they may be too late by it
         now = self.clock()
         if self._wakes and self._wakes[0] <= now:
             while self._wakes and self._wakes[0] <= now:
@@ -224,6 +229,16 @@ class Driver:
             if self._held is not None:
                 events += self._held.give_up_starts(now)
         return events
+
+    def _clock_set(self) -> list[Event]:
+        """What to tell the schedule of the time of day: how far ahead it is, and again if set."""
+        now = self.clock()
+        ahead_s, known = self.wall() - now, self._ahead_s
+        if known is not None and abs(ahead_s - known) < STEP_S:
+            return []
+        self._ahead_s = ahead_s
+        by_s = 0.0 if known is None else ahead_s - known
+        return [ClockSet(at=now, ahead_s=ahead_s, by_s=by_s)]
 
     def _look(self) -> list[Event]:
         """What has happened already; an executor that fails has its say later (``_poll``)."""
@@ -305,7 +320,7 @@ class Driver:
         """Note that attempts start. A note that cannot be made is missed only if we die."""
         if not attempts:
             return
-        now = self.clock()
+        now = self.wall()
         notes = [self.notes.of(each, now, self.board.nodes_of(each.cards)) for each in attempts]
         try:
             self.store.begin(*notes)
@@ -353,8 +368,9 @@ class Driver:
 
     def _recorded(self, command: RecordRow, measurement: Measurement) -> None:
         """A row is safe."""
-        self.board.did(command, self.clock())
-        self.board.measured(command, measurement)
+        now = self.clock()
+        self.board.did(command, now)
+        self.board.measured(command, measurement, now)
         if command.attempt is not None:  # the others are many at a time: see ``unrun_lines``
             self.view.line(row_line(command, measurement, self.board))
 
@@ -462,7 +478,7 @@ class Driver:
         with contextlib.suppress(Exception):  # for the eyes only; events tell what matters
             progress = dict(self.executor.progress())
             telemetry = dict(self.executor.telemetry())
-        status = self.board.status(now, progress, telemetry)
+        status = self.board.status(now, progress, telemetry, at=self.wall())
         self.view.show(status)
         if self.watchdog is not None:
             for overdue in self.watchdog.overdue(status.cards, now):

@@ -13,7 +13,15 @@ import time
 from collections.abc import Sequence
 from typing import Protocol, TextIO
 
-from orchestrator.events import Event, NodeJoined, NodeLeft, RecordRow, StopRequested, WorkerStopped
+from orchestrator.events import (
+    ClockSet,
+    Event,
+    NodeJoined,
+    NodeLeft,
+    RecordRow,
+    StopRequested,
+    WorkerStopped,
+)
 from orchestrator.job import State
 from orchestrator.measurement import Measurement
 from orchestrator.run_status import Board, RunStatus
@@ -59,7 +67,7 @@ def summary_line(status: RunStatus) -> str:
     if starting:
         parts.append(f"{starting} starting")
     parts += rate_texts(status)
-    parts.append(f"{duration(status.at - status.started_at)} so far")
+    parts.append(f"{duration(status.elapsed_s)} so far")
     if status.eta_s and not status.finished:
         parts.append(f"about {duration(status.eta_s)} left")
     if status.paused:
@@ -93,6 +101,9 @@ def event_line(event: Event, board: Board) -> str | None:
         return f"worker {event.worker_id} died: {event.failure.message}"
     if isinstance(event, StopRequested):
         return f"stopping: {event.reason}"
+    if isinstance(event, ClockSet) and event.by_s:
+        sign = "forward" if event.by_s > 0 else "back"
+        return f"this machine's clock was set {sign} by {duration(abs(event.by_s))}"
     return None
 
 
@@ -170,7 +181,7 @@ class PlainView:
     def __init__(self, stream: TextIO, *, interval_s: float = SUMMARY_INTERVAL_S) -> None:
         self._stream = stream
         self._interval_s = interval_s
-        self._next_summary_at: float | None = None
+        self._next_summary_at: float | None = None  # in seconds of the run
 
     def line(self, text: str) -> None:
         """Print one event."""
@@ -178,10 +189,11 @@ class PlainView:
 
     def show(self, status: RunStatus) -> None:
         """Print a summary when the last is old enough."""
+        elapsed_s = status.elapsed_s
         if self._next_summary_at is None:
-            self._next_summary_at = status.at + self._interval_s
-        if status.at >= self._next_summary_at or status.finished:
-            self._next_summary_at = status.at + self._interval_s
+            self._next_summary_at = elapsed_s + self._interval_s
+        if elapsed_s >= self._next_summary_at or status.finished:
+            self._next_summary_at = elapsed_s + self._interval_s
             self.line(summary_line(status))
 
     def close(self) -> None:

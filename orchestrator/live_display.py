@@ -153,7 +153,7 @@ def _failure_lines(failures: Sequence[FailedAttempt], now: float) -> RenderableT
 
 def _times(status: RunStatus) -> str:
     left = f", about {duration(status.eta_s)} left" if status.eta_s else ""
-    return f"{status.done}/{status.total}  {duration(status.at - status.started_at)}{left}"
+    return f"{status.done}/{status.total}  {duration(status.elapsed_s)}{left}"
 
 
 def _style(state: str) -> str:

@@ -58,6 +58,7 @@ class RunOptions:
     resume: bool = False  # go on with a run that exists, although its driver may only seem dead
     remote_code: tuple[str, ...] = ()  # models that may run the Python code they come with
     ends_at: float | None = None  # when the report must be there, seconds since the epoch
+    budget: bool = False  # ``ends_at`` was counted from the start: no clock that is set moves it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -353,7 +354,7 @@ def _drive(
     owner = Owner.of_this_process()
     assert owner is not None
     origin = provenance()
-    board = Board(run=store.run, plan=plan, started_at=time.time())
+    board = Board(run=store.run, plan=plan, started_at=time.monotonic())
 
     def to_measurement(record: RecordRow) -> Measurement:
         return measurement_of(
@@ -379,7 +380,9 @@ def _drive(
         settings = ScheduleSettings()
         if deadline is not None:
             until, stop_s = deadline.work_until, deadline.stop_s
-            settings = replace(settings, work_until=until, stop_s=stop_s)
+            settings = replace(
+                settings, work_until=until, stop_s=stop_s, follow_clock=not options.budget
+            )
         schedule = Schedule(
             plan.jobs,
             settings,

@@ -6,13 +6,13 @@ import argparse
 import contextlib
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from orchestrator import exit_codes
+from orchestrator.clock import CallAt, Interval
 from orchestrator.commands.options import add_deadline_arguments, add_notify_argument, ends_at
 from orchestrator.commands.plan import add_grid_arguments
 
@@ -133,6 +133,7 @@ def _asked(args: argparse.Namespace) -> tuple[Path, RunOptions]:
         remote_code=tuple(args.remote_code),
         resume=args.resume,
         ends_at=ends_at(args),
+        budget=args.budget is not None,
     )
     source = args.grid
     if source is None:
@@ -173,19 +174,17 @@ def _report_in_any_case(source: Path, options: RunOptions) -> Iterator[None]:
     run = options.name or load_grid(source).name
     command = [sys.executable, "-m", "orchestrator", "report", run]
     command += ["--results", str(options.results.resolve())]
-    began = time.time()
+    rows = options.results / run / "rows"
+    before = _changed_at(rows)
 
     def write() -> None:
-        rows = options.results / run / "rows"
-        with contextlib.suppress(OSError):
-            if rows.stat().st_mtime >= began:  # else nothing was measured
-                subprocess.run(command, check=False, stdout=subprocess.DEVNULL)
+        if _changed_at(rows) != before:  # else nothing was measured
+            subprocess.run(command, check=False, stdout=subprocess.DEVNULL)
 
     timer = None
     if options.ends_at is not None:
-        timer = threading.Timer(max(0.0, options.ends_at - began - _LAST_S), write)
-        timer.daemon = True
-        timer.start()
+        now = Interval().until_now if options.budget else time.time
+        timer = CallAt(options.ends_at - _LAST_S, write, wall=now)
     try:
         yield
     except ClusterError:
@@ -194,6 +193,14 @@ def _report_in_any_case(source: Path, options: RunOptions) -> Iterator[None]:
     finally:
         if timer is not None:
             timer.cancel()
+
+
+def _changed_at(directory: Path) -> int:
+    """When a directory was last changed, by its file system's clock; 0 where there is none."""
+    try:
+        return directory.stat().st_mtime_ns
+    except OSError:
+        return 0
 
 
 def _report(store: Store, *, as_json: bool) -> Path:

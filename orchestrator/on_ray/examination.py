@@ -147,7 +147,11 @@ class NodeExaminer:
         return examine(**wanted)
 
 
-def clock_offset(now: Any, clock: Callable[[], float] = time.time) -> ClockOffset:
+def clock_offset(
+    now: Any,
+    clock: Callable[[], float] = time.time,
+    steady: Callable[[], float] = time.monotonic,
+) -> ClockOffset:
     """The offset of the clock behind ``now.remote()``, from the shortest of a few round trips.
 
     The answer was given at some moment of the round trip, so the middle is wrong by half at most.
@@ -156,9 +160,9 @@ def clock_offset(now: Any, clock: Callable[[], float] = time.time) -> ClockOffse
 
     best: ClockOffset | None = None
     for _ in range(_ROUND_TRIPS):
-        sent = clock()
+        sent, began = clock(), steady()
         there = ray.get(now.remote(), timeout=_PATIENCE_S)
-        took = clock() - sent
+        took = steady() - began
         if best is None or took / 2 < best.bound_s:
             best = ClockOffset(offset_s=there - (sent + took / 2), bound_s=took / 2)
     assert best is not None

@@ -63,7 +63,7 @@ class RayExecutor:
         log_dir: where workers log, if every node can write there; else each node's Ray session.
         factory: "module:callable" that makes the worker inside its process.
         preload: whether nodes that compute on the CPU import torch once and fork their workers.
-        clock: the clock of the events, seconds since the epoch.
+        clock: the clock of the events and of every timeout; it never jumps.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class RayExecutor:
         log_dir: Path | None = None,
         factory: str = "orchestrator.worker.card_worker:CardWorker",
         preload: bool = True,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._factory = factory
         self._clock = clock
@@ -234,7 +234,7 @@ class RayExecutor:
 
     def _run_attempt(self, command: RunAttempt) -> None:
         attempt = command.attempt
-        running = Running(attempt=attempt, worker_ids=command.worker_ids, started_at=self._clock())
+        running = Running(attempt=attempt, worker_ids=command.worker_ids)
         self._running[attempt.attempt_id] = running
         workers = [self._workers.get(worker_id) for worker_id in command.worker_ids]
         for worker in workers:
@@ -307,8 +307,8 @@ class RayExecutor:
         outcome = RankOutcome(
             rank=rank,
             state=State.LOST,
-            started_at=running.started_at,
-            ended_at=self._clock(),
+            started_at=running.lasted.started_at,
+            ended_at=running.lasted.until_now(),
             failure=failure or Failure(failure_class=FailureClass.CRASH, message=message),
             worker=worker.info if worker else None,
         )

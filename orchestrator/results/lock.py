@@ -114,7 +114,7 @@ class RunLock:
                 if alive is None and self._silent_s(guard) > self.silence_means_death_s:
                     alive = False
                 if alive is not False:
-                    raise StoreLocked(self._refusal(dead, alive))
+                    raise StoreLocked(self._refusal(dead, alive, self._silent_s(guard)))
                 self.path.unlink()
             self._create(me)
         self._released = threading.Event()
@@ -154,7 +154,7 @@ class RunLock:
             rival = self.holder()
             if rival is None:
                 raise StoreLocked(f"another driver was quicker to take {self.path}") from None
-            raise StoreLocked(self._refusal(rival, None)) from None
+            raise StoreLocked(self._refusal(rival, None, 0.0)) from None
         except OSError as error:
             raise StoreError(f"cannot lock {self.path}: {error.strerror or error}") from error
         finally:
@@ -217,12 +217,10 @@ class RunLock:
             self._file.close()
         self._holder = self._file = None
 
-    def _refusal(self, holder: Holder, alive: bool | None) -> str:
+    def _refusal(self, holder: Holder, alive: bool | None, silent_s: float) -> str:
         age = _duration(time.time() - holder.locked_at)
         text = f"run {self._directory.name!r} is held by process {holder.pid} on {holder.host}"
-        text += f" for {age}"
-        with contextlib.suppress(OSError):
-            text += f", last seen {_duration(time.time() - self.path.stat().st_mtime)} ago"
+        text += f" for {age}, last seen {_duration(silent_s)} ago"
         if alive:
             return f"{text}. Wait for it, stop it, or use another --run name."
         return (

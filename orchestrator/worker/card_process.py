@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from orchestrator.attempt import Attempt, RankOutcome, WorkerInfo
+from orchestrator.clock import Interval
 from orchestrator.executor import Progress
 from orchestrator.failure import Failure, FailureClass, classify
 from orchestrator.job import State
@@ -219,12 +220,11 @@ class CardProcess:
     def run(self, order: Order) -> bytes | RankOutcome:
         """Run one rank and wait for its end, whatever becomes of the process: its RankOutcome as
         the process pickled it, or one of our own when the process could not make any."""
-        started_at = time.time()
+        lasted = Interval()
         self._progress = Progress(  # until the process says more, which a hang may keep it from
             worker_id=self._launch.name,
             attempt_id=order.attempt_id,
             phase="start",
-            phase_started_at=started_at,
         )
         failure = order.rendezvous
         try:
@@ -243,8 +243,8 @@ class CardProcess:
         return RankOutcome(
             rank=order.rank,
             state=State.LOST if self._was_ended else State.FAILED,
-            started_at=started_at,
-            ended_at=time.time(),
+            started_at=lasted.started_at,
+            ended_at=lasted.until_now(),
             failure=failure,
             worker=self._info,
         )

@@ -86,7 +86,6 @@ class ChaosWorker(FakeWorker):
                 worker_id=self.config.worker_id,
                 attempt_id=attempt.attempt_id,
                 phase=phases[stretch % 2],
-                phase_started_at=time.time(),
             )
             stretch += 1
             time.sleep(min(left, STRETCH_S))

@@ -136,7 +136,7 @@ def test_the_shortest_round_trip_bounds_the_offset(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(ray, "get", lambda value, timeout: value)
     monkeypatch.setattr("orchestrator.on_ray.examination._ROUND_TRIPS", 3)
-    times = iter([1000.0, 1001.0, 1000.0, 1000.2, 1000.0, 1000.6])
-    offset = clock_offset(Clock(), clock=lambda: next(times))
+    times = iter([50.0, 51.0, 60.0, 60.2, 70.0, 70.6])
+    offset = clock_offset(Clock(), clock=lambda: 1000.0, steady=lambda: next(times))
     assert offset.offset_s == pytest.approx(1.9)
     assert offset.bound_s == pytest.approx(0.1)
