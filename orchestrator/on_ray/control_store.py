@@ -68,6 +68,7 @@ class ControlStore:
         self._open = 0  # questions without an answer that was collected
         self._answered_at = clock()
         self.replaced = False
+        self._away = False  # what came last was no answer
         self._client: Any = None
         self._thread = threading.Thread(target=self._work, name="control store", daemon=True)
         self._thread.start()
@@ -75,7 +76,7 @@ class ControlStore:
     def ask(self, act: Act, then: Then | None = None, *, wait_s: float = 0.0) -> None:
         """Have ``act`` called beside the loop, and ``then`` with its answer by ``collect``. With
         ``wait_s``, wait so long for it: mostly it is there in a moment."""
-        if not self._open:  # a store that nobody asked was not silent
+        if not self._open and not self._away:  # one that nobody asked was not silent
             self._answered_at = self._clock()
         self._open += 1
         self._questions.put((act, then or _nothing))
@@ -98,7 +99,7 @@ class ControlStore:
     @property
     def silent_s(self) -> float:
         """For how long it has not answered although it was asked; 0 while it answers in time."""
-        if not self._open:
+        if not self._open and not self._away:
             return 0.0
         silent = self._clock() - self._answered_at
         return silent if silent > SILENT_AFTER_S else 0.0
@@ -152,7 +153,8 @@ class ControlStore:
                 value = act()
             except (Exception, SystemExit) as error:  # Ray exits where it should raise
                 value = error
-            if not is_absence(value):
+            self._away = is_absence(value)
+            if not self._away:
                 self._answered_at = self._clock()
             elif _REPLACED in str(value):
                 self.replaced = True

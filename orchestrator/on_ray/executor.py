@@ -146,9 +146,9 @@ class RayExecutor:
         return {card: read for cards in self._telemetry.values() for card, read in cards.items()}
 
     @property
-    def control_store_silent_s(self) -> float:
-        """For how long Ray's control store has not answered; 0 while it does."""
-        return self._store.silent_s
+    def trouble(self) -> str:
+        """What is wrong with the cluster, while work goes on; empty if nothing is."""
+        return self._store.trouble
 
     def close(self) -> None:
         """Stop every worker and release every card."""

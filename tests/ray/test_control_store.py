@@ -39,7 +39,7 @@ def frozen(bench: Bench) -> Iterator[threading.Event]:
     timer.cancel()
     thaw()
     deadline = time.monotonic() + 60
-    while bench.executor.control_store_silent_s:
+    while bench.executor.trouble:
         assert time.monotonic() < deadline
         bench.seen += bench.executor.events(0.2)
 
@@ -48,7 +48,7 @@ def test_a_frozen_control_store_stops_no_work(bench: Bench, frozen: threading.Ev
     """Workers start, run their attempts and stop while it says nothing, and the silence is told."""
     card = bench.node("cpu-1").cards[0]
     before = len(bench.seen)
-    while not bench.executor.control_store_silent_s:
+    while not bench.executor.trouble:
         bench.seen += bench.executor.events(0.5)
         assert not frozen.is_set(), "the loop waited until the control store answered"
     (worker,) = bench.start(card)
