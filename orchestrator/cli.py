@@ -105,6 +105,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args, unknown = parser.parse_known_args(arguments)
     if unknown:  # with the usage of the command, not that of the program
         args.refuse(f"unrecognized arguments: {' '.join(unknown)}")
+    args.typed = arguments
     try:
         return int(args.run(args))
     except NightgridError as error:

@@ -24,7 +24,13 @@ from typing import Protocol
 
 from orchestrator.attempt import Attempt, Outcome
 from orchestrator.clock import STEP_S
-from orchestrator.errors import ClusterError, StoreError, StoreFull, StoreLocked
+from orchestrator.errors import (
+    ClusterError,
+    ControlStoreLost,
+    StoreError,
+    StoreFull,
+    StoreLocked,
+)
 from orchestrator.events import (
     AttemptEnded,
     ClockSet,
@@ -160,6 +166,7 @@ class Driver:
     view: View
     write_status: Callable[[str], object] = lambda _: None  # replaces status.json
     publish: Callable[[RunStatus], object] = lambda _: None  # to whoever monitors the cluster
+    trouble: Callable[[], str] = lambda: ""  # what is wrong with the cluster, while work goes on
     watchdog: Watchdog | None = None  # None: the executor cannot end what hangs
     stop: StopSignal = field(default_factory=StopSignal)
     clock: Callable[[], float] = time.monotonic  # of events and of every duration
@@ -182,7 +189,8 @@ class Driver:
         """Run the plan to its end. The executor is left open; closing it is the caller's.
 
         Raises:
-            ClusterError: the executor failed for longer than ``patience_s``.
+            ClusterError: the executor failed for longer than ``patience_s``; at once if the
+                cluster's control store is lost, which does not come back to this process.
             StoreError: a row could not be written for longer than ``patience_s``, for another
                 reason than a full disk; at once if another driver took the run.
         """
@@ -457,7 +465,7 @@ class Driver:
             try:
                 result = act()
                 return result if isinstance(result, list) else []
-            except (StoreLocked, StoreFull):
+            except (StoreLocked, StoreFull, ControlStoreLost):
                 raise  # another driver took the run; or there is no room, and more to do than wait
             except Exception as error:
                 if self.clock() - began >= self.patience_s or self.stop.requests >= AT_ONCE:
@@ -474,6 +482,7 @@ class Driver:
             return
         self._next_status_at = now + STATUS_INTERVAL_S
         self._write_rows()  # a terminal or a file system may take its time
+        self._tell_trouble()
         progress, telemetry = {}, {}
         with contextlib.suppress(Exception):  # for the eyes only; events tell what matters
             progress = dict(self.executor.progress())
@@ -488,6 +497,14 @@ class Driver:
             self.write_status(status.to_json())
         with contextlib.suppress(Exception):
             self.publish(status)
+
+    def _tell_trouble(self) -> None:
+        """Say when trouble with the cluster begins and ends; what runs goes on meanwhile."""
+        before, self.board.trouble = self.board.trouble, self.trouble()
+        if self.board.trouble and not before:
+            self.view.line(f"TROUBLE: {self.board.trouble}; what runs goes on")
+        elif before and not self.board.trouble:
+            self.view.line(f"no more: {before}")
 
 
 def _refusal(command: StartWorker | StopWorker | RunAttempt, error: Exception, at: float) -> Event:

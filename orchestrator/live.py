@@ -72,6 +72,8 @@ def summary_line(status: RunStatus) -> str:
         parts.append(f"about {duration(status.eta_s)} left")
     if status.paused:
         parts.append(f"PAUSED: {status.paused}")
+    if status.trouble:
+        parts.append(f"TROUBLE: {status.trouble}")
     if status.stopping:
         parts.append(f"stopping: {status.stopping}")
     return " | ".join(parts)

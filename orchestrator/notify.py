@@ -247,6 +247,13 @@ def notice_of_failure(source: Path, options: RunOptions, error: BaseException) -
     return _notice(Store.open(options.results, name), Ending.FAILED, reason, exit_code, None)
 
 
+def notice_of_death(
+    store: Store, ending: Ending, reason: str, exit_code: int, page: Path | None
+) -> Notice:
+    """Of a run whose driver died without a word, as its supervisor tells it."""
+    return _notice(store, ending, reason, exit_code, page)
+
+
 def _notice(store: Store, ending: Ending, reason: str, exit_code: int, page: Path | None) -> Notice:
     from orchestrator.report import read_summary
 

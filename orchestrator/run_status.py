@@ -106,6 +106,7 @@ class RunStatus:
     eta_s: float | None  # None when unknown
     stopping: str = ""  # the reason, once an end was asked for
     paused: str = ""  # why nothing new is started for now; empty while all is well
+    trouble: str = ""  # what is wrong with the cluster, while work goes on
     finished: bool = False
     jobs_run: int = 0  # terminal after at least one attempt, in this invocation
     rates: tuple[Rate, ...] = ()
@@ -231,6 +232,7 @@ class Board:
     _failures: deque[FailedAttempt] = field(default_factory=lambda: deque(maxlen=KEPT_FAILURES))
     _failure_counts: Counter[str] = field(default_factory=Counter)
     paused: str = ""
+    trouble: str = ""
     _stopping: str = ""
     _finished: bool = False
 
@@ -371,6 +373,7 @@ class Board:
             eta_s=self._eta_s(now),
             stopping=self._stopping,
             paused=self.paused,
+            trouble=self.trouble,
             finished=self._finished,
             jobs_run=self._jobs_run,
             rates=tuple(

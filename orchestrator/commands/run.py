@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import subprocess
 import sys
 import time
@@ -15,13 +16,17 @@ from orchestrator import exit_codes
 from orchestrator.clock import CallAt, Interval
 from orchestrator.commands.options import add_deadline_arguments, add_notify_argument, ends_at
 from orchestrator.commands.plan import add_grid_arguments
+from orchestrator.errors import ControlStoreLost, NightgridError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from orchestrator.results.store import Store
     from orchestrator.running import RunOptions, RunOutcome
+    from orchestrator.supervised import Charge
 
+#: Set to anything, it means --no-restart.
+NO_RESTART_VARIABLE = "NIGHTGRID_NO_RESTART"
 #: When another process writes the report, should this one not have come to it: seconds before the
 #: deadline.
 _LAST_S = 20.0
@@ -41,6 +46,8 @@ exit codes:
 
 The first Ctrl-C (or SIGTERM) lets running jobs end and starts no more, a second stops them too;
 every job still gets its row. A third ends at once.
+A driver that dies (killed, or ended by Ray because the cluster's head is gone) is started again
+once the head answers, and goes on with the run; --no-restart: it is not.
 Where results go: --results, else $NIGHTGRID_RESULTS, else ./results; inside a Ray job, whose
 working directory is thrown away, ~/nightgrid-results on the node that drives the run.
 """
@@ -82,6 +89,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="let this model of the grid run the Python code that comes with it; may be repeated",
     )
+    parser.add_argument(
+        "--no-restart",
+        action="store_true",
+        help="do not watch over the driver and start it again when it dies (default where "
+        f"${NO_RESTART_VARIABLE} is set, and in a Ray job, which dies with its head)",
+    )
     parser.add_argument("--quiet", action="store_true", help="no progress, only the report")
     parser.add_argument(
         "--json",
@@ -94,17 +107,62 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Plan, measure, report and tell who asked; the exit code says how the jobs ended."""
+    from orchestrator.supervised import take_charge
+
+    charge = take_charge()
+    if charge is None and (command := _command_to_supervise(args)):
+        from orchestrator.supervisor import Supervisor
+
+        return Supervisor(command=command, notify=args.notify, ends_at=ends_at(args)).run()
+    code = 1
+    try:
+        code = _drive(args, charge)
+        return code
+    except ControlStoreLost as error:
+        if charge is not None:
+            charge.tell(again=str(error))
+        code = error.exit_code
+        raise
+    except NightgridError as error:
+        code = error.exit_code
+        raise
+    except KeyboardInterrupt:
+        code = exit_codes.INTERRUPTED
+        raise
+    finally:
+        if charge is not None:
+            charge.tell(ended=code)
+
+
+def _command_to_supervise(args: argparse.Namespace) -> list[str] | None:
+    """This process's own command, if a child should run it, with this process to watch over it. In
+    a Ray job nobody would be left to start it again; code that calls ``main`` wants no child."""
+    from orchestrator.results.directory import inside_ray_job
+
+    if args.in_process or args.no_restart or os.environ.get(NO_RESTART_VARIABLE):
+        return None
+    if inside_ray_job() or args.typed != sys.argv[1:]:
+        return None
+    typed = len(args.typed)
+    if sys.orig_argv[-typed:] != args.typed:
+        return None
+    return [sys.executable, *sys.orig_argv[1:]]
+
+
+def _drive(args: argparse.Namespace, charge: Charge | None) -> int:
     from orchestrator.errors import GridError
     from orchestrator.notify import hooks_of, notice_of_failure, notice_of_run, tell_all
 
     hooks = hooks_of(args.notify)  # refused before anything starts
-    source, options = _asked(args)
+    source, options = _asked(args, charge)
     try:
         outcome, page = _measure_and_report(source, options, as_json=args.json)
     except GridError:
         raise  # nothing was started, and whoever typed it is there
     except BaseException as error:
-        if hooks:
+        # Of a driver that is started again, its supervisor tells.
+        again = charge is not None and (isinstance(error, ControlStoreLost) or charge.again)
+        if hooks and not again:
             tell_all(hooks, notice_of_failure(source, options, error), _say_aside)
         raise
     code = exit_codes.INTERRUPTED
@@ -115,7 +173,7 @@ def run(args: argparse.Namespace) -> int:
     return code
 
 
-def _asked(args: argparse.Namespace) -> tuple[Path, RunOptions]:
+def _asked(args: argparse.Namespace, charge: Charge | None) -> tuple[Path, RunOptions]:
     """What is to be run, and how."""
     from orchestrator.errors import GridError, Problem
     from orchestrator.running import RunOptions, grid_to_resume
@@ -131,9 +189,10 @@ def _asked(args: argparse.Namespace) -> tuple[Path, RunOptions]:
         force=args.force,
         quiet=args.quiet,
         remote_code=tuple(args.remote_code),
-        resume=args.resume,
-        ends_at=ends_at(args),
+        resume=args.resume or (charge is not None and charge.again),
+        ends_at=charge.ends_at if charge is not None else ends_at(args),
         budget=args.budget is not None,
+        charge=charge,
     )
     source = args.grid
     if source is None:
