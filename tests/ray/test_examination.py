@@ -42,15 +42,8 @@ def examined(
     path = os.pathsep.join([str(broken), os.environ["PYTHONPATH"]])
     cluster = bench.cluster
     for name, variables in (("lacking", {"PYTHONPATH": path}), ("frozen", {})):
-        cluster.ray_nodes[name] = cluster.ray_cluster.add_node(
-            node_name=name,
-            node_ip_address="127.0.0.2",
-            num_cpus=0,
-            object_store_memory=80_000_000,
-            resources={"emulated": 1},
-            env_vars=variables,
-        )
-    raylet = cluster.ray_nodes["frozen"].all_processes["raylet"][0].process.pid
+        cluster.private.add_node(name, num_cpus=0, resources={"emulated": 1}, env_vars=variables)
+    raylet = cluster.private.all_processes("frozen")["raylet"][0].process.pid
     os.kill(raylet, signal.SIGSTOP)
     patience = pytest.MonkeyPatch()
     patience.setattr(examination, "_START_S", START_S)
