@@ -124,8 +124,8 @@ def row_line(command: RecordRow, measurement: Measurement, board: Board) -> str:
     if where:
         words.append(f"on {where}")
     words.append(f": {_figure(measurement)}" if measurement.metrics.throughput else "")
-    if command.reason and command.state is not State.SUCCEEDED:
-        words.append(f": {shortened(command.reason)}")
+    if measurement.reason and command.state is not State.SUCCEEDED:
+        words.append(f": {shortened(measurement.reason)}")
     return " ".join(word for word in words if word).replace(" : ", ": ")
 
 

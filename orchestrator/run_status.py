@@ -327,7 +327,7 @@ class Board:
                     job=attempt.job.label,
                     state=row.state.value,
                     failure_class=measurement.failure_class or "",
-                    reason=" ".join(row.reason.split())[:REASON_LENGTH],
+                    reason=" ".join(measurement.reason.split())[:REASON_LENGTH],
                     card=self.card_name(attempt.cards[0]),
                     final=row.final,
                 )

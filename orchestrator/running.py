@@ -420,6 +420,7 @@ def _drive(
     say: Say,
 ) -> DriveResult:
     """Run the plan on the session's executor, which is started only if anything is to run."""
+    from orchestrator.clean_output import CleanView, clean_row
     from orchestrator.derive import measurement_of
     from orchestrator.driver import Driver, StopSignal
     from orchestrator.environment import provenance
@@ -434,6 +435,7 @@ def _drive(
     from orchestrator.scheduling.schedule import Schedule, ScheduleSettings
     from orchestrator.watchdog import Watchdog
     from orchestrator.worker.leftovers import Owner
+    from orchestrator.worker.redaction import redact
 
     owner = Owner.of_this_process()
     assert owner is not None
@@ -441,7 +443,7 @@ def _drive(
     board = Board(run=store.run, plan=plan, started_at=time.monotonic())
 
     def to_measurement(record: RecordRow) -> Measurement:
-        return measurement_of(
+        row = measurement_of(
             record,
             run=store.run,
             invocation_id=owner.invocation_id,
@@ -449,6 +451,7 @@ def _drive(
             provenance=origin,
             nodes=board.nodes or plan.nodes,
         )
+        return clean_row(row)
 
     # Signals are ours once the executor is open (Ray sets handlers of its own) and stay so until
     # it is closed: an impatient Ctrl-C must not leave processes behind.
@@ -482,10 +485,10 @@ def _drive(
             to_measurement=to_measurement,
             notes=Notes(run=store.run, invocation_id=owner.invocation_id, provenance=origin),
             board=board,
-            view=view,
+            view=CleanView(view),
             publish=session.publish,
             trouble=lambda: getattr(executor, "trouble", ""),
-            write_status=lambda text: store.write_file("status.json", text),
+            write_status=lambda text: store.write_file("status.json", redact(text, os.environ)),
             # Of this very process it could end only all.
             watchdog=None if options.in_process else Watchdog(),
             stop=stop,

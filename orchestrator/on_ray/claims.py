@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -33,6 +34,7 @@ from orchestrator.on_ray.failures import agent_failure, node_lost
 from orchestrator.on_ray.predecessors import owned
 from orchestrator.worker.leftovers import VARIABLE, Owner
 from orchestrator.worker.letters import Bag
+from orchestrator.worker.redaction import redact
 
 #: What a process on a node that computes on the CPU imports once, for all its workers.
 PRELOAD = (
@@ -302,7 +304,9 @@ class Claims:
             self.lose(claim, node_lost("its process server died"))
 
     def _failed(self, claim: Claim, what: str, error: BaseException) -> None:
-        trouble = f"{claim.node.name}: {what}: {' '.join(str(error).split())[:500]}"
+        trouble = (
+            f"{claim.node.name}: {what}: {' '.join(redact(str(error), os.environ).split())[:500]}"
+        )
         if trouble != self._trouble:
             logging.getLogger(__name__).warning("node left out: %s", trouble)
         self._trouble = trouble

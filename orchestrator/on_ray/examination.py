@@ -23,6 +23,7 @@ from orchestrator.job import Accelerator
 from orchestrator.on_ray.calls import answer_of
 from orchestrator.on_ray.cluster import EMULATED, RayCluster, describe_cards, name_of
 from orchestrator.on_ray.submission import versions_here
+from orchestrator.worker.redaction import redact
 
 _ROUND_TRIPS = 5
 _PATIENCE_S = 2.0  # of one round trip
@@ -295,5 +296,5 @@ def _session_dir() -> str:
 
 
 def _line(error: Any) -> str:
-    text = " ".join(str(error).split()) or type(error).__name__
+    text = " ".join(redact(str(error), os.environ).split()) or type(error).__name__
     return f"its examiner failed: {text[:300]}"
