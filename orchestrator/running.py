@@ -56,6 +56,7 @@ class RunOptions:
     force: bool = False
     quiet: bool = False  # show no progress
     resume: bool = False  # go on with a run that exists, although its driver may only seem dead
+    adopt: tuple[str, ...] = ()  # former run ids whose spilled rows are brought home
     remote_code: tuple[str, ...] = ()  # models that may run the Python code they come with
     ends_at: float | None = None  # when the report must be there, seconds since the epoch
 
@@ -99,6 +100,7 @@ def run_grid(
     if options.resume:
         store = Store.existing(options.results, store.run).resume()
         options = with_cards_of(store.path, options)
+    store.adopt(*options.adopt)
     with remote_code.permitted(options.remote_code), _session(options, grid) as session:
         _plan(options, grid, session, store)  # refused here, nothing is created
         with store, _owner(store).marks_this_process():
@@ -319,6 +321,8 @@ def _clear_up(store: Store, say: Say) -> None:
         say(f"ended what it left running here: {some}{more}")
     if store.rescued:
         say(f"{store.rescued} rows that it could write only elsewhere are here now")
+    for note in store.notes:
+        say(note)
     for attempt_id in store.interrupted:
         say(f"attempt {attempt_id} was running then: LOST, its job is tried again")
 
