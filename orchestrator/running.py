@@ -62,6 +62,7 @@ class RunOptions:
     force: bool = False
     quiet: bool = False  # show no progress
     resume: bool = False  # go on with a run that exists, although its driver may only seem dead
+    adopt: tuple[str, ...] = ()  # former run ids whose spilled rows are brought home
     remote_code: tuple[str, ...] = ()  # models that may run the Python code they come with
     ends_at: float | None = None  # when the report must be there, seconds since the epoch
     budget: bool = False  # ``ends_at`` was counted from the start: no clock that is set moves it
@@ -108,6 +109,7 @@ def run_grid(
     if options.resume and (store.exists or not _again(options)):
         store = Store.existing(options.results, store.run).resume()
         options = with_cards_of(store.path, options)
+    store.adopt(*options.adopt)
     with remote_code.permitted(options.remote_code), _session(options, grid) as session:
         session = _with_its_nodes(options, session, say)
         _tell(options, address=session.address, cards=cards_by_kind(session.nodes))
@@ -404,6 +406,8 @@ def _clear_up(store: Store, say: Say) -> None:
         say(f"ended what it left running here: {some}{more}")
     if store.rescued:
         say(f"{store.rescued} rows that it could write only elsewhere are here now")
+    for note in store.notes:
+        say(note)
     for attempt_id in store.interrupted:
         say(f"attempt {attempt_id} was running then: LOST, its job is tried again")
 

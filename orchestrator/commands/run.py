@@ -36,6 +36,7 @@ examples:
   nightgrid run grids/smoke.yaml --emulate 2x8      emulated cards of this machine
   nightgrid run grids/smoke.yaml                    the Ray cluster that this shell is in
   nightgrid run grids/smoke.yaml --retry-failed     only what is missing, and what failed
+  nightgrid run --resume --adopt 3f0c9a51d2b7       and rows that a full disk kept elsewhere
 
 exit codes:
   0    every job succeeded, or is known not to fit or not to exist here
@@ -63,6 +64,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="go on after a driver that died, also one on another host; without FILE: the newest "
         "run (or --run), with its grid and its cards",
+    )
+    parser.add_argument(
+        "--adopt",
+        metavar="ID",
+        action="append",
+        default=[],
+        help="bring rows of this former run id home that found no room on a full disk, after the "
+        "run's directory was copied or moved to another file system; may be repeated",
     )
     where = parser.add_mutually_exclusive_group()
     where.add_argument(
@@ -190,6 +199,7 @@ def _asked(args: argparse.Namespace, charge: Charge | None) -> tuple[Path, RunOp
         quiet=args.quiet,
         remote_code=tuple(args.remote_code),
         resume=args.resume or (charge is not None and charge.again),
+        adopt=tuple(args.adopt),
         ends_at=charge.ends_at if charge is not None else ends_at(args),
         budget=args.budget is not None,
         charge=charge,
