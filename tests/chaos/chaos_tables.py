@@ -36,8 +36,8 @@ def markdown(figures: Mapping[str, Any]) -> str:
         f"| time | {figures['wall_s'] / 60:.1f} min |",
         f"| faults, kinds | {figures['faults_total']}, {len(figures['faults'])}; one every "
         f"{figures['fault_every_s']:.0f} s |",
-        f"| drivers started, that gave up | {figures['drivers']}, "
-        f"{figures['drivers_that_gave_up']} |",
+        f"| drivers started, that ended by themselves | {figures['drivers']}, "
+        f"{figures['drivers_that_died']} |",
         f"| rows lost, duplicated | {figures['rows_lost']}, {figures['rows_duplicated']} |",
         f"| row files that rotted, set aside and named | {figures['files_rotted']}, "
         f"{figures['files_set_aside']} |",
