@@ -56,7 +56,7 @@ KINDS: Mapping[str, Kind] = {
     ),
     "step the clock": Kind(
         how="the driver's wall clock jumps by 2 h forth or back, and returns 20 s later "
-        "(libfaketime)",
+        "(`clock_step.c`)",
         harmless=True,
     ),
     "freeze the driver": Kind(how="SIGSTOP for 20 s", harmless=True),
@@ -73,7 +73,9 @@ KINDS: Mapping[str, Kind] = {
         how="SIGSTOP of gcs_server for 45 s", heavy=True, harmless=True
     ),
     "restart the head": Kind(how="SIGTERM to its `ray start`, and the same again", heavy=True),
-    "restart the cluster": Kind(how="all of Ray is killed on all servers, and comes", heavy=True),
+    "restart the cluster": Kind(
+        how="all of Ray is killed on all servers and started again", heavy=True
+    ),
 }
 #: What happens while a driver is dead, and therefore as often as that does.
 ROT = "let a row's file rot"

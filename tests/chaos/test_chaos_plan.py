@@ -6,6 +6,7 @@ import itertools
 
 import pytest
 from chaos_plan import KINDS, counts, plan
+from chaos_tables import PAGE, kinds_table, with_tables
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -64,3 +65,17 @@ def test_a_plan_that_cannot_be_is_refused() -> None:
         plan(1, 60, 10, kinds=["unplug it"])
     with pytest.raises(ValueError, match="seconds=0"):
         plan(1, 0, 10)
+
+
+def test_the_page_lists_the_kinds_that_there_are() -> None:
+    """`python tests/chaos/chaos_tables.py` writes them."""
+    page = PAGE.read_text(encoding="utf-8")
+    assert with_tables(page, {"kinds": kinds_table()}) == page
+
+
+def test_a_table_goes_to_its_place_and_nowhere_else() -> None:
+    """What was there goes; a page without the place is refused."""
+    page = "a\n<!-- x: of y -->\nold\n<!-- /x -->\nb\n"
+    assert with_tables(page, {"x": "| 1 |\n"}) == ("a\n<!-- x: of y -->\n| 1 |\n<!-- /x -->\nb\n")
+    with pytest.raises(ValueError, match="0 places for the table 'z'"):
+        with_tables(page, {"z": ""})
