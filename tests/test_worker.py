@@ -17,12 +17,15 @@ from orchestrator.attempt import Attempt, RankOutcome
 from orchestrator.cluster import Card
 from orchestrator.failure import FailureClass
 from orchestrator.job import Accelerator, Scalar, State
-from orchestrator.worker.card_worker import CardWorker, WorkerConfig, request_of
+from orchestrator.worker.card_worker import VISIBLE_CARDS, CardWorker, WorkerConfig, request_of
 from workloads.devices.cpu import CpuDevice
+from workloads.devices.release import CardUse
+from workloads.devices.telemetry import Holder
 from workloads.errors import BadConfiguration, CardNotAcquired
 from workloads.isolation import ProcessState
 
 CARD = node().cards[0]
+HOLDER = Holder(pid=7, name="python")
 
 
 @pytest.fixture(autouse=True)
@@ -78,17 +81,15 @@ def test_a_started_worker_says_what_it_is() -> None:
     assert info.device_name and "HPU" not in info.device_name  # an emulated card is a CPU
 
 
-@pytest.mark.parametrize("held_s", [0, 3])
-def test_a_worker_waits_until_its_card_is_free(
-    monkeypatch: pytest.MonkeyPatch, held_s: int
-) -> None:
+@pytest.mark.parametrize("looks", [0, 3])
+def test_a_worker_waits_until_its_card_is_free(monkeypatch: pytest.MonkeyPatch, looks: int) -> None:
     """The last process of a card may be gone for a moment before the card is free."""
     waited: list[float] = []
     monkeypatch.setattr("orchestrator.worker.card_worker.time.sleep", waited.append)
-    held = iter(["card 0 is held by process 7 (python)"] * held_s)
-    monkeypatch.setattr(CpuDevice, "occupied", lambda self, card_index: next(held, None))
+    held = iter([CardUse(holders=(HOLDER,))] * looks)
+    monkeypatch.setattr(CpuDevice, "use", lambda self, card_index: next(held, None))
     assert started().config.card == CARD
-    assert sum(waited) == held_s
+    assert len(waited) == looks
 
 
 def test_a_card_that_stays_held_is_not_acquired(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,9 +97,41 @@ def test_a_card_that_stays_held_is_not_acquired(monkeypatch: pytest.MonkeyPatch)
     clock = itertools.count(step=10.0)
     monkeypatch.setattr("orchestrator.worker.card_worker.time.sleep", lambda seconds: None)
     monkeypatch.setattr("orchestrator.worker.card_worker.time.monotonic", lambda: next(clock))
-    held = "card 0 is held by process 7 (python)"
-    monkeypatch.setattr(CpuDevice, "occupied", lambda self, card_index: held)
-    with pytest.raises(CardNotAcquired, match=r"HPU0 is not free: card 0 is held by process 7"):
+    use = CardUse(holders=(HOLDER,))
+    monkeypatch.setattr(CpuDevice, "use", lambda self, card_index: use)
+    with pytest.raises(CardNotAcquired, match=r"HPU0 is not free after \d+ s: card 0 is held by "):
+        CardWorker(config()).start()
+
+
+@pytest.mark.parametrize("accelerator", [Accelerator.GPU, Accelerator.HPU])
+def test_an_environment_that_changes_during_the_start_is_a_failure_of_the_worker(
+    monkeypatch: pytest.MonkeyPatch, accelerator: Accelerator
+) -> None:
+    """It was right when the process began; what was imported or initialised since has changed which
+    card is seen. No job may be measured there."""
+    variable = VISIBLE_CARDS[accelerator]
+    card = Card(node_id="n", index=3, accelerator=accelerator)
+    monkeypatch.setenv(variable, "3")
+    given = config(card=card, environment={variable: "3"})
+    assert CardWorker(given).start().visible_cards == "3"
+
+    def tampered(self: CpuDevice) -> None:
+        monkeypatch.setenv(variable, "0")
+
+    monkeypatch.setattr(CpuDevice, "synchronize", tampered)  # the first that touches a card
+    with pytest.raises(BadConfiguration, match=f"{variable} is '0' and should be '3'"):
+        CardWorker(given).start()
+
+
+def test_a_card_that_is_not_the_given_one_is_a_failure_of_the_worker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whatever its environment says."""
+    why = "it has the card with the bus id 0000:3b:00.0 and was given 0000:5e:00.0"
+    monkeypatch.setattr(CpuDevice, "mismatch", lambda self, card_index: why)
+    with pytest.raises(
+        CardNotAcquired, match="has not got .*HPU0: it has the card with the bus id"
+    ):
         CardWorker(config()).start()
 
 

@@ -16,7 +16,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from orchestrator import __version__
@@ -24,6 +24,7 @@ from orchestrator.card_sampler import CardSampler
 from orchestrator.energy import Energy
 from orchestrator.errors import ClusterError
 from orchestrator.executor import Progress
+from orchestrator.job import Accelerator
 from orchestrator.worker.leftovers import Owner, end_leftovers
 from orchestrator.worker.letters import Answers, Bag, InOrder
 from orchestrator.worker.node_workers import NodeWorkers
@@ -31,6 +32,7 @@ from orchestrator.worker.process_server import wait_for_end
 from orchestrator.worker.redaction import redact
 from orchestrator.worker.wire import packed, unpacked
 from workloads.devices import device_class, environment_for
+from workloads.devices.release import idle_memory_bytes
 from workloads.devices.telemetry import CardTelemetry
 
 #: Threads of each worker of a node, in the environment in which its Ray was started.
@@ -53,6 +55,8 @@ class HostFacts:
     log_dir: str
     scratch: str = ""  # a directory for what the processes of this node share, as long as Ray runs
     cards: tuple[str, ...] = ()  # indices of those that Ray gave the agent, as Ray words them
+    #: By card: memory in use on those that were idle when the agent came. Emulated ones have none.
+    idle_memory_bytes: Mapping[int, int] = field(default_factory=dict)
 
 
 class NodeAgent:
@@ -115,6 +119,7 @@ class NodeAgent:
             )
         _wait_for(path, self._server, str(logs / log_name))
         threading.Thread(target=self._watch, args=(self._server,), daemon=True).start()
+        cards = _cards_held(kind)
         return HostFacts(
             hostname=socket.gethostname(),
             address=address,
@@ -124,7 +129,8 @@ class NodeAgent:
             server=path,
             log_dir=str(logs),
             scratch=str(session_logs.parent),
-            cards=_cards_held(kind),
+            cards=cards,
+            idle_memory_bytes=_idle_memory_bytes(kind, cards),
         )
 
     def watch_cards(self, device: str) -> None:
@@ -200,6 +206,18 @@ def _cards_held(kind: str) -> tuple[str, ...]:
     import ray
 
     return tuple(map(str, ray.get_runtime_context().get_accelerator_ids().get(kind, ())))
+
+
+def _idle_memory_bytes(kind: str, cards: Sequence[str]) -> dict[int, int]:
+    """Memory in use on each of these cards that is idle now, as far as it can be found out."""
+    device = device_class(Accelerator(kind).device)
+    found = {}
+    for index in (int(card) for card in cards if card.isdecimal()):
+        use = device.use(index)
+        idle = idle_memory_bytes(use) if use is not None else None
+        if idle is not None:
+            found[index] = idle
+    return found
 
 
 def threads_asked() -> int | None:

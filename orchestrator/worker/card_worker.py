@@ -29,6 +29,7 @@ from orchestrator.worker.memory_limit import MemoryLimit
 from orchestrator.worker.redaction import redact
 from workloads.api import Collective, JobContext, MeasureSettings, Phase, Request, Result
 from workloads.collective import Listener, OneCard, Rendezvous, joined, listen
+from workloads.devices.release import Waiting
 from workloads.errors import BadConfiguration, CardFaulty, CardNotAcquired
 from workloads.resident import ResidentModel
 
@@ -45,9 +46,7 @@ VISIBLE_CARDS = {
 
 SEED = 0  # every job starts from it
 
-#: How long a card may still be held after its last process ended: the driver cleans it up.
-_FREE_PATIENCE_S = 30.0
-_FREE_POLL_S = 1.0
+_FREE_POLL_S = 0.5  # between two looks at a card that is not free yet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +59,7 @@ class WorkerConfig:
     emulated: bool
     emulated_device: str = "cpu"  # the software that drives a card which is not there
     memory_bytes: int | None = None  # of an emulated card: enforced; None: no limit
+    idle_memory_bytes: int | None = None  # in use on a card that nobody has; None: not known
     threads: int = 1  # for torch's CPU work
     rank: int = 0
     local_rank: int = 0
@@ -113,6 +113,7 @@ class CardWorker:
 
         torch.set_num_threads(self.config.threads)
         device_name = self._acquire(self._device)
+        self._verify_card(self._device)
         self._preflight(self._device)
         _warm_thread_pools()
         self._clean_state = ProcessState.now()
@@ -185,11 +186,13 @@ class CardWorker:
     # ------------------------------------------------------------ parts of a start
 
     def _wait_until_free(self, device: Device) -> None:
-        """Wait for whoever had the card last; who keeps it is named instead of run into."""
-        deadline = time.monotonic() + _FREE_PATIENCE_S
-        while (reason := device.occupied(self.config.card.index)) is not None:
-            if time.monotonic() >= deadline:
-                raise CardNotAcquired(f"{self.config.card} is not free: {reason}")
+        """Wait for whoever had the card last, and for its memory; who keeps it, or how much of it,
+        is named instead of run into."""
+        card = self.config.card
+        waiting = Waiting(card_index=card.index, idle_bytes=self.config.idle_memory_bytes)
+        while (reason := waiting.reason(time.monotonic(), device.use(card.index))) is not None:
+            if waiting.is_over(now := time.monotonic()):
+                raise CardNotAcquired(f"{card} is not free {waiting.told(now)}: {reason}")
             time.sleep(_FREE_POLL_S)
 
     def _acquire(self, device: Device) -> str:
@@ -223,6 +226,13 @@ class CardWorker:
             ) from error
         device.release_memory()
 
+    def _verify_card(self, device: Device) -> None:
+        """See that the card which was acquired is the one that was given: a library that changes a
+        variable when it is imported gets the process another, and its rows a wrong name."""
+        self._verify_environment()
+        if (why := device.mismatch(self.config.card.index)) is not None:
+            raise CardNotAcquired(f"this process has not got {self.config.card}: {why}")
+
     def _verify_environment(self) -> None:
         wrong = [
             f"{name} is {os.environ.get(name)!r} and should be {wanted!r}"
@@ -231,8 +241,7 @@ class CardWorker:
         ]
         if wrong:
             raise BadConfiguration(
-                f"worker {self.config.worker_id} was started in a wrong environment: "
-                + "; ".join(wrong)
+                f"worker {self.config.worker_id} runs in a wrong environment: " + "; ".join(wrong)
             )
 
     # ------------------------------------------------------------ parts of a run

@@ -41,6 +41,7 @@ def launch_of(
         emulated=node.emulated,
         emulated_device=node.emulated_device,
         memory_bytes=node.memory_bytes_per_card,
+        idle_memory_bytes=facts.idle_memory_bytes.get(card.index),
         threads=facts.threads,
         rank=command.rank,
         local_rank=command.local_rank,

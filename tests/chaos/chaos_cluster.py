@@ -13,7 +13,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -32,9 +31,11 @@ class ChaosCluster:
     cards: int = 8
     mark: str = field(default_factory=lambda: f"{os.getpid()}-{time.monotonic_ns()}")
     temp_dir: str = ""
+    log_dir: Path | None = None  # of workers; None: Ray's own
     port: int = 0
     _processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
-    _down: set[str] = field(default_factory=set)  # servers whose raylet was killed
+    started_at: dict[str, float] = field(default_factory=dict)  # of each node, the last time
+    _down: set[str] = field(default_factory=set)  # nodes that are to stay away for a while
 
     @property
     def address(self) -> str:
@@ -59,6 +60,8 @@ class ChaosCluster:
             # Ray asks for a token as soon as its user has one, which the tests' own process lacks.
             "RAY_AUTH_MODE": "disabled",
             "RAY_TMPDIR": self.temp_dir,
+            "NIGHTGRID_CHAOS_HURRY": str(self._hurry),  # see chaos_worker.py
+            "NIGHTGRID_CHAOS_LOGS": str(self.log_dir or ""),
             "RAY_USAGE_STATS_ENABLED": "0",
         }
 
@@ -68,7 +71,7 @@ class ChaosCluster:
             probe.bind(("127.0.0.2", 0))
             self.port = probe.getsockname()[1]
         try:
-            self._ray_start("head", "127.0.0.2", "--head", "--port", str(self.port))
+            self._start_head()
             self._wait_for(1)
             for name in self.names:
                 self.start(name)
@@ -82,6 +85,15 @@ class ChaosCluster:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @property
+    def _hurry(self) -> Path:
+        return Path(self.temp_dir) / "hurry"
+
+    def hurry(self) -> None:
+        """Have the jobs that work end at once, those too that have not begun."""
+        if not self._hurry.exists():
+            self._hurry.touch()
+
     def start(self, name: str) -> None:
         """Start a server that is not there."""
         self._down.discard(name)
@@ -94,13 +106,65 @@ class ChaosCluster:
         )
 
     def supervise(self) -> None:
-        """Start servers again that did not come up, as an init system does: Ray gives a node thirty
-        seconds for its start, which a busy machine may not have."""
-        for name in self.names:
+        """Start nodes again that ended, as an init system does: Ray gives a node thirty seconds for
+        its start, which a busy machine may not have. The head first, then one at a time."""
+        for name in ("head", *self.names):
             process = self._processes.get(name)
-            if process is not None and process.poll() is not None and name not in self._down:
+            if name in self._down or (process is not None and process.poll() is None):
+                continue
+            if name != "head" and not (self._head_answers() and self._all_have_raylets()):
+                return
+            if process is not None:
                 self.clear(name)
+            if name == "head":
+                self._start_head()
+            else:
                 self.start(name)
+            return
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the head answers and every node has its raylet."""
+        there = [self._processes.get(name) for name in ("head", *self.names)]
+        running = all(process is not None and process.poll() is None for process in there)
+        return running and self._all_have_raylets() and self._head_answers()
+
+    def _all_have_raylets(self) -> bool:
+        """Whether every `ray start` that runs has come as far as its raylet."""
+        return all(
+            process.poll() is not None or self.part(name, "raylet") is not None
+            for name, process in self._processes.items()
+        )
+
+    def _head_answers(self) -> bool:
+        with contextlib.suppress(OSError):
+            socket.create_connection(("127.0.0.2", self.port), timeout=1).close()
+            return True
+        return False
+
+    def part(self, name: str, program: str) -> psutil.Process | None:
+        """The process of this name (``raylet``, ``gcs_server``) of a node; None if it is gone."""
+        with contextlib.suppress(psutil.Error):
+            for process in psutil.Process(self._processes[name].pid).children():
+                if process.name() == program and process.status() != psutil.STATUS_ZOMBIE:
+                    return process
+        return None
+
+    def stay_away(self, *names: str) -> None:
+        """Do not start these nodes again until ``come_back``."""
+        self._down |= set(names)
+
+    def come_back(self, *names: str) -> None:
+        """Let them be started again."""
+        self._down -= set(names)
+
+    def end(self, name: str, number: signal.Signals) -> None:
+        """Send a signal to a node's `ray start`; with SIGKILL all of the node dies."""
+        if number is signal.SIGKILL:
+            self.clear(name)
+            return
+        with contextlib.suppress(ProcessLookupError):
+            self._processes[name].send_signal(number)
 
     def kill_raylet(self, name: str) -> None:
         """``kill -9`` of a server's raylet alone. All else there is to end by itself."""
@@ -113,7 +177,9 @@ class ChaosCluster:
         """Remove what is left of a server whose raylet was killed; the logs of the workers that
         were still there, which should be none."""
         left = [log for log, _ in self.worker_processes() if log.startswith(f"{name}-HPU")]
-        started = self._processes.pop(name)
+        started = self._processes.pop(name, None)
+        if started is None:
+            return left
         with contextlib.suppress(psutil.Error):
             for process in psutil.Process(started.pid).children(recursive=True):
                 with contextlib.suppress(psutil.Error):
@@ -163,9 +229,12 @@ class ChaosCluster:
         for process in self.processes():
             with contextlib.suppress(OSError):
                 log = Path(os.readlink(f"/proc/{process.pid}/fd/1"))
-                if log.is_relative_to(self.temp_dir) and "-HPU" in log.name:
+                if self._is_worker_log(log) and "-HPU" in log.name:
                     found.append((log.name, process.pid))
         return sorted(found)
+
+    def _is_worker_log(self, log: Path) -> bool:
+        return log.parent == self.log_dir or log.is_relative_to(self.temp_dir)
 
     def held_cards(self) -> float:
         """Cards that Ray does not call free, of the servers that are there; it is asked again for
@@ -204,7 +273,14 @@ class ChaosCluster:
 
     # ------------------------------------------------------------ parts
 
+    def _start_head(self) -> None:
+        # Ray takes raylets of this host that still look for the old head for a running cluster.
+        for known in Path(self.temp_dir).rglob("ray_current_cluster"):
+            known.unlink(missing_ok=True)
+        self._ray_start("head", "127.0.0.2", "--head", "--port", str(self.port))
+
     def _ray_start(self, name: str, ip: str, *arguments: str) -> None:
+        self.started_at[name] = time.time()
         with open(f"{self.temp_dir}/{name}.log", "ab") as log:
             self._processes[name] = subprocess.Popen(
                 [
@@ -256,21 +332,3 @@ class ChaosCluster:
     def log(self, name: str) -> str:
         """The end of what a node's `ray start` printed."""
         return Path(f"{self.temp_dir}/{name}.log").read_text(errors="replace")[-2000:]
-
-
-@contextlib.contextmanager
-def small_disk(directory: Path, size_mib: int) -> Iterator[Path | None]:
-    """A file system of this size at ``directory``; None where this user may not mount one."""
-    directory.mkdir(parents=True, exist_ok=True)
-    options = f"size={size_mib}m"
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", options, "nightgrid-chaos", str(directory)],
-        capture_output=True,
-    )
-    if mounted.returncode != 0:
-        yield None
-        return
-    try:
-        yield directory
-    finally:
-        subprocess.run(["umount", "-l", str(directory)], check=True)

@@ -1,4 +1,4 @@
-"""Faults: which, when and to whom, all decided by a seed; and what became of each.
+"""Faults that hit processes and disks, and what became of each.
 
 A fault is chosen when it is due among what is there then, in an order that does not depend on
 process ids, so that a seed gives the same faults again as far as a real machine can.
@@ -11,67 +11,46 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import chaos_disks
 from chaos_cluster import ChaosCluster
+from chaos_fault import Fault
 
-#: What can be done to a run from outside, and how often it is chosen.
-KINDS = {
-    "kill a worker": 8,  # kill -9 while its job runs
-    "segfault a worker": 3,
-    "freeze a worker": 2,  # SIGSTOP: it says nothing more and ignores all but kill -9
-    "kill a node's agent": 2,  # the Ray process above its workers
-    "kill a process server": 1,  # and with it every worker of a node
-    "kill a raylet": 2,  # with all of its node; the server comes back
-    "fill the disk": 2,
-    "start a second driver": 1,
-}
+if TYPE_CHECKING:
+    from chaos_drivers import Drivers
+
 #: How long a server that lost its power is away, and a disk full.
 AWAY_S = 6.0
 FULL_S = 8.0
+#: How long what is frozen stays so. Ray gives up a silent node after 15 s.
+AGENT_FROZEN_S = 8.0
+RAYLET_FROZEN_S = (6.0, 30.0)
+CONTROL_STORE_FROZEN_S = 45.0
+DRIVER_FROZEN_S = 20.0
+STEPPED_S = 20.0
+#: Raylets end themselves a minute after the head that they knew.
+_ALL_ANEW_S = 75.0
+
+Act = Callable[[], "Fault | None"]
 
 
 @dataclass(slots=True, kw_only=True)
-class Fault:
-    """One fault as it was injected."""
-
-    kind: str
-    at: float  # seconds since the epoch
-    node: str = ""
-    card: int | None = None
-    pid: int | None = None  # of the worker process that it hit
-    note: str = ""
-
-    @property
-    def hits_node(self) -> bool:
-        """Whether all workers of the node die of it."""
-        return self.kind in ("kill a raylet", "kill a process server", "kill a node's agent")
-
-
-def plan(seed: int, seconds: float, every_s: float) -> list[tuple[float, str]]:
-    """When to inject what: one fault about every ``every_s`` seconds, mixed by weight."""
-    random_ = random.Random(seed)
-    kinds, weights = zip(*KINDS.items(), strict=True)
-    planned = []
-    at = every_s
-    while at < seconds:
-        planned.append((at, random_.choices(kinds, weights)[0]))
-        at += every_s * random_.uniform(0.6, 1.4)
-    return planned
-
-
 class Injector:
     """Injects faults into a running cluster and keeps the list of them."""
 
-    def __init__(self, cluster: ChaosCluster, results: Path, seed: int) -> None:
-        self.cluster = cluster
-        self.results = results
-        self.random = random.Random(seed)
-        self.faults: list[Fault] = []
-        self._later: list[tuple[float, Callable[[], None]]] = []
-        self._away: set[str] = set()
+    cluster: ChaosCluster
+    drivers: Drivers
+    run: Path  # directory of the run
+    random: random.Random
+    faults: list[Fault] = field(default_factory=list)
+    more: Mapping[str, Act] = field(default_factory=dict)  # faults that others know how to inject
+    _later: list[tuple[float, Callable[[], None]]] = field(default_factory=list)
+    _away: set[str] = field(default_factory=set)  # servers
+    _outage: Fault | None = None  # of all the cluster, as long as it lasts
 
     def due(self) -> None:
         """Do what an earlier fault has left to be done: a server comes back, a disk is emptied."""
@@ -81,36 +60,52 @@ class Injector:
         for act in ready:
             act()
         self.cluster.supervise()
+        if self._outage is not None and self._is_over(self._outage):
+            self._outage.until = time.time()
+            self._outage = None
 
     def settle(self) -> None:
         """Wait until all of it is done."""
-        while self._later:
+        while self._later or self._outage is not None:
             time.sleep(0.2)
             self.due()
 
+    @property
+    def is_calm(self) -> bool:
+        """Whether all of the cluster is there, as far as the faults so far go."""
+        return self._outage is None and not self._away and self.cluster.is_whole
+
     def inject(self, kind: str) -> Fault | None:
         """Inject one; None if there is nothing now that it could hit."""
-        act = {
+        acts: Mapping[str, Act] = {
             "kill a worker": lambda: self._signal_worker(kind, signal.SIGKILL),
             "segfault a worker": lambda: self._signal_worker(kind, signal.SIGSEGV),
             "freeze a worker": lambda: self._signal_worker(kind, signal.SIGSTOP),
             "kill a node's agent": lambda: self._kill_named(kind, "ray::NodeAgent"),
+            "freeze a node's agent": lambda: self._freeze_agent(kind),
             "kill a process server": lambda: self._kill_named(kind, "process_server"),
-            "kill a raylet": self._kill_raylet,
-            "fill the disk": self._fill_disk,
-        }[kind]
-        fault = act()
+            "kill a raylet": lambda: self._kill_raylet(kind),
+            "freeze a raylet": lambda: self._freeze_raylet(kind),
+            "fill the disk": lambda: self._fill(kind, self.run),
+            "fill the log's disk": lambda: self._fill(kind, self.drivers.log_dir),
+            "step the clock": lambda: self._step_clock(kind),
+            "freeze the driver": lambda: self._freeze_driver(kind),
+            "kill the control store": lambda: self._kill_control_store(kind),
+            "freeze the control store": lambda: self._freeze_control_store(kind),
+            "restart the head": lambda: self._restart_head(kind),
+            "restart the cluster": lambda: self._restart_cluster(kind),
+            **self.more,
+        }
+        fault = acts[kind]()
         if fault is not None:
             self.faults.append(fault)
         return fault
 
-    def note(self, kind: str, note: str = "") -> Fault:
-        """Keep a fault that somebody else injects."""
-        fault = Fault(kind=kind, at=time.time(), note=note)
-        self.faults.append(fault)
-        return fault
+    def after(self, seconds: float, act: Callable[[], None]) -> None:
+        """Have ``due`` do something so many seconds from now."""
+        self._later.append((time.monotonic() + seconds, act))
 
-    # ------------------------------------------------------------ each kind
+    # ------------------------------------------------------------ workers
 
     def _signal_worker(self, kind: str, number: signal.Signals) -> Fault | None:
         busy = self.busy_workers()
@@ -129,7 +124,7 @@ class Injector:
         from orchestrator.run_status import RunStatus
 
         try:
-            text = (self.results / "status.json").read_text()
+            text = (self.run / "status.json").read_text()
             cards = RunStatus.from_json(text).cards
         except (OSError, ValueError):
             return []
@@ -145,7 +140,10 @@ class Injector:
                 found.append((node, int(rest.split("-")[0]), pid))
         return found
 
-    def _kill_named(self, kind: str, words: str) -> Fault | None:
+    # ------------------------------------------------------------ nodes
+
+    def _named(self, words: str) -> list[tuple[str, int]]:
+        """Node and process of every process of Ray or of ours with these words in its title."""
         there = []
         for process in self.cluster.processes():
             with contextlib.suppress(Exception):
@@ -155,7 +153,10 @@ class Injector:
                 forked = above and words in " ".join(above[0].cmdline())
                 if words in title and not forked:
                     there.append((self.cluster.node_of(process.pid), process.pid))
-        there = sorted((node, pid) for node, pid in there if node)
+        return sorted((node, pid) for node, pid in there if node)
+
+    def _kill_named(self, kind: str, words: str) -> Fault | None:
+        there = self._named(words) if self._outage is None else []
         if not there:
             return None
         node, pid = self.random.choice(there)
@@ -164,39 +165,141 @@ class Injector:
             os.kill(pid, signal.SIGKILL)
         return fault
 
-    def _kill_raylet(self) -> Fault | None:
-        there = [name for name in self.cluster.names if name not in self._away]
-        if len(there) < 2:  # one server always stays
+    def _freeze_agent(self, kind: str) -> Fault | None:
+        there = self._named("ray::NodeAgent") if self._outage is None else []
+        if not there:
             return None
-        name = self.random.choice(there)
-        fault = Fault(kind="kill a raylet", at=time.time(), node=name)
+        node, pid = self.random.choice(there)
+        return self._freeze(Fault(kind=kind, at=time.time(), node=node), pid, AGENT_FROZEN_S)
+
+    def _server(self) -> str | None:
+        """A server that may be taken away: one always stays."""
+        there = [name for name in self.cluster.names if name not in self._away]
+        if self._outage is not None or len(there) < 2 or not self.cluster.is_whole:
+            return None
+        return self.random.choice(there)
+
+    def _kill_raylet(self, kind: str) -> Fault | None:
+        name = self._server()
+        if name is None:
+            return None
+        fault = Fault(kind=kind, at=time.time(), node=name)
         self.cluster.kill_raylet(name)
         self._away.add(name)
 
         def back() -> None:
             left = self.cluster.clear(name)
             fault.note = f"left running: {', '.join(left)}" if left else ""
-            self.cluster.start(name)
+            self.cluster.come_back(name)
             self._away.discard(name)
 
-        self._later.append((time.monotonic() + AWAY_S, back))
+        self.after(AWAY_S, back)
         return fault
 
-    def _fill_disk(self) -> Fault | None:
-        disk = next((at for at in self.results.parents if os.path.ismount(at)), Path("/"))
-        filler = disk / "filler"
-        if filler.exists() or not _is_small(disk):
+    def _freeze_raylet(self, kind: str) -> Fault | None:
+        name = self._server()
+        raylet = self.cluster.part(name, "raylet") if name is not None else None
+        if name is None or raylet is None:
             return None
-        fault = Fault(kind="fill the disk", at=time.time())
-        with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
-            while True:
-                file.write(b"\0" * 65536)
-        with contextlib.suppress(OSError), filler.open("ab", buffering=0) as file:
-            while True:
-                file.write(b"\0")
+        seconds = self.random.choice(RAYLET_FROZEN_S)
+        fault = Fault(kind=kind, at=time.time(), node=name, note=f"for {seconds:.0f} s")
+        self._away.add(name)
+        return self._freeze(fault, raylet.pid, seconds, lambda: self._away.discard(name))
 
-        self._later.append((time.monotonic() + FULL_S, lambda: filler.unlink(missing_ok=True)))
+    def _freeze(
+        self, fault: Fault, pid: int, seconds: float, then: Callable[[], None] = lambda: None
+    ) -> Fault:
+        os.kill(pid, signal.SIGSTOP)
+
+        def go_on() -> None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+            fault.until = time.time()
+            then()
+
+        self.after(seconds, go_on)
         return fault
+
+    # ------------------------------------------------------------ disks, the driver and its clock
+
+    def _fill(self, kind: str, directory: Path) -> Fault | None:
+        disk = chaos_disks.disk_of(directory)
+        if disk is None or (disk / chaos_disks.FILLER).exists():
+            return None
+        fault = Fault(kind=kind, at=time.time())
+        filler = chaos_disks.fill(disk)
+
+        def empty() -> None:
+            filler.unlink(missing_ok=True)
+            fault.until = time.time()
+
+        self.after(FULL_S, empty)
+        return fault
+
+    def _step_clock(self, kind: str) -> Fault | None:
+        clock = self.drivers.clock
+        if clock is None or any(f.kind == kind and f.until is None for f in self.faults):
+            return None
+        from chaos_clock import STEP_S
+
+        offset = self.random.choice((STEP_S, -STEP_S))
+        fault = Fault(kind=kind, at=time.time(), offset_s=offset, note=f"{offset:+d} s")
+        clock.step(offset)
+
+        def back() -> None:
+            clock.step(0)
+            fault.until = time.time()
+
+        self.after(STEPPED_S, back)
+        return fault
+
+    def _freeze_driver(self, kind: str) -> Fault | None:
+        pid = self.drivers.working_pid()
+        if pid is None:
+            return None
+        return self._freeze(Fault(kind=kind, at=time.time(), pid=pid), pid, DRIVER_FROZEN_S)
+
+    # ------------------------------------------------------------ the whole cluster
+
+    def _freeze_control_store(self, kind: str) -> Fault | None:
+        gcs = self.cluster.part("head", "gcs_server") if self.is_calm else None
+        if gcs is None:
+            return None
+        fault = self._outage = Fault(kind=kind, at=time.time())
+        return self._freeze(fault, gcs.pid, CONTROL_STORE_FROZEN_S)
+
+    def _kill_control_store(self, kind: str) -> Fault | None:
+        gcs = self.cluster.part("head", "gcs_server") if self.is_calm else None
+        if gcs is None:
+            return None
+        fault = self._outage = Fault(kind=kind, at=time.time())
+        self.cluster.stay_away("head")
+        gcs.kill()
+        self.after(AWAY_S, lambda: self.cluster.come_back("head"))
+        return fault
+
+    def _restart_head(self, kind: str) -> Fault | None:
+        if not self.is_calm:
+            return None
+        fault = self._outage = Fault(kind=kind, at=time.time())
+        self.cluster.end("head", signal.SIGTERM)
+        return fault
+
+    def _restart_cluster(self, kind: str) -> Fault | None:
+        if not self.is_calm:
+            return None
+        fault = self._outage = Fault(kind=kind, at=time.time())
+        for name in ("head", *self.cluster.names):
+            self.cluster.end(name, signal.SIGKILL)
+        return fault
+
+    def _is_over(self, outage: Fault) -> bool:
+        """Whether all is there again, and nothing of before is left that ends itself later."""
+        if outage.kind == "freeze the control store":
+            return outage.until is not None
+        lasted = time.time() - outage.at
+        anew = all(started > outage.at for started in self.cluster.started_at.values())
+        return self.cluster.is_whole and (anew or lasted > AWAY_S + _ALL_ANEW_S)
 
 
 def flip_a_bit(rows: Path, random_: random.Random) -> tuple[Path, str] | None:
@@ -210,20 +313,6 @@ def flip_a_bit(rows: Path, random_: random.Random) -> tuple[Path, str] | None:
     data[position] ^= 1 << random_.randrange(8)
     path.write_bytes(bytes(data))
     return path, path.name.rpartition("-")[0]
-
-
-def by_kind(faults: Sequence[Fault]) -> dict[str, int]:
-    """How many of each kind, the most frequent first."""
-    counts: dict[str, int] = {}
-    for fault in faults:
-        counts[fault.kind] = counts.get(fault.kind, 0) + 1
-    return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
-
-
-def _is_small(disk: Path) -> bool:
-    """Whether a file system is one that may be filled: made for this, with a few MiB."""
-    size = os.statvfs(disk)
-    return size.f_blocks * size.f_frsize < 2**28
 
 
 def _is_group_leader(pid: int) -> bool:

@@ -1,4 +1,4 @@
-"""A night in small: drivers on a real cluster, faults by a seed, and what the table says after.
+"""A night in small: drivers on a real cluster, faults by a plan, and what the table says after.
 
 Everything is done as a user would: `nightgrid run` in a process of its own, the same command
 with ``--resume`` after its death, the rows read back through the store.
@@ -6,112 +6,143 @@ with ``--resume`` after its death, the rows read back through the store.
 
 from __future__ import annotations
 
-import contextlib
 import random
-import signal
-import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import chaos_invariants
+from chaos_clock import SteppedClock
 from chaos_cluster import ROOT, ChaosCluster
-from chaos_faults import Fault, Injector, by_kind, flip_a_bit
+from chaos_drivers import RUN, Drivers
+from chaos_fault import Fault, by_kind
+from chaos_faults import Injector, flip_a_bit
+from chaos_files import Canaries, FileFaults
+from chaos_left import left_behind
+from chaos_plan import KINDS, ROT
 
 from orchestrator.measurement import Measurement
 from orchestrator.results.store import Store
 
 sys.path.insert(0, str(ROOT / "tests" / "ray"))  # whose fake worker the chaos worker extends
 
-RUN = "night"
 _MEMORY_EVERY_S = 30.0
-_WAIT_FOR_TARGET_S = 60.0  # for something that a fault can hit
+_BETWEEN_FAULTS_S = 2.0
 _ENDED = (0, 10)  # exit codes of a run that came to its end
+_MOST_DEATHS = 20  # of drivers by themselves, after which a night is broken off
 
 
 @dataclass(slots=True, kw_only=True)
 class Night:
-    """One run of a grid under faults. ``results`` may be a small disk."""
+    """One run of a grid under faults. ``results`` and ``log_dir`` may be small disks; ``aside`` is
+    a directory for copies of the run and for what nothing may touch."""
 
     cluster: ChaosCluster
     grid: Path
     results: Path
+    log_dir: Path
+    aside: Path
     seed: int
-    driver_deaths: Sequence[float] = ()  # seconds after the start of the first driver
-    rot: bool = True  # whether a row's file rots while the driver is dead
+    clock: SteppedClock | None = None
+    say: Callable[[str], None] = lambda _: None
+    drivers: Drivers = field(init=False)
     injector: Injector = field(init=False)
+    files: FileFaults = field(init=False)
+    canaries: Canaries = field(init=False)
     rotten: list[str] = field(default_factory=list)  # job-attempt whose file rotted
     peak_memory_bytes: int = 0
-    outputs: list[Path] = field(default_factory=list)
-    drivers: int = 0
-    rivals_refused: int = 0
     refused_for_room: int = 0  # drivers that met a full disk before anything was started
+    died: int = 0  # drivers that ended by themselves, before their time
+    not_injected: list[str] = field(default_factory=list)  # there was nothing to hit
     began: float = 0.0
     ended: float = 0.0
     exit_code: int | None = None
     problems: list[str] = field(default_factory=list)  # found while it ran
 
     def __post_init__(self) -> None:
-        self.injector = Injector(self.cluster, self.results / RUN, self.seed)
+        self.aside.mkdir(exist_ok=True)
+        self.cluster.log_dir = self.log_dir
+        self.canaries = Canaries(self.aside / "outside")
+        self.drivers = Drivers(
+            cluster=self.cluster,
+            grid=self.grid,
+            results=self.results,
+            log_dir=self.log_dir,
+            clock=self.clock,
+        )
+        self.injector = Injector(
+            cluster=self.cluster,
+            drivers=self.drivers,
+            run=self.drivers.run,
+            random=random.Random(self.seed),
+        )
+        self.files = FileFaults(
+            drivers=self.drivers,
+            injector=self.injector,
+            canaries=self.canaries,
+            copies=self.aside / "copies",
+            random=random.Random(self.seed + 1),
+        )
+        self.injector.more = {
+            **self.files.acts(),
+            "kill the driver": self._kill_the_driver,
+            "kill the driver under its supervisor": self._kill_the_child,
+        }
 
     @property
     def store(self) -> Store:
         """The run's rows."""
         return Store.existing(self.results, RUN)
 
-    def drive(self, faults: Sequence[tuple[float, str]], limit_s: float) -> None:
-        """Run to the end, whatever is done to it meanwhile.
+    def drive(
+        self, faults: Sequence[tuple[float, str]], *, limit_s: float, faults_until_s: float
+    ) -> None:
+        """Run to the end, whatever is done to it meanwhile. Each fault is injected when it is due,
+        or as soon as there is something that it can hit, until ``faults_until_s``; then jobs that
+        work are told to be quick.
 
         Raises:
-            AssertionError: a driver ended by itself before the end, or the limit passed.
+            AssertionError: the limit passed, or drivers kept ending by themselves.
         """
-        random_ = random.Random(self.seed)
         self.began = time.time()
-        driver = self._start()
-        start = self._work_has_begun(driver, limit_s)
-        waiting = sorted([*faults, *((at, "kill the driver") for at in self.driver_deaths)])
-        next_memory = start
-        while (code := driver.poll()) is None or self._had_no_room(code):
+        self.drivers.start()
+        start = self._work_has_begun(limit_s)
+        waiting, next_memory, next_fault = sorted(faults), start, start
+        while (code := self.drivers.process.poll()) is None or self._goes_on_after(code):
             now = time.monotonic() - start
-            if code is not None:
-                self.injector.settle()
-                self.refused_for_room += 1
-                driver = self._start("--resume")
-            assert now < limit_s, f"not at its end after {limit_s} s: {self._tail()}"
+            assert now < limit_s, f"not at its end after {limit_s} s: {self.drivers.tail()}"
             self.injector.due()
             if time.monotonic() >= next_memory:
                 next_memory = time.monotonic() + _MEMORY_EVERY_S
                 self.peak_memory_bytes = max(self.peak_memory_bytes, self.cluster.memory_bytes())
-            if not waiting or waiting[0][0] > now:
+                self._tell_progress(now, waiting)
+            if waiting and now > faults_until_s:
+                self.not_injected += [kind for _, kind in waiting]
+                waiting = []
+            if not waiting:
+                self.cluster.hurry()
+            if time.monotonic() < next_fault or not self._inject_one(waiting, now):
                 time.sleep(0.2)
                 continue
-            at, kind = waiting[0]
-            if kind == "kill the driver":
-                del waiting[0]
-                driver = self._kill_driver(driver, random_)
-            elif kind == "start a second driver":
-                del waiting[0]
-                self._rival(driver)
-            elif self.injector.inject(kind) is not None or now > at + _WAIT_FOR_TARGET_S:
-                del waiting[0]
-            else:
-                time.sleep(0.5)  # nothing is there that it could hit: a moment later
+            next_fault = time.monotonic() + _BETWEEN_FAULTS_S
         self.injector.settle()
+        self.not_injected += [kind for _, kind in waiting]
         self.ended = time.time()
         self.exit_code = code
-        assert code in _ENDED, f"exit code {code}: {self._tail()}"
+        assert code in _ENDED, f"exit code {code}: {self.drivers.tail()}"
 
     def check(self, *, jobs: int) -> dict[str, Any]:
         """All that must hold after the end, as a list of what does not (``problems``), with the
         figures."""
+        figures = self.figures()
         contents = self.store.read()
-        rows = contents.measurements
         faults = self.injector.faults
+        rows = chaos_invariants.with_true_times(contents.measurements, faults)
         wanted = self._job_ids()
-        problems = list(self.problems)
+        problems = [*self.problems, *self.files.problems]
         if len(wanted) != jobs:
             problems.append(f"the grid has {len(wanted)} jobs, not {jobs}")
         gone = chaos_invariants.lost(rows, wanted)
@@ -123,101 +154,118 @@ class Night:
         problems += [f"{f.node}: {f.note}" for f in faults if f.note.startswith("left running")]
         named = " ".join(damage.path.name for damage in contents.damaged)
         problems += [f"not named as damaged: {name}" for name in self.rotten if name not in named]
-        problems += self._left_behind()
-        told = "".join(path.read_text(errors="replace") for path in self.outputs)
+        left = left_behind(self.cluster)
+        problems += left + self.canaries.harmed()
+        told = "".join(path.read_text(errors="replace") for path in self.drivers.outputs)
         coloured = [line for line in told.splitlines() if "\x1b" in line]
         problems += ["a traceback in a driver's log"] * ("Traceback (most recent" in told)
         recovery = chaos_invariants.recovery_s(rows, faults)
-        return {
+        return figures | {
             "problems": problems,
-            "seed": self.seed,
             "jobs": len(wanted),
             "attempts": sum(1 for row in rows if row.started_at is not None),
-            "wall_s": round(self.ended - self.began, 1),
-            "drivers": self.drivers,
-            "drivers_refused_for_room": self.refused_for_room,
-            "faults": by_kind(faults),
-            "faults_total": len(faults),
+            "attempts_lost": sum(1 for row in rows if row.started_at and row.state == "LOST"),
             "coloured_lines": coloured[:3],  # Ray's, in drivers' logs: told, not held against us
             "rows": len(rows),
             "rows_lost": len(gone),
             "rows_duplicated": len(twice),
             "files_rotted": len(self.rotten),
             "files_set_aside": len(contents.damaged),
+            "left_behind": len(left),
             "recovery_s": {kind: _median_and_max(times) for kind, times in recovery.items()},
             "states": _states(rows),
+        }
+
+    def figures(self) -> dict[str, Any]:
+        """What is known of the night so far."""
+        faults = self.injector.faults
+        return {
+            "seed": self.seed,
+            "wall_s": round((self.ended or time.time()) - self.began, 1),
+            "drivers": len(self.drivers.outputs),
+            "drivers_refused_for_room": self.refused_for_room,
+            "drivers_that_died": self.died,
+            "rivals_refused": self.files.refused,
+            "faults": by_kind(faults),
+            "faults_total": len(faults),
+            "not_injected": sorted(self.not_injected),
             "peak_memory_mib": self.peak_memory_bytes >> 20,
         }
 
-    # ------------------------------------------------------------ drivers
+    # ------------------------------------------------------------ while it runs
 
-    def _work_has_begun(self, driver: subprocess.Popen[bytes], limit_s: float) -> float:
+    def _inject_one(self, waiting: list[tuple[float, str]], now: float) -> bool:
+        """Inject the first of the faults that are due for which there is something to hit."""
+        for number, (at, kind) in enumerate(waiting):
+            if at > now:
+                return False
+            fault = self.injector.inject(kind)
+            if fault is not None:
+                del waiting[number]
+                self.say(f"{now:6.0f} s  {_told(fault)}")
+                return True
+        return False
+
+    def _tell_progress(self, now: float, waiting: Sequence[tuple[float, str]]) -> None:
+        rows = len(list((self.drivers.run / "rows").glob("*.parquet")))
+        calm = "" if self.injector.is_calm else ", cluster not whole"
+        self.say(
+            f"{now:6.0f} s  -- {rows} rows, {len(self.injector.faults)} faults, {len(waiting)} to "
+            f"come, {len(self.injector.busy_workers())} workers busy{calm}"
+        )
+
+    def _work_has_begun(self, limit_s: float) -> float:
         """Wait for the first busy worker, since faults hit work; the moment, as the clock of faults
         counts."""
         deadline = time.monotonic() + limit_s
         while not self.injector.busy_workers():
-            assert driver.poll() is None and time.monotonic() < deadline, self._tail()
+            ended = self.drivers.process.poll() is not None
+            assert not ended and time.monotonic() < deadline, self.drivers.tail()
             time.sleep(0.5)
         return time.monotonic()
 
-    def _command(self, *more: str) -> list[str]:
-        return [
-            *(sys.executable, str(ROOT / "tests" / "chaos" / "chaos_run.py"), "run"),
-            *(str(self.grid), "--address", self.cluster.address),
-            *("--results", str(self.results), "--run", RUN, *more),
-        ]
-
-    def _start(self, *more: str) -> subprocess.Popen[bytes]:
-        self.drivers += 1
-        output = Path(self.cluster.temp_dir) / f"driver-{self.drivers}.log"
-        self.outputs.append(output)
-        with output.open("wb") as file:
-            return subprocess.Popen(
-                self._command(*more),
-                env=self.cluster.environment(),
-                cwd=self.grid.parent,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-
-    def _kill_driver(
-        self, driver: subprocess.Popen[bytes], random_: random.Random
-    ) -> subprocess.Popen[bytes]:
-        """``kill -9``, at any moment; perhaps a file rots; the same command again resumes."""
-        self.injector.note("kill the driver")
-        driver.send_signal(signal.SIGKILL)
-        driver.wait()
-        if self.rot:
-            flipped = flip_a_bit(self.results / RUN / "rows", random_)
-            if flipped is not None:
-                self.rotten.append(flipped[1])
-                self.injector.note("let a row's file rot", flipped[1])
-        self.injector.settle()  # on a full disk nobody starts a driver
-        return self._start("--resume")
-
-    def _rival(self, driver: subprocess.Popen[bytes]) -> None:
-        """A second driver must be refused at once, and told who holds the run."""
-        fault = self.injector.note("start a second driver")
-        try:
-            done = subprocess.run(
-                self._command(),
-                env=self.cluster.environment(),
-                cwd=self.grid.parent,
-                capture_output=True,
-                text=True,
-                timeout=90,
-            )
-        except subprocess.TimeoutExpired:
-            self.problems.append("a second driver was not refused in 90 s")
-            return
-        if driver.poll() is not None:
-            return  # the first has just ended, so it was none too many
-        if done.returncode == 4 and f"held by process {driver.pid} on " in done.stderr:
-            self.rivals_refused += 1
-            fault.note = "refused"
+    def _goes_on_after(self, code: int) -> bool:
+        """Start the next driver if the last one ended before its time: for want of room, as it
+        should, or of itself, which is held against it. Whether it did."""
+        if self.drivers.had_no_room():
+            self.refused_for_room += 1
+        elif code in _ENDED or self.died >= _MOST_DEATHS:
+            return False
         else:
-            self.problems.append(f"a second driver: {done.returncode}: {done.stderr[-500:]}")
+            self.died += 1
+            why = self.drivers.tail()[-600:]
+            self.problems.append(f"a driver ended by itself, exit code {code}: {why}")
+            self.say(f"        a driver ended by itself: {code}")
+        self.injector.settle()
+        self.drivers.start("--resume")
+        return True
+
+    def _kill_the_driver(self) -> Fault | None:
+        """``kill -9``, at any moment; a file rots; the same command again resumes."""
+        if not self.injector.is_calm or self._any_lasts():
+            return None  # on a full disk nobody starts a driver
+        fault = Fault(kind="kill the driver", at=time.time())
+        fault.pid = self.drivers.kill()
+        flipped = flip_a_bit(self.drivers.run / "rows", self.injector.random)
+        if flipped is not None:
+            self.rotten.append(flipped[1])
+            self.injector.faults.append(Fault(kind=ROT, at=time.time(), note=flipped[1]))
+        self.drivers.start("--resume")
+        return fault
+
+    def _kill_the_child(self) -> Fault | None:
+        """``kill -9`` of the driver; what watches it starts the next one."""
+        if not self.injector.is_calm or self._any_lasts():
+            return None
+        pid = self.drivers.kill_child()
+        if pid is None:
+            return None
+        return Fault(kind="kill the driver under its supervisor", at=time.time(), pid=pid)
+
+    def _any_lasts(self) -> bool:
+        """Whether a disk is full, or the driver is halted or has another time of day."""
+        kinds = ("fill the disk", "fill the log's disk", "freeze the driver", "step the clock")
+        return any(f.kind in kinds and f.until is None for f in self.injector.faults)
 
     # ------------------------------------------------------------ after
 
@@ -234,36 +282,20 @@ class Night:
         finally:
             registry.WORKLOADS = before
 
-    def _left_behind(self) -> list[str]:
-        """Processes on cards, and cards that are held, once the run is over."""
-        deadline = time.monotonic() + 20
-        while True:
-            left = [f"left running: {log} ({pid})" for log, pid in self.cluster.worker_processes()]
-            left += self._ours_still_there()
-            if not left or time.monotonic() > deadline:
-                break
-            time.sleep(0.5)
-        held = self.cluster.held_cards()
-        return left + ([f"{held:g} cards are held"] if held else [])
 
-    def _ours_still_there(self) -> list[str]:
-        found = []
-        for process in self.cluster.processes():
-            with contextlib.suppress(Exception):
-                title = " ".join(process.cmdline())
-                if any(word in title for word in ("process_server", "NodeAgent", "SIG_IGN")):
-                    found.append(f"left running: {title[:80]} ({process.pid})")
-        return found
+def missing(figures: dict[str, Any], least: int, left_out: Sequence[str] = ()) -> list[str]:
+    """Kinds of which there were too few."""
+    found = figures["faults"]
+    return [
+        f"{found.get(kind, 0)} of {kind!r}, not {least}"
+        for kind in (*KINDS, ROT)
+        if found.get(kind, 0) < least and kind not in left_out
+    ]
 
-    def _had_no_room(self, code: int) -> bool:
-        """Whether a driver was refused because the disk was full when it came, as it should be."""
-        return code == 4 and "No space left on device" in self._tail() and not self._worked()
 
-    def _worked(self) -> bool:
-        return "starting on " in self.outputs[-1].read_text(errors="replace")
-
-    def _tail(self) -> str:
-        return self.outputs[-1].read_text(errors="replace")[-3000:]
+def _told(fault: Fault) -> str:
+    where = fault.node + (f"/{fault.card}" if fault.card is not None else "")
+    return " ".join(part for part in (fault.kind, where, fault.note) if part)
 
 
 def _median_and_max(times: list[float]) -> dict[str, float]:
@@ -280,11 +312,3 @@ def _states(rows: Sequence[Measurement]) -> dict[str, int]:
     for row in chaos_invariants.standing(rows).values():
         counts[str(row.state)] = counts.get(str(row.state), 0) + 1
     return counts
-
-
-def injected(faults: Sequence[Fault]) -> list[dict[str, Any]]:
-    """The faults as plain values, for a file."""
-    return [
-        {"at": f.at, "kind": f.kind, "node": f.node, "card": f.card, "pid": f.pid, "note": f.note}
-        for f in faults
-    ]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from chaos_faults import Fault
+from chaos_fault import Fault
 
 from orchestrator.job import State, supersedes
 from orchestrator.measurement import Measurement
@@ -21,23 +23,37 @@ ENDS: Mapping[str, tuple[set[State], str]] = {
     "stubborn": ({State.TIMED_OUT, State.LOST}, "hung"),
     "raise": ({State.FAILED}, "as asked"),
 }
-#: What a row may say, for its attempt to be explained by a fault of this kind on its card or node.
+_NODE_GONE = ("node ", "process server", "connection")
+_CLUSTER_GONE = ("control store", "driver", *_NODE_GONE)
+#: What a row may say, for its attempt to be explained by a fault of this kind on its card, its node
+#: or its driver. A kind that is not here explains nothing.
 SAYS: Mapping[str, tuple[str, ...]] = {
     "kill a worker": ("SIGKILL",),
     "segfault a worker": ("SIGSEGV",),
     "freeze a worker": ("hung",),
     "kill a node's agent": ("node ",),
     "kill a process server": ("process server", "node "),
-    "kill a raylet": ("node ", "process server", "connection"),
+    "kill a raylet": _NODE_GONE,
+    "freeze a raylet": _NODE_GONE,
     "kill the driver": ("driver",),
+    "kill the driver under its supervisor": ("driver",),
+    "kill the control store": _CLUSTER_GONE,
+    "restart the head": _CLUSTER_GONE,
+    "restart the cluster": _CLUSTER_GONE,
 }
-#: Faults that interrupt no work.
-HARMLESS = ("start a second driver", "let a row's file rot")
+#: Faults after which work has to be found to go on; a full disk pauses it.
+INTERRUPTING = (*SAYS, "fill the disk")
+#: What all nodes and the driver may die of, a while later.
+OF_CLUSTER = ("kill the control store", "restart the head", "restart the cluster")
+OF_DRIVER = ("kill the driver", "kill the driver under its supervisor")
 #: From a fault to the end of the attempt that it hit, at most: a frozen worker is noticed last.
 _NOTICED_WITHIN_S = 60.0
+#: No attempt of these nights works for longer.
+_LONGEST_S = 600.0
 #: From the death of a server to the last attempt that is sent to it: Ray calls a silent one dead
 #: after 15 s (its health checks' period, times the failures that it allows), and is slow at times.
 _UNHEARD_S = 25.0
+_DRIVER_NAMED = re.compile(r"its driver, process (\d+) on ")
 
 
 def expected_end(row: Measurement) -> tuple[set[State], str]:
@@ -47,6 +63,30 @@ def expected_end(row: Measurement) -> tuple[set[State], str]:
         fits = (row.batch_size or 0) <= int(str(row.parameters["largest"]))
         return ({State.SUCCEEDED}, "") if fits else ({State.OUT_OF_MEMORY, State.PRUNED}, "memory")
     return ENDS[behaviour]
+
+
+def with_true_times(rows: Iterable[Measurement], faults: Iterable[Fault]) -> list[Measurement]:
+    """The rows with the times that a clock would have told that was never stepped. A night is much
+    shorter than a step, so it is plain which times are wrong."""
+    steps = [fault for fault in faults if fault.offset_s]
+
+    def true(at: float | None) -> float | None:
+        for step in steps:
+            if at is not None and step.at - 2.0 <= at - step.offset_s <= step.ended_at + 2.0:
+                return at - step.offset_s
+        return at
+
+    if not steps:
+        return list(rows)
+    return [
+        dataclasses.replace(
+            row,
+            started_at=true(row.started_at),
+            ended_at=true(row.ended_at),
+            recorded_at=true(row.recorded_at),
+        )
+        for row in rows
+    ]
 
 
 def lost(rows: Iterable[Measurement], jobs: Collection[str]) -> list[str]:
@@ -97,24 +137,38 @@ def wrong_ends(rows: Sequence[Measurement], faults: Sequence[Fault]) -> list[str
 
 
 def explained(row: Measurement, faults: Iterable[Fault]) -> bool:
-    """Whether a fault hit this attempt, and its row says what the fault did."""
+    """Whether a fault hit this attempt on its card, its node or its driver, in its time, and its
+    row says what the fault did."""
+    return any(_explains(fault, row) for fault in faults)
+
+
+def _explains(fault: Fault, row: Measurement) -> bool:
     if row.started_at is None or row.ended_at is None:
         return False
-    for fault in faults:
-        here = not fault.node or (
-            _on(fault.node, row)
-            and (fault.hits_node or fault.card is None or fault.card in row.card_indices)
-        )
-        unheard_s = _UNHEARD_S if fault.hits_node and row.state is State.LOST else 1.0
-        then = row.started_at - unheard_s <= fault.at <= row.ended_at + 1.0
-        if fault.kind == "kill the driver":  # nobody was there to see the attempt end
-            then = row.started_at - 1.0 <= fault.at
-        if "did not start" in row.reason:  # the attempt was over before it began
-            then = fault.at <= row.ended_at + 1.0
-        soon = row.ended_at - fault.at <= _NOTICED_WITHIN_S
-        if here and then and soon and any(word in row.reason for word in SAYS.get(fault.kind, ())):
-            return True
-    return False
+    if not any(word in row.reason for word in SAYS.get(fault.kind, ())):
+        return False
+    driver = _DRIVER_NAMED.search(row.reason)
+    if driver is not None and fault.kind not in OF_CLUSTER:
+        # It began before the death; its row was made of its note, so it has no end of its own.
+        in_its_time = row.started_at - 1.0 <= fault.at <= row.started_at + _LONGEST_S
+        return fault.kind in OF_DRIVER and int(driver[1]) == fault.pid and in_its_time
+    if fault.kind in OF_DRIVER:
+        return False
+    one_card = fault.card is not None and row.cards == 1
+    if one_card and fault.pid and row.worker_pid and fault.pid != row.worker_pid:
+        return False  # another process on the card
+    here = not fault.node or (
+        _on(fault.node, row)
+        and (fault.hits_node or fault.card is None or fault.card in row.card_indices)
+    )
+    unheard_s = _UNHEARD_S if fault.hits_node and row.state is State.LOST else 1.0
+    began_before_its_end = row.started_at - unheard_s <= fault.ended_at
+    if "did not start" in row.reason:  # the attempt was over before it began
+        began_before_its_end = True
+    if driver is not None:
+        return here and began_before_its_end and fault.at <= row.started_at + _LONGEST_S
+    noticed = row.ended_at - fault.ended_at <= _NOTICED_WITHIN_S
+    return here and began_before_its_end and fault.at <= row.ended_at + 1.0 and noticed
 
 
 def _on(node: str, row: Measurement) -> bool:
@@ -148,7 +202,7 @@ def recovery_s(rows: Sequence[Measurement], faults: Sequence[Fault]) -> dict[str
         key=lambda pair: pair[0],
     )
     for fault in faults:
-        if fault.kind in HARMLESS:
+        if fault.kind not in INTERRUPTING:
             continue
         for started_at, row in starts:
             card = fault.card is None or fault.card in row.card_indices

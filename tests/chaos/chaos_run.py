@@ -3,11 +3,13 @@ forked, and a watchdog with little patience. All else is the real thing."""
 
 from __future__ import annotations
 
+import os
 import sys
 from functools import partial
+from pathlib import Path
 from typing import Any
 
-from chaos_worker import register
+from chaos_worker import LOGS, register
 
 #: Seconds that a job may stand still.
 HANG_S = 15.0
@@ -24,7 +26,8 @@ def main(arguments: list[str]) -> int:
     limits.update(warmup=HANG_S, measure=HANG_S)
     setattr(watchdog, "MEASURE_FACTOR", 0.0)  # noqa: B010
     claims.PRELOAD = ("orchestrator.worker.card_worker", "chaos_worker")
-    light: Any = partial(executor.RayExecutor, factory="chaos_worker:ChaosWorker")
+    logs = Path(os.environ[LOGS]) if os.environ.get(LOGS) else None
+    light: Any = partial(executor.RayExecutor, factory="chaos_worker:ChaosWorker", log_dir=logs)
     executor.RayExecutor = light
     return nightgrid(arguments)
 

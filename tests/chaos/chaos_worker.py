@@ -23,6 +23,10 @@ Behaviour = Literal[
 ]
 #: A job that works is seen to go on: each stretch is told as another phase, "warmup" at first.
 STRETCH_S = 4.0
+#: Variables: a file that, once it is there, ends jobs that work; a directory for workers' logs.
+HURRY = "NIGHTGRID_CHAOS_HURRY"
+LOGS = "NIGHTGRID_CHAOS_LOGS"
+_LOOK_S = 0.5
 
 
 class ChaosParameters(WorkloadParameters):
@@ -88,7 +92,17 @@ class ChaosWorker(FakeWorker):
                 phase=phases[stretch % 2],
             )
             stretch += 1
-            time.sleep(min(left, STRETCH_S))
+            print(f"{attempt.attempt_id}: stretch {stretch}", "." * 200, flush=True)
+            self._sleep(min(left, STRETCH_S))
+            if os.path.exists(os.environ.get(HURRY, "")):
+                end = 0.0
+
+    def _sleep(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            time.sleep(min(left, _LOOK_S))
+            if os.path.exists(os.environ.get(HURRY, "")):
+                return
 
     def samples(self) -> tuple[Sample, ...]:
         return tuple(

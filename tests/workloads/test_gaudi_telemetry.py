@@ -15,6 +15,7 @@ from recorded_hl_smi import GAUDI2_TABLE, GAUDI3_CSV, GAUDI_CSV, GAUDI_TABLE
 from workloads.devices import hl_smi, hlml
 from workloads.devices.hl_smi import GaudiCard
 from workloads.devices.hpu import HpuDevice
+from workloads.devices.release import occupation
 from workloads.devices.telemetry import CardTelemetry, Holder
 
 MIB = 2**20
@@ -127,7 +128,7 @@ def test_a_card_is_free_when_nothing_says_otherwise(
     expected: str | None,
 ) -> None:
     """By hl-smi's list, by open device files, and by its memory."""
-    assert hl_smi.occupation(1, cards, processes, holders) == expected
+    assert occupation(1, hl_smi.use_in(1, cards, processes, holders)) == expected
 
 
 def test_the_device_file_of_a_module_tells_who_has_it_open(tmp_path: Path) -> None:

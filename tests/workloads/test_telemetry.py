@@ -88,6 +88,7 @@ class FakeNvml:
 
     def __init__(self) -> None:
         self.open = 0
+        self.used = 0
         self.processes: dict[int, str] = {}
 
     def nvmlInit(self) -> None:
@@ -117,7 +118,7 @@ class FakeNvml:
         return SimpleNamespace(gpu=97, memory=40)
 
     def nvmlDeviceGetMemoryInfo(self, handle: int) -> Any:
-        return SimpleNamespace(used=80 * 2**30, total=141 * 2**30, free=61 * 2**30)
+        return SimpleNamespace(used=self.used, total=141 * 2**30, free=141 * 2**30 - self.used)
 
     def nvmlDeviceGetComputeRunningProcesses(self, handle: int) -> list[Any]:
         if handle == 1:
@@ -139,6 +140,7 @@ def fake_nvml(monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
 
 def test_the_library_tells_energy_too_in_milliunits(fake_nvml: FakeNvml) -> None:
     """Milliwatts and millijoules become watts and joules; what is refused stays unknown."""
+    fake_nvml.used = 80 * 2**30
     found = nvml.telemetry()
     assert found[0] == CardTelemetry(
         power_w=412.5,

@@ -15,6 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+from workloads.devices.release import CardUse, occupation
 from workloads.devices.telemetry import CardTelemetry
 from workloads.errors import CardFaulty, CollectiveFailed, CompileFailed, WorkloadError
 
@@ -76,9 +77,21 @@ class Device(ABC):
         return {}
 
     @staticmethod
-    def occupied(card_index: int) -> str | None:
-        """Why no process should take this card now, asked from outside as ``telemetry`` is; None
-        where it is free, and where nothing can be found out."""
+    def use(card_index: int) -> CardUse | None:
+        """Who and what is on this card now, asked from outside as ``telemetry`` is; None where
+        nothing can be found out."""
+        return None
+
+    @classmethod
+    def occupied(cls, card_index: int, idle_bytes: int | None = None) -> str | None:
+        """Why no process should take this card now; None where it is free, and where nothing can be
+        found out. ``idle_bytes``: what it has in use when it is idle, if that is known."""
+        use = cls.use(card_index)
+        return None if use is None else occupation(card_index, use, idle_bytes)
+
+    def mismatch(self, card_index: int) -> str | None:
+        """How the card that this process has acquired differs from the one it was given; None where
+        it is the same, or nobody can tell."""
         return None
 
     @property

@@ -19,6 +19,8 @@ from workloads.devices.base import (
     command_output,
     headline,
 )
+from workloads.devices.identity import CardIdentity, difference
+from workloads.devices.release import CardUse
 from workloads.devices.telemetry import CardTelemetry
 from workloads.errors import CardNotAcquired, CollectiveFailed, OutOfMemory
 
@@ -81,8 +83,19 @@ class CudaDevice(Device):
         return nvml.telemetry() or nvidia_smi.telemetry()  # the tool knows no energy
 
     @staticmethod
-    def occupied(card_index: int) -> str | None:
-        return nvml.occupied(card_index)
+    def use(card_index: int) -> CardUse | None:
+        return nvml.use(card_index) or nvidia_smi.use(card_index)
+
+    def mismatch(self, card_index: int) -> str | None:
+        import torch
+
+        count = torch.cuda.device_count()
+        if count != 1:
+            return f"it sees {count} GPUs and was given one"
+        given = nvml.identity(card_index)
+        if given is None:
+            return None
+        return difference(_identity(torch.cuda.get_device_properties(0)), given)
 
     @property
     def torch_device(self) -> str:
@@ -168,3 +181,13 @@ class CudaDevice(Device):
         ):
             return MemoryError(headline(error))  # the host's memory, not the card's
         return by_text(error, _TEXTS) or super().classify(error)
+
+
+def _identity(properties: Any) -> CardIdentity:
+    """What torch knows of a GPU; older versions know less."""
+    bus_id = ""
+    bus, device = (getattr(properties, name, None) for name in ("pci_bus_id", "pci_device_id"))
+    if bus is not None and device is not None:
+        domain = getattr(properties, "pci_domain_id", 0)
+        bus_id = f"{domain:08x}:{bus:02x}:{device:02x}.0"
+    return CardIdentity(uuid=str(getattr(properties, "uuid", "") or ""), bus_id=bus_id)

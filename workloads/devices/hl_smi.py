@@ -10,6 +10,7 @@ only the container's processes, so the memory in use is what tells of others.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import os
 import re
@@ -18,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from workloads.devices.base import command_output
+from workloads.devices.release import CardUse
 from workloads.devices.telemetry import CardTelemetry, Holder, number
 
 QUERY = (
@@ -32,10 +34,6 @@ QUERY = (
     "memory.total",
 )
 COMMAND = ("hl-smi", "-Q", ",".join(QUERY), "-f", "csv,nounits")
-
-#: An idle card has memory in use as well: 512 MiB on Gaudi, 768 on Gaudi2, 672 on Gaudi3. The
-#: smallest job on record had 3,219. (Recorded outputs; nobody has tried a job that small here.)
-IDLE_MEMORY_BYTES = 1536 * 2**20
 
 _PROCESS = re.compile(
     r"^\|\s+(?P<index>\d+)\s+(?P<pid>\d+)\s+\S\s+(?P<name>.+?)\s+(?P<mib>\d+)\s*MiB[\s|]*$"
@@ -64,20 +62,20 @@ def telemetry() -> dict[int, CardTelemetry]:
     return {card.module_id: card.telemetry for card in cards()}
 
 
-def occupied(module_id: int) -> str | None:
-    """Why no process should take this card now; None where it is free or nobody can tell."""
+def use(module_id: int) -> CardUse:
+    """Who and what is on this card now."""
     found = cards()
     listed = parse_processes(command_output("hl-smi")) if found else {}
-    return occupation(module_id, found, listed, holders(module_id))
+    return use_in(module_id, found, listed, holders(module_id))
 
 
-def occupation(
+def use_in(
     module_id: int,
     cards: Iterable[GaudiCard],
     processes: Mapping[int, Sequence[Holder]],
     holders: Sequence[Holder],
-) -> str | None:
-    """Who has a card, by hl-smi's list, by the open device files and by its memory. Pure.
+) -> CardUse:
+    """Who and what is on a card, by hl-smi's list, by open device files and by its memory. Pure.
 
     Args:
         module_id: the card.
@@ -87,18 +85,11 @@ def occupation(
     """
     card = next((card for card in cards if card.module_id == module_id), None)
     known = dict.fromkeys(holders)
-    if card is not None:
-        pids = {holder.pid for holder in known}
-        known |= dict.fromkeys(h for h in processes.get(card.index, ()) if h.pid not in pids)
-    if known:
-        return f"card {module_id} is held by {', '.join(map(str, known))}"
-    used = card.telemetry.memory_used_bytes if card is not None else None
-    if used is None or used <= IDLE_MEMORY_BYTES:
-        return None
-    return (
-        f"card {module_id} has {used // _MIB} MiB in use (an idle one less than "
-        f"{IDLE_MEMORY_BYTES // _MIB}) by a process that is not seen from here"
-    )
+    if card is None:
+        return CardUse(holders=tuple(known))
+    pids = {holder.pid for holder in known}
+    known |= dict.fromkeys(h for h in processes.get(card.index, ()) if h.pid not in pids)
+    return CardUse(holders=tuple(known), used_bytes=card.telemetry.memory_used_bytes)
 
 
 def parse_cards(text: str) -> list[GaudiCard]:
@@ -150,13 +141,7 @@ def holders(module_id: int, root: Path = Path("/")) -> list[Holder]:
     Drivers since 1.13 have one file a card, ``/dev/accel/accelN``, and say the module id of each in
     ``/sys/class/accel/accelN/device/module_id``. Processes of other users are not seen.
     """
-    files = set()
-    for entry in sorted((root / "sys/class/accel").glob("accel[0-9]*")):
-        try:
-            if int((entry / "device/module_id").read_text(encoding="ascii")) == module_id:
-                files.add(f"/dev/accel/{entry.name}")
-        except (OSError, ValueError):
-            continue
+    files = {file for file, module in _device_files(root).items() if module == module_id}
     if not files:
         return []
     found = []
@@ -169,6 +154,26 @@ def holders(module_id: int, root: Path = Path("/")) -> list[Holder]:
                 continue  # it has just ended
             found.append(Holder(pid=pid, name=name))
     return sorted(found, key=lambda holder: holder.pid)
+
+
+def opened_modules(root: Path = Path("/")) -> set[int]:
+    """Module ids of the cards whose device files this very process has open; empty also where the
+    driver does not tell which file is which card's."""
+    opened = set()
+    for entry in (root / f"proc/{os.getpid()}/fd").glob("*"):
+        with contextlib.suppress(OSError):
+            opened.add(os.readlink(entry))
+    return {module for file, module in _device_files(root).items() if file in opened}
+
+
+def _device_files(root: Path) -> dict[str, int]:
+    """The module id behind each device file."""
+    found = {}
+    for entry in sorted((root / "sys/class/accel").glob("accel[0-9]*")):
+        with contextlib.suppress(OSError, ValueError):
+            module_id = int((entry / "device/module_id").read_text(encoding="ascii"))
+            found[f"/dev/accel/{entry.name}"] = module_id
+    return found
 
 
 def _has_open(process: Path, files: set[str]) -> bool:

@@ -25,6 +25,7 @@ from workloads.devices.base import (
     command_output,
     headline,
 )
+from workloads.devices.release import CardUse
 from workloads.devices.telemetry import CardTelemetry
 from workloads.errors import CardNotAcquired, CollectiveFailed, CompileFailed, OutOfMemory
 
@@ -119,8 +120,15 @@ class HpuDevice(Device):
         return hlml.telemetry() or hl_smi.telemetry()  # the tool knows no energy
 
     @staticmethod
-    def occupied(card_index: int) -> str | None:
-        return hl_smi.occupied(card_index)
+    def use(card_index: int) -> CardUse | None:
+        return hl_smi.use(card_index)
+
+    def mismatch(self, card_index: int) -> str | None:
+        opened = hl_smi.opened_modules()
+        if not opened or opened == {card_index}:
+            return None
+        has = ", ".join(map(str, sorted(opened)))
+        return f"it has the cards with the module ids {has} open and was given {card_index}"
 
     def device_name(self) -> str:
         return str(_bridge().get_device_name())

@@ -10,6 +10,7 @@ from __future__ import annotations
 import csv
 
 from workloads.devices.base import command_output
+from workloads.devices.release import CardUse
 from workloads.devices.telemetry import CardTelemetry, number
 
 QUERY = (
@@ -27,6 +28,13 @@ _MIB = 2**20
 def telemetry() -> dict[int, CardTelemetry]:
     """The GPUs of this host by index; empty where the tool is missing or fails."""
     return parse(command_output(*COMMAND))
+
+
+def use(index: int) -> CardUse | None:
+    """What is on a GPU now, by its memory alone: the tool lists no processes by index. None where
+    it is missing or fails. Its figure leaves out the driver's own share, or not: it depends."""
+    card = telemetry().get(index)
+    return None if card is None else CardUse(used_bytes=card.memory_used_bytes)
 
 
 def parse(text: str) -> dict[int, CardTelemetry]:

@@ -16,6 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from workloads.devices.identity import CardIdentity
+from workloads.devices.release import CardUse
 from workloads.devices.telemetry import CardTelemetry, Holder
 
 _T = TypeVar("_T")
@@ -39,14 +41,26 @@ def telemetry() -> dict[int, CardTelemetry]:
     return _asked(read) or {}
 
 
-def occupied(index: int) -> str | None:
-    """Which other processes compute on a GPU now; None where none does or nobody can tell.
+def use(index: int) -> CardUse | None:
+    """Who and what is on a GPU now; None without the package, the library or a driver.
 
-    In a container only the container's own processes are listed. Memory says nothing more here: a
-    display takes some of it, and so does the driver.
+    In a container only the container's own processes are listed, in some virtual machines none.
     """
-    holders = _asked(lambda nvml: _holders(nvml, nvml.nvmlDeviceGetHandleByIndex(index)))
-    return f"card {index} is held by {', '.join(map(str, holders))}" if holders else None
+    return _asked(lambda nvml: _use(nvml, _computing(nvml, nvml.nvmlDeviceGetHandleByIndex(index))))
+
+
+def identity(index: int) -> CardIdentity | None:
+    """What tells a GPU from all others; None where nobody knows."""
+
+    def read(nvml: Any) -> CardIdentity:
+        handle = nvml.nvmlDeviceGetHandleByIndex(index)
+        pci = _read(nvml.nvmlDeviceGetPciInfo, handle)
+        return CardIdentity(
+            uuid=_text(_read(nvml.nvmlDeviceGetUUID, handle)),
+            bus_id=_text(getattr(pci, "busId", None)),
+        )
+
+    return _asked(read)
 
 
 def _asked(question: Callable[[Any], _T]) -> _T | None:
@@ -86,15 +100,47 @@ def _card(nvml: Any, handle: Any) -> CardTelemetry:
     )
 
 
+def _computing(nvml: Any, handle: Any) -> Any:
+    """What a process that was given a GPU by its index gets: the GPU, or where it is cut up (MIG)
+    its first instance, with memory and processes of its own."""
+    mode = _told(nvml, "nvmlDeviceGetMigMode", handle)
+    if not mode or not mode[0]:
+        return handle
+    instance = _told(nvml, "nvmlDeviceGetMigDeviceHandleByIndex", handle, 0)
+    return handle if instance is None else instance
+
+
+def _use(nvml: Any, handle: Any) -> CardUse:
+    # The second version tells the driver's own share apart, the first counts it as in use.
+    version = getattr(nvml, "nvmlMemory_v2", None)
+    memory = _read(nvml.nvmlDeviceGetMemoryInfo, handle, version) if version else None
+    reserved = 0 if memory is None else int(memory.reserved)
+    if memory is None:
+        memory = _read(nvml.nvmlDeviceGetMemoryInfo, handle)
+    drawing = _told(nvml, "nvmlDeviceGetGraphicsRunningProcesses", handle)
+    return CardUse(
+        holders=tuple(_holders(nvml, handle)),
+        used_bytes=None if memory is None else int(memory.used) + reserved,
+        reserved_bytes=reserved,
+        display=bool(drawing) or bool(_told(nvml, "nvmlDeviceGetDisplayActive", handle)),
+    )
+
+
 def _holders(nvml: Any, handle: Any) -> list[Holder]:
     """The processes, other than this one, that have a context for computing on a GPU."""
     found = []
-    for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle):
+    for process in _read(nvml.nvmlDeviceGetComputeRunningProcesses, handle) or ():
         pid = int(process.pid)
-        name = Path(_read(nvml.nvmlSystemGetProcessName, pid) or "unknown").name
+        name = Path(_text(_read(nvml.nvmlSystemGetProcessName, pid)) or "unknown").name
         if pid != os.getpid() and name != _BROKER:
             found.append(Holder(pid=pid, name=name))
     return sorted(found, key=lambda holder: holder.pid)
+
+
+def _told(nvml: Any, name: str, *arguments: Any) -> Any:
+    """What a function answers that older packages do not have; None then, and if it fails."""
+    function = getattr(nvml, name, None)
+    return None if function is None else _read(function, *arguments)
 
 
 def _read(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -102,3 +148,8 @@ def _read(function: Callable[..., Any], *arguments: Any) -> Any:
         return function(*arguments)
     except Exception:  # NVMLError: not supported here, no permission, the GPU is lost
         return None
+
+
+def _text(value: Any) -> str:
+    """Text as older versions of the package give it, too."""
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value or "")

@@ -1,0 +1,209 @@
+"""The invariants themselves: what a night may not do is caught when it is planted."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import chaos_invariants
+import psutil
+import pytest
+from chaos_fault import Fault
+from chaos_files import Canaries
+from chaos_left import listening, processes_left
+from chaos_plan import KINDS, ROT
+from hypothesis import given
+from hypothesis import strategies as st
+from measurements import row
+
+from orchestrator.job import State
+from orchestrator.measurement import Measurement
+
+WORKS = {"behaviour": "work"}
+
+
+def worked(number: int = 0, **changes: Any) -> Measurement:
+    """The row of a job that works and did, from second 990 to 1000."""
+    return row(number, **{"parameters": WORKS, "started_at": 990.0, "ended_at": 1000.0, **changes})
+
+
+def failed(reason: str, **changes: Any) -> Measurement:
+    """A first attempt on hpu-1/0 by process 70 that came to nothing; the job goes on."""
+    values = {"state": State.LOST, "reason": reason, "final": False, "worker_pid": 70}
+    return worked(0, **{**values, **changes})
+
+
+def fault(kind: str, at: float = 995.0, **changes: Any) -> Fault:
+    """One on hpu-1/0 in its midst."""
+    return Fault(**{"kind": kind, "at": at, "node": "hpu-1", "card": 0, **changes})
+
+
+def everywhere(kind: str, at: float = 995.0, **changes: Any) -> Fault:
+    """One that hit the driver or all of the cluster."""
+    return Fault(**{"kind": kind, "at": at, **changes})
+
+
+# ---------------------------------------------------------------- rows
+
+
+def test_a_lost_row_is_caught() -> None:
+    """A job without a final row, whether or not it has another."""
+    rows = [worked(0), failed("hung", job_id="b", attempt_id="b-1")]
+    assert chaos_invariants.lost(rows, [rows[0].job_id, "b", "c"]) == ["b", "c"]
+
+
+@given(copies=st.lists(st.integers(0, 5), max_size=4, unique=True))
+def test_a_doubled_row_is_caught(copies: list[int]) -> None:
+    """The same attempt twice, in whichever order; and nothing else."""
+    rows = [worked(number) for number in range(6)]
+    found = chaos_invariants.duplicated([*rows, *(rows[number] for number in copies)])
+    attempts = {f"attempt {rows[number].attempt_id}" for number in copies}
+    assert {text for text in found if text.startswith("attempt")} == attempts
+    assert bool(found) == bool(copies)
+
+
+def test_a_job_that_was_measured_twice_is_caught() -> None:
+    """By two drivers, each with an attempt of its own."""
+    again = worked(0, invocation_id="i2", attempt_id="x-2", attempt_number=2)
+    (found,) = chaos_invariants.duplicated([worked(0), again])
+    assert found.endswith("measured twice")
+
+
+def test_a_job_that_did_not_end_as_it_must_is_caught() -> None:
+    """One that works and did not, one that hangs and did not; not the one whose tries were hit."""
+    given_up = failed("the worker process died of SIGKILL", state=State.FAILED, final=True)
+    hangs = worked(1, parameters={"behaviour": "hang"})
+    assert len(chaos_invariants.wrong_ends([given_up, hangs], [])) == 2
+    hit = [fault("kill a worker", pid=70)]
+    assert len(chaos_invariants.wrong_ends([given_up, hangs], hit)) == 1
+
+
+# ---------------------------------------------------------------- explanations
+
+KILLED = "the worker process died of SIGKILL during x"
+NODE = "node hpu-1 was lost: Ray declared it dead"
+DRIVER = "its driver, process 41 on host, which held the run since noon, died while it ran"
+EXPLAINED = [
+    (failed(KILLED), fault("kill a worker", pid=70)),
+    (failed("died of SIGSEGV"), fault("segfault a worker", pid=70)),
+    (failed("hung in warmup: no progress for 15 s"), fault("freeze a worker", at=991, pid=70)),
+    (failed(NODE), fault("kill a raylet", card=None)),
+    (failed(NODE, nodes=("hpu-1-7ace",)), fault("kill a raylet", card=None)),
+    (failed(NODE), fault("freeze a raylet", at=960.0, until=992.0, card=None)),
+    (failed(DRIVER, ended_at=990.0), everywhere("kill the driver", pid=41)),
+    (failed(DRIVER, ended_at=990.0), everywhere("kill the driver under its supervisor", pid=41)),
+    (failed(DRIVER), everywhere("kill the control store", at=940.0, until=1030.0)),
+    (failed("the control store is gone"), everywhere("restart the head", until=1080.0)),
+    (failed(NODE), everywhere("restart the cluster", at=980.0, until=1030.0)),
+]
+
+
+@pytest.mark.parametrize(("attempt", "cause"), EXPLAINED)
+def test_what_a_fault_did_is_explained_by_it(attempt: Measurement, cause: Fault) -> None:
+    """On its card, node or driver, in its time, and its row says so."""
+    assert chaos_invariants.explained(attempt, [cause])
+    assert chaos_invariants.unexplained([attempt], [cause]) == []
+
+
+@pytest.mark.parametrize(("attempt", "cause"), EXPLAINED)
+def test_a_false_explanation_is_caught(attempt: Measurement, cause: Fault) -> None:
+    """Each truth but for one thing: another kind, time, place, process, or another reason."""
+    lies = [
+        dataclasses.replace(cause, at=cause.at + 3600, until=None),
+        dataclasses.replace(cause, at=cause.at - 3600, until=None),
+    ]
+    if cause.node:
+        lies.append(dataclasses.replace(cause, node="hpu-2"))
+    if cause.card is not None:
+        lies += [dataclasses.replace(cause, card=1), dataclasses.replace(cause, pid=71)]
+    if cause.kind in chaos_invariants.OF_DRIVER:
+        lies.append(dataclasses.replace(cause, pid=42))
+    lies += [
+        dataclasses.replace(cause, kind=kind)
+        for kind in (*KINDS, ROT)
+        if kind not in chaos_invariants.SAYS
+    ]
+    for lie in lies:
+        assert not chaos_invariants.explained(attempt, [lie]), lie
+    other = dataclasses.replace(attempt, reason="the card was not free")
+    assert chaos_invariants.unexplained([other], [cause, *lies]) != []
+
+
+def test_nothing_explains_what_no_fault_did() -> None:
+    """No fault at all, or all of the others."""
+    others = [cause for _, cause in EXPLAINED if cause.kind != "kill a worker"]
+    lonely = failed(KILLED)
+    assert chaos_invariants.unexplained([lonely], []) != []
+    assert chaos_invariants.unexplained([lonely], others) != []
+
+
+def test_every_kind_either_interrupts_or_is_harmless() -> None:
+    """No kind explains anything by oversight, and none that should is left out."""
+    assert {kind for kind in KINDS if not KINDS[kind].harmless} == set(chaos_invariants.SAYS)
+
+
+@given(offset=st.sampled_from([7200, -7200]), begins=st.floats(0, 3000), at=st.floats(0, 3600))
+def test_times_of_a_stepped_clock_become_true(offset: int, begins: float, at: float) -> None:
+    """Whatever was recorded while the clock was wrong; nothing else changes."""
+    step = everywhere("step the clock", at=begins, until=begins + 20, offset_s=offset)
+    wrong = begins <= at <= begins + 20
+    told = worked(0, started_at=5.0, ended_at=at + offset if wrong else at, recorded_at=None)
+    (true,) = chaos_invariants.with_true_times([told], [step])
+    assert true.ended_at == pytest.approx(at)
+    assert (true.started_at, true.recorded_at) == (5.0, None)
+
+
+# ---------------------------------------------------------------- what is left behind
+
+
+def test_a_process_that_is_left_over_is_caught() -> None:
+    """By its title; one that has ended is none."""
+    words = [sys.executable, "-c", "import time; time.sleep(60)  # ray::NodeAgent"]
+    process = subprocess.Popen(words)
+    try:
+        there = psutil.Process(process.pid)
+        (found,) = processes_left([there, psutil.Process()])
+        assert str(process.pid) in found
+    finally:
+        process.kill()
+        process.wait()
+    assert processes_left([there]) == []
+
+
+@pytest.mark.parametrize("owned", [True, False])
+def test_a_port_that_is_left_open_is_caught(owned: bool) -> None:
+    """If it belongs to a driver's process; Ray itself goes on listening."""
+    program = "import socket, sys; s = socket.create_server(('127.0.0.1', 0)); input()"
+    process = subprocess.Popen(
+        [sys.executable, "-c", program],
+        env=os.environ | ({"NIGHTGRID_OWNER": "a.b"} if owned else {}),
+        stdin=subprocess.PIPE,
+    )
+    try:
+        there, deadline = psutil.Process(process.pid), time.monotonic() + 60
+        while not there.net_connections("inet") and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert len(listening([there])) == (1 if owned else 0)
+    finally:
+        process.communicate(b"\n")
+
+
+def test_a_file_outside_that_is_touched_is_caught(tmp_path: Path) -> None:
+    """Written to, made, or removed; through a link as well."""
+    canaries = Canaries(tmp_path / "outside")
+    assert canaries.harmed() == []
+    first, second, _, nowhere = canaries.targets
+    link = tmp_path / "link"
+    link.symlink_to(nowhere)
+    link.write_text("made through a link")
+    with first.open("a") as file:
+        file.write("!")
+    second.unlink()
+    names = " ".join(canaries.harmed())
+    assert len(canaries.harmed()) == 3
+    assert all(path.name in names for path in (first, second, nowhere))

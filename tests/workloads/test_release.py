@@ -1,0 +1,459 @@
+"""When a card is free: decided by what was recorded on real cards, and by laws."""
+
+from __future__ import annotations
+
+import os
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from recorded_hl_smi import GAUDI2_TABLE, GAUDI3_CSV
+
+from orchestrator.cluster import Card
+from orchestrator.failure import FailureClass, classify
+from orchestrator.job import Accelerator
+from orchestrator.on_ray import actors
+from orchestrator.worker import card_worker
+from orchestrator.worker.card_worker import CardWorker, WorkerConfig
+from workloads.devices import hl_smi, nvml
+from workloads.devices.cuda import CudaDevice
+from workloads.devices.hpu import HpuDevice
+from workloads.devices.identity import CardIdentity, difference
+from workloads.devices.release import (
+    IDLE_MEMORY_BYTES,
+    SLACK_BYTES,
+    CardUse,
+    Waiting,
+    idle_memory_bytes,
+    occupation,
+)
+from workloads.devices.telemetry import Holder
+from workloads.errors import CardNotAcquired
+
+MIB = 2**20
+GIB = 2**30
+PYTHON = Holder(pid=900, name="python3")
+
+
+def in_use(mib: int | None, **changes: Any) -> CardUse:
+    """A card with so much memory in use and no process listed, as in some virtual machines."""
+    return CardUse(**{"used_bytes": None if mib is None else mib * MIB, **changes})
+
+
+# ---------------------------------------------------------------- the decision
+
+
+@pytest.mark.parametrize(
+    ("use", "idle_mib", "expected"),
+    [
+        # What the vendor's tools list is believed, whatever the memory is.
+        (in_use(4, holders=(PYTHON,)), 4, "card 3 is held by process 900 (python3)"),
+        (in_use(None, holders=(PYTHON,)), None, "card 3 is held by process 900 (python3)"),
+        # An H100: 525 MiB in use when idle, all of it the driver's; a bare context takes 520 more.
+        (in_use(525, reserved_bytes=520 * MIB), 5, None),
+        (in_use(1045, reserved_bytes=520 * MIB), 5, "525 MiB in use (5 when it was idle)"),
+        (in_use(525), 525, None),  # nvidia-smi or NVML's first version: not told apart
+        (in_use(1045), 525, "1045 MiB in use (525 when it was idle)"),
+        (in_use(81559, reserved_bytes=520 * MIB), 5, "81039 MiB in use (5 when it was idle)"),
+        # Nobody has seen it idle: what no idle card has.
+        (in_use(768), None, None),
+        (in_use(1536), None, None),
+        (in_use(27098), None, "27098 MiB in use (an idle one less than 1536)"),
+        # It draws pictures as well: its memory says something only beside what it was.
+        (in_use(3000, display=True), None, None),
+        (in_use(3000, display=True), 2900, None),
+        (in_use(9000, display=True), 2900, "9000 MiB in use (2900 when it was idle)"),
+        (in_use(None), 5, None),  # nobody can tell
+    ],
+)
+def test_a_card_is_free_by_its_processes_and_its_memory(
+    use: CardUse, idle_mib: int | None, expected: str | None
+) -> None:
+    """Each with what it has in use, the driver's share of it, and what it had when it was idle."""
+    found = occupation(3, use, None if idle_mib is None else idle_mib * MIB)
+    assert found is None if expected is None else expected in (found or "")
+
+
+@pytest.mark.parametrize(
+    ("use", "idle_mib"),
+    [
+        (in_use(525, reserved_bytes=520 * MIB), 5),
+        (in_use(768), 768),
+        (in_use(3000, display=True), 3000),
+        (in_use(27098), None),  # somebody has it, listed or not
+        (in_use(768, holders=(PYTHON,)), None),
+        (in_use(None), None),
+    ],
+)
+def test_only_an_idle_card_tells_what_an_idle_card_has(use: CardUse, idle_mib: int | None) -> None:
+    """A server that holds 27 GB when the run begins is not how the card looks when it is free."""
+    assert idle_memory_bytes(use) == (None if idle_mib is None else idle_mib * MIB)
+
+
+memory = st.integers(0, 192 * GIB)
+
+
+@given(used=memory, reserved=memory, idle=st.none() | st.integers(0, IDLE_MEMORY_BYTES))
+def test_more_memory_never_makes_a_card_free(used: int, reserved: int, idle: int | None) -> None:
+    """And a process that is listed never does, nor does memory that only the driver has."""
+    use = CardUse(used_bytes=used, reserved_bytes=reserved)
+    more = CardUse(used_bytes=used + MIB, reserved_bytes=reserved)
+    listed = CardUse(used_bytes=used, reserved_bytes=reserved, holders=(PYTHON,))
+    if occupation(0, use, idle) is not None:
+        assert occupation(0, more, idle) is not None
+    assert occupation(0, listed, idle) is not None
+    assert occupation(0, CardUse(used_bytes=reserved, reserved_bytes=reserved), idle) is None
+
+
+@given(used=memory, reserved=memory, taken=st.integers(SLACK_BYTES + 1, 192 * GIB))
+def test_a_card_is_free_as_it_was_when_idle_and_not_with_a_process_more(
+    used: int, reserved: int, taken: int
+) -> None:
+    """Whatever it had in use then."""
+    use = CardUse(used_bytes=used, reserved_bytes=reserved)
+    idle = idle_memory_bytes(use)
+    if idle is not None:
+        assert occupation(0, use, idle) is None
+        busy = CardUse(used_bytes=max(used, reserved) + taken, reserved_bytes=reserved)
+        assert occupation(0, busy, idle) is not None
+
+
+# ---------------------------------------------------------------- how long it is waited for
+
+
+def waited(readings: list[int], every_s: float = 1.0, **changes: Any) -> tuple[float, str | None]:
+    """How long a worker waits that sees these MiB one after the other, the last for ever; and why
+    it gives up, if it does."""
+    waiting = Waiting(card_index=0, idle_bytes=5 * MIB, **changes)
+    now = 1000.0
+    for number in range(10_000):
+        mib = readings[min(number, len(readings) - 1)]
+        reason = waiting.reason(now, in_use(mib))
+        if reason is None:
+            return now - 1000.0, None
+        if waiting.is_over(now):
+            return now - 1000.0, f"{waiting.told(now)}: {reason}"
+        now += every_s
+    raise AssertionError("waited for ever")
+
+
+def test_memory_that_falls_slowly_is_waited_for() -> None:
+    """80 GB in 80 s: more than twice the patience with what is held."""
+    assert waited([*range(80_000, 0, -1000), 5]) == (80.0, None)
+
+
+def test_memory_that_is_held_for_ever_is_given_up_and_named() -> None:
+    """At once or after it has fallen for a while; the message says how much."""
+    assert waited([40_000]) == (
+        30.0,
+        "after 30 s: card 0 has 40000 MiB in use (5 when it was idle) by a process that is not "
+        "seen from here",
+    )
+    seconds, why = waited([80_000, 60_000, 40_000])
+    assert seconds == 32.0
+    assert why is not None and "fell from 80000 to 40000 MiB: card 0 has 40000 MiB" in why
+
+
+def test_no_wait_is_longer_than_the_longest() -> None:
+    """Not for memory that falls by a little, nor for memory that comes and goes."""
+    seconds, why = waited(list(range(200_000, 0, -20)))
+    assert seconds == 300.0 and why is not None
+    seconds, why = waited([50_000, 40_000] * 1000)
+    assert seconds <= 32.0 and why is not None
+
+
+@given(
+    readings=st.lists(st.integers(0, 80_000), min_size=1, max_size=60),
+    every_s=st.floats(0.1, 10),
+)
+def test_a_wait_ends_in_time_and_never_with_a_card_that_is_taken(
+    readings: list[int], every_s: float
+) -> None:
+    """Whatever the memory does: at the longest limit, and a look more; free means free then."""
+    seconds, why = waited(readings, every_s)
+    assert seconds <= 300 + every_s
+    if why is None:
+        number = min(round(seconds / every_s), len(readings) - 1)
+        assert occupation(0, in_use(readings[number]), 5 * MIB) is None
+
+
+# ---------------------------------------------------------------- Gaudi, as recorded
+
+
+def test_a_gaudi_card_is_free_by_what_hl_smi_printed() -> None:
+    """672 MiB on each of eight idle Gaudi3; the process that Gaudi2's table lists, by its index."""
+    cards = hl_smi.parse_cards(GAUDI3_CSV)
+    uses = [hl_smi.use_in(module, cards, {}, ()) for module in range(8)]
+    assert [idle_memory_bytes(use) for use in uses] == [672 * MIB] * 8
+    listed = hl_smi.parse_processes(GAUDI2_TABLE)
+    (busy,) = [card.module_id for card in cards if card.index in listed]
+    use = hl_smi.use_in(busy, cards, listed, ())
+    assert occupation(busy, use, 672 * MIB) == f"card {busy} is held by process 618796 " + (
+        "(ray::ServeRepli)"
+    )
+
+
+def test_a_gaudi_job_that_nobody_lists_is_known_by_its_memory() -> None:
+    """The smallest job on record, 3,219 MiB, from within another container."""
+    text = GAUDI3_CSV.replace("130400 MiB, 672 MiB", "127853 MiB, 3219 MiB", 1)
+    cards = hl_smi.parse_cards(text)
+    found = occupation(1, hl_smi.use_in(1, cards, {}, ()), 672 * MIB)
+    assert found is not None and "3219 MiB in use (672 when it was idle)" in found
+
+
+def test_a_process_with_another_gaudi_card_open_has_not_got_its_own(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the device file that it has open itself, and the module id behind it."""
+    for number, module_id in ((1, 4), (2, 5)):
+        device = tmp_path / f"sys/class/accel/accel{number}/device"
+        device.mkdir(parents=True)
+        (device / "module_id").write_text(f"{module_id}\n")
+    files = tmp_path / f"proc/{os.getpid()}/fd"
+    files.mkdir(parents=True)
+    assert hl_smi.opened_modules(tmp_path) == set()
+    (files / "17").symlink_to("/dev/accel/accel2")
+    opened = hl_smi.opened_modules(tmp_path)
+    assert opened == {5}
+    monkeypatch.setattr(hl_smi, "opened_modules", lambda: opened)
+    assert HpuDevice().mismatch(5) is None
+    assert HpuDevice().mismatch(4) == (
+        "it has the cards with the module ids 5 open and was given 4"
+    )
+
+
+# ---------------------------------------------------------------- NVIDIA, over the boundary
+
+
+class Driver:
+    """NVML's functions as ``nvidia-ml-py`` has them, over one GPU whose memory may be changed;
+    ``listed`` stays empty, as in some virtual machines."""
+
+    nvmlMemory_v2 = 33554472
+
+    def __init__(self, *, second_version: bool = True, mig: int | None = None) -> None:
+        self.reserved, self.taken = 520 * MIB, 5 * MIB
+        self.second_version, self.mig = second_version, mig
+        self.listed: dict[int, str] = {}
+        self.display = 0
+
+    def nvmlInit(self) -> None:
+        """Nothing to open."""
+
+    def nvmlShutdown(self) -> None:
+        """Nothing to close."""
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> str:
+        return f"gpu {index}"
+
+    def nvmlDeviceGetMigMode(self, handle: str) -> list[int]:
+        if self.mig is None:
+            raise RuntimeError("Not Supported")
+        return [self.mig, self.mig]
+
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, handle: str, index: int) -> str:
+        assert handle == "gpu 0" and index == 0
+        return "instance"
+
+    def nvmlDeviceGetMemoryInfo(self, handle: str, version: int | None = None) -> Any:
+        if handle == "instance":
+            return SimpleNamespace(used=self.taken, reserved=30 * MIB, total=10 * GIB)
+        if self.mig:  # all instances together
+            return SimpleNamespace(used=60 * GIB, reserved=self.reserved, total=80 * GIB)
+        if version is None:
+            return SimpleNamespace(used=self.taken + self.reserved, total=80 * GIB)
+        if not self.second_version:
+            raise RuntimeError("Function Not Found")
+        return SimpleNamespace(used=self.taken, reserved=self.reserved, total=80 * GIB)
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: str) -> list[Any]:
+        return [SimpleNamespace(pid=pid) for pid in self.listed]
+
+    def nvmlDeviceGetGraphicsRunningProcesses(self, handle: str) -> list[Any]:
+        return []
+
+    def nvmlDeviceGetDisplayActive(self, handle: str) -> int:
+        return self.display
+
+    def nvmlSystemGetProcessName(self, pid: int) -> bytes:
+        return self.listed[pid].encode()
+
+    def nvmlDeviceGetUUID(self, handle: str) -> bytes:
+        return b"GPU-8DCB4B4C-0000-1111-2222-333344445555"
+
+    def nvmlDeviceGetPciInfo(self, handle: str) -> Any:
+        return SimpleNamespace(busId=b"00000000:3B:00.0")
+
+
+def installed(monkeypatch: pytest.MonkeyPatch, driver: Driver) -> Driver:
+    """The driver in the place of NVIDIA's package."""
+    monkeypatch.setitem(sys.modules, "pynvml", driver)
+    monkeypatch.setattr(nvml, "_OPENED", [])
+    return driver
+
+
+@pytest.mark.parametrize("second_version", [True, False])
+def test_a_gpu_in_a_machine_that_lists_no_process_is_known_by_its_memory(
+    monkeypatch: pytest.MonkeyPatch, second_version: bool
+) -> None:
+    """With the driver's share told apart, or counted as in use; and free again afterwards."""
+    driver = installed(monkeypatch, Driver(second_version=second_version))
+    idle = actors._idle_memory_bytes("GPU", ("0", "MIG-8d"))
+    assert idle == {0: (5 if second_version else 525) * MIB}
+    assert CudaDevice.occupied(0, idle[0]) is None
+    driver.taken = 600 * MIB
+    found = CudaDevice.occupied(0, idle[0])
+    assert found is not None and "MiB in use" in found and "not seen from here" in found
+    driver.taken = 5 * MIB
+    assert CudaDevice.occupied(0, idle[0]) is None
+
+
+def test_a_gpu_that_is_cut_up_is_known_by_its_first_instance(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """That is the one which a process gets; what others do on theirs does not matter."""
+    driver = installed(monkeypatch, Driver(mig=1))
+    assert CudaDevice.occupied(0) is None
+    driver.taken = 4 * GIB
+    assert CudaDevice.occupied(0) is not None
+    driver.mig = 0  # it can be cut up, and is not
+    assert CudaDevice.use(0) == CardUse(used_bytes=4 * GIB + 520 * MIB, reserved_bytes=520 * MIB)
+
+
+def test_without_nvml_a_gpu_is_known_by_the_tool(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    """A tool on the path that answers as the real one."""
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    monkeypatch.setattr(nvml, "_OPENED", [])
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\nprintf 'index, memory.used [MiB]\\n0, 41000\\n1, 4\\n'\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert "41000 MiB in use" in (CudaDevice.occupied(0) or "")
+    assert CudaDevice.occupied(1) is None
+    assert CudaDevice.occupied(2) is None  # no such GPU: the job says what it runs into
+
+
+GPU = Card(node_id="n", index=0, accelerator=Accelerator.GPU)
+
+
+def worker(monkeypatch: pytest.MonkeyPatch, seen: list[float], then: Any) -> CardWorker:
+    """A worker for a GPU, whose clock goes on by its own waits; ``then`` is done after each."""
+    now = [0.0]
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+        seen.append(now[0])
+        then()
+
+    monkeypatch.setattr(card_worker, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+    return CardWorker(
+        WorkerConfig(
+            worker_id="w", card=GPU, node_name="gpu-1", emulated=False, idle_memory_bytes=5 * MIB
+        )
+    )
+
+
+def test_a_worker_after_a_killed_one_takes_its_card_when_the_memory_is_free(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The process is gone and no list ever had it; 70 GB go in half a second each 10."""
+    driver = installed(monkeypatch, Driver())
+    driver.taken = 70 * GIB
+
+    def fall() -> None:
+        driver.taken = max(5 * MIB, driver.taken - 10 * GIB)
+
+    seen: list[float] = []
+    started = worker(monkeypatch, seen, fall)
+    started._wait_until_free(CudaDevice())
+    assert driver.taken == 5 * MIB and len(seen) == 7
+
+
+def test_a_worker_does_not_take_a_card_whose_memory_is_never_free(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its failure is of the class that quarantines a card, and says how much is held."""
+    driver = installed(monkeypatch, Driver())
+    driver.taken = 30 * GIB
+    seen: list[float] = []
+    with pytest.raises(CardNotAcquired, match=r"GPU0 is not free after 30 s: .* 30720 MiB") as why:
+        worker(monkeypatch, seen, lambda: None)._wait_until_free(CudaDevice())
+    assert classify(why.value) is FailureClass.ACQUIRE
+
+
+# ---------------------------------------------------------------- which card it is
+
+
+@pytest.mark.parametrize(
+    ("has", "given_", "expected"),
+    [
+        (CardIdentity(), CardIdentity(), None),
+        (CardIdentity(uuid="8dcb"), CardIdentity(uuid="GPU-8DCB"), None),
+        (CardIdentity(uuid="8dcb"), CardIdentity(bus_id="0000:3b:00.0"), None),
+        (CardIdentity(uuid="8dcb"), CardIdentity(uuid="GPU-8dcc"), "UUID 8dcb and was given 8dcc"),
+        (CardIdentity(uuid="MIG-1"), CardIdentity(uuid="GPU-8dcc"), None),
+        (
+            CardIdentity(uuid="MIG-1", bus_id="00000000:3B:00.0"),
+            CardIdentity(uuid="GPU-8dcc", bus_id="3b:00.0"),
+            None,
+        ),
+        (CardIdentity(bus_id="0000:3b:00.0"), CardIdentity(bus_id="00000000:3B:00.0"), None),
+        (
+            CardIdentity(bus_id="0000:3b:00.0"),
+            CardIdentity(bus_id="00000000:5E:00.0"),
+            "bus id 0000:3b:00.0 and was given 0000:5e:00.0",
+        ),
+        (CardIdentity(bus_id="0001:3b:00.0"), CardIdentity(bus_id="0000:3b:00.0"), "0001:3b"),
+        (CardIdentity(bus_id="no id"), CardIdentity(bus_id="zz:3b:00.0"), None),
+    ],
+)
+def test_two_names_of_a_card_are_one_card(
+    has: CardIdentity, given_: CardIdentity, expected: str | None
+) -> None:
+    """NVML, CUDA and the kernel write them in ways of their own."""
+    found = difference(has, given_)
+    assert found is None if expected is None else expected in (found or "")
+
+
+@pytest.mark.parametrize(
+    ("count", "uuid", "bus", "expected"),
+    [
+        (1, "8dcb4b4c-0000-1111-2222-333344445555", 0x3B, None),
+        (1, None, None, None),  # an older torch
+        (8, "8dcb4b4c-0000-1111-2222-333344445555", 0x3B, "it sees 8 GPUs and was given one"),
+        (0, None, None, "it sees 0 GPUs and was given one"),
+        (1, "ffffffff-0000-1111-2222-333344445555", 0x3B, "UUID ffffffff"),
+        (1, None, 0x5E, "bus id 0000:5e:00.0 and was given 0000:3b:00.0"),
+    ],
+)
+def test_what_torch_sees_is_compared_with_the_card_of_that_index(
+    monkeypatch: pytest.MonkeyPatch,
+    count: int,
+    uuid: str | None,
+    bus: int | None,
+    expected: str | None,
+) -> None:
+    """From inside the process, by number, UUID and bus id."""
+    torch = pytest.importorskip("torch")
+    installed(monkeypatch, Driver())
+    properties = SimpleNamespace(
+        **({"uuid": uuid} if uuid else {}),
+        **({"pci_domain_id": 0, "pci_bus_id": bus, "pci_device_id": 0} if bus else {}),
+    )
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
+    found = CudaDevice().mismatch(0)
+    assert found is None if expected is None else expected in (found or "")
+
+
+def test_the_library_has_what_is_called() -> None:
+    """The names that the stand-in above has are those of the real package."""
+    real = pytest.importorskip("pynvml")
+    names = [name for name in dir(Driver) if name.lower().startswith("nvml")]
+    assert [name for name in names if not hasattr(real, name)] == []
+    assert real.nvmlMemory_v2 == Driver.nvmlMemory_v2
