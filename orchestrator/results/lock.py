@@ -217,9 +217,7 @@ class RunLock:
             self._file.close()
         self._holder = self._file = None
 
-    def _refusal(
-        self, holder: Holder, alive: bool | None, silent_s: float, *, here: Holder
-    ) -> str:
+    def _refusal(self, holder: Holder, alive: bool | None, silent_s: float, *, here: Holder) -> str:
         age = _duration(time.time() - holder.locked_at)
         text = f"run {self._directory.name!r} is held by process {holder.pid} on {holder.host}"
         text += f" for {age}, last seen {_duration(silent_s)} ago"
