@@ -28,7 +28,7 @@ from orchestrator.errors import ClusterError
 from orchestrator.job import Accelerator
 from orchestrator.on_ray.actors import threads_asked
 from orchestrator.on_ray.bare_nodes import bare_nodes
-from orchestrator.on_ray.control_store import within
+from orchestrator.on_ray.control_store import answers, within
 from orchestrator.on_ray.token import MODE, missing_token, refused_token, take_own_token
 
 #: Custom Ray resources by which a node says what Ray has no word for.
@@ -220,7 +220,9 @@ def _leave() -> None:
     """Leave the cluster. One whose control store is gone is not waited for."""
     import ray
 
-    if within(_PROBE_TIMEOUT_S, ray.nodes):
+    if not ray.is_initialized():
+        return
+    if answers():
         ray.shutdown()
     else:
         within(_PROBE_TIMEOUT_S, ray.shutdown)
