@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,8 +14,9 @@ import tiny_workload
 from driver_cases import node
 
 from orchestrator import running
-from orchestrator.cli import main
+from orchestrator.cli import build_parser
 from orchestrator.cluster import Node
+from orchestrator.commands import run as command
 from orchestrator.errors import ClusterError
 from orchestrator.job import Accelerator
 from orchestrator.measurement import Measurement
@@ -113,12 +115,60 @@ def test_nodes_that_stay_away_are_done_without(monkeypatch: pytest.MonkeyPatch, 
         waiting([[node("hpu-1")]], {"HPU": 2, "GPU": 2}, pipe, said)
 
 
-def test_code_that_calls_main_gets_no_child(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+TYPED = ["run", "grid.yaml", "--emulate", "1x1"]
+
+
+def supervised_command(
+    monkeypatch: pytest.MonkeyPatch,
+    *more: str,
+    started_by: tuple[str, ...] = ("-m", "orchestrator"),
+) -> list[str] | None:
+    """What a process would have its child run, that was started so."""
+    typed = [*TYPED, *more]
+    monkeypatch.setattr(sys, "argv", ["nightgrid", *typed])
+    monkeypatch.setattr(sys, "orig_argv", ["python3", *started_by, *typed])
+    parser = build_parser(typed)
+    args = parser.parse_args(typed)
+    args.typed = typed
+    return command._command_to_supervise(args)
+
+
+@pytest.mark.parametrize("started_by", [("-m", "orchestrator"), ("/usr/bin/nightgrid",)])
+def test_the_child_runs_the_very_command(
+    monkeypatch: pytest.MonkeyPatch, started_by: tuple[str, ...]
 ) -> None:
-    """Only a process that is the command itself is watched over by itself."""
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    grid = tmp_path / "grid.yaml"
-    grid.write_text(GRID.replace("workload: tiny", "workload: text-generation"))
-    assert main(["run", str(grid), "--address", "127.0.0.1:1"]) in (2, 3)
-    assert "nightgrid run: " in capsys.readouterr().err
+    """However it was started, with the options of the interpreter."""
+    started = ("-X", "dev", *started_by)
+    found = supervised_command(monkeypatch, started_by=started)
+    assert found == [sys.executable, *started, *TYPED]
+
+
+@pytest.mark.parametrize(
+    ("more", "variable"),
+    [
+        (["--no-restart"], ""),
+        ([], command.NO_RESTART_VARIABLE),
+        ([], "RAY_JOB_CONFIG_JSON_ENV_VAR"),  # a job dies with its head
+    ],
+)
+def test_who_wants_no_supervisor_has_none(
+    monkeypatch: pytest.MonkeyPatch, more: list[str], variable: str
+) -> None:
+    """By an option, by the environment, and inside a Ray job."""
+    if variable:
+        monkeypatch.setenv(variable, "1")
+    assert supervised_command(monkeypatch, *more) is None
+
+
+def test_in_process_and_code_that_calls_main_get_no_child(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A debugger wants this very process; so does a notebook, whose command is another."""
+    typed = ["run", "grid.yaml", "--in-process"]
+    monkeypatch.setattr(sys, "argv", ["nightgrid", *typed])
+    monkeypatch.setattr(sys, "orig_argv", ["python3", "-m", "orchestrator", *typed])
+    args = build_parser(typed).parse_args(typed)
+    args.typed = typed
+    assert command._command_to_supervise(args) is None
+    args = build_parser(TYPED).parse_args(TYPED)
+    args.typed = TYPED
+    monkeypatch.setattr(sys, "argv", ["pytest", "tests"])
+    assert command._command_to_supervise(args) is None

@@ -13,6 +13,7 @@ from ray_bench import Bench
 
 from orchestrator.events import NodeLeft
 from orchestrator.job import State
+from orchestrator.on_ray import control_store
 
 pytestmark = pytest.mark.ray
 
@@ -21,8 +22,10 @@ MOST_S = 20.0
 
 
 @pytest.fixture
-def frozen(bench: Bench) -> Iterator[threading.Event]:
-    """The control store of the bench's cluster, stopped; set once it goes on."""
+def frozen(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """The control store of the bench's cluster, stopped; set once it goes on. A second without an
+    answer is silence."""
+    monkeypatch.setattr(control_store, "SILENT_AFTER_S", 1.0)
     bench.node("cpu-1")
     head = bench.cluster.ray_cluster.head_node
     (server,) = head.all_processes["gcs_server"]
