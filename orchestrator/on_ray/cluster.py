@@ -28,7 +28,7 @@ from orchestrator.errors import ClusterError
 from orchestrator.job import Accelerator
 from orchestrator.on_ray.actors import threads_asked
 from orchestrator.on_ray.bare_nodes import bare_nodes
-from orchestrator.on_ray.control_store import answers, within
+from orchestrator.on_ray.control_store import answers, outlived, within
 from orchestrator.on_ray.token import MODE, missing_token, refused_token, take_own_token
 
 #: Custom Ray resources by which a node says what Ray has no word for.
@@ -202,13 +202,14 @@ def _join(address: str, **options: Any) -> None:
     if wrong := missing_token() or refused_token(address):
         raise ClusterError(wrong)
     try:
-        ray.init(
-            address=address,
-            namespace=f"nightgrid-{os.getpid()}-{os.urandom(4).hex()}",
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            **options,
-        )
+        with outlived():
+            ray.init(
+                address=address,
+                namespace=f"nightgrid-{os.getpid()}-{os.urandom(4).hex()}",
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                **options,
+            )
     except (Exception, SystemExit) as error:  # Ray ends the process where it should raise
         raise ClusterError(
             f"cannot join the Ray cluster at {address}: {error}; is this machine part of the "

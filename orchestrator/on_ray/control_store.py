@@ -39,8 +39,9 @@ _REPLACED = "WrongClusterID"
 
 @contextlib.contextmanager
 def outlived() -> Iterator[None]:
-    """Let this process, and what it starts within the block, live on without a control store. An
-    environment that says otherwise is left as it is; so is a process that has used Ray before."""
+    """Let a process that joins a cluster within the block live on without its control store, unless
+    its environment says otherwise: Ray reads it then. What it starts before or after does not: it
+    would live on without a driver, too."""
     if PATIENCE_VARIABLE in os.environ:
         yield
         return

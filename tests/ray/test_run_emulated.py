@@ -189,7 +189,14 @@ def test_a_run_goes_on_by_itself_after_its_driver_was_killed(night: Night) -> No
     assert len({row.attempt_id for row in night.rows}) == len(night.rows)
     assert len({row.invocation_id for row in night.rows}) == 2
     run_id = (night.store.path / "run.id").read_text().strip()
-    assert leftovers(Owner(run_id=run_id, invocation_id="the test's")) == []
+    # Ray's agents, which hold nothing, follow a control store that was killed within a minute.
+    deadline = time.monotonic() + 120
+    while (left := leftovers(Owner(run_id=run_id, invocation_id="the test's"))) and (
+        time.monotonic() < deadline
+    ):
+        assert all("Agent" in each.command for each in left), left
+        time.sleep(0.5)
+    assert left == []
     assert not (night.store.path / "begun.log").exists()
     assert [notice["state"] for notice in night.notices] == ["interrupted", "finished"]
     assert night.notices[0]["exit_code"] == 137 and night.notices[1]["exit_code"] == 0
