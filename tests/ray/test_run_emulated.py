@@ -144,7 +144,7 @@ def night(tmp_path_factory: pytest.TempPathFactory) -> Night:
     first = at_work(run, place, attempts=2)
     noted = (place / "begun.log").read_bytes()
     os.kill(first, signal.SIGKILL)
-    at_work(run, place, attempts=1, noted=noted)
+    at_work(run, place, attempts=4, noted=noted)  # the last one, which takes less than a minute
     (store,) = [
         process
         for process in psutil.Process(run.process.pid).children(recursive=True)
@@ -205,7 +205,8 @@ def test_a_run_goes_on_by_itself_after_its_driver_was_killed(night: Night) -> No
 def test_a_run_goes_on_without_a_control_store(night: Night) -> None:
     """Killed while the second driver worked: it was told once, no attempt was lost by it, and
     nothing of the cluster is left."""
-    assert night.run.output.count("TROUBLE: the cluster's control store has not answered") <= 1
+    told = [line for line in night.run.output.splitlines() if "what runs goes on" in line]
+    assert len(told) <= 1 and all("control store has not answered" in line for line in told)
     assert processes_naming(str(night.directory)) == []
     assert not list(Path("/tmp").glob(f"ng-{night.run.process.pid}-*"))
 
