@@ -26,7 +26,15 @@ from typing import Any
 
 from orchestrator.exit_codes import INTERRUPTED
 from orchestrator.supervised import Charge
-from orchestrator.supervision import AT_ONCE, HEAD_PATIENCE_S, GiveUp, Life, Return, decide
+from orchestrator.supervision import (
+    AT_ONCE,
+    HEAD_PATIENCE_S,
+    GiveUp,
+    Life,
+    Return,
+    decide,
+    exit_code,
+)
 
 #: A driver that is asked for the third time ends by itself within ten seconds (``driver.py``).
 FORCE_AFTER_S = 20.0
@@ -191,7 +199,7 @@ class Supervisor:
             "notify": list(self.notify),
             "ending": ending,
             "reason": reason,
-            "exit_code": self._lives[-1].returncode if code is None else code,
+            "exit_code": exit_code(self._lives[-1]) if code is None else code,
         }
         try:
             subprocess.run(

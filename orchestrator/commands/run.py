@@ -128,10 +128,11 @@ def run(args: argparse.Namespace) -> int:
         code = _drive(args, charge)
         return code
     except ControlStoreLost as error:
-        if charge is not None:
-            charge.tell(again=str(error))
         code = error.exit_code
-        raise
+        if charge is None:
+            raise
+        charge.tell(again=str(error))  # it says so
+        return code
     except NightgridError as error:
         code = error.exit_code
         raise
@@ -141,6 +142,21 @@ def run(args: argparse.Namespace) -> int:
     finally:
         if charge is not None:
             charge.tell(ended=code)
+        _end_now_if_something_waits(code)
+
+
+def _end_now_if_something_waits(code: int) -> None:
+    """End this process without Ray's handlers, if Ray waits for a cluster that is gone."""
+    control_store = sys.modules.get("orchestrator.on_ray.control_store")
+    if control_store is None or not control_store.left_waiting:
+        return
+    error = sys.exc_info()[1]
+    if error is not None:
+        _say_aside(f"nightgrid run: {error}")
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)
 
 
 def _command_to_supervise(args: argparse.Namespace) -> list[str] | None:
@@ -256,8 +272,9 @@ def _report_in_any_case(source: Path, options: RunOptions) -> Iterator[None]:
         timer = CallAt(options.ends_at - _LAST_S, write, wall=now)
     try:
         yield
-    except ClusterError:
-        write()
+    except ClusterError as error:
+        if options.charge is None or not isinstance(error, ControlStoreLost):
+            write()  # else the supervisor does
         raise
     finally:
         if timer is not None:
