@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import platform
 import shutil
 import sys
 import threading
@@ -21,6 +22,7 @@ from workloads.api import Result
 from workloads.devices import device_for
 from workloads.devices.cpu import CpuDevice
 from workloads.errors import BadConfiguration, Unsupported
+from workloads.owned_directory import MARKER, make_owned_directory
 from workloads.techniques import saving
 from workloads.techniques.attention import Attention, register_xformers
 from workloads.techniques.autocast import Autocast
@@ -513,16 +515,18 @@ def test_increments_leave_out_what_is_frozen(tmp_path: Path) -> None:
 
 
 def test_what_killed_jobs_left_is_removed(cache: Path) -> None:
-    """Of this host's dead processes only."""
-    dead = cache / f"{saving._mine()}999999999-abc"
-    alive = cache / f"{saving._mine()}{os.getpid()}-abc"
-    other = cache / "checkpoints-another-host-999999999-abc"
-    for directory in (dead, alive, other):
-        directory.mkdir()
+    """Of this host's dead processes only, as the markers say; not by name."""
+    dead, alive = (make_owned_directory("checkpoints-", cache) for _ in range(2))
+    marker = dead.path / MARKER
+    told = json.loads(marker.read_text())
+    marker.write_text(json.dumps(told | {"started_ticks": told["started_ticks"] - 1}))
+    named = cache / f"checkpoints-{platform.node()}-999999999-abc"
+    named.mkdir()
     training = training_of(model())
     Saving(save_every=1).on_optimizer(training)
+    assert len(list(cache.glob("checkpoints-*"))) == 3
     training.ending.close()
-    assert [d.exists() for d in (dead, alive, other)] == [False, True, True]
+    assert sorted(cache.glob("checkpoints-*")) == sorted([alive.path, named])
 
 
 # ------------------------------------------------------------------ memory
