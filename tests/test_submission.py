@@ -40,21 +40,13 @@ def test_a_grid_that_would_not_be_uploaded_is_refused(tmp_path: Path) -> None:
         _ = submission(tmp_path, grid=outside, working_dir=tmp_path / "work").entrypoint
 
 
-def test_the_program_travels_unless_it_is_there_anyway(tmp_path: Path) -> None:
-    """From a checkout the working directory is enough; from elsewhere the packages go along."""
-    environment = submission(tmp_path).runtime_env()
-    names = [Path(path).name for path in environment["py_modules"]]
-    assert names == ["orchestrator", "workloads"]
-    (tmp_path / "orchestrator").mkdir()
-    (tmp_path / "orchestrator" / "__main__.py").write_text("")
-    assert "py_modules" not in submission(tmp_path).runtime_env()
-
-
 def test_the_commit_travels_with_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The cluster has no repository, so rows get the commit from the workstation."""
     monkeypatch.setenv("NIGHTGRID_GIT_COMMIT", "0123456789abcdef")
     monkeypatch.setenv("NIGHTGRID_GIT_DIRTY", "1")
-    variables = submission(tmp_path).runtime_env()["env_vars"]
+    environment = submission(tmp_path).runtime_env(tmp_path / "staged")
+    assert environment["working_dir"] == str(tmp_path / "staged")
+    variables = environment["env_vars"]
     assert variables["NIGHTGRID_GIT_COMMIT"] == "0123456789abcdef"
     assert variables["NIGHTGRID_GIT_DIRTY"] == "1"
     assert int(variables["RAY_JOB_STOP_WAIT_TIME_S"]) > 30

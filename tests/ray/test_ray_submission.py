@@ -83,6 +83,18 @@ class Head:
         )
 
 
+def uploaded(head: Head) -> list[set[str]]:
+    """The files of each working directory that the cluster has unpacked."""
+    unpacked = Path(head.environment["RAY_TMPDIR"]).glob("**/working_dir_files/_ray_pkg_*/")
+    found = [
+        {path.relative_to(each).as_posix() for path in each.rglob("*") if path.is_file()}
+        for each in unpacked
+        if each.is_dir()
+    ]
+    assert found
+    return found
+
+
 def free_ports(count: int) -> list[int]:
     """Ports nobody listens on."""
     with contextlib.ExitStack() as stack:
@@ -158,7 +170,13 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Head]:
 def test_a_submitted_grid_is_found_again_and_followed(head: Head, tmp_path: Path) -> None:
     """Submit returns an id at once; status and logs find it from other processes; rows land in
     the results directory; a repeated submission starts no second job; the rows are reused."""
-    (tmp_path / "grid.yaml").write_text(GRID)
+    (tmp_path / "grid.yaml").write_text(GRID.replace("advertisegen-synthetic", "own/prompts.jsonl"))
+    (tmp_path / "own").mkdir()
+    example = json.dumps({"content": "类型#裙*风格#简约", "summary": "简约的裙子"})
+    (tmp_path / "own" / "prompts.jsonl").write_text(f"{example}\n" * 4)
+    for secret in (".env", ".netrc", ".ssh/id_rsa", "private.txt"):
+        (tmp_path / secret).parent.mkdir(exist_ok=True)
+        (tmp_path / secret).write_text("hunter2")
     results = tmp_path / "results"
     submit = ("submit", "grid.yaml", "--address", head.url, "--results", str(results))
     submit += ("--submission-id", "night-1")
@@ -166,6 +184,11 @@ def test_a_submitted_grid_is_found_again_and_followed(head: Head, tmp_path: Path
     sent = head.nightgrid(*submit, cwd=tmp_path)
     assert sent.returncode == 0, sent.stderr
     assert sent.stdout.splitlines()[0] == "night-1"
+    assert sent.stderr.strip().endswith("MB: the program, grid.yaml, own/prompts.jsonl")
+    for package in uploaded(head):
+        assert {name.split("/")[0] for name in package} <= {
+            *("orchestrator", "workloads", "results", "grid.yaml", "own")
+        }
     assert time.monotonic() - started < 60
 
     again = head.nightgrid(*submit, cwd=tmp_path)
@@ -212,6 +235,10 @@ def test_rays_own_submit_works_from_a_checkout(head: Head, tmp_path: Path) -> No
     for big in (".venv/x", "results/run/rows.bin"):
         (checkout / big).parent.mkdir(parents=True)
         (checkout / big).write_bytes(os.urandom(101 * 2**20))  # Ray warns above 10, refuses at 500
+    secret_files = (".env", ".netrc", ".ssh/id_ed25519", "tls/server.pem", "grids/.env.local")
+    for secret in secret_files:
+        (checkout / secret).parent.mkdir(exist_ok=True)
+        (checkout / secret).write_text("hunter2")
     done = subprocess.run(
         [
             *(sys.executable, "-m", "ray.scripts.scripts", "job", "submit"),
@@ -229,6 +256,7 @@ def test_rays_own_submit_works_from_a_checkout(head: Head, tmp_path: Path) -> No
     assert list((head.home / "nightgrid-results" / "submitted" / "rows").glob("*.parquet"))
     packages = Path(head.environment["RAY_TMPDIR"]).glob("**/_ray_pkg_*.zip")
     assert not [package for package in packages if package.stat().st_size > 20 * 2**20]
+    assert not [package for package in uploaded(head) if package & set(secret_files)]
 
 
 def test_a_workstation_has_the_cluster_examined(head: Head, tmp_path: Path) -> None:
