@@ -184,11 +184,8 @@ def test_a_submitted_grid_is_found_again_and_followed(head: Head, tmp_path: Path
     sent = head.nightgrid(*submit, cwd=tmp_path)
     assert sent.returncode == 0, sent.stderr
     assert sent.stdout.splitlines()[0] == "night-1"
-    assert sent.stderr.strip().endswith("MB: the program, grid.yaml, own/prompts.jsonl")
-    for package in uploaded(head):
-        assert {name.split("/")[0] for name in package} <= {
-            *("orchestrator", "workloads", "results", "grid.yaml", "own")
-        }
+    said = sent.stderr.splitlines()[0]
+    assert said.endswith("MB: the program, grid.yaml, own/prompts.jsonl"), sent.stderr
     assert time.monotonic() - started < 60
 
     again = head.nightgrid(*submit, cwd=tmp_path)
@@ -201,6 +198,10 @@ def test_a_submitted_grid_is_found_again_and_followed(head: Head, tmp_path: Path
     assert "\x1b[" not in followed.stdout and "\r" not in followed.stdout
     assert followed.stdout.count("SUCCEEDED     tiny-chatglm3") == 2
     assert "UNSUPPORTED" in followed.stdout and not followed.stderr, followed.stdout
+    for package in uploaded(head):
+        assert {name.split("/")[0] for name in package} <= {
+            *("orchestrator", "workloads", "results", "grid.yaml", "own")
+        }
     once = head.nightgrid("logs", "night-1", "--address", head.url)
     assert once.stdout == followed.stdout
 
