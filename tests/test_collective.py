@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 import pytest
+from patience import patience
 
 from workloads.collective import OneCard, Rendezvous, joined, listen
 from workloads.devices import device_for
@@ -57,7 +58,7 @@ def spawn() -> Any:
 
     yield start
     for process in started:
-        process.join(20)
+        process.join(patience(20))
         process.kill()
 
 

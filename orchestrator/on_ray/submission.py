@@ -13,6 +13,7 @@ import asyncio
 import logging
 import os
 import platform
+import re
 import shlex
 import socket
 import sys
@@ -38,6 +39,10 @@ DEFAULT_PORT = 8265
 _TIMEOUT_S = 5.0
 #: How long a stopped job may take to end its workers and write its last rows (Ray's own: 3 s).
 _STOP_WAIT_S = 120
+#: A head node that has just started, or is busy, answers before its agent can start jobs. Ray
+#: gives that agent ten seconds, which cannot be changed, and asks to try again.
+_AGENT_PATIENCE_S = 120.0
+_NO_AGENT_YET = re.compile(r"No available agent to submit job|Failed to get head node agent")
 _METADATA = {"made_by": "nightgrid"}
 _ADDRESS_VARIABLES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")
 
@@ -149,7 +154,7 @@ class JobServer:
         if earlier is None:
             try:
                 with submission.upload().staged() as directory:
-                    self._client.submit_job(
+                    self._send(
                         entrypoint=entrypoint,
                         submission_id=submission.submission_id,
                         runtime_env=submission.runtime_env(directory),
@@ -177,7 +182,7 @@ class JobServer:
         """
         try:
             with Upload(program=program_files(), named={}).staged() as directory:
-                name = self._client.submit_job(
+                name = self._send(
                     entrypoint=shlex.join(["python", "-m", "orchestrator", *arguments]),
                     runtime_env={
                         "working_dir": str(directory),
@@ -195,6 +200,18 @@ class JobServer:
                 )
             time.sleep(0.5)
         return self.logs(name)
+
+    def _send(self, **job: Any) -> str:
+        """Submit a job, as soon as the head node's agent is there."""
+        deadline = time.monotonic() + _AGENT_PATIENCE_S
+        while True:
+            try:
+                name: str = self._client.submit_job(**job)
+                return name
+            except RuntimeError as error:
+                if not _NO_AGENT_YET.search(str(error)) or time.monotonic() > deadline:
+                    raise
+            time.sleep(1.0)
 
     def job(self, submission_id: str) -> JobInfo:
         """One job.

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from patience import patience
 
 from orchestrator.job import State
 from orchestrator.measurement import Measurement
@@ -92,7 +93,7 @@ class Run:
         """Wait for the end; the exit code."""
         for _ in self.lines():
             pass
-        return self.process.wait(60)
+        return self.process.wait(patience(60))
 
 
 def processes_naming(text: str) -> list[str]:
@@ -133,7 +134,7 @@ def night(tmp_path_factory: pytest.TempPathFactory) -> Night:
     (directory / "grid.yaml").write_text(MIXED)
     first = Run(directory, "--emulate", "1x4:HPU,1x1:GPU")
     log = directory / "results" / "mixed" / "begun.log"
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + patience(120)
     while not log.exists() or len(log.read_bytes().splitlines()) < 2:
         assert time.monotonic() < deadline and first.process.poll() is None
         time.sleep(0.05)
@@ -192,7 +193,7 @@ def test_interrupts_end_a_run_in_order_and_leave_nothing_behind(tmp_path: Path) 
     the second stops that too. Every job has a row, and is run again the next time."""
     (tmp_path / "grid.yaml").write_text(LONG)
     run = Run(tmp_path, "--emulate", "1x2:HPU", "--run", "stopped")
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + patience(120)
     status = tmp_path / "results/stopped/status.json"
     while not status.exists() or RunStatus.from_json(status.read_text()).running < 2:
         assert run.process.poll() is None and time.monotonic() < deadline
