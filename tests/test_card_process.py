@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from patience import patience
 from scripted_worker import KindConfig
 
 from orchestrator.attempt import Attempt, RankOutcome, WorkerInfo
@@ -101,7 +102,7 @@ def _open(tmp_path: Path, *preload: str) -> Server:
         stdout=subprocess.DEVNULL,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
     )
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + patience(20)
     while not os.path.exists(f"{directory}/s"):
         assert popen.poll() is None and time.monotonic() < deadline
         time.sleep(0.01)
@@ -111,7 +112,7 @@ def _open(tmp_path: Path, *preload: str) -> Server:
 def _close(server: Server) -> None:
     assert server.popen.stdin is not None
     server.popen.stdin.close()
-    assert server.popen.wait(10) == 0
+    assert server.popen.wait(patience(10)) == 0
 
 
 @pytest.fixture(params=["fresh", "forked"])
@@ -139,7 +140,7 @@ def info_of(process: CardProcess) -> WorkerInfo:
 
 def eventually(condition: Callable[[], bool], timeout_s: float = 10.0) -> bool:
     """Whether the condition comes true in time."""
-    deadline = time.monotonic() + timeout_s
+    deadline = time.monotonic() + patience(timeout_s)
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.01)
     return condition()
@@ -308,7 +309,7 @@ def test_a_stuck_worker_is_stopped_with_its_children(server: Server, tmp_path: P
     process.stop("no progress")
     assert time.monotonic() - started < 3
     assert not alive(info.pid) and not alive(child)
-    thread.join(5)
+    thread.join(patience(5))
     assert outcomes[0].state is State.LOST and outcomes[0].failure is not None
     assert outcomes[0].failure.message == "stopped: no progress"
 
@@ -380,7 +381,7 @@ def test_descendants_in_sessions_of_their_own_are_stopped_too(
     process.stop("no progress")
     assert process.gone and not any(map(alive, [info.pid, *pids]))
     assert alive(other.pid)
-    thread.join(5)
+    thread.join(patience(5))
     bystander.stop("done")
 
 
@@ -402,7 +403,7 @@ def test_descendants_of_a_worker_that_died_are_ended_before_its_card_is_free(
     assert sum(map(alive, others)) == 3
     other.stop("done")
     assert not any(map(alive, others))
-    thread.join(5)
+    thread.join(patience(5))
 
 
 def test_everything_ends_when_a_server_is_closed(tmp_path: Path) -> None:
@@ -427,7 +428,7 @@ def test_everything_ends_whichever_of_the_two_generations_is_killed(
     threading.Thread(target=lambda: ran(process), daemon=True).start()
     pids = [info.pid, *pids_in(tmp_path / "pids")]
     os.kill(opened.pid if first == "server" else opened.popen.pid, signal.SIGKILL)
-    opened.popen.wait(10)
+    opened.popen.wait(patience(10))
     wait_for_end(opened.path)
     assert not any(map(alive, pids))
     shutil.rmtree(Path(opened.path).parent, ignore_errors=True)
@@ -480,7 +481,7 @@ def test_workers_end_with_the_server(tmp_path: Path) -> None:
     thread = threading.Thread(target=lambda: outcomes.append(ran(process)))
     thread.start()
     os.kill(opened.pid, signal.SIGKILL)
-    thread.join(10)
+    thread.join(patience(10))
     assert outcomes[0].state is State.LOST and outcomes[0].failure is not None
     assert outcomes[0].failure.failure_class is FailureClass.NODE_LOST
     assert eventually(lambda: not alive(info.pid))

@@ -7,6 +7,7 @@ from typing import Any
 
 import psutil
 import pytest
+from patience import patience
 
 from workloads.collective import OneCard, Rendezvous, joined, listen
 from workloads.devices import device_for
@@ -61,7 +62,7 @@ def spawn() -> Any:
 
     yield start
     for process in started:
-        process.join(20)
+        process.join(patience(20))
         process.kill()
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import tiny_workload
+from patience import patience
 
 from orchestrator.cli import main
 from orchestrator.job import State
@@ -274,7 +275,7 @@ def test_a_reader_who_leaves_does_not_end_the_run(tmp_path: Path) -> None:
         stdout=write,
         stderr=subprocess.PIPE,
         env=os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parents[1])},
-        timeout=200,
+        timeout=patience(200),
     )
     os.close(write)
     assert b"Traceback" not in done.stderr

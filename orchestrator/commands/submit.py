@@ -1,7 +1,7 @@
 """``nightgrid submit GRID --address http://HEAD:8265``: send a grid to a cluster and return.
 
-The grid is checked here first. The working directory is uploaded (without what ``.gitignore`` and
-``.rayignore`` leave out), and the cluster runs the same command that one would type there.
+The grid is checked here first. The program, the grid and the files that the grid names are uploaded
+and listed, and the cluster runs the same command that one would type there.
 """
 
 from __future__ import annotations
@@ -48,7 +48,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         type=Path,
         default=Path(),
-        help="what is uploaded; the grid lies in it (default: this directory)",
+        help="where the grid and the files that it names lie (default: this directory)",
+    )
+    parser.add_argument(
+        "--include",
+        metavar="PATH",
+        action="append",
+        default=[],
+        help="upload this too: a file or a directory in the working directory; a file named as "
+        "secrets are (.env, *.pem, …) goes only if it is named here; may be repeated",
     )
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
     add_deadline_arguments(parser)
@@ -83,8 +91,12 @@ def run(args: argparse.Namespace) -> int:
             *_until(args),
             *(word for hook in args.notify for word in ("--notify", hook)),
         ),
+        jobs=grid.jobs(),
+        include=tuple(args.include),
     )
     entrypoint = submission.entrypoint  # refused before the cluster is asked
+    upload = submission.upload()
+    print(upload.text(), file=sys.stderr)
     server = JobServer(args.address)
     sent = server.submit(submission)
     if args.json:
@@ -94,6 +106,7 @@ def run(args: argparse.Namespace) -> int:
             "address": server.address,
             "run": name,
             "entrypoint": entrypoint,
+            "uploaded": {"bytes": upload.size_bytes, "files": sorted(upload.files)},
         }
         print(json.dumps(told))
         return 0

@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import logging
 import secrets
+import signal
 import socket
+import threading
 
 from orchestrator.commands.options import add_results_argument
 
@@ -18,7 +20,7 @@ example:
 The page reads the run's own files, so the driver may run elsewhere on the same storage.
 From another machine:  ssh -L {DEFAULT_PORT}:127.0.0.1:{DEFAULT_PORT} HOST, then http://127.0.0.1:{DEFAULT_PORT}/
 With --host other than loopback a token is made and asked for; what is sent is not encrypted.
-exit codes: 0 ended by Ctrl-C; 1 the address cannot be had; 4 no such run
+exit codes: 0 ended by Ctrl-C or SIGTERM; 1 the address cannot be had; 4 no such run
 """
 
 
@@ -47,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until Ctrl-C."""
+    """Serve until Ctrl-C or SIGTERM; in the background of a shell, Ctrl-C is not heard."""
     from orchestrator.errors import NightgridError
     from orchestrator.results.finding import find_run
     from orchestrator.watching.access import TOKEN, is_loopback
@@ -74,6 +76,8 @@ def run(args: argparse.Namespace) -> int:
         if beyond:
             print("  whoever has this address can watch; what is sent is not encrypted", flush=True)
         print("  Ctrl-C ends the page, not the run", flush=True)
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, signal.default_int_handler)
         try:
             server.serve_forever()
         except KeyboardInterrupt:

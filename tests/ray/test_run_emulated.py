@@ -17,6 +17,7 @@ from typing import Any
 
 import psutil
 import pytest
+from patience import patience
 
 from orchestrator.job import State
 from orchestrator.measurement import Measurement
@@ -96,7 +97,7 @@ class Run:
         """Wait for the end; the exit code."""
         for _ in self.lines():
             pass
-        return self.process.wait(60)
+        return self.process.wait(patience(60))
 
 
 def processes_naming(text: str) -> list[str]:
@@ -163,7 +164,7 @@ def night(tmp_path_factory: pytest.TempPathFactory) -> Night:
 def at_work(run: Run, place: Path, *, attempts: int, noted: bytes = b"") -> int:
     """Wait until a driver has begun so many attempts, besides those noted; its process id."""
     before = set(noted.splitlines())
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + patience(120)
     while True:
         assert time.monotonic() < deadline and run.process.poll() is None
         time.sleep(0.05)
@@ -190,7 +191,7 @@ def test_a_run_goes_on_by_itself_after_its_driver_was_killed(night: Night) -> No
     assert len({row.invocation_id for row in night.rows}) == 2
     run_id = (night.store.path / "run.id").read_text().split()[0]
     # Ray's agents, which hold nothing, follow a control store that was killed within a minute.
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + patience(120)
     while (left := leftovers(Owner(run_id=run_id, invocation_id="the test's"))) and (
         time.monotonic() < deadline
     ):
@@ -237,7 +238,7 @@ def test_interrupts_end_a_run_in_order_and_leave_nothing_behind(tmp_path: Path) 
     the second stops that too. Every job has a row, and is run again the next time."""
     (tmp_path / "grid.yaml").write_text(LONG)
     run = Run(tmp_path, "--emulate", "1x2:HPU", "--run", "stopped")
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + patience(120)
     status = tmp_path / "results/stopped/status.json"
     while not status.exists() or RunStatus.from_json(status.read_text()).running < 2:
         assert run.process.poll() is None and time.monotonic() < deadline

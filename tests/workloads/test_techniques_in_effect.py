@@ -17,6 +17,7 @@ import psutil
 import pytest
 import torch
 from finetuning_cases import losses, train, trained
+from patience import patience
 
 from workloads.api import Result
 from workloads.devices import device_for
@@ -288,7 +289,7 @@ def test_worker_processes_make_the_batches(baseline: Result) -> None:
     assert result.details["data_workers"] == "2 processes made batches"
     assert losses(result) == pytest.approx(losses(baseline), rel=SAME)
     for child in _children() - before:
-        child.wait(timeout=10)
+        child.wait(timeout=patience(10))
 
 
 def test_workers_end_with_a_job_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -303,7 +304,7 @@ def test_workers_end_with_a_job_that_fails(monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(RuntimeError, match="in the middle"):
         train(data_workers=2)
     for child in _children() - before:
-        child.wait(timeout=10)
+        child.wait(timeout=patience(10))
 
 
 def test_batches_are_pinned_and_copied_without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -467,7 +468,7 @@ def test_an_asynchronous_checkpoint_is_of_its_step(
     go_on, write = threading.Event(), saving._write
 
     def held_up(state: Any, target: Path) -> None:
-        assert go_on.wait(30)
+        assert go_on.wait(patience(30))
         write(state, target)
 
     monkeypatch.setattr(saving, "_write", held_up)
