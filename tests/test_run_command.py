@@ -58,6 +58,17 @@ def nightgrid(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..
     return run
 
 
+def test_a_run_whose_page_finds_no_place_ends_with_its_answer(
+    nightgrid: Callable[..., tuple[int, str]],
+) -> None:
+    """The rows are safe, and the page can be made of them at any time: the exit code is theirs."""
+    Path("results/tiny-run/report.html").mkdir(parents=True)  # what no page can replace
+    code, output = nightgrid(GRID)
+    assert code == 0
+    assert "the page was not written: cannot write" in output
+    assert "`nightgrid report tiny-run` writes it later" in output
+
+
 def rows(run: str = "tiny-run", results: str = "results") -> list[Measurement]:
     """The rows of a run in the order of recording."""
     return Store.existing(Path(results), run).measurements()

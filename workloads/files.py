@@ -72,6 +72,17 @@ def read_text(path: _Path, *, limit_bytes: int = SMALL_BYTES, follow: bool = Tru
     return read_bytes(path, limit_bytes=limit_bytes, follow=follow).decode("utf-8")
 
 
+def read_end(path: _Path, size_bytes: int, *, follow: bool = True) -> bytes:
+    """Read the last bytes of an ordinary file of any size.
+
+    Raises:
+        OSError: as ``read_bytes``.
+    """
+    with opened(path, follow=follow) as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - size_bytes))
+        return file.read(size_bytes)
+
+
 @contextmanager
 def opened(path: _Path, *, follow: bool = True) -> Iterator[BinaryIO]:
     """Open an ordinary file of any size, to be read piece by piece.
@@ -112,8 +123,9 @@ def open_to_append(path: _Path, mode: int = 0o644, *, create: bool = True) -> in
     """
     flags = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     _refuse(path, follow=False, missing_ok=create)
-    handle = _open(path, flags | (os.O_CREAT if create else 0), mode)
-    return _ordinary(handle, path)
+    handle = _ordinary(_open(path, flags | (os.O_CREAT if create else 0), mode), path)
+    os.set_blocking(handle, True)
+    return handle
 
 
 def _open_to_read(path: _Path, *, follow: bool) -> int:

@@ -7,10 +7,9 @@ The grid is checked here first. The working directory is uploaded (without what 
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from pathlib import Path
 
+from orchestrator import output
 from orchestrator.commands.options import add_deadline_arguments, add_notify_argument
 
 EPILOG = """\
@@ -65,10 +64,9 @@ def run(args: argparse.Namespace) -> int:
     from orchestrator.on_ray.submission import JobServer, Submission, new_submission_id
 
     if any(map(is_address, args.notify)):
-        print(
+        output.say_aside(
             "note: whoever may list the cluster's jobs can read the address after --notify; "
-            "--notify @FILE, a file on the node that drives the run, keeps it to yourself",
-            file=sys.stderr,
+            "--notify @FILE, a file on the node that drives the run, keeps it to yourself"
         )
     grid = load_grid(args.grid)
     name = args.run_name or grid.name
@@ -95,13 +93,13 @@ def run(args: argparse.Namespace) -> int:
             "run": name,
             "entrypoint": entrypoint,
         }
-        print(json.dumps(told))
+        output.say_json(told)
         return 0
-    print(submission.submission_id)
-    print("  " + ("sent" if sent else "is there already") + f": {concealed(entrypoint)}")
+    output.say(submission.submission_id)
+    output.say("  " + ("sent" if sent else "is there already") + f": {concealed(entrypoint)}")
     where = f"{submission.submission_id} --address {server.address}"
-    print(f"  nightgrid status {where}")
-    print(f"  nightgrid logs {where} --follow")
+    output.say(f"  nightgrid status {where}")
+    output.say(f"  nightgrid logs {where} --follow")
     return 0
 
 

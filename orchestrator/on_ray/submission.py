@@ -15,7 +15,6 @@ import os
 import platform
 import shlex
 import socket
-import sys
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from orchestrator import output
 from orchestrator.doctor.facts import Versions
 from orchestrator.environment import GIT_COMMIT_VARIABLE, GIT_DIRTY_VARIABLE, git_state
 from orchestrator.errors import SubmitError
@@ -317,9 +317,8 @@ def new_submission_id(run: str) -> str:
 
 
 def print_chunk(text: str) -> None:
-    """Log output as it is, at once."""
-    sys.stdout.write(text)
-    sys.stdout.flush()
+    """Log output, at once; jobs print what they like."""
+    output.say(text, end="")
 
 
 def _info(job: Any) -> JobInfo:

@@ -21,7 +21,6 @@ import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any, Protocol
 
 from orchestrator.attempt import Attempt, RankOutcome, WorkerInfo
@@ -31,6 +30,7 @@ from orchestrator.job import State
 from orchestrator.worker.process_server import ServedProcess
 from orchestrator.worker.redaction import redact, redact_output
 from orchestrator.worker.wire import packed
+from workloads import files
 
 #: What a row keeps of a log.
 TAIL_BYTES = 4000
@@ -88,6 +88,7 @@ class Order:
 def serve(fd: int) -> int:
     """Build a worker and answer requests until the channel closes; the process's exit status."""
     redact_output(os.environ)
+    streams = sys.stdout, sys.stderr
     channel = Connection(fd)
     factory, config = channel.recv()
     module, _, name = factory.partition(":")
@@ -96,7 +97,7 @@ def serve(fd: int) -> int:
         worker = getattr(importlib.import_module(module), name)(config)
         info = worker.start()
     except Exception as error:
-        traceback.print_exc()
+        _print_traceback()
         _send(channel, ("failed", worker.failure(error) if worker else failure_of(error)))
         return 1
     _send(channel, ("answer", info))
@@ -110,12 +111,20 @@ def serve(fd: int) -> int:
         try:
             message = ("answer", _call(worker, method, arguments))
         except Exception as error:
-            traceback.print_exc()
+            _print_traceback()
             message = ("failed", worker.failure(error))
-        sys.stdout.flush()
-        sys.stderr.flush()
+        for stream in (*streams, sys.stdout, sys.stderr):  # a job may have put its own there
+            with contextlib.suppress(Exception):
+                stream.flush()
+        sys.stdout, sys.stderr = streams
         with sending:
             _send(channel, message)
+
+
+def _print_traceback() -> None:
+    """Print the error that is being handled; the job may have closed or replaced the stream."""
+    with contextlib.suppress(Exception):
+        traceback.print_exc()
 
 
 def _call(worker: Worker, method: str, arguments: tuple[Any, ...]) -> Any:
@@ -347,7 +356,7 @@ class CardProcess:
 def tail_of(log: str) -> str:
     """The end of a log file, from a line start; empty when there is none."""
     try:
-        data = Path(log).read_bytes()[-TAIL_BYTES:]
+        data = files.read_end(log, TAIL_BYTES, follow=False)
     except OSError:
         return ""
     text = data.decode("utf-8", errors="replace")

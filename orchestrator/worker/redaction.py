@@ -14,6 +14,8 @@ import sys
 from collections.abc import Mapping
 from typing import TextIO
 
+from orchestrator import output
+
 _SECRET_NAME = re.compile(
     r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE|AUTH(?!OR)", re.I
 )
@@ -80,5 +82,5 @@ class Redacted(io.TextIOBase):
 
 def redact_output(environment: Mapping[str, str]) -> None:
     """Let nothing secret get out of this process through ``sys.stdout`` and ``sys.stderr``."""
-    sys.stdout = Redacted(sys.stdout, environment)
-    sys.stderr = Redacted(sys.stderr, environment)
+    sys.stdout = Redacted(output.guarded(sys.stdout), environment)
+    sys.stderr = Redacted(output.guarded(sys.stderr), environment)
