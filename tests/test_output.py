@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import shutil
 import subprocess
 import sys
 import threading
@@ -15,6 +14,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from small_disks import fill, small_disk
 from test_run_command import GRID
 
 from orchestrator import output
@@ -34,26 +34,10 @@ sys.exit(main(sys.argv[1:]))
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
+def disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 64 KiB."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", f"size={ROOM}", "nightgrid-test", str(disk)]
-    if shutil.which("mount") is None or subprocess.run(command, capture_output=True).returncode:
-        pytest.skip("this process may not mount a file system")
-    try:
-        yield disk
-    finally:
-        subprocess.run(["umount", "--lazy", str(disk)], check=True)
-
-
-def fill(disk: Path) -> Path:
-    """Leave no byte of the disk; the file that holds it."""
-    ballast = disk / "ballast"
-    with ballast.open("wb", buffering=0) as file, pytest.raises(OSError):
-        while True:
-            file.write(bytes(4096))
-    return ballast
+    with small_disk(tmp_path / "disk", ROOM) as mounted:
+        yield mounted
 
 
 def nightgrid(
@@ -75,13 +59,13 @@ def nightgrid(
 # ---------------------------------------------------------------- the guarded file
 
 
-def test_what_is_lost_on_a_full_disk_is_told_once_there_is_room(small_disk: Path) -> None:
+def test_what_is_lost_on_a_full_disk_is_told_once_there_is_room(disk: Path) -> None:
     """Lines before the disk was full and after it are there; between them stands one sentence."""
-    log = small_disk / "log"
+    log = disk / "log"
     with log.open("w") as stream:
         out = guarded(stream)
         print("first", file=out, flush=True)
-        ballast = fill(small_disk)
+        ballast = fill(disk)
         for number in range(2000):
             print(f"line {number} of those that find no room at all", file=out, flush=True)
         assert output.loss(out) is not None

@@ -88,7 +88,7 @@ class Order:
 def serve(fd: int) -> int:
     """Build a worker and answer requests until the channel closes; the process's exit status."""
     redact_output(os.environ)
-    streams = sys.stdout, sys.stderr
+    ours = _Output()
     channel = Connection(fd)
     factory, config = channel.recv()
     module, _, name = factory.partition(":")
@@ -113,12 +113,26 @@ def serve(fd: int) -> int:
         except Exception as error:
             _print_traceback()
             message = ("failed", worker.failure(error))
-        for stream in (*streams, sys.stdout, sys.stderr):  # a job may have put its own there
-            with contextlib.suppress(Exception):
-                stream.flush()
-        sys.stdout, sys.stderr = streams
+        ours.restore()
         with sending:
             _send(channel, message)
+
+
+class _Output:
+    """Standard output and error as they were before a job, which may close or replace them."""
+
+    def __init__(self) -> None:
+        self._streams = sys.stdout, sys.stderr
+        self._files = [os.dup(fd) for fd in (1, 2)]
+
+    def restore(self) -> None:
+        """Let out what waits, and put back what the next job begins with."""
+        for stream in (sys.stdout, sys.stderr, *self._streams):
+            with contextlib.suppress(Exception):
+                stream.flush()
+        for fd, file in enumerate(self._files, 1):
+            os.dup2(file, fd)
+        sys.stdout, sys.stderr = self._streams
 
 
 def _print_traceback() -> None:
