@@ -5,6 +5,7 @@ two cores. A job either works for some seconds and then has samples, or goes wro
 from __future__ import annotations
 
 import os
+import sys
 import time
 from types import MappingProxyType
 from typing import Literal
@@ -81,6 +82,7 @@ class ChaosWorker(FakeWorker):
         end = time.monotonic() + seconds
         phases: tuple[Phase, ...] = ("warmup", "measure")
         stretch = 0
+        print("begun:", attempt.attempt_id, file=sys.stderr)
         while (left := end - time.monotonic()) > 0:
             self._progress = Progress(
                 worker_id=self.config.worker_id,
@@ -89,6 +91,9 @@ class ChaosWorker(FakeWorker):
                 phase_started_at=time.time(),
             )
             stretch += 1
+            for line in range(100):  # as training jobs do, wherever their log lies
+                print(f"{attempt.attempt_id}: stretch {stretch}, line {line} of what jobs print")
+            sys.stdout.flush()
             time.sleep(min(left, STRETCH_S))
 
     def samples(self) -> tuple[Sample, ...]:
