@@ -143,12 +143,12 @@ def _refuse(path: _Path, *, follow: bool, missing_ok: bool) -> None:
             return
         raise
     except ValueError as error:  # a NUL or half a character in the name
-        raise OSError(errno.EINVAL, f"is not a file name: {error}", str(path)) from error
+        raise OSError(errno.EINVAL, f"it is not a file name: {error}", str(path)) from error
     if not stat.S_ISREG(found.st_mode):
         raise _no_ordinary_file(path, found.st_mode)
     if found.st_dev in _kernel_file_systems():
         # They call themselves ordinary and empty; reading one may wait, or take messages away.
-        raise OSError(errno.EINVAL, "is a file of the kernel, not an ordinary file", str(path))
+        raise OSError(errno.EINVAL, "it is a file of the kernel, not an ordinary file", str(path))
 
 
 @cache
@@ -181,9 +181,11 @@ def _ordinary(handle: int, path: _Path) -> int:
 def _no_ordinary_file(path: _Path, mode: int) -> OSError:
     kind = _KINDS.get(stat.S_IFMT(mode), "something else")
     code = errno.EISDIR if stat.S_ISDIR(mode) else errno.EINVAL
-    return OSError(code, f"is {kind}, not an ordinary file", str(path))
+    return OSError(code, f"it is {kind}, not an ordinary file", str(path))
 
 
 def _too_large(path: _Path, limit_bytes: int) -> OSError:
     limit = f"{limit_bytes / MIB:g} MiB" if limit_bytes >= MIB else f"{limit_bytes:,} bytes"
-    return OSError(errno.EFBIG, f"is larger than {limit}, the most that is read of it", str(path))
+    return OSError(
+        errno.EFBIG, f"it is larger than {limit}, the most that is read of it", str(path)
+    )

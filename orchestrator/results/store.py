@@ -53,6 +53,7 @@ _LOG = logging.getLogger("nightgrid.store")
 COMPACT_FROM = 200
 _FEW_ROWS = 64
 _RESERVE_BYTES = 64 * 2**10
+_ID_BYTES = 4096
 
 _HISTORY_COLUMNS = (
     "job_id",
@@ -231,6 +232,7 @@ class Store:
         if elsewhere := self._spilled.pop(name, None):
             with contextlib.suppress(OSError):
                 disk.remove(elsewhere)
+            disk.remove_empty_directory(elsewhere.parent)
         return path
 
     @property
@@ -255,8 +257,11 @@ class Store:
             with contextlib.suppress(OSError, StoreError):
                 disk.make_private_directory(directory)
                 if disk.is_ours(directory):
-                    self._spilled[name] = fragments.write_durably(directory, name, data)
-                    return self._spilled[name]
+                    try:
+                        self._spilled[name] = fragments.write_durably(directory, name, data)
+                        return self._spilled[name]
+                    finally:
+                        disk.remove_empty_directory(directory)
         return None
 
     def _adopt_spilled(self) -> None:
@@ -279,8 +284,7 @@ class Store:
                     fragments.write_durably(self.tables_path, name, data)
                     self.rescued += 1
                 disk.remove(directory / name)
-            with contextlib.suppress(OSError):
-                directory.rmdir()
+            disk.remove_empty_directory(directory)
 
     def begin(self, *notes: Note) -> None:
         """Note that attempts start, so that they have rows should this process die before
@@ -330,11 +334,11 @@ class Store:
         """What stays the same for all drivers of the run; made by the first. For the writer."""
         path = self.path / "run.id"
         with contextlib.suppress(OSError):
-            if known := disk.read(path).decode("ascii", "replace").strip():
+            if known := disk.read(path, _ID_BYTES).decode("ascii", "replace").strip():
                 return known
         self._lock.still_mine()
         self.write_file(path.name, f"{secrets.token_hex(6)}\n")
-        return disk.read(path).decode("ascii").strip()
+        return disk.read(path, _ID_BYTES).decode("ascii").strip()
 
     def write_file(self, name: str, content: str | bytes) -> Path:
         """Replace a side file of the run (report, status, grid) in one step.

@@ -27,6 +27,7 @@ from orchestrator.report.units import number, plural, seconds
 from orchestrator.results import disk
 from orchestrator.results.scan import scan_rows
 from orchestrator.run_status import RunStatus
+from workloads.files import SMALL_BYTES
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -120,7 +121,7 @@ class RunFeed:
 
     def _read_status(self) -> None:
         try:
-            text = disk.read(self._store.path / "status.json").decode()
+            text = disk.read(self._store.path / "status.json", SMALL_BYTES).decode()
         except FileNotFoundError:
             self._status_trouble = ""
             return
