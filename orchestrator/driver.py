@@ -14,7 +14,6 @@ import contextlib
 import heapq
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -22,6 +21,7 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import Protocol
 
+from orchestrator import output
 from orchestrator.attempt import Attempt, Outcome
 from orchestrator.clock import STEP_S
 from orchestrator.errors import (
@@ -450,7 +450,7 @@ class Driver:
             if isinstance(place, os.PathLike):
                 places.add(os.path.dirname(place))
             else:
-                print(f"row without a place: {measurement!r}", file=sys.stderr, flush=True)
+                output.say_aside(f"row without a place: {measurement!r}")
         where = "they are printed above"
         if places:
             where = f"kept in {', '.join(sorted(places))}, from where the next `nightgrid run "

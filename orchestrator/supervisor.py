@@ -24,6 +24,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from orchestrator import output
 from orchestrator.exit_codes import INTERRUPTED
 from orchestrator.supervised import Charge
 from orchestrator.supervision import (
@@ -251,5 +252,4 @@ def answers(address: str) -> bool:
 
 
 def _say(text: str) -> None:
-    with contextlib.suppress(OSError, ValueError):  # nobody reads any more
-        print(f"nightgrid run: {text}", file=sys.stderr, flush=True)
+    output.say_aside(f"nightgrid run: {text}")

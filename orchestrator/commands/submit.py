@@ -7,10 +7,9 @@ and listed, and the cluster runs the same command that one would type there.
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from pathlib import Path
 
+from orchestrator import output
 from orchestrator.commands.options import add_deadline_arguments, add_notify_argument
 
 EPILOG = """\
@@ -73,10 +72,9 @@ def run(args: argparse.Namespace) -> int:
     from orchestrator.on_ray.submission import JobServer, Submission, new_submission_id
 
     if any(map(is_address, args.notify)):
-        print(
+        output.say_aside(
             "note: whoever may list the cluster's jobs can read the address after --notify; "
-            "--notify @FILE, a file on the node that drives the run, keeps it to yourself",
-            file=sys.stderr,
+            "--notify @FILE, a file on the node that drives the run, keeps it to yourself"
         )
     grid = load_grid(args.grid)
     name = args.run_name or grid.name
@@ -96,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
     )
     entrypoint = submission.entrypoint  # refused before the cluster is asked
     upload = submission.upload()
-    print(upload.text(), file=sys.stderr)
+    output.say_aside(upload.text())
     server = JobServer(args.address)
     sent = server.submit(submission)
     if args.json:
@@ -108,13 +106,13 @@ def run(args: argparse.Namespace) -> int:
             "entrypoint": entrypoint,
             "uploaded": {"bytes": upload.size_bytes, "files": sorted(upload.files)},
         }
-        print(json.dumps(told))
+        output.say_json(told)
         return 0
-    print(submission.submission_id)
-    print("  " + ("sent" if sent else "is there already") + f": {concealed(entrypoint)}")
+    output.say(submission.submission_id)
+    output.say("  " + ("sent" if sent else "is there already") + f": {concealed(entrypoint)}")
     where = f"{submission.submission_id} --address {server.address}"
-    print(f"  nightgrid status {where}")
-    print(f"  nightgrid logs {where} --follow")
+    output.say(f"  nightgrid status {where}")
+    output.say(f"  nightgrid logs {where} --follow")
     return 0
 
 

@@ -9,6 +9,7 @@ import signal
 import socket
 import threading
 
+from orchestrator import output
 from orchestrator.commands.options import add_results_argument
 
 DEFAULT_PORT = 8600
@@ -72,16 +73,16 @@ def run(args: argparse.Namespace) -> int:
         name = socket.gethostname() if args.host in ("0.0.0.0", "::") else args.host
         name = f"[{name}]" if ":" in name else name
         query = f"?{TOKEN}={token}" if token else ""
-        print(f"{store.run}: http://{name}:{server.server_address[1]}/{query}", flush=True)
+        output.say(f"{store.run}: http://{name}:{server.server_address[1]}/{query}")
         if beyond:
-            print("  whoever has this address can watch; what is sent is not encrypted", flush=True)
-        print("  Ctrl-C ends the page, not the run", flush=True)
+            output.say("  whoever has this address can watch; what is sent is not encrypted")
+        output.say("  Ctrl-C ends the page, not the run")
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, signal.default_int_handler)
         try:
             server.serve_forever()
         except KeyboardInterrupt:
-            print()
+            output.say()
     return 0
 
 

@@ -16,7 +16,6 @@ import platform
 import re
 import shlex
 import socket
-import sys
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from orchestrator import output
 from orchestrator.doctor.facts import Versions
 from orchestrator.environment import GIT_COMMIT_VARIABLE, GIT_DIRTY_VARIABLE, git_state
 from orchestrator.errors import SubmitError
@@ -340,9 +340,8 @@ def new_submission_id(run: str) -> str:
 
 
 def print_chunk(text: str) -> None:
-    """Log output as it is, at once."""
-    sys.stdout.write(text)
-    sys.stdout.flush()
+    """Log output, at once; jobs print what they like."""
+    output.say(text, end="")
 
 
 def _info(job: Any) -> JobInfo:

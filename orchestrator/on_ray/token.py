@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import ClusterError
+from workloads import files
 
 MODE, TOKEN, TOKEN_PATH = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
 
@@ -104,7 +105,7 @@ def missing_token() -> str | None:
     named = os.environ.get(TOKEN_PATH)
     path = Path(named).expanduser() if named else Path.home() / ".ray" / "auth_token"
     try:
-        there = bool(path.read_text().strip())
+        there = bool(files.read_text(path, limit_bytes=files.MIB).strip())
     except (OSError, ValueError) as error:
         return f"{MODE} is token, but {path} cannot be read: {error}. {_ADVICE}"
     return None if there else f"{MODE} is token, but {path} is empty. {_ADVICE}"
