@@ -130,7 +130,7 @@ def test_a_card_that_is_not_the_given_one_is_a_failure_of_the_worker(
     why = "it has the card with the bus id 0000:3b:00.0 and was given 0000:5e:00.0"
     monkeypatch.setattr(CpuDevice, "mismatch", lambda self, card_index: why)
     with pytest.raises(
-        CardNotAcquired, match="has not got .*HPU0: it has the card with the bus id"
+        CardNotAcquired, match=r"has not got .*HPU0: it has the card with the bus id"
     ):
         CardWorker(config()).start()
 
