@@ -117,13 +117,13 @@ class RankOutcome:
     rank: int
     state: State  # SUCCEEDED, OUT_OF_MEMORY, UNSUPPORTED, FAILED, TIMED_OUT or LOST
     started_at: float  # seconds since the epoch
-    ended_at: float
+    ended_at: float  # as much later as it lasted, even if the clock was set meanwhile
     result: Result | None = None
     failure: Failure | None = None
     worker: WorkerInfo | None = None
     jobs_before: int = 0  # attempts this worker had run before
     model_was_resident: bool = False
-    timed: tuple[float, float] | None = None  # start and end of the timed part, epoch seconds
+    timed: tuple[float, float] | None = None  # the timed part, on its host's monotonic clock
     energy: Energy | None = None  # of this rank's card in that part
 
 

@@ -31,7 +31,7 @@ EMPTY_READINGS = 3
 class CardSampler:
     """The readings of one host. ``start`` once; the other methods from any thread."""
 
-    def __init__(self, read: Read, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, read: Read, clock: Callable[[], float] = time.monotonic) -> None:
         self._read = read
         self._clock = clock
         self._readings: deque[tuple[float, Mapping[int, CardTelemetry]]] = deque()
@@ -54,7 +54,8 @@ class CardSampler:
         return {}
 
     def energy(self, index: int, start: float, end: float) -> Energy | None:
-        """What a card took between two moments that have passed; None where that is unknown.
+        """What a card took between two moments that have passed, on this host's monotonic clock;
+        None where that is unknown.
 
         Takes a reading if there is none yet after ``end``, so that the last stretch is not lost.
         """

@@ -105,23 +105,31 @@ def main(argv: Sequence[str] | None = None) -> int:
     args, unknown = parser.parse_known_args(arguments)
     if unknown:  # with the usage of the command, not that of the program
         args.refuse(f"unrecognized arguments: {' '.join(unknown)}")
+    args.typed = arguments
     try:
         return int(args.run(args))
     except NightgridError as error:
-        print(f"nightgrid {args.command}: {error}", file=sys.stderr)
+        _complain(f"nightgrid {args.command}: {error}")
         return error.exit_code
     except WorkloadError as error:
-        print(f"nightgrid {args.command}: {error}", file=sys.stderr)
+        _complain(f"nightgrid {args.command}: {error}")
         return 1
     except BrokenPipeError:  # `nightgrid plan … | head` is fine
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:  # what no command expects: a directory without permission, say
         where = f"{error.filename}: " if error.filename else ""
-        print(f"nightgrid {args.command}: {where}{error.strerror or error}", file=sys.stderr)
+        _complain(f"nightgrid {args.command}: {where}{error.strerror or error}")
         return StoreError.exit_code
     except KeyboardInterrupt:
         return exit_codes.INTERRUPTED
+
+
+def _complain(text: str) -> None:
+    """Print an error, which may quote an address with a password."""
+    from orchestrator.worker.redaction import redact
+
+    print(redact(text, os.environ), file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -23,9 +23,17 @@ from types import FrameType
 from typing import Protocol
 
 from orchestrator.attempt import Attempt, Outcome
-from orchestrator.errors import ClusterError, StoreError, StoreFull, StoreLocked
+from orchestrator.clock import STEP_S
+from orchestrator.errors import (
+    ClusterError,
+    ControlStoreLost,
+    StoreError,
+    StoreFull,
+    StoreLocked,
+)
 from orchestrator.events import (
     AttemptEnded,
+    ClockSet,
     Command,
     Event,
     RecordRow,
@@ -158,9 +166,11 @@ class Driver:
     view: View
     write_status: Callable[[str], object] = lambda _: None  # replaces status.json
     publish: Callable[[RunStatus], object] = lambda _: None  # to whoever monitors the cluster
+    trouble: Callable[[], str] = lambda: ""  # what is wrong with the cluster, while work goes on
     watchdog: Watchdog | None = None  # None: the executor cannot end what hangs
     stop: StopSignal = field(default_factory=StopSignal)
-    clock: Callable[[], float] = time.time  # of events: seconds since the epoch
+    clock: Callable[[], float] = time.monotonic  # of events and of every duration
+    wall: Callable[[], float] = time.time  # the time of day, for people, notes and the deadline
     sleep: Callable[[float], None] = time.sleep
     poll_s: float = 0.5  # longest wait for an event, so that signals and timers are seen
     patience_s: float = 120.0  # with an executor or a disk that keeps failing
@@ -168,6 +178,7 @@ class Driver:
     _stops_seen: int = 0
     _late: list[Event] = field(default_factory=list)  # what came up while showing
     _next_status_at: float = 0.0
+    _ahead_s: float | None = None  # of the time of day, as the schedule was told
     _finished: RunFinished | None = None
     _unwritten: list[Row] = field(default_factory=list)
     _write_by: float = 0.0  # when the oldest of them must be written
@@ -178,7 +189,8 @@ class Driver:
         """Run the plan to its end. The executor is left open; closing it is the caller's.
 
         Raises:
-            ClusterError: the executor failed for longer than ``patience_s``.
+            ClusterError: the executor failed for longer than ``patience_s``; at once if the
+                cluster's control store is lost, which does not come back to this process.
             StoreError: a row could not be written for longer than ``patience_s``, for another
                 reason than a full disk; at once if another driver took the run.
         """
@@ -189,7 +201,7 @@ class Driver:
 
     def _drive(self) -> DriveResult:
         # The first tick gets the rows of jobs that will not run, cluster or no cluster.
-        events: Sequence[Event] = [Tick(at=self.clock())]
+        events: Sequence[Event] = [*self._clock_set(), Tick(at=self.clock())]
         while True:
             self._feed(events)
             if self._finished is not None:
@@ -213,6 +225,7 @@ class Driver:
             events += self._patiently("the executor", self._poll, ClusterError)
         if self._held is not None:
             self._look_for_room()
+        events = [*self._clock_set(), *events]  # first: they may be too late by it
         now = self.clock()
         if self._wakes and self._wakes[0] <= now:
             while self._wakes and self._wakes[0] <= now:
@@ -224,6 +237,16 @@ class Driver:
             if self._held is not None:
                 events += self._held.give_up_starts(now)
         return events
+
+    def _clock_set(self) -> list[Event]:
+        """What to tell the schedule of the time of day: how far ahead it is, and again if set."""
+        now = self.clock()
+        ahead_s, known = self.wall() - now, self._ahead_s
+        if known is not None and abs(ahead_s - known) < STEP_S:
+            return []
+        self._ahead_s = ahead_s
+        by_s = 0.0 if known is None else ahead_s - known
+        return [ClockSet(at=now, ahead_s=ahead_s, by_s=by_s)]
 
     def _look(self) -> list[Event]:
         """What has happened already; an executor that fails has its say later (``_poll``)."""
@@ -305,7 +328,7 @@ class Driver:
         """Note that attempts start. A note that cannot be made is missed only if we die."""
         if not attempts:
             return
-        now = self.clock()
+        now = self.wall()
         notes = [self.notes.of(each, now, self.board.nodes_of(each.cards)) for each in attempts]
         try:
             self.store.begin(*notes)
@@ -353,8 +376,9 @@ class Driver:
 
     def _recorded(self, command: RecordRow, measurement: Measurement) -> None:
         """A row is safe."""
-        self.board.did(command, self.clock())
-        self.board.measured(command, measurement)
+        now = self.clock()
+        self.board.did(command, now)
+        self.board.measured(command, measurement, now)
         if command.attempt is not None:  # the others are many at a time: see ``unrun_lines``
             self.view.line(row_line(command, measurement, self.board))
 
@@ -441,7 +465,7 @@ class Driver:
             try:
                 result = act()
                 return result if isinstance(result, list) else []
-            except (StoreLocked, StoreFull):
+            except (StoreLocked, StoreFull, ControlStoreLost):
                 raise  # another driver took the run; or there is no room, and more to do than wait
             except Exception as error:
                 if self.clock() - began >= self.patience_s or self.stop.requests >= AT_ONCE:
@@ -458,11 +482,12 @@ class Driver:
             return
         self._next_status_at = now + STATUS_INTERVAL_S
         self._write_rows()  # a terminal or a file system may take its time
+        self._tell_trouble()
         progress, telemetry = {}, {}
         with contextlib.suppress(Exception):  # for the eyes only; events tell what matters
             progress = dict(self.executor.progress())
             telemetry = dict(self.executor.telemetry())
-        status = self.board.status(now, progress, telemetry)
+        status = self.board.status(now, progress, telemetry, at=self.wall())
         self.view.show(status)
         if self.watchdog is not None:
             for overdue in self.watchdog.overdue(status.cards, now):
@@ -472,6 +497,14 @@ class Driver:
             self.write_status(status.to_json())
         with contextlib.suppress(Exception):
             self.publish(status)
+
+    def _tell_trouble(self) -> None:
+        """Say when trouble with the cluster begins and ends; what runs goes on meanwhile."""
+        before, self.board.trouble = self.board.trouble, self.trouble()
+        if self.board.trouble and not before:
+            self.view.line(f"TROUBLE: {self.board.trouble}; what runs goes on")
+        elif before and not self.board.trouble:
+            self.view.line(f"no more: {before}")
 
 
 def _refusal(command: StartWorker | StopWorker | RunAttempt, error: Exception, at: float) -> Event:

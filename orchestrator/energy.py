@@ -20,7 +20,7 @@ from workloads.devices.telemetry import CardTelemetry
 STRETCH_PER_GAP = 4.0
 
 Source = Literal["counter", "power"]
-Reading = tuple[float, CardTelemetry]  # when, seconds since the epoch
+Reading = tuple[float, CardTelemetry]  # when, on the host's monotonic clock
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

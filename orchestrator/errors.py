@@ -3,6 +3,7 @@
     NightgridError
     ├── GridError          the grid file is wrong; carries every Problem found
     ├── ClusterError       the cluster cannot be started, joined or used as asked
+    │   └── ControlStoreLost  it was, and its control store is gone; a new driver may join later
     ├── StoreError         results cannot be read or written
     │   ├── StoreLocked    another driver holds the run
     │   ├── StoreFull      no space is left for results; nothing was lost
@@ -64,6 +65,10 @@ class ClusterError(NightgridError):
     """The cluster cannot be started, joined or used as asked."""
 
     exit_code = 3
+
+
+class ControlStoreLost(ClusterError):
+    """A cluster's control store does not answer any more, and its nodes are lost."""
 
 
 class StoreError(NightgridError):

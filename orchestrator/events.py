@@ -2,6 +2,9 @@
 
 Events are what happened, with the time it was seen; commands are what is to be done. ``Schedule``
 turns the one into the other and touches nothing else (``schedule.py``).
+
+The times of events and commands are seconds of a clock that only goes forward (``clock.py``). What
+people read and what rows hold is the time of day; ``ClockSet`` says how the two are related.
 """
 
 from __future__ import annotations
@@ -87,6 +90,16 @@ class StopRequested:
     reason: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClockSet:
+    """The time of day is ``ahead_s`` seconds more than the clock of the events: said first of all
+    in a run, and again when the time of day was set, by ``by_s`` seconds."""
+
+    at: float
+    ahead_s: float
+    by_s: float = 0.0
+
+
 Event = (
     NodeJoined
     | NodeLeft
@@ -96,6 +109,7 @@ Event = (
     | AttemptEnded
     | Tick
     | StopRequested
+    | ClockSet
 )
 
 # ---------------------------------------------------------------- commands

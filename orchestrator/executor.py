@@ -18,7 +18,6 @@ class Progress:
     worker_id: str
     attempt_id: str
     phase: str
-    phase_started_at: float  # seconds since the epoch
 
 
 class Executor(Protocol):

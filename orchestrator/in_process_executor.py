@@ -45,7 +45,7 @@ class InProcessExecutor:
         nodes: Sequence[Node],
         *,
         threads: int = 1,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._nodes = {node.node_id: node for node in nodes}
         self._threads = threads

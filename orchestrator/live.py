@@ -13,7 +13,15 @@ import time
 from collections.abc import Sequence
 from typing import Protocol, TextIO
 
-from orchestrator.events import Event, NodeJoined, NodeLeft, RecordRow, StopRequested, WorkerStopped
+from orchestrator.events import (
+    ClockSet,
+    Event,
+    NodeJoined,
+    NodeLeft,
+    RecordRow,
+    StopRequested,
+    WorkerStopped,
+)
 from orchestrator.job import State
 from orchestrator.measurement import Measurement
 from orchestrator.run_status import Board, RunStatus
@@ -59,11 +67,13 @@ def summary_line(status: RunStatus) -> str:
     if starting:
         parts.append(f"{starting} starting")
     parts += rate_texts(status)
-    parts.append(f"{duration(status.at - status.started_at)} so far")
+    parts.append(f"{duration(status.elapsed_s)} so far")
     if status.eta_s and not status.finished:
         parts.append(f"about {duration(status.eta_s)} left")
     if status.paused:
         parts.append(f"PAUSED: {status.paused}")
+    if status.trouble:
+        parts.append(f"TROUBLE: {status.trouble}")
     if status.stopping:
         parts.append(f"stopping: {status.stopping}")
     return " | ".join(parts)
@@ -93,6 +103,9 @@ def event_line(event: Event, board: Board) -> str | None:
         return f"worker {event.worker_id} died: {event.failure.message}"
     if isinstance(event, StopRequested):
         return f"stopping: {event.reason}"
+    if isinstance(event, ClockSet) and event.by_s:
+        sign = "forward" if event.by_s > 0 else "back"
+        return f"this machine's clock was set {sign} by {duration(abs(event.by_s))}"
     return None
 
 
@@ -111,8 +124,8 @@ def row_line(command: RecordRow, measurement: Measurement, board: Board) -> str:
     if where:
         words.append(f"on {where}")
     words.append(f": {_figure(measurement)}" if measurement.metrics.throughput else "")
-    if command.reason and command.state is not State.SUCCEEDED:
-        words.append(f": {shortened(command.reason)}")
+    if measurement.reason and command.state is not State.SUCCEEDED:
+        words.append(f": {shortened(measurement.reason)}")
     return " ".join(word for word in words if word).replace(" : ", ": ")
 
 
@@ -170,7 +183,7 @@ class PlainView:
     def __init__(self, stream: TextIO, *, interval_s: float = SUMMARY_INTERVAL_S) -> None:
         self._stream = stream
         self._interval_s = interval_s
-        self._next_summary_at: float | None = None
+        self._next_summary_at: float | None = None  # in seconds of the run
 
     def line(self, text: str) -> None:
         """Print one event."""
@@ -178,10 +191,11 @@ class PlainView:
 
     def show(self, status: RunStatus) -> None:
         """Print a summary when the last is old enough."""
+        elapsed_s = status.elapsed_s
         if self._next_summary_at is None:
-            self._next_summary_at = status.at + self._interval_s
-        if status.at >= self._next_summary_at or status.finished:
-            self._next_summary_at = status.at + self._interval_s
+            self._next_summary_at = elapsed_s + self._interval_s
+        if elapsed_s >= self._next_summary_at or status.finished:
+            self._next_summary_at = elapsed_s + self._interval_s
             self.line(summary_line(status))
 
     def close(self) -> None:

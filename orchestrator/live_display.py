@@ -65,13 +65,18 @@ def render(status: RunStatus, *, height: int | None = None) -> RenderableType:
     rates = Text("   ".join([busy, *rate_texts(status)]), overflow="ellipsis", no_wrap=True)
     failures = status.failures[:SHOWN_FAILURES]
     after: list[RenderableType] = [_failure_lines(failures, status.at)] if failures else []
-    for what, why in (("PAUSED", status.paused), ("stopping", status.stopping)):
+    told = (
+        ("PAUSED", status.paused),
+        ("TROUBLE", status.trouble),
+        ("stopping", status.stopping),
+    )
+    for what, why in told:
         if why:
             text = f"{what}: {shortened(why)}"
             after.append(Text(text, style="yellow", overflow="ellipsis", no_wrap=True))
     room = None
     if height is not None:
-        notes = bool(status.paused) + bool(status.stopping)
+        notes = sum(bool(why) for _, why in told)
         room = max(1, height - 3 - len(failures) - notes)
     return Group(bar, counts, rates, _card_lines(status.cards, room), *after)
 
@@ -153,7 +158,7 @@ def _failure_lines(failures: Sequence[FailedAttempt], now: float) -> RenderableT
 
 def _times(status: RunStatus) -> str:
     left = f", about {duration(status.eta_s)} left" if status.eta_s else ""
-    return f"{status.done}/{status.total}  {duration(status.at - status.started_at)}{left}"
+    return f"{status.done}/{status.total}  {duration(status.elapsed_s)}{left}"
 
 
 def _style(state: str) -> str:

@@ -28,6 +28,7 @@ class Ending(str, Enum):
     UNANSWERED = "unanswered"  # every job was tried, and some failed, were lost or timed out
     STOPPED = "stopped"  # by a signal, a deadline or the circuit breaker; some jobs never ran
     FAILED = "failed"  # the run itself could not go on
+    INTERRUPTED = "interrupted"  # its driver died, and another one goes on: it has not ended
 
     __str__ = str.__str__
 
@@ -70,7 +71,7 @@ class Notice:
     def text(self) -> str:
         """A few lines for people, in which nothing has a meaning for a chat program."""
         lines = [f"Nightgrid run {self.run} {_WORDS[self.ending]} on {self.host}."]
-        if self.ending in (Ending.STOPPED, Ending.FAILED):
+        if self.ending in (Ending.STOPPED, Ending.FAILED, Ending.INTERRUPTED):
             lines.append(one_line(self.reason, REASON_LENGTH))
         summary = self.summary
         if summary is not None:
@@ -88,6 +89,7 @@ _WORDS = {
     Ending.UNANSWERED: "has finished; some jobs have no answer",
     Ending.STOPPED: "was stopped",
     Ending.FAILED: "has failed",
+    Ending.INTERRUPTED: "was interrupted and goes on",
 }
 
 

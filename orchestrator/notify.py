@@ -91,7 +91,7 @@ class WebHook:
             except (OSError, HTTPException) as error:
                 if number == WEB_TRIES:
                     reason = getattr(error, "reason", None) or error
-                    raise HookFailed(f"it cannot be reached: {reason}") from None
+                    raise HookFailed(f"it cannot be reached: {_clean(reason)}") from None
             self.sleep(WEB_PAUSE_S * number)
 
     def _post(self, body: bytes) -> None:
@@ -150,7 +150,7 @@ class CommandHook:
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         if process.returncode:
-            said = " ".join(output.decode("utf-8", "replace").split())[-_SHOWN_OUTPUT:]
+            said = _clean(output.decode("utf-8", "replace"))[-_SHOWN_OUTPUT:]
             raise HookFailed(f"it ended with {process.returncode}" + (f": {said}" if said else ""))
 
 
@@ -209,6 +209,13 @@ def _web_hook(url: str) -> WebHook:
     return WebHook(url)
 
 
+def _clean(said: object) -> str:
+    """What an error or a command said, on one line and without secrets."""
+    from orchestrator.worker.redaction import redact
+
+    return " ".join(redact(str(said), os.environ).split())
+
+
 def tell_all(hooks: Sequence[Hook], notice: Notice, say: Callable[[str], None]) -> None:
     """Tell everybody, and say how that went. Raises nothing."""
     for hook in hooks:
@@ -243,8 +250,15 @@ def notice_of_failure(source: Path, options: RunOptions, error: BaseException) -
     exit_code = error.exit_code if isinstance(error, NightgridError) else 1
     if isinstance(error, KeyboardInterrupt):
         exit_code = INTERRUPTED
-    reason = f"{type(error).__name__}: {error}".rstrip(": ")
+    reason = f"{type(error).__name__}: {_clean(error)}".rstrip(": ")
     return _notice(Store.open(options.results, name), Ending.FAILED, reason, exit_code, None)
+
+
+def notice_of_death(
+    store: Store, ending: Ending, reason: str, exit_code: int, page: Path | None
+) -> Notice:
+    """Of a run whose driver died without a word, as its supervisor tells it."""
+    return _notice(store, ending, reason, exit_code, page)
 
 
 def _notice(store: Store, ending: Ending, reason: str, exit_code: int, page: Path | None) -> Notice:

@@ -96,7 +96,7 @@ class RunStatus:
 
     run: str
     at: float  # seconds since the epoch
-    started_at: float
+    started_at: float  # by the clock as it is now: always as long ago as the run really takes
     total: int  # jobs of the grid
     done: int  # of those, terminal: reused ones included
     counts: Mapping[str, int]  # terminal jobs of this invocation by state, and "reused"
@@ -106,6 +106,7 @@ class RunStatus:
     eta_s: float | None  # None when unknown
     stopping: str = ""  # the reason, once an end was asked for
     paused: str = ""  # why nothing new is started for now; empty while all is well
+    trouble: str = ""  # what is wrong with the cluster, while work goes on
     finished: bool = False
     jobs_run: int = 0  # terminal after at least one attempt, in this invocation
     rates: tuple[Rate, ...] = ()
@@ -113,10 +114,15 @@ class RunStatus:
     failure_counts: Mapping[str, int] = field(default_factory=dict)  # attempts by failure class
 
     @property
+    def elapsed_s(self) -> float:
+        """How long the run has taken so far."""
+        return self.at - self.started_at
+
+    @property
     def jobs_per_h(self) -> float | None:
         """Jobs that were run, by the hour; None before the first is done."""
-        elapsed_s = self.at - self.started_at
-        return 3600 * self.jobs_run / elapsed_s if self.jobs_run and elapsed_s > 0 else None
+        known = self.jobs_run and self.elapsed_s > 0
+        return 3600 * self.jobs_run / self.elapsed_s if known else None
 
     @property
     def busy(self) -> int:
@@ -205,7 +211,7 @@ class _Seat:
 
 @dataclass(slots=True)
 class Board:
-    """Keeps count of a run from its events and commands."""
+    """Keeps count of a run from its events and commands. Its times are of the events' clock."""
 
     run: str
     plan: Plan
@@ -226,6 +232,7 @@ class Board:
     _failures: deque[FailedAttempt] = field(default_factory=lambda: deque(maxlen=KEPT_FAILURES))
     _failure_counts: Counter[str] = field(default_factory=Counter)
     paused: str = ""
+    trouble: str = ""
     _stopping: str = ""
     _finished: bool = False
 
@@ -308,7 +315,7 @@ class Board:
         elif isinstance(command, RunFinished):
             self._finished = True
 
-    def measured(self, row: RecordRow, measurement: Measurement) -> None:
+    def measured(self, row: RecordRow, measurement: Measurement, at: float) -> None:
         """Take note of the row that an attempt left."""
         metrics, attempt = measurement.metrics, row.attempt
         if measurement.failure_class:
@@ -316,11 +323,11 @@ class Board:
         if row.state in _FAILED and attempt is not None:
             self._failures.appendleft(
                 FailedAttempt(
-                    at=measurement.recorded_at or 0.0,
+                    at=at,
                     job=attempt.job.label,
                     state=row.state.value,
                     failure_class=measurement.failure_class or "",
-                    reason=" ".join(row.reason.split())[:REASON_LENGTH],
+                    reason=" ".join(measurement.reason.split())[:REASON_LENGTH],
                     card=self.card_name(attempt.cards[0]),
                     final=row.final,
                 )
@@ -336,20 +343,28 @@ class Board:
         now: float,
         progress: Mapping[str, Progress],
         telemetry: Mapping[Card, CardTelemetry] | None = None,
+        *,
+        at: float | None = None,
     ) -> RunStatus:
-        """How things stand at ``now``, by what workers and cards were last heard to say."""
+        """How things stand at ``now``, by what workers and cards were last heard to say.
+
+        ``at`` is the time of day; None where the events are counted by it.
+        """
         read = telemetry or {}
+        at = now if at is None else at
+        for seat in self._seats.values():
+            self._hear(seat, now, progress)
         return RunStatus(
             run=self.run,
-            at=now,
-            started_at=self.started_at,
+            at=at,
+            started_at=at - (now - self.started_at),
             total=self.total,
             done=self.done,
             counts=dict(self._counts),
             attempts=self._attempts,
             emulated=any(node.emulated for node in self._nodes.values()),
             cards=tuple(
-                self._card_status(seat, now, progress, read.get(seat.card, CardTelemetry()))
+                self._card_status(seat, now, read.get(seat.card, CardTelemetry()))
                 for seat in sorted(
                     self._seats.values(),
                     key=lambda seat: (self.node_name(seat.card.node_id), seat.card),
@@ -358,13 +373,16 @@ class Board:
             eta_s=self._eta_s(now),
             stopping=self._stopping,
             paused=self.paused,
+            trouble=self.trouble,
             finished=self._finished,
             jobs_run=self._jobs_run,
             rates=tuple(
                 Rate(unit=unit, per_s=self._work[unit] / self._timed_s[unit], jobs=jobs)
                 for unit, jobs in sorted(self._timed_jobs.items(), reverse=True)
             ),
-            failures=tuple(self._failures),
+            failures=tuple(
+                dataclasses.replace(failed, at=at - (now - failed.at)) for failed in self._failures
+            ),
             failure_counts=dict(self._failure_counts),
         )
 
@@ -376,18 +394,20 @@ class Board:
             seat = self._seats[card]
             seat.phase, seat.since, seat.job, seat.attempt_id = phase, at, job, attempt_id
 
-    def _card_status(
-        self, seat: _Seat, now: float, progress: Mapping[str, Progress], read: CardTelemetry
-    ) -> CardStatus:
-        phase, since = seat.phase, seat.since
+    def _hear(self, seat: _Seat, now: float, progress: Mapping[str, Progress]) -> None:
+        """A phase counts from when it is first heard of: clocks of other hosts may be wrong."""
         heard = progress.get(seat.worker_id)
-        if heard is not None and heard.attempt_id == seat.attempt_id:
-            phase, since = heard.phase, heard.phase_started_at
+        if heard is None or not seat.attempt_id or heard.attempt_id != seat.attempt_id:
+            return
+        if heard.phase != seat.phase:
+            seat.phase, seat.since = heard.phase, now
+
+    def _card_status(self, seat: _Seat, now: float, read: CardTelemetry) -> CardStatus:
         return CardStatus(
             card=self.card_name(seat.card),
             worker_id=seat.worker_id,
-            phase=phase,
-            phase_age_s=round(max(0.0, now - since), 1) if seat.worker_id else 0.0,
+            phase=seat.phase,
+            phase_age_s=round(max(0.0, now - seat.since), 1) if seat.worker_id else 0.0,
             job=seat.job,
             attempt_id=seat.attempt_id,
             power_w=read.power_w,

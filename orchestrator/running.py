@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator.deadline import Deadline
+from orchestrator.errors import ClusterError
 from orchestrator.job import Accelerator, State
 from orchestrator.results.directory import default_results_dir
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from orchestrator.plan import Plan
     from orchestrator.results.store import Store
     from orchestrator.session import Session
+    from orchestrator.supervised import Charge
     from orchestrator.worker.leftovers import Owner
 
 Say = Callable[[str], None]
@@ -39,6 +41,10 @@ Say = Callable[[str], None]
 OPTIONS_FILE = "options.json"
 _PLACE = ("emulate", "address", "in_process", "card_memory_bytes")
 
+#: How long nodes may take to join a head that was started anew.
+_NODES_PATIENCE_S = 180.0
+#: What --retry-failed tries again.
+_RETRIED = (State.FAILED, State.TIMED_OUT, State.OUT_OF_MEMORY, State.PRUNED)
 _ANSWERED = {State.SUCCEEDED, State.OUT_OF_MEMORY, State.PRUNED, State.UNSUPPORTED}
 
 
@@ -56,8 +62,11 @@ class RunOptions:
     force: bool = False
     quiet: bool = False  # show no progress
     resume: bool = False  # go on with a run that exists, although its driver may only seem dead
+    adopt: tuple[str, ...] = ()  # former run ids whose spilled rows are brought home
     remote_code: tuple[str, ...] = ()  # models that may run the Python code they come with
     ends_at: float | None = None  # when the report must be there, seconds since the epoch
+    budget: bool = False  # ``ends_at`` was counted from the start: no clock that is set moves it
+    charge: Charge | None = None  # of a driver that has a supervisor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,12 +105,17 @@ def run_grid(
     grid = _grid(source, options)
     _check_models(grid, options.remote_code)
     store = Store.open(options.results, options.name or grid.name)
-    if options.resume:
+    _tell(options, run=store.run, results=str(options.results.resolve()))
+    if options.resume and (store.exists or not _again(options)):
         store = Store.existing(options.results, store.run).resume()
         options = with_cards_of(store.path, options)
+    store.adopt(*options.adopt)
     with remote_code.permitted(options.remote_code), _session(options, grid) as session:
+        session = _with_its_nodes(options, session, say)
+        _tell(options, address=session.address, cards=cards_by_kind(session.nodes))
         _plan(options, grid, session, store)  # refused here, nothing is created
         with store, _owner(store).marks_this_process():
+            _tell(options, drives=True)
             # Once more under the lock: another driver may just have finished the same run.
             plan = _plan(options, grid, session, store)
             deadline = _deadline(options, plan)
@@ -242,15 +256,88 @@ def _session(options: RunOptions, grid: Grid) -> contextlib.AbstractContextManag
 
 
 def _plan(options: RunOptions, grid: Grid, session: Session, store: Store) -> Plan:
-    from orchestrator.planning import make_plan
+    from orchestrator.planning import estimator_for, make_plan
 
+    history = _history(store)
+    retry_failed, force = options.retry_failed, options.force
+    counting = history
+    if options.charge is not None and options.charge.again and (retry_failed or force):
+        # What the drivers before this one measured anew, as they were asked to, is not measured
+        # anew once more.
+        this_time = _attempts_since(store, options.charge.began)
+        counting = [
+            row
+            for row in history
+            if (row.job_id, row.attempt_number) in this_time or not (force or row.state in _RETRIED)
+        ]
+        retry_failed = force = False
     return make_plan(
         grid,
         session.nodes,
-        _history(store),
-        retry_failed=options.retry_failed,
-        force=options.force,
+        counting,
+        retry_failed=retry_failed,
+        force=force,
+        estimator=estimator_for(history, session.nodes),
     )
+
+
+def _attempts_since(store: Store, moment: float) -> set[tuple[str, int]]:
+    """Job and number of each attempt whose row was recorded since then."""
+    return {
+        (row.job_id, row.attempt_number)
+        for row in store.measurements()
+        if (row.recorded_at or 0.0) >= moment
+    }
+
+
+def _again(options: RunOptions) -> bool:
+    """Whether this driver was started because the one before it died."""
+    return options.charge is not None and options.charge.again
+
+
+def _tell(options: RunOptions, **facts: object) -> None:
+    """Tell the supervisor, if there is one."""
+    if options.charge is not None:
+        options.charge.tell(**facts)
+
+
+def cards_by_kind(nodes: Sequence[Node]) -> dict[str, int]:
+    """How many cards of each kind there are."""
+    found: dict[str, int] = {}
+    for node in nodes:
+        found[node.accelerator.value] = found.get(node.accelerator.value, 0) + len(
+            node.card_indices
+        )
+    return found
+
+
+def _with_its_nodes(options: RunOptions, session: Session, say: Say) -> Session:
+    """The session with the nodes that the cluster had before its head died: they come back one
+    after the other, and a plan for those that happen to be there would give up jobs for good.
+
+    Raises:
+        ClusterError: a kind of card does not come back at all.
+    """
+    charge = options.charge
+    if charge is None or not charge.again or session.look is None:
+        return session
+    deadline, told = time.monotonic() + _NODES_PATIENCE_S, False
+    while True:
+        there = cards_by_kind(session.nodes)
+        missing = {k: n - there.get(k, 0) for k, n in charge.cards.items() if n > there.get(k, 0)}
+        if not missing:
+            return session
+        what = ", ".join(f"{number} {kind}" for kind, number in missing.items())
+        if time.monotonic() > deadline:
+            if gone := [kind for kind in missing if kind not in there]:
+                raise ClusterError(f"no node with {', '.join(gone)} has come back to the cluster")
+            say(f"going on without {what} cards that the cluster had before")
+            return session
+        if not told:
+            say(f"waiting for the cluster's nodes: {what} cards are not back yet")
+            told = True
+        time.sleep(1.0)
+        session = replace(session, nodes=session.look())
 
 
 def _history(store: Store) -> list[PastRow]:
@@ -319,6 +406,8 @@ def _clear_up(store: Store, say: Say) -> None:
         say(f"ended what it left running here: {some}{more}")
     if store.rescued:
         say(f"{store.rescued} rows that it could write only elsewhere are here now")
+    for note in store.notes:
+        say(note)
     for attempt_id in store.interrupted:
         say(f"attempt {attempt_id} was running then: LOST, its job is tried again")
 
@@ -335,6 +424,7 @@ def _drive(
     say: Say,
 ) -> DriveResult:
     """Run the plan on the session's executor, which is started only if anything is to run."""
+    from orchestrator.clean_output import CleanView, clean_row
     from orchestrator.derive import measurement_of
     from orchestrator.driver import Driver, StopSignal
     from orchestrator.environment import provenance
@@ -349,14 +439,15 @@ def _drive(
     from orchestrator.scheduling.schedule import Schedule, ScheduleSettings
     from orchestrator.watchdog import Watchdog
     from orchestrator.worker.leftovers import Owner
+    from orchestrator.worker.redaction import redact
 
     owner = Owner.of_this_process()
     assert owner is not None
     origin = provenance()
-    board = Board(run=store.run, plan=plan, started_at=time.time())
+    board = Board(run=store.run, plan=plan, started_at=time.monotonic())
 
     def to_measurement(record: RecordRow) -> Measurement:
-        return measurement_of(
+        row = measurement_of(
             record,
             run=store.run,
             invocation_id=owner.invocation_id,
@@ -364,6 +455,7 @@ def _drive(
             provenance=origin,
             nodes=board.nodes or plan.nodes,
         )
+        return clean_row(row)
 
     # Signals are ours once the executor is open (Ray sets handlers of its own) and stay so until
     # it is closed: an impatient Ctrl-C must not leave processes behind.
@@ -379,7 +471,9 @@ def _drive(
         settings = ScheduleSettings()
         if deadline is not None:
             until, stop_s = deadline.work_until, deadline.stop_s
-            settings = replace(settings, work_until=until, stop_s=stop_s)
+            settings = replace(
+                settings, work_until=until, stop_s=stop_s, follow_clock=not options.budget
+            )
         schedule = Schedule(
             plan.jobs,
             settings,
@@ -395,9 +489,10 @@ def _drive(
             to_measurement=to_measurement,
             notes=Notes(run=store.run, invocation_id=owner.invocation_id, provenance=origin),
             board=board,
-            view=view,
+            view=CleanView(view),
             publish=session.publish,
-            write_status=lambda text: store.write_file("status.json", text),
+            trouble=lambda: getattr(executor, "trouble", ""),
+            write_status=lambda text: store.write_file("status.json", redact(text, os.environ)),
             # Of this very process it could end only all.
             watchdog=None if options.in_process else Watchdog(),
             stop=stop,

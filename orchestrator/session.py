@@ -30,6 +30,8 @@ class Session:
     nodes: tuple[Node, ...]
     executor: OpenExecutor
     publish: Callable[[RunStatus], object] = lambda _: None  # to whoever monitors the cluster
+    address: str = ""  # of a cluster that others keep running
+    look: Callable[[], tuple[Node, ...]] | None = None  # what its nodes are now
 
 
 def with_memory(nodes: Sequence[Node], card_memory_bytes: int | None = None) -> tuple[Node, ...]:
@@ -73,9 +75,11 @@ def emulated_session(
     @contextlib.contextmanager
     def executor(run: str, log_dir: Path) -> Iterator[Executor]:
         from orchestrator.on_ray.cluster import emulate
+        from orchestrator.on_ray.control_store import outlived
         from orchestrator.on_ray.executor import RayExecutor
 
         with (
+            outlived(),
             emulate(nodes),
             contextlib.closing(RayExecutor(run=run, log_dir=log_dir)) as opened,
         ):
@@ -97,6 +101,7 @@ def cluster_session(address: str | None, accelerators: Sequence[Accelerator]) ->
         ClusterError: there is none, or it cannot be joined.
     """
     from orchestrator.on_ray.cluster import connect
+    from orchestrator.on_ray.control_store import outlived
 
     @contextlib.contextmanager
     def executor(run: str, log_dir: Path) -> Iterator[Executor]:
@@ -105,12 +110,14 @@ def cluster_session(address: str | None, accelerators: Sequence[Accelerator]) ->
         with contextlib.closing(RayExecutor(run=run, accelerators=accelerators)) as opened:
             yield opened
 
-    with connect(address) as cluster:
+    with outlived(), connect(address) as cluster:
         yield Session(
             description=f"the Ray cluster at {cluster.address}",
             nodes=tuple(cluster.nodes()),
             executor=executor,
             publish=_publisher(),
+            address=cluster.address,
+            look=lambda: tuple(cluster.nodes()),
         )
 
 

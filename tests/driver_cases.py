@@ -205,7 +205,6 @@ class FakeExecutor:
                 worker_id=worker_id,
                 attempt_id=each.attempt_id,
                 phase="measure",
-                phase_started_at=self._clock.now,
             )
             for worker_id, each in self._busy.items()
         }

@@ -47,9 +47,7 @@ class ScriptedWorker:
         )
 
     def progress(self) -> Progress | None:
-        return Progress(
-            worker_id=self.config["name"], attempt_id="a-1", phase="warmup", phase_started_at=1.0
-        )
+        return Progress(worker_id=self.config["name"], attempt_id="a-1", phase="warmup")
 
     def failure(self, error: BaseException) -> Failure:
         return Failure(failure_class=FailureClass.ERROR, message=str(error))

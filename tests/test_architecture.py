@@ -146,3 +146,110 @@ def test_a_plan_loads_only_what_it_needs() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     assert "job_id" in done.stdout
+
+
+#: Every function that may read the time of day, and what for. A duration, a timeout or a backoff
+#: is none of these: the time of day is set now and then (``orchestrator/clock.py``).
+TIME_OF_DAY = {
+    "orchestrator/clock.py": {
+        "Interval": "where an interval of a row begins; its length is of the steady clock",
+        "CallAt.__init__": "a deadline is a time of day",
+    },
+    "orchestrator/commands/options.py": {
+        "ends_at": "the deadline of a budget that begins now",
+        "_deadline": "08:00 is the next one",
+    },
+    "orchestrator/commands/plan.py": {"_until": "how far a deadline is away, for people"},
+    "orchestrator/commands/run.py": {"_report_in_any_case": "a deadline is a time of day"},
+    "orchestrator/commands/simulate.py": {"run": "how far a deadline is away, for people"},
+    "orchestrator/commands/status.py": {
+        "job_lines": "how old a time of Ray's is",
+        "run_json": "how old a driver's last word is, which may be on another host",
+        "run_lines": "how old a driver's last word is, which may be on another host",
+    },
+    "orchestrator/driver.py": {"Driver": "for notes, the status and the deadline"},
+    "orchestrator/live.py": {"PlainView.line": "the time of day before each line of a log"},
+    "orchestrator/live_display.py": {"TerminalView.line": "the time of day before each line"},
+    "orchestrator/on_ray/submission.py": {"new_submission_id": "a name that people can place"},
+    "orchestrator/on_ray/examination.py": {
+        "NodeExaminer.now": "times of day of hosts are compared",
+        "clock_offset": "times of day of hosts are compared",
+    },
+    "orchestrator/report/__init__.py": {
+        "read_summary": "how old a driver's last word is, which may be on another host",
+    },
+    "orchestrator/results/lock.py": {
+        "Holder.this_process": "since when a run is held, for people",
+        "Holder.__str__": "since when a run is held, for people",
+        "RunLock._refusal": "since when a run is held, for people",
+    },
+    "orchestrator/running.py": {
+        "_deadline": "how much of the time until a deadline is the reserve",
+        "forecast_of": "how far a deadline is away",
+        "_drive.to_measurement": "when a row was recorded",
+    },
+    "orchestrator/watching/feed.py": {
+        "RunFeed.__init__": "how old the driver's last word was when the page was opened",
+    },
+}
+_READS = {
+    "time": {"time", "time_ns", "localtime", "gmtime", "ctime", "asctime", "strftime"},
+    "datetime": {"now", "utcnow", "today"},
+    "date": {"today"},
+}
+
+
+def readers_of_the_time_of_day(source: str) -> set[str]:
+    """The functions and classes, by qualified name, in which the time of day is named: called,
+    or handed over as a clock."""
+    found: set[str] = set()
+
+    def visit(node: ast.AST, scope: tuple[str, ...]) -> None:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            scope = (*scope, node.name)
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name | ast.Attribute):
+            owner = node.value.id if isinstance(node.value, ast.Name) else node.value.attr
+            if node.attr in _READS.get(owner, ()):
+                found.add(".".join(scope) or "<module>")
+        if isinstance(node, ast.ImportFrom) and node.module == "time":
+            names = {alias.name for alias in node.names} & _READS["time"]
+            found.update(f"from time import {name}" for name in names)
+        for child in ast.iter_child_nodes(node):
+            visit(child, scope)
+
+    visit(ast.parse(source), ())
+    return found
+
+
+@pytest.mark.parametrize("package", ["orchestrator", "workloads"])
+def test_the_time_of_day_is_read_only_where_somebody_wants_to_know_it(package: str) -> None:
+    """Durations are of a clock that never jumps. A new reader of the time of day says here why it
+    is one, and one that is gone is struck off."""
+    found = {
+        str(path.relative_to(ROOT)): readers
+        for path in modules(package)
+        if (readers := readers_of_the_time_of_day(path.read_text()))
+    }
+    allowed = {file: set(by) for file, by in TIME_OF_DAY.items() if file.startswith(package)}
+    assert found == allowed
+
+
+def test_every_way_to_read_the_time_of_day_is_seen() -> None:
+    """The check of the check."""
+    source = """
+import datetime, time
+from time import time_ns
+LIMIT = time.time() + 5
+def late(): return datetime.datetime.now() > then or datetime.date.today()
+class Poll:
+    clock: object = time.time
+    def due(self): return time.monotonic() > self.at
+    def stamp(self): return time.strftime("%H")
+"""
+    assert readers_of_the_time_of_day(source) == {
+        "from time import time_ns",
+        "<module>",
+        "late",
+        "Poll",
+        "Poll.stamp",
+    }

@@ -17,6 +17,7 @@ from orchestrator.driver import ROWS_WAIT_S, Driver, StopSignal
 from orchestrator.errors import ClusterError, StoreError, StoreLocked
 from orchestrator.events import (
     AttemptEnded,
+    ClockSet,
     Command,
     Event,
     NodeJoined,
@@ -171,6 +172,7 @@ class Case:
             write_status=write_status,
             stop=self.stop,
             clock=self.clock,
+            wall=self.clock,
             sleep=self.clock.sleep,
         )
 
@@ -182,7 +184,7 @@ def test_a_run_goes_from_the_first_event_to_run_finished() -> None:
     assert (result.finished, result.reason) == (True, "every job is terminal")
     assert [row.job_id for row in case.rows.kept] == [ONE.job_id, TWO.job_id]
     assert all(row.metrics.generated_tokens_per_s == pytest.approx(10) for row in case.rows.kept)
-    assert isinstance(case.script.events[0], Tick)
+    assert [type(event) for event in case.script.events[:2]] == [ClockSet, Tick]
     assert case.view.shown[-1].finished and case.view.shown[-1].done == 2
 
 

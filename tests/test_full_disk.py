@@ -103,6 +103,7 @@ class Night:
             write_status=self._write_status,
             stop=self.stop,
             clock=self.clock,
+            wall=self.clock,
             sleep=self.clock.sleep,
         )
         perform = self.executor.perform

@@ -27,7 +27,6 @@ def running(*outcomes: RankOutcome) -> Running:
     return Running(
         attempt=attempt,
         worker_ids=("a", "b"),
-        started_at=0.0,
         ended={outcome.rank: outcome for outcome in outcomes},
         first=next((o for o in outcomes if o.state is not State.SUCCEEDED), None),
     )

@@ -49,7 +49,7 @@ def record(
     row = RecordRow(job=job(1), state=state, reason=reason, final=final, attempt=tried)
     measurement = measurement_of(row, run="night", invocation_id="i", recorded_at=MOMENT)
     board.did(row, MOMENT)
-    board.measured(row, dataclasses.replace(measurement, **changes))
+    board.measured(row, dataclasses.replace(measurement, **changes), MOMENT)
 
 
 def test_a_card_shows_the_phase_its_worker_reports() -> None:
@@ -59,15 +59,15 @@ def test_a_card_shows_the_phase_its_worker_reports() -> None:
         worker_id="w1",
         attempt_id=attempt(job(1), node().cards[0]).attempt_id,
         phase="warmup",
-        phase_started_at=MOMENT + 8,
     )
     stale = dataclasses.replace(heard, attempt_id="another-1", phase="measure")
+    assert board.status(MOMENT + 6, {"w1": stale}).cards[0].phase == "start"
 
+    board.status(MOMENT + 8, {"w1": heard})
     (busy, free) = board.status(MOMENT + 10, {"w1": heard}).cards
     assert (busy.card, busy.phase, busy.phase_age_s) == ("hpu-1/HPU0", "warmup", 2.0)
     assert busy.job == job(1).label
     assert (free.card, free.phase, free.job) == ("hpu-1/HPU1", "free", "")
-    assert board.status(MOMENT + 10, {"w1": stale}).cards[0].phase == "start"
 
 
 def test_an_ended_attempt_leaves_its_worker_idle_and_a_stopped_worker_its_card_free() -> None:

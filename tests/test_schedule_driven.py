@@ -82,6 +82,7 @@ def drive(*jobs: Job, fits: int = 4, stop: StopSignal | None = None) -> list[Mea
         view=Quiet(),
         stop=stop or StopSignal(),
         clock=clock,
+        wall=clock,
         sleep=clock.sleep,
     ).drive()
     assert result.finished

@@ -117,7 +117,7 @@ def main() -> None:
             )
             executor = Together(stack.enter_context(contextlib.closing(ray)), workers)
             timed = Timed(store, workers)
-            board = Board(run="noop", plan=plan, started_at=time.time())
+            board = Board(run="noop", plan=plan, started_at=time.monotonic())
             Driver(
                 schedule=Schedule(jobs, ScheduleSettings(), estimator_for([], nodes)),
                 executor=executor,

@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from orchestrator import exit_codes
+from orchestrator.clock import CallAt, Interval
 from orchestrator.commands.options import add_deadline_arguments, add_notify_argument, ends_at
 from orchestrator.commands.plan import add_grid_arguments
+from orchestrator.errors import ControlStoreLost, NightgridError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from orchestrator.results.store import Store
     from orchestrator.running import RunOptions, RunOutcome
+    from orchestrator.supervised import Charge
 
+#: Set to anything, it means --no-restart.
+NO_RESTART_VARIABLE = "NIGHTGRID_NO_RESTART"
 #: When another process writes the report, should this one not have come to it: seconds before the
 #: deadline.
 _LAST_S = 20.0
@@ -31,6 +36,7 @@ examples:
   nightgrid run grids/smoke.yaml --emulate 2x8      emulated cards of this machine
   nightgrid run grids/smoke.yaml                    the Ray cluster that this shell is in
   nightgrid run grids/smoke.yaml --retry-failed     only what is missing, and what failed
+  nightgrid run --resume --adopt 3f0c9a51d2b7       and rows that a full disk kept elsewhere
 
 exit codes:
   0    every job succeeded, or is known not to fit or not to exist here
@@ -41,6 +47,8 @@ exit codes:
 
 The first Ctrl-C (or SIGTERM) lets running jobs end and starts no more, a second stops them too;
 every job still gets its row. A third ends at once.
+A driver that dies (killed, or ended by Ray because the cluster's head is gone) is started again
+once the head answers, and goes on with the run; --no-restart: it is not.
 Where results go: --results, else $NIGHTGRID_RESULTS, else ./results; inside a Ray job, whose
 working directory is thrown away, ~/nightgrid-results on the node that drives the run.
 """
@@ -56,6 +64,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="go on after a driver that died, also one on another host; without FILE: the newest "
         "run (or --run), with its grid and its cards",
+    )
+    parser.add_argument(
+        "--adopt",
+        metavar="ID",
+        action="append",
+        default=[],
+        help="bring rows of this former run id home that found no room on a full disk, after the "
+        "run's directory was copied or moved to another file system; may be repeated",
     )
     where = parser.add_mutually_exclusive_group()
     where.add_argument(
@@ -82,6 +98,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="let this model of the grid run the Python code that comes with it; may be repeated",
     )
+    parser.add_argument(
+        "--no-restart",
+        action="store_true",
+        help="do not watch over the driver and start it again when it dies (default where "
+        f"${NO_RESTART_VARIABLE} is set, and in a Ray job, which dies with its head)",
+    )
     parser.add_argument("--quiet", action="store_true", help="no progress, only the report")
     parser.add_argument(
         "--json",
@@ -94,17 +116,62 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Plan, measure, report and tell who asked; the exit code says how the jobs ended."""
+    from orchestrator.supervised import take_charge
+
+    charge = take_charge()
+    if charge is None and (command := _command_to_supervise(args)):
+        from orchestrator.supervisor import Supervisor
+
+        return Supervisor(command=command, notify=args.notify, ends_at=ends_at(args)).run()
+    code = 1
+    try:
+        code = _drive(args, charge)
+        return code
+    except ControlStoreLost as error:
+        if charge is not None:
+            charge.tell(again=str(error))
+        code = error.exit_code
+        raise
+    except NightgridError as error:
+        code = error.exit_code
+        raise
+    except KeyboardInterrupt:
+        code = exit_codes.INTERRUPTED
+        raise
+    finally:
+        if charge is not None:
+            charge.tell(ended=code)
+
+
+def _command_to_supervise(args: argparse.Namespace) -> list[str] | None:
+    """This process's own command, if a child should run it, with this process to watch over it. In
+    a Ray job nobody would be left to start it again; code that calls ``main`` wants no child."""
+    from orchestrator.results.directory import inside_ray_job
+
+    if args.in_process or args.no_restart or os.environ.get(NO_RESTART_VARIABLE):
+        return None
+    if inside_ray_job() or args.typed != sys.argv[1:]:
+        return None
+    typed = len(args.typed)
+    if sys.orig_argv[-typed:] != args.typed:
+        return None
+    return [sys.executable, *sys.orig_argv[1:]]
+
+
+def _drive(args: argparse.Namespace, charge: Charge | None) -> int:
     from orchestrator.errors import GridError
     from orchestrator.notify import hooks_of, notice_of_failure, notice_of_run, tell_all
 
     hooks = hooks_of(args.notify)  # refused before anything starts
-    source, options = _asked(args)
+    source, options = _asked(args, charge)
     try:
         outcome, page = _measure_and_report(source, options, as_json=args.json)
     except GridError:
         raise  # nothing was started, and whoever typed it is there
     except BaseException as error:
-        if hooks:
+        # Of a driver that is started again, its supervisor tells.
+        again = charge is not None and (isinstance(error, ControlStoreLost) or charge.again)
+        if hooks and not again:
             tell_all(hooks, notice_of_failure(source, options, error), _say_aside)
         raise
     code = exit_codes.INTERRUPTED
@@ -115,7 +182,7 @@ def run(args: argparse.Namespace) -> int:
     return code
 
 
-def _asked(args: argparse.Namespace) -> tuple[Path, RunOptions]:
+def _asked(args: argparse.Namespace, charge: Charge | None) -> tuple[Path, RunOptions]:
     """What is to be run, and how."""
     from orchestrator.errors import GridError, Problem
     from orchestrator.running import RunOptions, grid_to_resume
@@ -131,8 +198,11 @@ def _asked(args: argparse.Namespace) -> tuple[Path, RunOptions]:
         force=args.force,
         quiet=args.quiet,
         remote_code=tuple(args.remote_code),
-        resume=args.resume,
-        ends_at=ends_at(args),
+        resume=args.resume or (charge is not None and charge.again),
+        adopt=tuple(args.adopt),
+        ends_at=charge.ends_at if charge is not None else ends_at(args),
+        budget=args.budget is not None,
+        charge=charge,
     )
     source = args.grid
     if source is None:
@@ -173,19 +243,17 @@ def _report_in_any_case(source: Path, options: RunOptions) -> Iterator[None]:
     run = options.name or load_grid(source).name
     command = [sys.executable, "-m", "orchestrator", "report", run]
     command += ["--results", str(options.results.resolve())]
-    began = time.time()
+    rows = options.results / run / "rows"
+    before = _changed_at(rows)
 
     def write() -> None:
-        rows = options.results / run / "rows"
-        with contextlib.suppress(OSError):
-            if rows.stat().st_mtime >= began:  # else nothing was measured
-                subprocess.run(command, check=False, stdout=subprocess.DEVNULL)
+        if _changed_at(rows) != before:  # else nothing was measured
+            subprocess.run(command, check=False, stdout=subprocess.DEVNULL)
 
     timer = None
     if options.ends_at is not None:
-        timer = threading.Timer(max(0.0, options.ends_at - began - _LAST_S), write)
-        timer.daemon = True
-        timer.start()
+        now = Interval().until_now if options.budget else time.time
+        timer = CallAt(options.ends_at - _LAST_S, write, wall=now)
     try:
         yield
     except ClusterError:
@@ -194,6 +262,14 @@ def _report_in_any_case(source: Path, options: RunOptions) -> Iterator[None]:
     finally:
         if timer is not None:
             timer.cancel()
+
+
+def _changed_at(directory: Path) -> int:
+    """When a directory was last changed, by its file system's clock; 0 where there is none."""
+    try:
+        return directory.stat().st_mtime_ns
+    except OSError:
+        return 0
 
 
 def _report(store: Store, *, as_json: bool) -> Path:

@@ -121,7 +121,9 @@ def run_lines(store: Store) -> str:
     lines = [f"{store.run}: {summary_line(status)}"]
     age = time.time() - status.at
     if not status.finished:
-        lines.append(f"  as of {duration(age)} ago" + (" (is its driver alive?)" * (age > 60)))
+        silent = abs(age) > 60  # from the future: one of the two clocks was set
+        when = f"{duration(age)} ago" if age > -60 else f"{duration(-age)} from now by this clock"
+        lines.append(f"  as of {when}" + " (is its driver alive?)" * silent)
     for card in status.cards:
         if card.job:
             lines.append(f"  {card.card}  {card.phase} {duration(card.phase_age_s)}  {card.job}")

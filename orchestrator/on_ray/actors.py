@@ -29,6 +29,7 @@ from orchestrator.worker.leftovers import Owner, end_leftovers
 from orchestrator.worker.letters import Answers, Bag, InOrder
 from orchestrator.worker.node_workers import NodeWorkers
 from orchestrator.worker.process_server import wait_for_end
+from orchestrator.worker.redaction import redact
 from orchestrator.worker.wire import packed, unpacked
 from workloads.devices import device_class, environment_for
 from workloads.devices.release import idle_memory_bytes
@@ -96,7 +97,8 @@ class NodeAgent:
         owner = Owner.of_this_process()
         if owner is not None:
             for each in end_leftovers(owner):
-                print(f"ended, of an earlier driver: {each.pid} {each.command}", flush=True)
+                command = redact(each.command, os.environ)
+                print(f"ended, of an earlier driver: {each.pid} {command}", flush=True)
         session_logs = _ray_log_dir()
         logs = Path(log_dir) if log_dir else session_logs
         logs.mkdir(parents=True, exist_ok=True)
@@ -270,5 +272,5 @@ def _wait_for(path: str, server: subprocess.Popen[bytes], log: str) -> None:
 
     while not os.path.exists(path):
         if server.poll() is not None:
-            raise RuntimeError(f"the process server ended at once: {tail_of(log)}")
+            raise RuntimeError(f"the process server ended at once: {tail_of(log, os.environ)}")
         time.sleep(0.02)

@@ -29,8 +29,8 @@ def bare_nodes() -> Iterator[None]:
         return get_node(gcs_address, node_id)
 
     with (
-        _replaced(node.Node, "start_api_server", lambda *_, **__: None),
-        _replaced(services, "get_node", get_node_soon),
+        replaced(node.Node, "start_api_server", lambda *_, **__: None),
+        replaced(services, "get_node", get_node_soon),
     ):
         yield
 
@@ -49,7 +49,8 @@ def _wait_for(gcs_address: str, node_id: str) -> None:
 
 
 @contextlib.contextmanager
-def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Have another value for the block; nothing happens where there is none of this name."""
     before = getattr(owner, name, None)
     if before is None:
         yield

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,6 +14,9 @@ class Calls:
 
     def __init__(self) -> None:
         self._then: dict[Any, Then] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._then)
 
     def add(self, call: Any, then: Then) -> None:
         """Do this with the answer, when it is there."""
@@ -29,7 +31,6 @@ class Calls:
         import ray
 
         if not self._then:
-            time.sleep(timeout_s)
             return
         calls = list(self._then)
         if timeout_s > 0:

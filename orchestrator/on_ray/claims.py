@@ -3,31 +3,38 @@
 A node counts as joined when Ray has given its cards to our agent and the agent's process server
 listens. It has left when Ray says so, or when its agent or server died: then every worker on it is
 gone too, and if the node itself lives, it is claimed anew.
+
+All that needs Ray's control store is asked beside the loop (``control_store.py``). While it is
+silent no node is found and none is declared dead, the nodes that are ours work on, and no patience
+with anything else runs out.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import time
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from orchestrator import __version__
 from orchestrator.cluster import Node
-from orchestrator.errors import ClusterError
+from orchestrator.errors import ClusterError, ControlStoreLost
 from orchestrator.failure import Failure
 from orchestrator.job import Accelerator
 from orchestrator.on_ray.actors import HostFacts, NodeAgent
 from orchestrator.on_ray.calls import Calls
 from orchestrator.on_ray.cluster import node_of, nodes_of
+from orchestrator.on_ray.control_store import ControlStore, RayNode, is_absence
 from orchestrator.on_ray.correspondence import Correspondence
 from orchestrator.on_ray.failures import agent_failure, node_lost
 from orchestrator.on_ray.predecessors import owned
 from orchestrator.worker.leftovers import VARIABLE, Owner
 from orchestrator.worker.letters import Bag
+from orchestrator.worker.redaction import redact
 
 #: What a process on a node that computes on the CPU imports once, for all its workers.
 PRELOAD = (
@@ -40,6 +47,20 @@ PRELOAD = (
 )
 _CLAIM_PATIENCE_S = 60.0
 _RETRY_S = 5.0
+_LOOK_S = 0.1  # that the loop waits for an answer which mostly takes a few milliseconds
+_CLOSE_S = 15.0
+#: How long the control store may be silent while no node is ours. Nodes that Ray ends for want of
+#: it are gone after 60 s, and count as lost 20 s later; one that was only frozen is back before.
+SILENCE_PATIENCE_S = 90.0
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """What holds a node's cards in Ray's accounts, and the call by which its agent starts."""
+
+    group: Any  # placement group with one bundle
+    agent: Any
+    serve: Any
 
 
 @dataclass(slots=True)
@@ -47,10 +68,9 @@ class Claim:
     """A node whose cards are ours, or are being claimed."""
 
     node: Node
-    ray_node: Mapping[str, Any]
-    group: Any  # placement group with one bundle
-    agent: Any
+    ray_node: RayNode
     since: float
+    opened: Opened | None = None  # once the control store knows of it
     found: HostFacts | None = None
     letters: Correspondence | None = None  # once it has joined
 
@@ -58,6 +78,12 @@ class Claim:
     def joined(self) -> bool:
         """Whether its cards can be used."""
         return self.letters is not None
+
+    @property
+    def agent(self) -> Any:
+        """The actor on the node."""
+        assert self.opened is not None
+        return self.opened.agent
 
     @property
     def facts(self) -> HostFacts:
@@ -86,12 +112,14 @@ class Claims:
         preload: bool,
         clock: Callable[[], float],
         calls: Calls,
+        store: ControlStore,
         joined: Callable[[Claim], None],
         arrived: Callable[[Claim, Bag], None],
         left: Callable[[Claim, Failure], None],
     ) -> None:
         self._run = run
         self._calls = calls
+        self._store = store
         self._joined = joined
         self._arrived = arrived
         self._left = left
@@ -104,6 +132,8 @@ class Claims:
         self._next_poll = 0.0
         self._empty_since = clock()
         self._trouble = ""  # why the last claim came to nothing
+        self._looking = False  # whether the control store was asked and has not answered yet
+        self._error: Exception | None = None  # what its answer leads to, for ``poll``
 
     def of(self, node_id: str) -> Claim | None:
         """The claim on a node that has joined and not left."""
@@ -118,21 +148,60 @@ class Claims:
         """Compare Ray's list of nodes with ours, at most once a second.
 
         Raises:
+            ControlStoreLost: it has been silent for long, and no node is ours.
             ClusterError: not one node could be claimed for a minute.
         """
-        import ray
-
+        self._store.collect()
         now = self._clock()
         if now < self._next_poll:
             return
         self._next_poll = now + self.poll_interval_s
-        ray_nodes = {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
+        if not self._looking:
+            self._looking = True
+            self._store.ask(self._store.nodes, self._looked, wait_s=_LOOK_S)
+        self._mind_silence(now)
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+
+    def close(self) -> None:
+        """End every worker on every node and give the cards back."""
+        import ray
+
+        there = [claim for claim in self._claims.values() if claim.found is not None]
+        closing = [claim.agent.close.remote() for claim in there]
+        with contextlib.suppress(Exception):
+            ray.wait(closing, num_returns=len(closing), timeout=_CLOSE_S) if closing else None
+        for claim in self._claims.values():
+            if claim.letters is not None:
+                claim.letters.close()
+            self._release(claim)
+        self._claims.clear()
+        self._store.close(0.0 if self._store.silent_s else _CLOSE_S)
+
+    # ------------------------------------------------------------ what the control store says
+
+    def _looked(self, value: Any) -> None:
+        """Take up what the control store said."""
+        self._looking = False
+        if isinstance(value, BaseException):
+            if not is_absence(value):  # of a node's resources, say
+                self._error = value if isinstance(value, Exception) else ClusterError(str(value))
+            return
+        now = self._clock()
+        ray_nodes: Mapping[str, RayNode] = value
         for node_id, claim in list(self._claims.items()):
             if node_id not in ray_nodes:
                 self.lose(claim, node_lost("Ray declared it dead"))
             elif not claim.joined and now - claim.since > _CLAIM_PATIENCE_S:
                 self._trouble = f"the cards of {claim.node.name} are in use by others"
                 self.lose(claim, node_lost(self._trouble))
+        try:
+            self._claim_what_is_new(ray_nodes, now)
+        except ClusterError as error:
+            self._error = error
+
+    def _claim_what_is_new(self, ray_nodes: Mapping[str, RayNode], now: float) -> None:
         wanted = [
             node
             for node in nodes_of(ray_nodes.values())
@@ -149,57 +218,55 @@ class Claims:
             why = self._trouble or f"the cluster has no node with {kinds}"
             raise ClusterError(f"no card could be had for {_CLAIM_PATIENCE_S:.0f} s: {why}")
 
-    def close(self) -> None:
-        """End every worker on every node and give the cards back."""
-        import ray
-        from ray.util import remove_placement_group
-
-        there = [claim for claim in self._claims.values() if claim.found is not None]
-        closing = [claim.agent.close.remote() for claim in there]
-        with contextlib.suppress(Exception):
-            ray.wait(closing, num_returns=len(closing), timeout=15) if closing else None
+    def _mind_silence(self, now: float) -> None:
+        """While the control store is silent, no other patience runs out; its own does once there
+        is nothing left that works without it."""
+        silent_s = self._store.silent_s
+        if not silent_s:
+            return
+        patience_s = _RETRY_S if self._store.replaced else SILENCE_PATIENCE_S
+        if silent_s > patience_s and not self.joined():
+            raise ControlStoreLost(f"{self._store.trouble}, and no node of the cluster is left")
+        self._empty_since = now
         for claim in self._claims.values():
-            if claim.letters is not None:
-                claim.letters.close()
-            ray.kill(claim.agent)
-            remove_placement_group(claim.group)
-        self._claims.clear()
+            if not claim.joined:
+                claim.since = now
 
     # ------------------------------------------------------------ one node
 
-    def _claim(self, node: Node, ray_node: Mapping[str, Any], cards_on_host: int) -> None:
+    def _claim(self, node: Node, ray_node: RayNode, cards_on_host: int) -> None:
         """Ask for the node's free cards and start its agent; the answers come as calls end."""
-        bundle = _free_bundle(node)
-        if not bundle:
-            self._trouble = f"{node.name} has no free {node.accelerator} card"
-            self._retry_at[node.node_id] = self._clock() + _RETRY_S
-            return
-        from ray.util import placement_group
-
-        here = [{"ray.io/node-id": node.node_id}]
-        group = placement_group(
-            [bundle],
-            strategy="STRICT_PACK",
-            bundle_label_selector=here,
-            name=owned(f"cards of {node.name} {time.monotonic_ns()}"),
-        )
-        name = f"{self._run} agent of {node.name} {time.monotonic_ns()}"
-        claim = Claim(
-            node=node,
-            ray_node=ray_node,
-            group=group,
-            agent=_agent_in(group, bundle, owned(name)),
-            since=self._clock(),
-        )
+        claim = Claim(node=node, ray_node=ray_node, since=self._clock())
         self._claims[node.node_id] = claim
-        serve = claim.agent.serve.remote(
+        serve = (
             str(ray_node["NodeManagerAddress"]),
             node.accelerator.value,
             PRELOAD if self._preload and _computes_on_cpu(node) else (),
             cards_on_host,
             str(self._log_dir.resolve()) if self._log_dir else None,
         )
-        self._calls.add(serve, lambda value: self._facts_came(claim, value))
+        self._store.ask(
+            lambda: _open(self._run, node, serve), lambda value: self._opened(claim, value)
+        )
+
+    def _opened(self, claim: Claim, value: Any) -> None:
+        """Ray knows of the claim: wait for its agent."""
+        node = claim.node
+        current = self._claims.get(node.node_id) is claim
+        if isinstance(value, BaseException):
+            if current:
+                self._failed(claim, "its cards cannot be claimed", value)
+        elif value is None:
+            if current:
+                del self._claims[node.node_id]
+                self._trouble = f"{node.name} has no free {node.accelerator} card"
+                self._retry_at[node.node_id] = self._clock() + _RETRY_S
+        else:
+            claim.opened = value
+            if current:
+                self._calls.add(claim.opened.serve, lambda got: self._facts_came(claim, got))
+            else:  # it was given up meanwhile
+                self._release(claim)
 
     def _facts_came(self, claim: Claim, value: Any) -> None:
         """The agent has our cards and is at work: count the node as joined."""
@@ -236,8 +303,10 @@ class Claims:
         if bag.server_gone:
             self.lose(claim, node_lost("its process server died"))
 
-    def _failed(self, claim: Claim, what: str, error: Exception) -> None:
-        trouble = f"{claim.node.name}: {what}: {' '.join(str(error).split())[:500]}"
+    def _failed(self, claim: Claim, what: str, error: BaseException) -> None:
+        trouble = (
+            f"{claim.node.name}: {what}: {' '.join(redact(str(error), os.environ).split())[:500]}"
+        )
         if trouble != self._trouble:
             logging.getLogger(__name__).warning("node left out: %s", trouble)
         self._trouble = trouble
@@ -246,18 +315,52 @@ class Claims:
     def lose(self, claim: Claim, failure: Failure) -> None:
         """Forget a claim and end its agent, and with it every worker there; if the node is still
         there, it is claimed anew after a while."""
-        import ray
-        from ray.util import remove_placement_group
-
         if self._claims.get(claim.node.node_id) is not claim:
             return
         del self._claims[claim.node.node_id]
         self._retry_at[claim.node.node_id] = self._clock() + _RETRY_S
         if claim.letters is not None:
             claim.letters.close()
-            self._left(claim, failure)
-        ray.kill(claim.agent)
-        remove_placement_group(claim.group)
+            self._left(claim, self._with_silence(failure))
+        self._release(claim)
+
+    def _with_silence(self, failure: Failure) -> Failure:
+        """A node that is lost while the control store is silent was most likely lost by that."""
+        if not (trouble := self._store.trouble):
+            return failure
+        return replace(failure, message=f"{trouble}; {failure.message}")
+
+    def _release(self, claim: Claim) -> None:
+        """Have Ray end the agent and free the cards, if they were ever had."""
+        if claim.opened is not None:
+            opened, claim.opened = claim.opened, None
+            self._store.ask(lambda: _end(opened))
+
+
+def _open(run: str, node: Node, serve: Sequence[Any]) -> Opened | None:
+    """Claim a node's free cards, and start the agent that holds them; None if none is free."""
+    from ray.util import placement_group
+
+    bundle = _free_bundle(node)
+    if not bundle:
+        return None
+    group = placement_group(
+        [bundle],
+        strategy="STRICT_PACK",
+        bundle_label_selector=[{"ray.io/node-id": node.node_id}],
+        name=owned(f"cards of {node.name} {time.monotonic_ns()}"),
+    )
+    name = f"{run} agent of {node.name} {time.monotonic_ns()}"
+    agent = _agent_in(group, bundle, owned(name))
+    return Opened(group=group, agent=agent, serve=agent.serve.remote(*serve))
+
+
+def _end(opened: Opened) -> None:
+    import ray
+    from ray.util import remove_placement_group
+
+    ray.kill(opened.agent)
+    remove_placement_group(opened.group)
 
 
 def _runtime_env() -> dict[str, Any]:

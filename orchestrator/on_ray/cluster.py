@@ -14,21 +14,19 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import shutil
 import socket
-import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.cluster import Node
 from orchestrator.errors import ClusterError
 from orchestrator.job import Accelerator
 from orchestrator.on_ray.actors import threads_asked
-from orchestrator.on_ray.bare_nodes import bare_nodes
-from orchestrator.on_ray.token import MODE, missing_token, refused_token, take_own_token
+from orchestrator.on_ray.control_store import within
+from orchestrator.on_ray.private_ray import LOOPBACK, PrivateRay, joining_on_loopback, private_ray
+from orchestrator.on_ray.token import missing_token, refused_token, take_own_token
 
 #: Custom Ray resources by which a node says what Ray has no word for.
 EMULATED = "emulated"
@@ -37,10 +35,7 @@ SERVER_CARDS = "server_cards"  # when Ray was given only some of the server's ca
 CARD_MEMORY_MIB = "card_memory_mib"  # whole numbers: Ray takes no fractions above one
 
 _GAUDI_SERVER_CARDS = 8
-_OBJECT_STORE_BYTES = 80_000_000  # rows are small; Ray's least is 75 MiB
 _PROBE_TIMEOUT_S = 5.0
-#: Ray replaces 127.0.0.1 by the host's outer address, where an emulated cluster has no business.
-_LOOPBACK = "127.0.0.2"
 _VISIBLE = {Accelerator.HPU: "HABANA_VISIBLE_MODULES", Accelerator.GPU: "CUDA_VISIBLE_DEVICES"}
 
 
@@ -67,21 +62,19 @@ class RayCluster:
         return nodes_of(ray.nodes())
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class EmulatedCluster(RayCluster):
     """A cluster of this machine's own, to which nodes can be added and from which they can go."""
 
-    ray_cluster: Any = None  # ray.cluster_utils.Cluster
-    ray_nodes: dict[str, Any] = field(default_factory=dict)  # by node name
+    private: PrivateRay
 
     def add(self, node: Node) -> None:
         """Start a node; it is up on return."""
-        with bare_nodes():
-            self.ray_nodes[node.name] = self.ray_cluster.add_node(**_ray_node(node))
+        self.private.add_node(node.name, **_ray_node(node))
 
     def remove(self, name: str) -> None:
         """Kill a node and everything on it."""
-        self.ray_cluster.remove_node(self.ray_nodes.pop(name), allow_graceful=False)
+        self.private.remove_node(name)
 
 
 # ---------------------------------------------------------------- joining and starting
@@ -113,50 +106,37 @@ def connect(address: str | None = None) -> Iterator[RayCluster]:
 def emulate(nodes: Sequence[Node]) -> Iterator[EmulatedCluster]:
     """Start a cluster on this machine with these nodes, join it, and end it afterwards.
 
-    Everything listens on the loopback interface only. To be called from the main thread: Ray's
-    processes are told to die with the thread that starts them, however that ends.
+    Nobody else can use it (``private_ray.py``). To be called from the main thread.
 
     Raises:
         ClusterError: Ray cannot start here, this process is on a cluster already, or the
             environment asks for workers of no possible number of threads.
     """
-    import ray
-
     threads_asked()  # a bad one is told before anything starts
-
-    if ray.is_initialized():
-        raise ClusterError("this process has joined a Ray cluster already; it cannot emulate one")
-    from ray.cluster_utils import Cluster
-
-    # Ray's sockets lie in here, and a socket's path has at most 107 characters.
-    base = Path(tempfile.gettempdir() if len(tempfile.gettempdir()) < 24 else "/tmp")
-    _remove_leftovers(base)
-    temp_dir = tempfile.mkdtemp(prefix=f"ng-{os.getpid()}-", dir=base)
-    cluster = EmulatedCluster(address="", temp_dir=temp_dir, ray_cluster=Cluster())
     with contextlib.ExitStack() as stack:
-        stack.callback(shutil.rmtree, temp_dir, ignore_errors=True)
-        # Ray notes the address of the newest cluster in its temporary directory, where a
-        # stranger's `ray.init("auto")` would find this one.
-        settings: dict[str, str | None] = {
-            "RAY_USAGE_STATS_ENABLED": "0",
-            "RAY_ADDRESS": None,
-            "RAY_TMPDIR": temp_dir,
-        }
-        # Who joins sends its token: a head that was started without one would end our actors, so
-        # both know the same, even if Ray makes a token meanwhile.
-        take_own_token()
-        settings[MODE] = os.environ.get(MODE, "disabled")
-        stack.enter_context(_environment(**settings))
-        stack.callback(cluster.ray_cluster.shutdown)
+        private = stack.enter_context(private_ray())
+        cluster = EmulatedCluster(address="", temp_dir=str(private.directory), private=private)
         try:
-            _start_head(cluster.ray_cluster)
+            # The head holds no cards and runs no jobs. Nobody looks at what Ray's dashboard, its
+            # autoscaler and its reader of logs would tell: they would take longer to start than
+            # all else.
+            private.add_node(
+                "head",
+                num_cpus=0,
+                num_gpus=0,  # said, since Ray would count this machine's own
+                resources={Accelerator.HPU.value: 0},
+                include_dashboard=False,
+                include_log_monitor=False,
+                no_monitor=True,
+            )
             for node in nodes:
                 cluster.add(node)
         except Exception as error:
             raise ClusterError(f"cannot start an emulated Ray cluster: {error}") from error
-        cluster.address = cluster.ray_cluster.address
+        cluster.address = private.address
         stack.callback(_leave)
-        _join(cluster.address, _node_ip_address=_LOOPBACK)
+        with joining_on_loopback():
+            _join(cluster.address, _node_ip_address=LOOPBACK)
         yield cluster
 
 
@@ -216,26 +196,13 @@ def _join(address: str, **options: Any) -> None:
 
 
 def _leave() -> None:
+    """Leave the cluster. One whose control store is gone is not waited for."""
     import ray
 
-    ray.shutdown()
-
-
-def _start_head(cluster: Any) -> None:
-    """The head node holds no cards and runs no jobs. Nobody looks at what Ray's dashboard, its
-    autoscaler and its reader of logs would tell: they would take longer to start than all else."""
-    with bare_nodes():
-        cluster.add_node(
-            num_cpus=0,
-            num_gpus=0,  # said, since Ray would count this machine's own, which are not emulated
-            resources={Accelerator.HPU.value: 0},
-            node_name="head",
-            node_ip_address=_LOOPBACK,
-            object_store_memory=_OBJECT_STORE_BYTES,
-            include_dashboard=False,
-            include_log_monitor=False,
-            no_monitor=True,
-        )
+    if within(_PROBE_TIMEOUT_S, ray.nodes):
+        ray.shutdown()
+    else:
+        within(_PROBE_TIMEOUT_S, ray.shutdown)
 
 
 def _ray_node(node: Node) -> dict[str, Any]:
@@ -248,11 +215,8 @@ def _ray_node(node: Node) -> dict[str, Any]:
     if node.memory_bytes_per_card is not None:
         resources[CARD_MEMORY_MIB] = node.memory_bytes_per_card // 2**20
     arguments: dict[str, Any] = {
-        "node_name": node.name,
-        "node_ip_address": _LOOPBACK,
         "num_cpus": 0,
         "num_gpus": 0,
-        "object_store_memory": _OBJECT_STORE_BYTES,
         "resources": resources,
     }
     if node.accelerator is Accelerator.CPU:
@@ -265,44 +229,6 @@ def _ray_node(node: Node) -> dict[str, Any]:
         visible = ",".join(map(str, node.card_indices))
         arguments["env_vars"] = {_VISIBLE[node.accelerator]: visible}
     return arguments
-
-
-@contextlib.contextmanager
-def _environment(**values: str | None) -> Iterator[None]:
-    """Set variables (None: unset) for the block."""
-    before = {name: os.environ.get(name) for name in values}
-    try:
-        for name, value in values.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
-        yield
-    finally:
-        for name, old in before.items():
-            if old is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = old
-
-
-def _remove_leftovers(base: Path) -> None:
-    """Remove the directories of emulated clusters whose driver was killed."""
-    for path in base.glob("ng-*-*"):
-        pid = path.name.split("-")[1]
-        with contextlib.suppress(OSError):
-            if pid.isdigit() and path.stat().st_uid == os.getuid() and not _is_alive(int(pid)):
-                shutil.rmtree(path, ignore_errors=True)
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True
 
 
 # ---------------------------------------------------------------- what is in it (pure)

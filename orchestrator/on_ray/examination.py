@@ -23,6 +23,7 @@ from orchestrator.job import Accelerator
 from orchestrator.on_ray.calls import answer_of
 from orchestrator.on_ray.cluster import EMULATED, RayCluster, describe_cards, name_of
 from orchestrator.on_ray.submission import versions_here
+from orchestrator.worker.redaction import redact
 
 _ROUND_TRIPS = 5
 _PATIENCE_S = 2.0  # of one round trip
@@ -147,7 +148,11 @@ class NodeExaminer:
         return examine(**wanted)
 
 
-def clock_offset(now: Any, clock: Callable[[], float] = time.time) -> ClockOffset:
+def clock_offset(
+    now: Any,
+    clock: Callable[[], float] = time.time,
+    steady: Callable[[], float] = time.monotonic,
+) -> ClockOffset:
     """The offset of the clock behind ``now.remote()``, from the shortest of a few round trips.
 
     The answer was given at some moment of the round trip, so the middle is wrong by half at most.
@@ -156,9 +161,9 @@ def clock_offset(now: Any, clock: Callable[[], float] = time.time) -> ClockOffse
 
     best: ClockOffset | None = None
     for _ in range(_ROUND_TRIPS):
-        sent = clock()
+        sent, began = clock(), steady()
         there = ray.get(now.remote(), timeout=_PATIENCE_S)
-        took = clock() - sent
+        took = steady() - began
         if best is None or took / 2 < best.bound_s:
             best = ClockOffset(offset_s=there - (sent + took / 2), bound_s=took / 2)
     assert best is not None
@@ -291,5 +296,5 @@ def _session_dir() -> str:
 
 
 def _line(error: Any) -> str:
-    text = " ".join(str(error).split()) or type(error).__name__
+    text = " ".join(redact(str(error), os.environ).split()) or type(error).__name__
     return f"its examiner failed: {text[:300]}"

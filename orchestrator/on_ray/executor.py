@@ -39,6 +39,7 @@ from orchestrator.failure import Failure, FailureClass
 from orchestrator.job import Accelerator, State
 from orchestrator.on_ray.calls import Calls
 from orchestrator.on_ray.claims import Claim, Claims
+from orchestrator.on_ray.control_store import ControlStore
 from orchestrator.on_ray.failures import node_lost
 from orchestrator.on_ray.predecessors import end_predecessors
 from orchestrator.on_ray.workers import Running, Worker
@@ -63,7 +64,7 @@ class RayExecutor:
         log_dir: where workers log, if every node can write there; else each node's Ray session.
         factory: "module:callable" that makes the worker inside its process.
         preload: whether nodes that compute on the CPU import torch once and fork their workers.
-        clock: the clock of the events, seconds since the epoch.
+        clock: the clock of the events and of every timeout; it never jumps.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class RayExecutor:
         log_dir: Path | None = None,
         factory: str = "orchestrator.worker.card_worker:CardWorker",
         preload: bool = True,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._factory = factory
         self._clock = clock
@@ -84,6 +85,7 @@ class RayExecutor:
         self._telemetry: dict[str, Mapping[Card, CardTelemetry]] = {}  # by node id
         self._calls = Calls()
         self._events: deque[Event] = deque()
+        self._store = ControlStore()
         for name in end_predecessors():
             logging.getLogger(__name__).warning("ended, of an earlier driver of the run: %s", name)
         self._claims = Claims(
@@ -93,6 +95,7 @@ class RayExecutor:
             preload=preload,
             clock=clock,
             calls=self._calls,
+            store=self._store,
             joined=self._node_joined,
             arrived=self._bag_came,
             left=self._node_left,
@@ -117,6 +120,7 @@ class RayExecutor:
         """What happened since the last call; waits up to ``timeout_s`` for something.
 
         Raises:
+            ControlStoreLost: Ray's control store is gone, and with it all nodes.
             ClusterError: no node could be claimed for a minute.
         """
         deadline = time.monotonic() + timeout_s
@@ -125,7 +129,7 @@ class RayExecutor:
             for claim in self._claims.joined():
                 claim.mail.send()
             left = max(0.0, deadline - time.monotonic())
-            self._calls.wait(0.0 if self._events else min(left, self._claims.poll_interval_s))
+            self._wait(0.0 if self._events else min(left, self._claims.poll_interval_s))
             self._give_up_waiting()
             if self._events or left == 0.0:
                 break
@@ -141,12 +145,25 @@ class RayExecutor:
         """What the cards of real nodes say of themselves, as last heard."""
         return {card: read for cards in self._telemetry.values() for card, read in cards.items()}
 
+    @property
+    def trouble(self) -> str:
+        """What is wrong with the cluster, while work goes on; empty if nothing is."""
+        return self._store.trouble
+
     def close(self) -> None:
         """Stop every worker and release every card."""
         self._claims.close()
         self._workers.clear()
         self._running.clear()
         self._calls.clear()
+
+    def _wait(self, timeout_s: float) -> None:
+        """Wait for an answer of an agent; before there is any agent, for the control store's."""
+        if self._calls:
+            self._calls.wait(timeout_s)
+        else:
+            self._store.wait(timeout_s)
+        self._store.collect()
 
     # ------------------------------------------------------------ workers
 
@@ -234,7 +251,7 @@ class RayExecutor:
 
     def _run_attempt(self, command: RunAttempt) -> None:
         attempt = command.attempt
-        running = Running(attempt=attempt, worker_ids=command.worker_ids, started_at=self._clock())
+        running = Running(attempt=attempt, worker_ids=command.worker_ids)
         self._running[attempt.attempt_id] = running
         workers = [self._workers.get(worker_id) for worker_id in command.worker_ids]
         for worker in workers:
@@ -307,8 +324,8 @@ class RayExecutor:
         outcome = RankOutcome(
             rank=rank,
             state=State.LOST,
-            started_at=running.started_at,
-            ended_at=self._clock(),
+            started_at=running.lasted.started_at,
+            ended_at=running.lasted.until_now(),
             failure=failure or Failure(failure_class=FailureClass.CRASH, message=message),
             worker=worker.info if worker else None,
         )

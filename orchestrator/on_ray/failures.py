@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
+
 from orchestrator.failure import Failure, FailureClass
+from orchestrator.worker.redaction import redact
 
 
 def agent_failure(error: Exception) -> Failure:
     """The failure of a node whose agent is gone, with Ray's exception."""
     from ray.exceptions import ActorUnavailableError, NodeDiedError, OutOfMemoryError
 
-    text = str(error).strip()
+    text = redact(str(error).strip(), os.environ)
     line = " ".join(text.split())[:500]
     kind = FailureClass.NODE_LOST
     # Ray 2.60 puts its words about memory into whatever exception the call has.

@@ -28,6 +28,7 @@ from orchestrator.environment import GIT_COMMIT_VARIABLE, GIT_DIRTY_VARIABLE, gi
 from orchestrator.errors import SubmitError
 from orchestrator.on_ray.token import asks_for_token, missing_token, take_own_token, token_advice
 from orchestrator.results.directory import VARIABLE as RESULTS_VARIABLE
+from orchestrator.worker.redaction import redact
 
 DEFAULT_PORT = 8265
 _TIMEOUT_S = 5.0
@@ -335,5 +336,5 @@ def _info(job: Any) -> JobInfo:
 
 
 def _line(error: BaseException, limit: int = 500) -> str:
-    text = " ".join(str(error).split()) or type(error).__name__
+    text = " ".join(redact(str(error), os.environ).split()) or type(error).__name__
     return text if len(text) <= limit else text[: limit - 1] + "…"

@@ -10,9 +10,54 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import secrets
 from pathlib import Path
+from typing import Any
+
+from orchestrator.errors import ClusterError
 
 MODE, TOKEN, TOKEN_PATH = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
+
+
+_TOKEN_BYTES = 32
+#: With these Ray takes its token from somewhere else, or has the cluster manager judge it.
+_KUBERNETES = "RAY_ENABLE_K8S_TOKEN_AUTH"
+
+
+def new_token(directory: Path) -> dict[str, str | None]:
+    """Write a random token into ``directory``, for this user alone, and return the variables by
+    which a process asks for it and sends it (None: not set).
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    path = directory / "token"
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(secrets.token_hex(_TOKEN_BYTES))
+    return {MODE: "token", TOKEN: None, TOKEN_PATH: str(path), _KUBERNETES: None}
+
+
+def read_environment_again() -> None:
+    """Have this process's Ray follow the environment of now: it keeps the token that it once read,
+    which belongs to another cluster. If the environment names a token that is not there, Ray goes
+    on with what it has, since it aborts the process where it finds none.
+
+    Raises:
+        ClusterError: this version of Ray knows no tokens, so a cluster cannot be closed to others.
+    """
+    try:
+        from ray import _raylet
+
+        loader: Any = _raylet.AuthenticationTokenLoader  # type: ignore[attr-defined]  # compiled
+        config: Any = _raylet.Config  # type: ignore[attr-defined]
+    except (ImportError, AttributeError) as error:
+        raise ClusterError(
+            "this version of Ray cannot ask for a token, so that everyone who reaches a cluster's "
+            "ports could run code here; install Ray 2.52 or later (pip install 'ray>=2.52')"
+        ) from error
+    if missing_token() is None:
+        config.initialize("")  # first: threads that still end would look for a token that is gone
+        loader.instance().reset_cache()
 
 
 def asks_for_token(error: BaseException) -> bool:

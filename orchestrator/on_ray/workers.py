@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from orchestrator.attempt import Attempt, Outcome, RankOutcome, WorkerInfo
+from orchestrator.clock import Interval
 from orchestrator.cluster import Card
 from orchestrator.failure import Failure, FailureClass
 from orchestrator.job import State
@@ -31,7 +32,7 @@ class Running:
 
     attempt: Attempt
     worker_ids: tuple[str, ...]
-    started_at: float
+    lasted: Interval = field(default_factory=Interval)
     waiting: bool = False  # for the rendezvous of a gang; no rank was told to run yet
     ended: dict[int, RankOutcome] = field(default_factory=dict)
     first: RankOutcome | None = None  # the rank that failed first

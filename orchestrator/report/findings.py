@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from orchestrator.ratio import Ratio
 from orchestrator.report import cells, units
-from orchestrator.report.grouping import described, distinguishing, unusual
+from orchestrator.report.grouping import Differences, described, unusual
 from orchestrator.report.published import REFERENCES
 from orchestrator.report.summary import Summary
 
@@ -42,10 +42,10 @@ def ratio_text(ratio: Ratio) -> str:
 
 
 def _effects(summary: Summary) -> Finding:
-    settings = [effect.setting for effect in summary.effects]
+    apart = Differences.among([effect.setting for effect in summary.effects])
     rows = []
     for effect in summary.effects:
-        about = described(distinguishing(effect.setting, settings))
+        about = described(apart.of(effect.setting))
         batches = ",".join(pair.row.batch_size_requested for pair in effect.pairs)
         rows.append(
             (

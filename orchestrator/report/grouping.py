@@ -110,9 +110,15 @@ def settings_of(rows: Sequence[Measurement]) -> dict[str, Setting]:
 
 def varying_parameters(settings: Iterable[Setting]) -> frozenset[str]:
     """Names of the workload parameters whose value is not the same in all settings."""
-    tables = [dict(setting.parameters) for setting in settings]
-    names = {name for table in tables for name in table}
-    return frozenset(n for n in names if len({table.get(n) for table in tables}) > 1)
+    values: dict[str, set[str]] = {}
+    having: Counter[str] = Counter()
+    count = 0
+    for setting in settings:
+        count += 1
+        for name, value in dict(setting.parameters).items():
+            values.setdefault(name, set()).add(value)
+            having[name] += 1
+    return frozenset(n for n, known in values.items() if len(known) > 1 or having[n] < count)
 
 
 def shared_facts(settings: Sequence[Setting]) -> dict[str, str]:
@@ -131,17 +137,28 @@ def shared_facts(settings: Sequence[Setting]) -> dict[str, str]:
     return {name: value for name, value in facts.items() if value}
 
 
-def distinguishing(setting: Setting, settings: Sequence[Setting]) -> dict[str, str]:
-    """What tells ``setting`` from the others besides model and device: dataset, engine, …"""
-    facts: dict[str, str] = {}
-    for name in ("workload", "dataset", "engine", "isolation"):
-        if len({getattr(other, name) for other in settings}) > 1:
-            facts[name] = getattr(setting, name)
-    varying = varying_parameters(settings)
-    for name, value in setting.parameters:
-        if name in varying:
-            facts[name.replace("_", " ")] = value
-    return {name: value for name, value in facts.items() if value}
+@dataclass(frozen=True, slots=True)
+class Differences:
+    """The facts in which some settings differ, besides model and device. Found once for all of
+    them: a grid may have ten thousand settings, and each is told from the others."""
+
+    fields: tuple[str, ...]  # of ``Setting``
+    parameters: frozenset[str]
+
+    @classmethod
+    def among(cls, settings: Sequence[Setting]) -> Differences:
+        """The differences among these settings."""
+        names = ("workload", "dataset", "engine", "isolation")
+        fields = tuple(n for n in names if len({getattr(one, n) for one in settings}) > 1)
+        return cls(fields=fields, parameters=varying_parameters(settings))
+
+    def of(self, setting: Setting) -> dict[str, str]:
+        """The values of one of them: what tells it from the others."""
+        facts = {name: getattr(setting, name) for name in self.fields}
+        for name, value in setting.parameters:
+            if name in self.parameters:
+                facts[name.replace("_", " ")] = value
+        return {name: value for name, value in facts.items() if value}
 
 
 def unusual(settings: Iterable[Setting]) -> dict[Setting, dict[str, str]]:

@@ -131,7 +131,7 @@ def _heat_map(number: int, table: Table) -> Image:
 
 def _share(table: Table, precision: str, size: str) -> float:
     row = table.cells.get((precision, size))
-    top = max((cell.metrics.throughput or 0.0 for cell in table.cells.values()), default=0.0)
+    top = table.top
     value = row.metrics.throughput if row else None
     return (value or 0.0) / top if top and math.isfinite(top) else 0.0
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from orchestrator.measurement import Measurement
 from orchestrator.report import cells, units
 from orchestrator.report.findings import Finding, findings
-from orchestrator.report.grouping import described, distinguishing
+from orchestrator.report.grouping import Differences, described
 from orchestrator.report.safe import markdown, tail
 from orchestrator.report.summary import SHORT_STATE, STATE_MEANING, Summary, Table
 
@@ -55,10 +55,10 @@ def _headline(summary: Summary) -> str:
 def _contests(summary: Summary) -> str:
     if not summary.contests:
         return ""
-    settings = [contest.setting for contest in summary.contests]
+    apart = Differences.among([contest.setting for contest in summary.contests])
     lines = []
     for contest in summary.contests:
-        about = described(distinguishing(contest.setting, settings))
+        about = described(apart.of(contest.setting))
         lines.append(
             [
                 markdown(contest.setting.model),

@@ -22,7 +22,7 @@ from orchestrator.report.causes import SETTLED, STATE_ORDER
 from orchestrator.report.contests import interval
 from orchestrator.report.drawing import precision_style
 from orchestrator.report.figures import clipped, throughput_curve
-from orchestrator.report.grouping import Setting, described, distinguishing, unusual
+from orchestrator.report.grouping import Differences, Setting, described, unusual
 from orchestrator.report.payload import payload
 from orchestrator.report.plots import (
     MOST_LINES,
@@ -69,8 +69,8 @@ def render(summary: Summary, measurements: Sequence[Measurement]) -> str:
             OPEN_TABLES=OPEN_TABLES,
             LISTED=LISTED,
             described=described,
-            contest_settings=[contest.setting for contest in summary.contests],
-            distinguishing=distinguishing,
+            apart=Differences.among,
+            contests_apart=Differences.among([one.setting for one in summary.contests]),
             index={row.job_id: number for number, row in enumerate(summary.rows)},
             OPEN_FRONTS=OPEN_FRONTS,
             OPEN_EFFECTS=OPEN_EFFECTS,
@@ -84,7 +84,7 @@ def render(summary: Summary, measurements: Sequence[Measurement]) -> str:
             roofline_figure=roofline_figure,
             ratio_bars=ratio_bars,
             scaling_groups=scaling_groups(summary.scalings),
-            scaling_settings=[one.setting for one in summary.scalings],
+            scaling_apart=Differences.among([one.setting for one in summary.scalings]),
             unusual=unusual(summary.settings[one.row.job_id] for one in summary.steps),
             roofline_groups=roofline_groups(summary.roofline.shares),
             heat=heat,
@@ -98,8 +98,7 @@ def render(summary: Summary, measurements: Sequence[Measurement]) -> str:
 
 def heat(table: Table, row: Measurement) -> float:
     """How dark a cell is, 0 to 1: its throughput as a share of the table's highest."""
-    values = [cell.metrics.throughput or 0.0 for cell in table.cells.values()]
-    top = max(values, default=0.0)
+    top = table.top
     return round((row.metrics.throughput or 0.0) / top, 3) if top else 0.0
 
 

@@ -15,7 +15,7 @@ from orchestrator.job import State
 from orchestrator.measurement import Measurement
 from orchestrator.report import cells
 from orchestrator.report.contests import memory_kind, peak_memory_bytes
-from orchestrator.report.grouping import described, distinguishing
+from orchestrator.report.grouping import Differences, described
 from orchestrator.report.safe import finite, one_line, tail, visible
 from orchestrator.report.summary import SHORT_STATE, STATE_MEANING, Summary
 
@@ -52,7 +52,8 @@ def _columns(summary: Summary, measurements: Sequence[Measurement]) -> Json:
         if row.started_at is not None:
             attempts[row.job_id] = attempts.get(row.job_id, 0) + 1
     distinct = sorted(set(summary.settings.values()))
-    about = {setting: described(distinguishing(setting, distinct)) for setting in distinct}
+    apart = Differences.among(distinct)
+    about = {setting: described(apart.of(setting)) for setting in distinct}
     shared_settings = summary.settings
     texts: dict[str, Read] = {
         "state": lambda r: str(r.state),

@@ -29,8 +29,8 @@ from orchestrator.report.contests import Contest, hold_contests
 from orchestrator.report.effects import Defaults, Effect, effects_of
 from orchestrator.report.fronts import Front, fronts_of
 from orchestrator.report.grouping import (
+    Differences,
     Setting,
-    distinguishing,
     newest_final,
     precision_rank,
     settings_of,
@@ -87,6 +87,7 @@ class Table:
     cells: Mapping[tuple[str, str], Measurement]  # by (precision, batch size)
     best: str | None  # job id of the highest throughput
     tied: frozenset[str]  # job ids whose interval overlaps the best's
+    top: float = 0.0  # highest throughput of its cells
 
     @property
     def title(self) -> str:
@@ -199,24 +200,26 @@ def _tables(rows: Sequence[Measurement], settings: Mapping[str, Setting]) -> tup
     groups: dict[Setting, list[Measurement]] = {}
     for row in rows:
         groups.setdefault(settings[row.job_id], []).append(row)
-    every = list(groups)
-    return tuple(_table(setting, group, every) for setting, group in groups.items())
+    apart = Differences.among(list(groups))
+    return tuple(_table(setting, group, apart) for setting, group in groups.items())
 
 
-def _table(setting: Setting, rows: list[Measurement], every: list[Setting]) -> Table:
+def _table(setting: Setting, rows: list[Measurement], apart: Differences) -> Table:
     contests = hold_contests(rows, {row.job_id: setting for row in rows})
     # A table has one unit; were there two, the one with more rows is ranked.
     contest = max(contests, key=lambda c: c.contenders, default=None)
+    cells = {(row.precision, batch_column(row)): row for row in rows}
     return Table(
         setting=setting,
         experiments=tuple(dict.fromkeys(row.experiment for row in rows)),
-        about=distinguishing(setting, every),
+        about=apart.of(setting),
         unit=contest.unit if contest else "",
         precisions=tuple(sorted({row.precision for row in rows}, key=precision_rank)),
         batch_sizes=tuple(sorted({batch_column(row) for row in rows}, key=_batch_rank)),
-        cells={(row.precision, batch_column(row)): row for row in rows},
+        cells=cells,
         best=contest.fastest.job_id if contest else None,
         tied=frozenset(row.job_id for row in contest.tied) if contest else frozenset(),
+        top=max((row.metrics.throughput or 0.0 for row in cells.values()), default=0.0),
     )
 
 

@@ -12,7 +12,7 @@ from rich.text import Text
 from orchestrator.job import State
 from orchestrator.report import cells, units
 from orchestrator.report.findings import findings
-from orchestrator.report.grouping import described, distinguishing
+from orchestrator.report.grouping import Differences, described
 from orchestrator.report.safe import one_line, tail, visible
 from orchestrator.report.summary import SHORT_STATE, STATE_MEANING, Summary, Table
 from orchestrator.report.timeline import Lane
@@ -90,11 +90,11 @@ def _contests(summary: Summary, console: Console) -> None:
     if not summary.contests:
         return
     _heading(console, "Best setting for each model and device")
-    settings = [contest.setting for contest in summary.contests]
+    apart = Differences.among([contest.setting for contest in summary.contests])
     for contest in summary.contests[:MOST_LINES]:
         console.print()
         _say(console, f"{contest.setting.model} · {contest.setting.where}", "cyan")
-        about = described(distinguishing(contest.setting, settings))
+        about = described(apart.of(contest.setting))
         if about:
             _say(console, f"  {about}", "dim")
         best = contest.fastest

@@ -103,3 +103,27 @@ def read(path: Path) -> bytes:
 def is_there(path: Path) -> bool:
     """Whether the name is taken, also by a link that leads nowhere."""
     return os.path.lexists(path)
+
+
+def read_small(path: Path, most_bytes: int) -> bytes:
+    """The content of an ordinary file that is no link and not longer than ``most_bytes``.
+
+    Raises:
+        OSError: it cannot be read, or is something else.
+    """
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        found = os.fstat(handle)
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(errno.EINVAL, "it is no ordinary file")
+        if found.st_size > most_bytes:
+            raise OSError(errno.EFBIG, f"it has {found.st_size:,} bytes")
+        return os.read(handle, most_bytes)
+    finally:
+        os.close(handle)
+
+
+def numbers(directory: Path) -> tuple[int, int, int]:
+    """The device and inode number of a directory, and the id of its file system."""
+    found = os.stat(directory)
+    return found.st_dev, found.st_ino, os.statvfs(directory).f_fsid

@@ -114,7 +114,7 @@ class RunLock:
                 if alive is None and self._silent_s(guard) > self.silence_means_death_s:
                     alive = False
                 if alive is not False:
-                    raise StoreLocked(self._refusal(dead, alive))
+                    raise StoreLocked(self._refusal(dead, alive, self._silent_s(guard), here=me))
                 self.path.unlink()
             self._create(me)
         self._released = threading.Event()
@@ -154,7 +154,7 @@ class RunLock:
             rival = self.holder()
             if rival is None:
                 raise StoreLocked(f"another driver was quicker to take {self.path}") from None
-            raise StoreLocked(self._refusal(rival, None)) from None
+            raise StoreLocked(self._refusal(rival, None, 0.0, here=me)) from None
         except OSError as error:
             raise StoreError(f"cannot lock {self.path}: {error.strerror or error}") from error
         finally:
@@ -217,12 +217,16 @@ class RunLock:
             self._file.close()
         self._holder = self._file = None
 
-    def _refusal(self, holder: Holder, alive: bool | None) -> str:
+    def _refusal(self, holder: Holder, alive: bool | None, silent_s: float, *, here: Holder) -> str:
         age = _duration(time.time() - holder.locked_at)
         text = f"run {self._directory.name!r} is held by process {holder.pid} on {holder.host}"
-        text += f" for {age}"
-        with contextlib.suppress(OSError):
-            text += f", last seen {_duration(time.time() - self.path.stat().st_mtime)} ago"
+        text += f" for {age}, last seen {_duration(silent_s)} ago"
+        if alive and holder.flocked and holder.on_kernel_of(here) and _flock_is_free(self.path):
+            # It keeps its own lock file locked; this one came with a copy of the directory.
+            return (
+                f"{text}, says {self.path}, which was copied from that process's own. If this run "
+                f"is a copy that nobody works on, delete {self.path}."
+            )
         if alive:
             return f"{text}. Wait for it, stop it, or use another --run name."
         return (
@@ -252,9 +256,13 @@ def _flock(file: IO[str], *, wait: bool = False) -> bool:
 
 
 def _flock_is_free(path: Path) -> bool:
-    """Whether no living process of this kernel holds the file locked."""
-    with path.open("r") as file:
-        return _flock(file)
+    """Whether no living process of this kernel holds the file locked; false where that cannot be
+    found out."""
+    try:
+        with path.open("r") as file:
+            return _flock(file)
+    except OSError:
+        return False
 
 
 def _inode(path: Path) -> tuple[int, int]:

@@ -7,7 +7,8 @@
     <results>/<run>/begun.log         of each attempt that runs now, what its row is made of should
                                       its driver die (``begun.py``)
     <results>/<run>/.reserve          room that is given up for status and report on a full disk
-    <results>/<run>/run.id            by which a driver's processes are known (``leftovers.py``)
+    <results>/<run>/run.id            by which a driver's processes and spilled rows are known, and
+                                      the directory whose id it is (``identity.py``)
 
 A row is durable when ``append`` returns. Readers need no lock and may read while a run writes.
 Our own reader verifies every file, reports damage (``Contents.damaged``) and sees each row once,
@@ -23,7 +24,7 @@ import contextlib
 import json
 import logging
 import os
-import secrets
+import shlex
 import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -36,7 +37,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.errors import SchemaMismatch, StoreError, StoreFull
 from orchestrator.history import PastRow
 from orchestrator.job import Accelerator, Scalar, State
-from orchestrator.results import disk, fragments
+from orchestrator.results import disk, fragments, identity
 from orchestrator.results.fragments import Damage
 from orchestrator.results.lock import SILENCE_S, Holder, RunLock
 from orchestrator.results.scan import COVERS_KEY, Scan, scan_rows
@@ -110,6 +111,9 @@ class Store:
         self.taken_over_from: Holder | None = None
         self.interrupted: tuple[str, ...] = ()  # attempts that a predecessor's death ended
         self.rescued = 0  # rows that a predecessor could write only elsewhere
+        self.notes: tuple[str, ...] = ()  # about the run's id, for the user
+        self._identity: identity.Identity | None = None
+        self._adopts: tuple[str, ...] = ()  # former ids whose spilled rows come home
         self._spilled: dict[str, Path] = {}  # by the name of the row's file
         self._lock = RunLock(self.path)
 
@@ -165,7 +169,11 @@ class Store:
         try:
             for damage in fragments.recover(self.tables_path, self.quarantine_path):
                 _LOG.warning("set aside as %s: %s", damage.path, damage.reason)
-            self._adopt_spilled()
+            self._identity = identity.identify(self.path, self.quarantine_path)
+            self._bring_home(self.run_id)
+            for run_id in self._adopts:
+                self._adopt(run_id)
+            self.notes = (*self._identity.notes, *self._spilled_by_former_ids())
             self.interrupted = self._record_interrupted()
             with contextlib.suppress(StoreError):  # whoever writes rows will hear of it
                 self.make_reserve()
@@ -178,6 +186,19 @@ class Store:
         """Let ``with store:`` take the run from a holder on another host, whose death cannot be
         seen from here, if it has given no sign of life for a minute."""
         self._lock.silence_means_death_s = SILENCE_S
+        return self
+
+    def adopt(self, *run_ids: str) -> Store:
+        """Let ``with store:`` bring home the spilled rows of these run ids, too: of the directory
+        that this one was copied from, and that is gone.
+
+        Raises:
+            StoreError: one is no run id.
+        """
+        for run_id in run_ids:
+            if not identity.is_run_id(run_id):
+                raise StoreError(f"{run_id[:80]!a} is no run id: it has 12 hexadecimal digits")
+        self._adopts = run_ids
         return self
 
     def __exit__(
@@ -259,10 +280,14 @@ class Store:
                     return self._spilled[name]
         return None
 
-    def _adopt_spilled(self) -> None:
-        """Bring home what predecessors had to write elsewhere."""
-        directories = [each for each in spill_directories(self.run_id) if disk.is_ours(each)]
+    def _bring_home(self, run_id: str) -> int:
+        """Move the rows that were spilled under a run id into the run; how many came.
+
+        A row of an attempt that another driver took for lost, and whose job went on, is set aside.
+        """
+        directories = [each for each in spill_directories(run_id) if disk.is_ours(each)]
         recorded = self._attempts_recorded() if directories else set()
+        before = self.rescued
         for directory in directories:
             for name in sorted(disk.names(directory)):
                 data = disk.read(directory / name)
@@ -270,7 +295,6 @@ class Store:
                     _LOG.warning("not brought home: %s: %s", directory / name, reason)
                     continue
                 there = disk.is_there(self.tables_path / name)
-                # A driver elsewhere took the attempt for lost, and its job went on.
                 if fragments.attempt_of(name) in recorded and not there and _is_final(data):
                     disk.make_directory(self.quarantine_path)
                     aside = fragments.write_durably(self.quarantine_path, name, data)
@@ -281,6 +305,50 @@ class Store:
                 disk.remove(directory / name)
             with contextlib.suppress(OSError):
                 directory.rmdir()
+        return self.rescued - before
+
+    def _adopt(self, run_id: str) -> None:
+        """Bring home the spilled rows of another run id.
+
+        Raises:
+            StoreError: there are none here, or they are another run's.
+        """
+        assert self._identity is not None
+        for each in self._identity.former:
+            if each.run_id == run_id and identity.has_id(each.path, run_id):
+                raise StoreError(
+                    f"the rows of run id {run_id} belong to {each.path}, which is there: "
+                    "`nightgrid run --resume` of that run brings them home"
+                )
+        spilled = _spilled_rows(run_id)
+        if not spilled:
+            places = ", ".join(str(each) for each in spill_directories(run_id))
+            raise StoreError(f"no rows of run id {run_id} on this host: looked for {places}")
+        if run_id not in {each.run_id for each in self._identity.former}:
+            for path in spilled:
+                name = _run_named_in(path)
+                if name != self.run:
+                    raise StoreError(
+                        f"{path} holds a row of run {name!a}, not of {self.run}, and {run_id} is "
+                        f"no former id of {self.run}: adopt it in the run that it belongs to"
+                    )
+        self._bring_home(run_id)
+
+    def _spilled_by_former_ids(self) -> list[str]:
+        """A sentence for each former id of this directory under which rows lie on this host."""
+        assert self._identity is not None
+        told = []
+        for former in reversed(self._identity.former):
+            if spilled := _spilled_rows(former.run_id):
+                places = ", ".join(sorted({str(path.parent) for path in spilled}))
+                command = ["nightgrid", "run", "--resume", "--results", str(self.path.parent)]
+                command += ["--run", self.run, "--adopt", former.run_id]
+                told.append(
+                    f"{len(spilled)} rows of run id {former.run_id} found no room and lie in "
+                    f"{places}; if the directory that they belong to is gone, "
+                    f"`{shlex.join(command)}` brings them here"
+                )
+        return told
 
     def begin(self, *notes: Note) -> None:
         """Note that attempts start, so that they have rows should this process die before
@@ -327,14 +395,14 @@ class Store:
 
     @property
     def run_id(self) -> str:
-        """What stays the same for all drivers of the run; made by the first. For the writer."""
-        path = self.path / "run.id"
-        with contextlib.suppress(OSError):
-            if known := disk.read(path).decode("ascii", "replace").strip():
-                return known
-        self._lock.still_mine()
-        self.write_file(path.name, f"{secrets.token_hex(6)}\n")
-        return disk.read(path).decode("ascii").strip()
+        """The id that all drivers of this run have, and no other run. For the writer.
+
+        Raises:
+            StoreError: this process is not the writer.
+        """
+        if self._identity is None:
+            raise StoreError(f"{self.path} is not open for writing: its run id is not known")
+        return self._identity.run_id
 
     def write_file(self, name: str, content: str | bytes) -> Path:
         """Replace a side file of the run (report, status, grid) in one step.
@@ -513,6 +581,29 @@ def spill_directories(run_id: str) -> list[Path]:
     """Where this host keeps rows that found no room in their run's directory."""
     places = (Path(tempfile.gettempdir()), Path.home(), Path("/dev/shm"))
     return [place / f".nightgrid-unsaved-{run_id}" for place in places if place.is_dir()]
+
+
+def _spilled_rows(run_id: str) -> list[Path]:
+    """The files of rows that were spilled under a run id on this host."""
+    return [
+        directory / name
+        for directory in spill_directories(run_id)
+        if disk.is_ours(directory)
+        for name in sorted(disk.names(directory))
+        if fragments.attempt_of(name) is not None
+    ]
+
+
+def _run_named_in(path: Path) -> str | None:
+    """The name of the run that a file of rows says it belongs to; None if it says none."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        table = pq.read_table(pa.BufferReader(disk.read(path)), columns=["run"])
+        return str(table["run"][0].as_py())
+    except (pa.ArrowException, OSError, ValueError, KeyError, IndexError):
+        return None
 
 
 def _is_final(data: bytes) -> bool:

@@ -42,6 +42,7 @@ class Assigner:
     ) -> None:
         self.pool, self.pending, self.leases = pool, pending, leases
         self.settings = settings
+        self.work_until = settings.work_until  # on the clock of the events
         self.reservations: dict[str, Reservation] = {}  # by job id
         self._reserved_widths: dict[int, int] = {}
 
@@ -391,7 +392,7 @@ class Assigner:
 
     def _left_s(self, now: float) -> float:
         """Seconds in which what is started now must end."""
-        return self.settings.work_until - now
+        return self.work_until - now
 
     def _is_too_much(self, now: float) -> bool:
         """Whether the work whose turn it is takes longer than there is time."""

@@ -32,6 +32,12 @@ class LatestStarts:
         """When somebody's latest start comes next."""
         return self._due[0][0] if self._due else inf
 
+    def move(self, work_until: float) -> None:
+        """The end of the time is another one."""
+        self._work_until = work_until
+        self._due = [self._entry(record) for _, _, record in self._due]
+        heapify(self._due)
+
     def changed(self, record: JobRecord) -> None:
         """The job is expected to last longer or shorter than before."""
         heappush(self._due, self._entry(record))

@@ -26,6 +26,8 @@ class Ledger:
         self.settings = settings
         self.commands = commands
         self.now = 0.0
+        self.ahead_s = 0.0  # of the time of day, on the clock of the events
+        self.work_until = settings.work_until  # on the clock of the events
         self.stopping = ""  # why nothing more is started; empty while all is well
         self.tally: Counter[State] = Counter()  # ended jobs
         self.unfinished = 0
@@ -37,6 +39,11 @@ class Ledger:
             self.unfinished += 1
             if record.search is None:
                 self._configurations.setdefault(configuration_of(record.job), []).append(record)
+
+    @property
+    def time_of_day(self) -> float:
+        """Now, as rows have it: seconds since the epoch."""
+        return self.now + self.ahead_s
 
     # ------------------------------------------------------------ rows
 

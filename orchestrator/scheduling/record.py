@@ -41,7 +41,8 @@ class ScheduleSettings:
     finish_running: bool = True  # after StopRequested; a second request stops them too
     max_batch_size: int = 1024  # the most that ``batch_size: max`` tries
     urgency: float = 1.5  # a job goes first if this many times its length is all that is left
-    work_until: float = inf  # when the last attempt must have ended, on the clock of the events
+    work_until: float = inf  # the time of day by which the last attempt must have ended
+    follow_clock: bool = True  # when the time of day is set, so is the time left; a budget stays
     stop_s: float = 30.0  # after that: for workers to end before the run counts as over
     stop_patience_s: float = 120.0  # with a worker that was told to stop and does not end
 

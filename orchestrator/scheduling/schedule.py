@@ -1,13 +1,14 @@
 """The schedule: a state machine that turns events into commands, without I/O or clock.
 
-It owns the cards. Each card has at most one worker, and each worker at most one attempt. Jobs
-go longest first to the workers that hold their model; gangs get a legal card set drained for them
+It owns the cards. Each card has at most one worker, and each worker at most one attempt. Jobs go
+longest first to the workers that hold their model; gangs get a legal card set drained for them
 (``scheduling/assignment.py``). What a failure means is looked up in ``retry.py``. The end of an
 attempt gives its row before any other command, and every job gets exactly one final row, whatever
 breaks. With a deadline the first cell of each configuration goes first (``anchors.py``), what
 cannot end in time is not started, and what overruns is stopped; a process that does not end holds
-up its card, never the run. The same object runs the night (``driver.py``) and the simulation
-(``simulate.py``).
+up its card, never the run. Durations are of a clock that never jumps; the deadline is a time of
+day, and moves on that clock when the time of day is set (``ClockSet``). The same object runs the
+night (``driver.py``) and the simulation (``simulate.py``).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from math import inf
 from orchestrator.attempt import Attempt, Outcome
 from orchestrator.events import (
     AttemptEnded,
+    ClockSet,
     Command,
     Event,
     NodeJoined,
@@ -75,7 +77,6 @@ class Schedule:
         self._records: dict[str, JobRecord] = {}
         self._issued: dict[str, Attempt] = {}  # every attempt that ever ran
         self._next_look: float | None = None
-        self._ends_of_time = (settings.work_until, settings.work_until + settings.stop_s)
         self._stops: deque[tuple[float, str]] = deque()  # until when, which worker has to end
         self._woken_for = inf
         by_kind: dict[Accelerator, list[JobRecord]] = {}
@@ -119,6 +120,8 @@ class Schedule:
         if self.finished:
             return []
         self._ledger.now = max(self._ledger.now, event.at)
+        if isinstance(event, ClockSet):
+            self._clock_set(event.ahead_s)
         if not self._begun:
             self._begin()
         if isinstance(event, AttemptEnded):
@@ -194,6 +197,18 @@ class Schedule:
         for pool in self._pools.values():
             pool.cards.changed = True
 
+    def _clock_set(self, ahead_s: float) -> None:
+        """Count the time left anew. A budget is a length of time: only where it begins is told."""
+        self._ledger.ahead_s = ahead_s
+        if self._begun and not self.settings.follow_clock:
+            return
+        until = self.settings.work_until - ahead_s
+        self._ledger.work_until = until
+        self._latest.move(until)
+        for pool in self._pools.values():
+            pool.assigner.work_until = until
+            pool.cards.touch_all()  # more may fit, or less
+
     def _node_joined(self, event: NodeJoined) -> None:
         pool = self._pools.get(event.node.accelerator)
         if pool is None:
@@ -230,7 +245,7 @@ class Schedule:
                 kind = FailureClass.NODE_LOST if asked else FailureClass.CRASH
                 failure = failure or Failure(failure_class=kind, message="its worker stopped")
                 self._verdicts.conclude(
-                    pool, lease, made_up(lease, State.LOST, failure, self._ledger.now)
+                    pool, lease, made_up(lease, State.LOST, failure, self._ledger.time_of_day)
                 )
             elif (
                 was is WorkerState.STARTING
@@ -321,7 +336,7 @@ class Schedule:
 
     def _keep_deadline(self) -> None:
         """Give up what could not end in time any more; at the end of the time stop what runs."""
-        now, until = self._ledger.now, self.settings.work_until
+        now, until = self._ledger.now, self._ledger.work_until
         if now >= until:
             self._stop("the deadline came: all work had to end", abort=True)
         if self._ledger.stopping:
@@ -362,7 +377,7 @@ class Schedule:
             for pool in self._pools.values():
                 if worker_id in pool.leases.workers:
                     self._abandon(pool, pool.leases.workers[worker_id])
-        if self._ledger.now >= self.settings.work_until + self.settings.stop_s:
+        if self._ledger.now >= self._ledger.work_until + self.settings.stop_s:
             for pool in self._pools.values():
                 for worker in list(pool.leases.workers.values()):
                     self._abandon(pool, worker)
@@ -380,17 +395,18 @@ class Schedule:
         pool.lock_away(worker.slot, reason)
         if lease is not None and lease.running:
             self._verdicts.conclude(
-                pool, lease, made_up(lease, State.LOST, _hang(reason), self._ledger.now)
+                pool, lease, made_up(lease, State.LOST, _hang(reason), self._ledger.time_of_day)
             )
         elif lease is not None:
             self._verdicts.card_kept(pool, lease, reason)
 
     def _wakes(self) -> Iterable[Wake]:
         """When to look again although nothing has happened."""
+        until = self._ledger.work_until
         at = min(
             self._latest.next_at + _AFTER_S if not self._ledger.stopping else inf,
             self._stops[0][0] if self._stops else inf,
-            *(each for each in self._ends_of_time if each > self._ledger.now),
+            *(each for each in (until, until + self.settings.stop_s) if each > self._ledger.now),
             inf,
         )
         if at < inf and (at != self._woken_for or at <= self._ledger.now):

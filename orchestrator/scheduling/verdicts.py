@@ -119,7 +119,7 @@ class Verdicts:
             record = lease.record
             record.start_failures += 1
             outcome = made_up(
-                lease, State.FAILED, failure, self.ledger.now, lease.slots.index(slot)
+                lease, State.FAILED, failure, self.ledger.time_of_day, lease.slots.index(slot)
             )
             given_up = record.start_failures >= self._most_start_failures(record)
             if given_up:
@@ -160,7 +160,7 @@ class Verdicts:
         """A lease has lost cards with their node."""
         if lease.running:
             failure = Failure(failure_class=FailureClass.NODE_LOST, message=reason)
-            self.conclude(pool, lease, made_up(lease, State.LOST, failure, self.ledger.now))
+            self.conclude(pool, lease, made_up(lease, State.LOST, failure, self.ledger.time_of_day))
         else:
             pool.leases.cancel(lease, reason)
             pool.enqueue(lease.record)
@@ -219,7 +219,7 @@ class Verdicts:
         size = largest_fit(record.search) if size is None else size
         if self.ledger.stopping:
             self.ledger.finish(pool, record, State.NOT_STARTED, self.ledger.stopping)
-        elif size is not None and self.ledger.now + record.next_s > self.settings.work_until:
+        elif size is not None and self.ledger.now + record.next_s > self.ledger.work_until:
             reason = f"its search got to batch size {size}, too late to measure before the deadline"
             self.ledger.finish(pool, record, State.NOT_STARTED, reason)
         elif size is None:
@@ -238,9 +238,9 @@ class Verdicts:
             pool.leases.stop(worker, "not trusted after an out-of-memory")
 
 
-def made_up(lease: Lease, state: State, failure: Failure, now: float, rank: int = 0) -> Outcome:
-    """The outcome of an attempt of which no worker is left to tell."""
-    ended = RankOutcome(rank=rank, state=state, started_at=now, ended_at=now, failure=failure)
+def made_up(lease: Lease, state: State, failure: Failure, at: float, rank: int = 0) -> Outcome:
+    """The outcome of an attempt of which no worker is left to tell; ``at`` is a time of day."""
+    ended = RankOutcome(rank=rank, state=state, started_at=at, ended_at=at, failure=failure)
     return Outcome(
         attempt_id=lease.attempt.attempt_id, state=state, ranks=(ended,), failure=failure
     )

@@ -180,7 +180,7 @@ class RunFeed:
         underway = underway_of(status, status.at + silent_s)
         if underway is not None:
             return underway.sentence
-        took = seconds(status.at - status.started_at)
+        took = seconds(status.elapsed_s)
         why = f" It was stopped: {one_line(status.stopping, REASON_LENGTH)}." * bool(
             status.stopping
         )

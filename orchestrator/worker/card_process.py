@@ -21,19 +21,21 @@ import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any, Protocol
 
 from orchestrator.attempt import Attempt, RankOutcome, WorkerInfo
+from orchestrator.clock import Interval
 from orchestrator.executor import Progress
 from orchestrator.failure import Failure, FailureClass, classify
 from orchestrator.job import State
 from orchestrator.worker.process_server import ServedProcess
-from orchestrator.worker.redaction import redact, redact_output
+from orchestrator.worker.redaction import finish_output, redact, redact_output, redacted_end
 from orchestrator.worker.wire import packed
 
 #: What a row keeps of a log.
 TAIL_BYTES = 4000
+#: Before it, for what is redacted as a whole: a key of many lines.
+_BEFORE_TAIL_BYTES = 1 << 16
 _REPORT_INTERVAL_S = 0.25
 
 
@@ -88,6 +90,13 @@ class Order:
 def serve(fd: int) -> int:
     """Build a worker and answer requests until the channel closes; the process's exit status."""
     redact_output(os.environ)
+    try:
+        return _serve(fd)
+    finally:
+        finish_output()
+
+
+def _serve(fd: int) -> int:
     channel = Connection(fd)
     factory, config = channel.recv()
     module, _, name = factory.partition(":")
@@ -219,12 +228,11 @@ class CardProcess:
     def run(self, order: Order) -> bytes | RankOutcome:
         """Run one rank and wait for its end, whatever becomes of the process: its RankOutcome as
         the process pickled it, or one of our own when the process could not make any."""
-        started_at = time.time()
+        lasted = Interval()
         self._progress = Progress(  # until the process says more, which a hang may keep it from
             worker_id=self._launch.name,
             attempt_id=order.attempt_id,
             phase="start",
-            phase_started_at=started_at,
         )
         failure = order.rendezvous
         try:
@@ -243,8 +251,8 @@ class CardProcess:
         return RankOutcome(
             rank=order.rank,
             state=State.LOST if self._was_ended else State.FAILED,
-            started_at=started_at,
-            ended_at=time.time(),
+            started_at=lasted.started_at,
+            ended_at=lasted.until_now(),
             failure=failure,
             worker=self._info,
         )
@@ -341,17 +349,21 @@ class CardProcess:
     def _tail(self) -> str:
         """The end of the log, without the secrets that the process was given."""
         given = {**os.environ, **self._launch.environments.get(self._kind, {})}
-        return redact(tail_of(self._launch.log), given)
+        return tail_of(self._launch.log, given)
 
 
-def tail_of(log: str) -> str:
-    """The end of a log file, from a line start; empty when there is none."""
+def tail_of(log: str, environment: Mapping[str, str]) -> str:
+    """The end of a log file, from a line start, without the secrets of ``environment``; empty when
+    there is none."""
     try:
-        data = Path(log).read_bytes()[-TAIL_BYTES:]
+        with open(log, "rb") as file:
+            start = max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES - _BEFORE_TAIL_BYTES)
+            file.seek(start)
+            data = file.read(TAIL_BYTES + _BEFORE_TAIL_BYTES)
     except OSError:
         return ""
     text = data.decode("utf-8", errors="replace")
-    return text.partition("\n")[2] if len(data) == TAIL_BYTES else text
+    return redacted_end(text, TAIL_BYTES, environment, cut=start > 0)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.attempt import Attempt, RankOutcome, WorkerInfo
+from orchestrator.clock import Interval
 from orchestrator.cluster import Card
 from orchestrator.executor import Progress
 from orchestrator.failure import Failure, FailureClass
@@ -144,7 +145,7 @@ class CardWorker:
         self, attempt: Attempt, rank: int = 0, rendezvous: Rendezvous | None = None
     ) -> RankOutcome:
         """Run one rank of an attempt to its end, whatever that is. Never raises ``Exception``."""
-        started_at = time.time()
+        lasted = Interval()
         self._timed_from = self._timed_until = None
         self._resident.was_used = False
         result, failure = None, None
@@ -162,8 +163,8 @@ class CardWorker:
         outcome = RankOutcome(
             rank=rank,
             state=_state(failure),
-            started_at=started_at,
-            ended_at=time.time(),
+            started_at=lasted.started_at,
+            ended_at=lasted.until_now(),
             result=result,
             failure=failure,
             worker=self._info,
@@ -309,7 +310,7 @@ class CardWorker:
             yield collective
 
     def _enter(self, attempt_id: str, phase: Phase) -> None:
-        now = time.time()
+        now = time.monotonic()
         if phase == "measure":
             self._timed_from = now
         elif self._timed_from is not None and self._timed_until is None:
@@ -319,7 +320,6 @@ class CardWorker:
             worker_id=self.config.worker_id,
             attempt_id=attempt_id,
             phase=phase,
-            phase_started_at=now,
         )
 
     def _timed(self) -> tuple[float, float] | None:

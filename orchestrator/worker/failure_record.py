@@ -40,13 +40,15 @@ def describe(
     """
     known = _known(error, device, memory_bytes)
     failure_class = FailureClass.CRASH if isinstance(error, SystemExit) else classify(known)
-    message = one_line(str(known)) or repr(error)
-    tail = "".join(traceback.format_exception(error)).rstrip().splitlines()[-TAIL_LINES:]
+    # Redacted before it is cut: half of a key is not recognised any more.
+    message = one_line(redact(str(known), os.environ)) or redact(repr(error), os.environ)
+    trace = redact("".join(traceback.format_exception(error)), os.environ)
+    tail = trace.rstrip().splitlines()[-TAIL_LINES:]
     _let_go(error)
     return Failure(
         failure_class=failure_class,
-        message=redact(message, os.environ),
-        tail=redact("\n".join(tail), os.environ),
+        message=message,
+        tail="\n".join(tail),
         log=_log_of_this_process(node_name),
     )
 

@@ -1,21 +1,36 @@
-"""What a driver that died has left running, and how its successor ends it.
+"""Processes that a killed driver has left running, and their end.
 
-A driver marks its own environment before it starts anything, so every process that descends from
-it carries the mark, whatever session or parent it has moved to: Ray's own processes on an emulated
-cluster, agents and actors, workers, and what a workload has detached. Only one driver at a time
-holds a run (``results/lock.py``), so whatever carries the run's mark with another invocation was
-left behind. A process that has cleared its environment is beyond this.
+A driver's processes are recognised in three ways, since each alone misses some:
+
+- by a mark in their environment: a driver marks its own before it starts anything, so all that
+  descends from it carries the mark, whatever session or parent it has moved to. A process that
+  changes its title may overwrite it (Ray's agents do);
+- by their logs: whoever writes a log in the private directory of a driver that has ended
+  (``private_directory.py``) belongs to it. Reading there proves nothing;
+- by descent from one of those, unless the child carries the mark of another driver.
+
+Only one driver at a time holds a run (``results/lock.py``), so whatever carries the run's mark with
+another invocation was left behind. A process that has cleared its environment, lost its parent and
+logs elsewhere is beyond this.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+from orchestrator.worker.private_directory import abandoned_private_directories
+from orchestrator.worker.process_table import (
+    Process,
+    descendants,
+    processes,
+    this_process_and_parents,
+)
+from workloads.owned_directory import OwnedDirectory
 
 #: Holds an ``Owner`` as text.
 VARIABLE = "NIGHTGRID_OWNER"
@@ -63,33 +78,39 @@ class Owner:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leftover:
-    """A process that an earlier driver of the run has left behind on this host."""
+    """A process that an earlier driver has left behind on this host."""
 
-    pid: int
-    owner: Owner
+    process: Process
+    owner: Owner | None  # None: the driver had no run (a directory's may have none)
     command: str
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
 
 
 def leftovers(owner: Owner) -> list[Leftover]:
     """The processes of this host that belong to ``owner``'s predecessors; none where the kernel
-    does not show other processes' environments."""
-    found = []
-    sign = f"{VARIABLE}={owner.run_id}.".encode()
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            variables = (entry / "environ").read_bytes()
-            if sign not in variables:
-                continue
-            words = (entry / "cmdline").read_bytes().replace(b"\0", b" ")
-        except OSError:  # it has ended, or is another user's
-            continue
-        for variable in variables.split(b"\0"):
-            name, _, value = variable.decode(errors="replace").partition("=")
-            theirs = Owner.of(value) if name == VARIABLE else None
-            if theirs is not None and theirs.precedes(owner) and int(entry.name) not in _own():
-                command = words.decode(errors="replace").strip()
-                found.append(Leftover(pid=int(entry.name), owner=theirs, command=command))
-    return found
+    does not show other processes."""
+    table = processes()
+    found: dict[int, Owner | None] = {}
+    for pid, process in table.items():
+        theirs = Owner.of(process.variable(VARIABLE) or "")
+        if theirs is not None and theirs.precedes(owner):
+            found[pid] = theirs
+    for directory in abandoned_private_directories():
+        theirs = Owner.of(directory.owner)
+        if theirs is not None and theirs.precedes(owner):
+            for process in _users(directory.path, table):
+                found.setdefault(process.pid, theirs)
+    return _with_descendants(found, table)
+
+
+def users_of(directory: OwnedDirectory) -> list[Leftover]:
+    """The processes that write logs in a driver's private directory, and their descendants."""
+    table = processes()
+    theirs = Owner.of(directory.owner)
+    return _with_descendants({p.pid: theirs for p in _users(directory.path, table)}, table)
 
 
 def end_leftovers(owner: Owner, patience_s: float = _PATIENCE_S) -> list[Leftover]:
@@ -98,28 +119,63 @@ def end_leftovers(owner: Owner, patience_s: float = _PATIENCE_S) -> list[Leftove
     Raises:
         TimeoutError: something does not go (it hangs in the kernel), so its card is not free.
     """
+    return _end(lambda: leftovers(owner), patience_s)
+
+
+def end_users_of(directory: OwnedDirectory, patience_s: float = _PATIENCE_S) -> list[Leftover]:
+    """Kill the processes of a private directory; returns them when they are gone.
+
+    Raises:
+        TimeoutError: something does not go.
+    """
+    return _end(lambda: users_of(directory), patience_s)
+
+
+def remove_abandoned() -> None:
+    """End what uses the private directories of drivers that were killed, and remove them."""
+    for directory in abandoned_private_directories():
+        with contextlib.suppress(TimeoutError):  # then it stays, for the next who comes
+            end_users_of(directory)
+            directory.remove()
+
+
+def _end(find: Callable[[], list[Leftover]], patience_s: float) -> list[Leftover]:
     ended: dict[int, Leftover] = {}
     deadline = time.monotonic() + patience_s
-    while there := leftovers(owner):  # again: what dies may just have started another
+    while there := find():  # again: what dies may just have started another
         if time.monotonic() > deadline:
             stuck = ", ".join(f"{each.pid} ({each.command[:60]})" for each in there[:5])
             raise TimeoutError(f"processes of an earlier driver do not end: {stuck}")
         for each in there:
             ended[each.pid] = each
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(each.pid, signal.SIGKILL)
+            each.process.kill()
         time.sleep(0.02)
     return list(ended.values())
 
 
-def _own() -> set[int]:
-    """This process and its parents, which are never left over."""
-    own, pid = set(), os.getpid()
-    while pid > 1 and pid not in own:
-        own.add(pid)
-        try:
-            words = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-        except OSError:
-            break
-        pid = int(words[1])
-    return own
+def _users(directory: Path, table: dict[int, Process]) -> list[Process]:
+    place = directory.resolve()  # as the kernel names its files
+    return [each for each in table.values() if each.is_own() and each.writes_in(place)]
+
+
+def _with_descendants(found: dict[int, Owner | None], table: dict[int, Process]) -> list[Leftover]:
+    """Add what descends from the processes found. This process and those that it descends from are
+    left out, and children with the mark of a driver that is none of the found; so is what descends
+    from those."""
+    own = this_process_and_parents(table)
+    known = set(found.values())
+
+    def is_somebody_elses(process: Process) -> bool:
+        mark = process.variable(VARIABLE)
+        return process.pid in own or (mark is not None and Owner.of(mark) not in known)
+
+    everyone = dict(found)
+    for root, theirs in found.items():
+        if root not in own:
+            for child in descendants(root, table, leave_out=is_somebody_elses):
+                everyone.setdefault(child.pid, theirs)
+    return [
+        Leftover(process=table[pid], owner=theirs, command=table[pid].command)
+        for pid, theirs in everyone.items()
+        if pid not in own
+    ]

@@ -43,6 +43,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from orchestrator.worker.redaction import redact
+
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _REQUEST_BYTES = 1 << 20
@@ -138,7 +140,9 @@ class ProcessServer:
             if "end" not in request and not fds:
                 raise OSError("the request brings no channel")
         except (OSError, ValueError) as error:
-            print(f"refused a request: {error}", file=sys.stderr, flush=True)
+            print(
+                f"refused a request: {redact(str(error), os.environ)}", file=sys.stderr, flush=True
+            )
             connection.close()
             return
         if "end" in request:
@@ -369,7 +373,8 @@ def preload(modules: Sequence[str]) -> bool:
         try:
             importlib.import_module(name)
         except Exception as error:  # a broken library is the worker's to report
-            print(f"cannot preload {name}: {error}; workers start afresh", file=sys.stderr)
+            text = redact(str(error), os.environ)
+            print(f"cannot preload {name}: {text}; workers start afresh", file=sys.stderr)
             return False
         print(f"imported {name} in {time.monotonic() - started:.1f} s", flush=True)
     gc.collect()

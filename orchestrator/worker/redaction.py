@@ -1,68 +1,276 @@
 """Keep secrets out of rows and logs: error messages quote URLs, headers and environments.
 
-Result files are shared and published, so what looks like a credential in this process's
-environment, and user names and passwords inside URLs, are replaced before a message leaves the
-worker, and before what Python prints gets into its log. Native code that writes to the log goes
-past that; the end of a log that a row quotes is gone through once more.
+Result files are shared and published, so values of this process's secret variables
+(``secret_values.py``), credentials in addresses and headers, private keys and the tokens of
+well-known services are replaced before a message leaves the worker, and before what Python prints
+gets into its log. Native code that writes to the log goes past that; the end of a log that a row
+quotes is gone through once more. A text is always redacted before it is cut: half of a secret is
+not recognised any more.
 """
 
 from __future__ import annotations
 
+import contextlib
 import io
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import TextIO
 
-_SECRET_NAME = re.compile(
-    r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE|AUTH(?!OR)", re.I
+from orchestrator.worker.secret_values import SHORTEST_SECRET, is_parameter_of_secret, secrets_of
+
+_URL_CREDENTIALS = re.compile(r"(?<=://)[^\s/?#\"']+@")
+_PARAMETER = re.compile(
+    r"(?:(?<=[?&#])|(?<=&amp;)|(?<=%3[Ff])|(?<=%26)|(?<=\\u0026))([A-Za-z][\w.-]*)(?:=|%3[Dd])"
 )
-#: ``RAY_AUTH_TOKEN_PATH`` names a file; the name is no secret and helps to find it.
-_LOCATION_NAME = re.compile(r"_(PATH|FILE|DIR|SOCK)$", re.I)
-_URL_CREDENTIALS = re.compile(r"(?<=://)[^/\s@:]+(:[^/\s@]*)?@")
-_BEARER = re.compile(r"(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{8,}")
-#: Shorter values are words such as "1" or "token", whose removal would garble messages.
-_SHORTEST_SECRET = 6
+_PARAMETER_VALUE = re.compile(r"[^&;#\s\"'<>\\]+")
+_AUTHORIZATION = re.compile(
+    r"(?i)\b(authorization\W{1,4}(?:(?:bearer|basic|token)\s+)?)[^\s\"',<>]{6,}"
+)
+#: Prose has bearers and basics too: a token is long, or has a digit, a sign or capitals inside.
+_BEARER = re.compile(
+    r"\b((?:[Bb]earer|BEARER)\s+)(?=[^\s,;]{20}|[^\s,;]*(?:[0-9=_~]|[a-z][A-Z]|\w[.]\w))"
+    r"[\w.~+/=-]{8,}"
+)
+_BASIC = re.compile(
+    r"\b((?:Basic|BASIC)\s+)(?=\S*(?:[0-9=]|[a-z][A-Z]))(?:[A-Za-z0-9+/]{4})+"
+    r"(?:[A-Za-z0-9+/]{4}|[A-Za-z0-9+/]{3}=|[A-Za-z0-9+/]{2}==)(?![\w+/=.-])"
+)
+#: Prefixes with which services mark their tokens, so that programs can find them.
+_KNOWN_TOKEN = re.compile(
+    r"\b(?:hf_[A-Za-z0-9]{20,}|gh[opsur]_[A-Za-z0-9]{30,}|github_pat_\w{30,}|glpat-[\w-]{20,}"
+    r"|xox[abeprs]-[\w-]{10,}|sk-(?=[\w-]*[0-9])[\w-]{20,}|(?:AKIA|ASIA)[A-Z0-9]{16}"
+    r"|eyJ[\w-]{10,}\.eyJ[\w-]{10,}\.[\w-]+)"
+)
+_MARKER = r"-----(BEGIN|END) [A-Z0-9 ]*PRIVATE KEY(?: BLOCK)?-----"
+_KEY_MARKER = re.compile(_MARKER)
+#: Lines of a key without its end: headers, then base64. Words of prose are shorter than a line.
+_KEY_BODY = re.compile(
+    r"(?:(?:\s|\\[nr])*(?:Proc-Type|DEK-Info): [^\s\\]+)*"
+    r"(?:(?:(?:\s|\\[nr])*[A-Za-z0-9+/]{20,}={0,2})+"
+    r"(?:(?:\s|\\[nr])+[A-Za-z0-9+/]+={0,2}(?=(?:\s|\\[nr])*$))?)?"
+)
+#: The same read backwards from the end.
+_KEY_BODY_BACKWARDS = re.compile(
+    r"(?:\s|[nr]\\)*={0,2}[A-Za-z0-9+/]*(?:(?:\s|[nr]\\)+[A-Za-z0-9+/]{20,})*"
+)
+#: Put before a line that goes on with a key.
+_KEY_SO_FAR = f"-----BEGIN PRIVATE KEY-----\n{'A' * 64}\n"
+_KEY_SHOWN = "<private key>"
+
+#: The end of a text that may become a secret with what follows it: an address whose user part is
+#: not over, a header, a marked token, a key.
+_UNFINISHED = re.compile(
+    r"(?:://[^\s/?#\"']*|\b(?i:authorization\W{1,4}\S*|bearer\b|basic\b)\s*\S*"
+    r"|\b(?:hf_|gh[opsur]_|github_pat_|glpat-|xox[abeprs]-|sk-|AKIA|ASIA|eyJ)[\w.-]*"
+    r"|-{1,5}|-----[A-Z0-9 ]+-{0,4}|-----BEGIN [A-Z0-9 ]*PRIVATE KEY(?: BLOCK)?-----(?s:.)*)$"
+)
+#: More of a line than this is passed on without looking back to where it began.
+_LONGEST_LINE = 1 << 16
+_LONGEST_WAIT = 1 << 12
+
+
+class Redactor:
+    """What has to go from texts of a process with this environment."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        names = secrets_of(environment)
+        self._names = {value: re.sub(r"[^\w.-]", "_", name) for value, name in names.items()}
+        longest_first = sorted(names, key=len, reverse=True)  # a secret may contain another
+        self._values = re.compile("|".join(map(re.escape, longest_first))) if names else None
+
+    def redact(self, text: str) -> str:
+        """``text`` without secrets."""
+        if self._values is not None:
+            text = self._values.sub(lambda found: f"<{self._names[found[0]]}>", text)
+        if "-----" in text:
+            text = _without_keys(text)
+        if "://" in text:
+            text = _URL_CREDENTIALS.sub("<credentials>@", text)
+        if "=" in text:
+            text = _without_parameters(text)
+        text = _AUTHORIZATION.sub(r"\1<credentials>", text)
+        text = _BEARER.sub(r"\1<credentials>", text)
+        text = _BASIC.sub(r"\1<credentials>", text)
+        return _KNOWN_TOKEN.sub("<credentials>", text)
+
+    def complete(self, text: str) -> int:
+        """The length of ``text`` that can be passed on: its end may be the first half of a
+        secret."""
+        end = len(text)
+        if unfinished := _UNFINISHED.search(text, max(0, end - _LONGEST_WAIT)):
+            end = unfinished.start()
+        end = min(end, self._begin(text))
+        return next((a for a, b in self._wholes(text) if a < end < b), end)
+
+    def rest(self, text: str) -> str:
+        """What is left when nothing follows: the first half of a secret is one too."""
+        begin = self._begin(text)
+        half = text[begin:]
+        return self.redact(text[:begin]) + (half if len(half) < SHORTEST_SECRET else "<secret>")
+
+    def _begin(self, text: str) -> int:
+        """Where a secret begins that ``text`` has not the end of; the length of ``text`` if there
+        is none."""
+        begin = len(text)
+        for value in self._names:
+            for length in range(min(len(value) - 1, len(text)), len(text) - begin, -1):
+                if text.endswith(value[:length]):
+                    begin = len(text) - length
+                    break
+        # The end of a whole secret may be as its beginning is.
+        return next((b for a, b in self._wholes(text) if a < begin < b), begin)
+
+    def _wholes(self, text: str) -> list[tuple[int, int]]:
+        """Where whole secrets are."""
+        return [] if self._values is None else [m.span() for m in self._values.finditer(text)]
 
 
 def redact(text: str, environment: Mapping[str, str]) -> str:
-    """``text`` with secret values of ``environment`` and credentials in URLs replaced."""
-    secrets = {
-        value: name
-        for name, value in environment.items()
-        if _SECRET_NAME.search(name)
-        and not _LOCATION_NAME.search(name)
-        and len(value) >= _SHORTEST_SECRET
-    }
-    for value in sorted(secrets, key=len, reverse=True):  # a secret may contain another
-        text = text.replace(value, f"<{secrets[value]}>")
-    text = _URL_CREDENTIALS.sub("<credentials>@", text)
-    return _BEARER.sub(r"\1 <credentials>", text)
+    """``text`` without secret values of ``environment``, credentials and keys."""
+    return redactor_of(environment).redact(text)
+
+
+def redactor_of(environment: Mapping[str, str]) -> Redactor:
+    """The redactor for an environment as it is now; made once as long as that does not change."""
+    return _redactor(tuple(environment.items()))
+
+
+@lru_cache(maxsize=8)
+def _redactor(variables: tuple[tuple[str, str], ...]) -> Redactor:
+    return Redactor(dict(variables))
+
+
+def redacted_end(text: str, length: int, environment: Mapping[str, str], *, cut: bool) -> str:
+    """The last ``length`` characters of a log, from a line start.
+
+    ``text`` should reach back further than that, so that a key of many lines is seen from its
+    beginning; with ``cut`` it begins anywhere, and its first line may be half a secret.
+    """
+    if cut:
+        _, line_break, rest = text.partition("\n")
+        text = rest if line_break else text[_LONGEST_WAIT:]
+    text = redact(text, environment)
+    if len(text) <= length:
+        return text
+    text = text[-length:]
+    return text.partition("\n")[2] or text
+
+
+def _without_parameters(text: str) -> str:
+    """Strike the values of an address's parameters that hold secrets."""
+    parts: list[str] = []
+    done = 0
+    for name in _PARAMETER.finditer(text):
+        if name.start() < done or not is_parameter_of_secret(name[1]):
+            continue
+        if value := _PARAMETER_VALUE.match(text, name.end()):
+            parts += [text[done : value.start()], "<credentials>"]
+            done = value.end()
+    return "".join([*parts, text[done:]])
+
+
+def _without_keys(text: str) -> str:
+    """Strike private keys, also one of which only the beginning or the end is there."""
+    parts: list[str] = []
+    done = 0
+    markers = list(_KEY_MARKER.finditer(text))
+    for number, marker in enumerate(markers):
+        if marker.start() < done:
+            continue  # the end of a key that is struck
+        following = markers[number + 1] if number + 1 < len(markers) else None
+        start, end = marker.span()
+        if marker[1] == "END":
+            backwards = text[done:start][::-1]
+            body = _KEY_BODY_BACKWARDS.match(backwards)
+            start -= body.end() if body else 0
+        elif following is not None and following[1] == "END":
+            end = following.end()
+        elif body := _KEY_BODY.match(text, end):
+            end = body.end()
+        parts += [text[done:start], _KEY_SHOWN]
+        done = end
+    return "".join([*parts, text[done:]])
 
 
 class Redacted(io.TextIOBase):
-    """A text stream that passes on whole lines, without the secrets of ``environment``. Where a
-    secret is written in parts, its line is still in one piece here."""
+    """A text stream that passes on what it is given without the secrets of ``environment``,
+    however a secret is divided between writes. Lines go at their end or when somebody flushes; then
+    what may be the first half of a secret waits for the second half, or for ``close``."""
 
     def __init__(self, stream: TextIO, environment: Mapping[str, str]) -> None:
         self._stream = stream
         self._environment = environment
-        self._line = ""
+        self._line = ""  # all of the line that has no end yet
+        self._passed_on = ""  # of that line, redacted
+        self._in_key = False  # the last line was in the middle of a private key
 
     def write(self, text: str) -> int:
         """Pass on what ends with a line break, keep the rest for later."""
-        whole, line_break, rest = (self._line + text).rpartition("\n")
-        self._line = rest
-        if line_break:
-            self._stream.write(redact(whole, self._environment) + line_break)
+        self._line += text
+        end = max(self._line.rfind("\n"), self._line.rfind("\r")) + 1
+        if end:
+            whole, self._line = self._line[:end], self._line[end:]
+            self._pass_on(self._new_of(whole))
+            self._passed_on = ""
+            self._in_key = self._ends_in_key(whole)
         return len(text)
 
     def flush(self) -> None:
-        """Pass on all there is."""
-        if self._line:
-            self._stream.write(redact(self._line, self._environment))
-            self._line = ""
+        """Pass on all that cannot become a secret any more."""
+        complete = 0 if self._in_key else self._redactor().complete(self._line)
+        if len(self._line) - complete > _LONGEST_WAIT:
+            complete = len(self._line)
+        fresh = self._new_of(self._line[:complete])
+        self._passed_on += fresh
+        self._pass_on(fresh)
+        if complete > _LONGEST_LINE:
+            self._line, self._passed_on = self._line[complete:], ""
         self._stream.flush()
+
+    def finish(self) -> None:
+        """Pass on the rest: nothing follows."""
+        rest = self._shown(self._line, self._redactor().rest)
+        self._pass_on(rest[len(_common(rest, self._passed_on)) :])
+        self._line = self._passed_on = ""
+        self._stream.flush()
+
+    def close(self) -> None:
+        """Pass on the rest and leave the stream beneath open, which is another's."""
+        if not self.closed:
+            with contextlib.suppress(OSError, ValueError):  # that one may be closed already
+                self.finish()
+        super().close()
+
+    def _new_of(self, text: str) -> str:
+        """``text``, the line so far, redacted, without what of it was passed on already."""
+        shown = self._shown(text, self._redactor().redact)
+        return shown[len(_common(shown, self._passed_on)) :]
+
+    def _shown(self, text: str, redacted: Callable[[str], str]) -> str:
+        if not self._in_key or not text:
+            return redacted(text)
+        return redacted(_KEY_SO_FAR + text).removeprefix(_KEY_SHOWN)
+
+    def _ends_in_key(self, text: str) -> bool:
+        """Whether the text ends in the middle of a private key, so that the next line is of it."""
+        if self._in_key:
+            text = _KEY_SO_FAR + text
+        elif "-----" not in text:
+            return False
+        markers = list(_KEY_MARKER.finditer(text))
+        if not markers or markers[-1][1] == "END":
+            return False
+        body = _KEY_BODY.match(text, markers[-1].end())
+        return body is not None and not text[body.end() :].strip()
+
+    def _redactor(self) -> Redactor:
+        return redactor_of(self._environment)
+
+    def _pass_on(self, text: str) -> None:
+        if text:
+            self._stream.write(text)
 
     def fileno(self) -> int:
         """Of the stream beneath, for child processes."""
@@ -78,7 +286,22 @@ class Redacted(io.TextIOBase):
         return self._stream.encoding
 
 
+def _common(one: str, other: str) -> str:
+    """What both begin with."""
+    if one.startswith(other):
+        return other
+    length = next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), None)
+    return one[:length]
+
+
 def redact_output(environment: Mapping[str, str]) -> None:
     """Let nothing secret get out of this process through ``sys.stdout`` and ``sys.stderr``."""
     sys.stdout = Redacted(sys.stdout, environment)
     sys.stderr = Redacted(sys.stderr, environment)
+
+
+def finish_output() -> None:
+    """Let all out that waits: this process prints nothing more."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, Redacted):
+            stream.finish()

@@ -90,7 +90,6 @@ class ChaosWorker(FakeWorker):
                 worker_id=self.config.worker_id,
                 attempt_id=attempt.attempt_id,
                 phase=phases[stretch % 2],
-                phase_started_at=time.time(),
             )
             stretch += 1
             print(f"{attempt.attempt_id}: stretch {stretch}", "." * 200, flush=True)

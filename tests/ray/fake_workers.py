@@ -68,7 +68,6 @@ class FakeWorker:
             worker_id=self.config.worker_id,
             attempt_id=attempt.attempt_id,
             phase="measure",
-            phase_started_at=started_at,
         )
         details = {"rendezvous": repr(rendezvous), "rank": str(rank)}
         action, _, argument = self.asked(attempt)

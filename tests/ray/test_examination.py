@@ -42,15 +42,8 @@ def examined(
     path = os.pathsep.join([str(broken), os.environ["PYTHONPATH"]])
     cluster = bench.cluster
     for name, variables in (("lacking", {"PYTHONPATH": path}), ("frozen", {})):
-        cluster.ray_nodes[name] = cluster.ray_cluster.add_node(
-            node_name=name,
-            node_ip_address="127.0.0.2",
-            num_cpus=0,
-            object_store_memory=80_000_000,
-            resources={"emulated": 1},
-            env_vars=variables,
-        )
-    raylet = cluster.ray_nodes["frozen"].all_processes["raylet"][0].process.pid
+        cluster.private.add_node(name, num_cpus=0, resources={"emulated": 1}, env_vars=variables)
+    raylet = cluster.private.all_processes("frozen")["raylet"][0].process.pid
     os.kill(raylet, signal.SIGSTOP)
     patience = pytest.MonkeyPatch()
     patience.setattr(examination, "_START_S", START_S)
@@ -136,7 +129,7 @@ def test_the_shortest_round_trip_bounds_the_offset(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(ray, "get", lambda value, timeout: value)
     monkeypatch.setattr("orchestrator.on_ray.examination._ROUND_TRIPS", 3)
-    times = iter([1000.0, 1001.0, 1000.0, 1000.2, 1000.0, 1000.6])
-    offset = clock_offset(Clock(), clock=lambda: next(times))
+    times = iter([50.0, 51.0, 60.0, 60.2, 70.0, 70.6])
+    offset = clock_offset(Clock(), clock=lambda: 1000.0, steady=lambda: next(times))
     assert offset.offset_s == pytest.approx(1.9)
     assert offset.bound_s == pytest.approx(0.1)

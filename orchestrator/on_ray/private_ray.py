@@ -1,0 +1,150 @@
+"""A Ray of this process's own on this machine, which nobody else can use.
+
+Ray runs code for whoever reaches it, and by itself it listens on every interface and asks nobody
+for anything. So every cluster that this program starts is started here, where two things cannot be
+forgotten. All of it listens on the loopback address: what Ray listens on follows from its nodes'
+address, and only 127.0.0.1 means loopback to it. And it has a random token of its own, in a file
+of a directory that only this user can enter; its processes learn of it by their environment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from orchestrator.errors import ClusterError
+from orchestrator.on_ray.bare_nodes import bare_nodes, replaced
+from orchestrator.on_ray.token import new_token, read_environment_again
+from orchestrator.worker.guard import guarded
+from orchestrator.worker.leftovers import VARIABLE, end_users_of, remove_abandoned
+from orchestrator.worker.private_directory import make_private_directory
+from workloads.owned_directory import OwnedDirectory
+
+LOOPBACK = "127.0.0.1"
+OBJECT_STORE_BYTES = 80_000_000  # rows are small; Ray's least is 75 MiB
+
+
+@dataclass(slots=True)
+class PrivateRay:
+    """A cluster on the loopback interface, with a token. Its first node is its head."""
+
+    directory: Path
+    cluster: Any  # ray.cluster_utils.Cluster
+    _nodes: dict[str, Any] = field(default_factory=dict)  # by name
+
+    @property
+    def address(self) -> str:
+        """``HOST:PORT`` of the control store, once a node was added."""
+        return str(self.cluster.address)
+
+    def add_node(self, name: str, **arguments: Any) -> None:
+        """Start a node; it is up on return."""
+        with bare_nodes():
+            self._nodes[name] = self.cluster.add_node(
+                node_name=name,
+                node_ip_address=LOOPBACK,
+                object_store_memory=OBJECT_STORE_BYTES,
+                dashboard_agent_listen_port=0,  # any; Ray's own choice is the same for all heads
+                **arguments,
+            )
+
+    def remove_node(self, name: str) -> None:
+        """Kill a node and everything on it."""
+        self.cluster.remove_node(self._nodes.pop(name), allow_graceful=False)
+
+    def all_processes(self, name: str) -> Any:
+        """Ray's own record of a node's processes."""
+        return self._nodes[name].all_processes
+
+
+@contextlib.contextmanager
+def private_ray() -> Iterator[PrivateRay]:
+    """Prepare a cluster without nodes, to which they can be added; end all of it afterwards, also
+    if this process is killed. Within the block this process sends the cluster's token.
+
+    To be called from the main thread: Ray's processes are told to die with the thread that starts
+    them, however that ends.
+
+    Raises:
+        ClusterError: this process is on a cluster already, this version of Ray knows no tokens, or
+            the directory cannot be made.
+    """
+    import ray
+
+    if ray.is_initialized():
+        raise ClusterError("this process has joined a Ray cluster already; it cannot start another")
+    from ray.cluster_utils import Cluster
+
+    remove_abandoned()
+    try:
+        directory = make_private_directory(os.environ.get(VARIABLE, ""))
+    except OSError as error:
+        raise ClusterError(f"cannot make a directory for a Ray cluster: {error}") from error
+    with contextlib.ExitStack() as stack:
+        stack.callback(directory.remove)
+        stack.enter_context(guarded(directory))
+        stack.callback(_clear, directory)
+        stack.callback(read_environment_again)
+        stack.enter_context(_environment(**_settings(directory.path)))
+        read_environment_again()
+        cluster = Cluster()
+        stack.callback(cluster.shutdown)
+        yield PrivateRay(directory=directory.path, cluster=cluster)
+
+
+@contextlib.contextmanager
+def joining_on_loopback() -> Iterator[None]:
+    """Let this process join a cluster whose address is 127.0.0.1, for which Ray would take the
+    host's outer address."""
+    from ray._private import services
+
+    with replaced(services, "resolve_ip_for_localhost", lambda host: host):
+        yield
+
+
+def _settings(directory: Path) -> dict[str, str | None]:
+    """What the cluster's processes and this one have in their environment (None: not set)."""
+    try:
+        token = new_token(directory)
+    except OSError as error:
+        raise ClusterError(f"cannot write the token of a Ray cluster: {error}") from error
+    return {
+        **token,
+        "RAY_USAGE_STATS_ENABLED": "0",
+        # Ray notes the address of the newest cluster in its temporary directory, where a
+        # stranger's `ray.init("auto")` would find this one.
+        "RAY_ADDRESS": None,
+        "RAY_TMPDIR": str(directory),
+        # Else Ray's agents write their title over the mark by which they are recognised.
+        "SPT_NOENV": "1",
+    }
+
+
+def _clear(directory: OwnedDirectory) -> None:
+    """End what writes there still, as Ray's agents do for a minute, and remove the directory."""
+    with contextlib.suppress(TimeoutError):
+        end_users_of(directory)
+    directory.remove()
+
+
+@contextlib.contextmanager
+def _environment(**values: str | None) -> Iterator[None]:
+    """Set variables (None: unset) for the block."""
+    before = {name: os.environ.get(name) for name in values}
+    try:
+        for name, value in values.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        yield
+    finally:
+        for name, old in before.items():
+            if old is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = old

@@ -1,0 +1,59 @@
+"""Ray's control store is frozen or gone: what runs on the nodes goes on, and somebody says so."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+from ray_bench import Bench
+
+from orchestrator.events import NodeLeft
+from orchestrator.job import State
+
+pytestmark = pytest.mark.ray
+
+#: Should the driver wait for the store: it answers again after so long.
+MOST_S = 20.0
+
+
+@pytest.fixture
+def frozen(bench: Bench) -> Iterator[threading.Event]:
+    """The control store of the bench's cluster, stopped; set once it goes on."""
+    bench.node("cpu-1")
+    head = bench.cluster.ray_cluster.head_node
+    (server,) = head.all_processes["gcs_server"]
+    goes_on = threading.Event()
+
+    def thaw() -> None:
+        os.kill(server.process.pid, signal.SIGCONT)
+        goes_on.set()
+
+    timer = threading.Timer(MOST_S, thaw)
+    os.kill(server.process.pid, signal.SIGSTOP)
+    timer.start()
+    yield goes_on
+    timer.cancel()
+    thaw()
+    deadline = time.monotonic() + 60
+    while bench.executor.trouble:
+        assert time.monotonic() < deadline
+        bench.seen += bench.executor.events(0.2)
+
+
+def test_a_frozen_control_store_stops_no_work(bench: Bench, frozen: threading.Event) -> None:
+    """Workers start, run their attempts and stop while it says nothing, and the silence is told."""
+    card = bench.node("cpu-1").cards[0]
+    before = len(bench.seen)
+    while not bench.executor.trouble:
+        bench.seen += bench.executor.events(0.5)
+        assert not frozen.is_set(), "the loop waited until the control store answered"
+    (worker,) = bench.start(card)
+    ended = bench.ended(bench.run((card,), [worker], "ok"))
+    bench.stop(worker)
+    assert not frozen.is_set(), "the loop waited until the control store answered"
+    assert ended.outcome.state is State.SUCCEEDED
+    assert not [event for event in bench.seen[before:] if isinstance(event, NodeLeft)]

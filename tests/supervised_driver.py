@@ -1,0 +1,58 @@
+"""A driver that takes charge as the real one does, and then does what the test wrote for it: the
+n-th line of ``script`` is for the n-th driver. No Ray, no torch; it starts in milliseconds.
+
+    python supervised_driver.py DIRECTORY
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from orchestrator.supervised import VARIABLE, take_charge
+
+place = Path(sys.argv[1])
+charge = take_charge()
+assert charge is not None and VARIABLE not in os.environ
+got: list[int] = []
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, lambda number, _: got.append(number))
+lives = place / "lives.jsonl"
+told = {"pid": os.getpid(), "life": charge.life, "ends_at": charge.ends_at, "cards": charge.cards}
+with lives.open("a") as file:
+    file.write(json.dumps(told) + "\n")
+words = (place / "script").read_text().splitlines()[charge.life - 1].split()
+for word in words:
+    act, _, value = word.partition(":")
+    if act == "drives":
+        charge.tell(run="night", results=str(place / "results"), cards={"HPU": 8})
+        charge.tell(drives=True, address=value.replace("/", ":"))
+    elif act == "row":
+        rows = place / "results" / "night" / "rows"
+        rows.mkdir(parents=True, exist_ok=True)
+        (rows / f"{charge.life}.parquet").write_bytes(b"")
+    elif act == "again":
+        charge.tell(again=value, ended=3)
+        sys.exit(3)
+    elif act == "say":
+        print(value, flush=True)
+    elif act == "end":
+        charge.tell(ended=int(value))
+        sys.exit(int(value))
+    elif act == "vanish":  # as Ray's core does
+        os._exit(int(value))
+    elif act == "die":
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(os.getpid(), int(value))
+    elif act == "until":  # so many signals came; then say which
+        (place / "waits").touch()
+        while len(got) < int(value):
+            time.sleep(0.01)
+        (place / "signals").write_text(" ".join(signal.Signals(n).name for n in got))
+    else:
+        raise ValueError(word)
