@@ -10,7 +10,7 @@ wrong, and this one's may be set.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from orchestrator.events import Command, RunAttempt, WorkerOverdue
 from orchestrator.run_status import CardStatus
@@ -28,6 +28,8 @@ LIMITS: Mapping[str, float] = {
 }
 #: The timed part is cut short after its time limit, but one batch is always finished.
 MEASURE_FACTOR = 3.0
+#: Somebody looks every second. Of a longer pause between two looks so much counts.
+LONGEST_PAUSE_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,7 @@ class Watchdog:
     _asked_s: dict[str, float] = field(default_factory=dict)  # worker -> time limit of its job
     _seen: dict[str, _Seen] = field(default_factory=dict)
     _told: set[str] = field(default_factory=set)
+    _looked_at: float | None = None
 
     def did(self, command: Command) -> None:
         """Take note of what a worker was given to do."""
@@ -56,6 +59,7 @@ class Watchdog:
 
     def overdue(self, cards: Iterable[CardStatus], now: float) -> list[WorkerOverdue]:
         """The workers that have been in their phase for longer than its limit."""
+        self._pass_over_pause(now)
         found = []
         present = [card for card in cards if card.worker_id]
         for card in present:
@@ -72,6 +76,17 @@ class Watchdog:
             found.append(WorkerOverdue(at=now, worker_id=card.worker_id, reason=reason))
         self._forget_all_but({card.worker_id for card in present})
         return found
+
+    def _pass_over_pause(self, now: float) -> None:
+        """Leave out time in which nobody looked, since this process was halted or waited for a
+        disk: what workers have told meanwhile is heard only after the first look."""
+        left_out = 0.0
+        if self._looked_at is not None:
+            left_out = max(0.0, now - self._looked_at - LONGEST_PAUSE_S)
+        self._looked_at = now
+        if left_out:
+            for worker_id, seen in self._seen.items():
+                self._seen[worker_id] = replace(seen, since=seen.since + left_out)
 
     def _limit(self, card: CardStatus) -> float | None:
         limit = self.limits.get(card.phase)  # None: idle or free

@@ -3,20 +3,41 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import pytest
 from driver_cases import MOMENT, attempt, job, node
+from hypothesis import given
+from hypothesis import strategies as st
 
 from orchestrator.events import RunAttempt
 from orchestrator.run_status import CardStatus
-from orchestrator.watchdog import LIMITS, Watchdog
+from orchestrator.watchdog import LIMITS, LONGEST_PAUSE_S, Watchdog
 
 BUSY = CardStatus(card="hpu-1/HPU0", worker_id="w1", phase="load", job="a job", attempt_id="a-1")
 
 
 def looks(watchdog: Watchdog, card: CardStatus, *times: float) -> list[str]:
-    """The reasons that came of looking at a card at these times."""
-    return [stop.reason for at in times for stop in watchdog.overdue([card], MOMENT + at)]
+    """The reasons that came of looking at a card until these times, every few seconds."""
+    reasons = []
+    for at in times:
+        last = at if watchdog._looked_at is None else watchdog._looked_at - MOMENT
+        between = range(math.ceil(last) + 4, math.ceil(at), 4)
+        for look in (*between, at):
+            reasons += [stop.reason for stop in watchdog.overdue([card], MOMENT + look)]
+    return reasons
+
+
+@given(pause=st.floats(LONGEST_PAUSE_S, 1e6), before=st.integers(0, 60), limit=st.floats(20, 600))
+def test_a_driver_that_was_halted_does_not_take_its_own_absence_for_a_hang(
+    pause: float, before: int, limit: float
+) -> None:
+    """However long it was away: a pause counts for little, and whoever hangs is found after it."""
+    watchdog = Watchdog({"load": limit})
+    seen = min(before, limit - LONGEST_PAUSE_S - 1)
+    assert looks(watchdog, BUSY, 0, seen) == []
+    assert watchdog.overdue([BUSY], MOMENT + seen + pause) == []
+    assert looks(watchdog, BUSY, seen + pause + limit + 1) != []
 
 
 @pytest.mark.parametrize("phase", LIMITS)

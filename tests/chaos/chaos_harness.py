@@ -286,10 +286,12 @@ class Night:
 def missing(figures: dict[str, Any], least: int, left_out: Sequence[str] = ()) -> list[str]:
     """Kinds of which there were too few."""
     found = figures["faults"]
+    wanted = [kind for kind in KINDS if kind not in left_out]
+    wanted += [ROT] * ("kill the driver" in wanted)
     return [
         f"{found.get(kind, 0)} of {kind!r}, not {least}"
-        for kind in (*KINDS, ROT)
-        if found.get(kind, 0) < least and kind not in left_out
+        for kind in wanted
+        if found.get(kind, 0) < least
     ]
 
 

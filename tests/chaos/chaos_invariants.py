@@ -154,8 +154,8 @@ def _explains(fault: Fault, row: Measurement) -> bool:
         return fault.kind in OF_DRIVER and int(driver[1]) == fault.pid and in_its_time
     if fault.kind in OF_DRIVER:
         return False
-    one_card = fault.card is not None and row.cards == 1
-    if one_card and fault.pid and row.worker_pid and fault.pid != row.worker_pid:
+    known = fault.card is not None and row.cards == 1 and fault.pid and row.worker_pid
+    if known and fault.pid != row.worker_pid:
         return False  # another process on the card
     here = not fault.node or (
         _on(fault.node, row)
@@ -163,7 +163,8 @@ def _explains(fault: Fault, row: Measurement) -> bool:
     )
     unheard_s = _UNHEARD_S if fault.hits_node and row.state is State.LOST else 1.0
     began_before_its_end = row.started_at - unheard_s <= fault.ended_at
-    if "did not start" in row.reason:  # the attempt was over before it began
+    if "did not start" in row.reason or known:
+        # The attempt was over before it began, or was given to a process that was dead already.
         began_before_its_end = True
     if driver is not None:
         return here and began_before_its_end and fault.at <= row.started_at + _LONGEST_S

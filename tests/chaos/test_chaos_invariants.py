@@ -91,6 +91,8 @@ DRIVER = "its driver, process 41 on host, which held the run since noon, died wh
 EXPLAINED = [
     (failed(KILLED), fault("kill a worker", pid=70)),
     (failed("died of SIGSEGV"), fault("segfault a worker", pid=70)),
+    # Dead before the attempt was sent to it, by a driver that had not heard of it.
+    (failed(KILLED, started_at=999.0), fault("kill a worker", at=981.0, pid=70)),
     (failed("hung in warmup: no progress for 15 s"), fault("freeze a worker", at=991, pid=70)),
     (failed(NODE), fault("kill a raylet", card=None)),
     (failed(NODE, nodes=("hpu-1-7ace",)), fault("kill a raylet", card=None)),

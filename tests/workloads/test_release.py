@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from recorded_hl_smi import GAUDI2_TABLE, GAUDI3_CSV
+from schedule_cases import Cluster, job, node, planned
 
 from orchestrator.cluster import Card
-from orchestrator.failure import FailureClass, classify
+from orchestrator.failure import Failure, FailureClass, classify
 from orchestrator.job import Accelerator
 from orchestrator.on_ray import actors
 from orchestrator.worker import card_worker
@@ -384,6 +385,15 @@ def test_a_worker_does_not_take_a_card_whose_memory_is_never_free(
     with pytest.raises(CardNotAcquired, match=r"GPU0 is not free after 30 s: .* 30720 MiB") as why:
         worker(monkeypatch, seen, lambda: None)._wait_until_free(CudaDevice())
     assert classify(why.value) is FailureClass.ACQUIRE
+    failure = Failure(failure_class=FailureClass.ACQUIRE, message=str(why.value))
+    cluster = Cluster(planned(job("gang", cards=2)), card_strikes=1, card_rest_s=1)
+    cluster.join(node(cards=3))
+    bad, *others = sorted(cluster.starting, key=lambda name: cluster.starting[name].card.index)
+    cluster.stopped(bad, failure=failure)
+    cluster.stopped(*others)
+    cluster.tick(5)  # within the quarantine of 300 s
+    assert {start.card.index for start in cluster.starting.values()} == {1, 2}
+    assert cluster.rows and all("30720 MiB in use" in row.reason for row in cluster.rows)
 
 
 # ---------------------------------------------------------------- which card it is
