@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from heapq import heappop, heappush
 from math import inf
 from random import Random
@@ -43,6 +44,10 @@ if TYPE_CHECKING:
     from nights import Night
 
 _HOW = ScheduleSettings()
+_CRASHES = (
+    *(FailureClass.CRASH, FailureClass.CRASH, FailureClass.CRASH),
+    *(FailureClass.HOST_OUT_OF_MEMORY, FailureClass.COLLECTIVE, FailureClass.IMPORT),
+)
 
 
 class Watched:
@@ -126,7 +131,7 @@ class NightExecutor:
                 heappush(self.books.wakes, command.at)
             elif isinstance(command, RecordRow) and command.reason.startswith("the deadline came"):
                 night = self.night
-                early = night.settled() and night.left_s() > NOTICED_S
+                early = night.knows_end() and night.left_s() > NOTICED_S
                 must(not early, f"the end of the time came {night.left_s():.0f} s too early")
 
     def _must_be_fair(self, command: RunAttempt) -> None:
@@ -160,7 +165,7 @@ class NightExecutor:
         if isinstance(command, StartWorker | RunAttempt):
             started = type(command).__name__
             must(not night.waiting, f"{started} while rows wait for room: {night.waiting}")
-            late = night.settled() and night.left_s() < -1.0
+            late = night.knows_end() and night.left_s() < -1.0
             must(not late, f"{started} {-night.left_s():.0f} s after the end of the time")
         if isinstance(command, RunAttempt):
             attempt_id, job_id = command.attempt.attempt_id, command.attempt.job_id
@@ -201,13 +206,26 @@ class NightExecutor:
         night.now = cluster.now = max(cluster.now, at)
         if isinstance(event, AttemptEnded) and self._is_silent(event.outcome):
             return []
-        happened = [each for each in cluster._happens(event) if not isinstance(each, Tick)]
+        happened = [
+            self._of_some_class(each)
+            for each in cluster._happens(event)
+            if not isinstance(each, Tick)
+        ]
         for each in happened:
             if isinstance(each, AttemptEnded):
                 self._ended(each.outcome)
             elif isinstance(each, WorkerStopped) and each.failure is not None:
                 self.suspects |= {c for c, w in self.workers.items() if w == each.worker_id}
         return happened
+
+    def _of_some_class(self, event: Event) -> Event:
+        """A rank that crashes may have done so for any reason."""
+        failure = event.outcome.failure if isinstance(event, AttemptEnded) else None
+        if failure is None or failure.failure_class is not FailureClass.CRASH:
+            return event
+        failure = replace(failure, failure_class=self.hanging.choice(_CRASHES))
+        assert isinstance(event, AttemptEnded)
+        return replace(event, outcome=replace(event.outcome, failure=failure))
 
     def _is_silent(self, outcome: Outcome) -> bool:
         """Whether an attempt hangs; that it was stopped is heard."""

@@ -21,7 +21,7 @@ from stores import Lock, Promises
 from orchestrator import driver as driver_module
 from orchestrator.driver import Driver
 from orchestrator.errors import StoreFull
-from orchestrator.events import Event, RecordRow, StopWorker, WorkerStopped
+from orchestrator.events import Event, RecordRow, StopWorker, WorkerOverdue, WorkerStopped
 from orchestrator.held import Held, Row
 from orchestrator.on_ray import correspondence
 from orchestrator.results import disk, fragments
@@ -50,6 +50,7 @@ class Defence:
     take_away: Callable[[], contextlib.AbstractContextManager[Any]]
     on_disk: bool = False
     of_post: bool = False  # protects letters, not nights
+    first: int = 0  # seed; most nights do without the rarer ones
     seeds: int = 100  # tried at most
 
     def run(self, seed: int) -> object:
@@ -179,6 +180,26 @@ def _deaf_to_clocks() -> contextlib.AbstractContextManager[Any]:
     return patch.object(
         Driver, "_clock_set", lambda driver: [] if driver._ahead_s is not None else tell(driver)
     )
+
+
+def _watch_by_the_time_of_day() -> contextlib.AbstractContextManager[Any]:
+    """How long a worker has been in its phase is counted by the time of day."""
+    show = Driver._show
+
+    class Watch(Watchdog):
+        driver: Driver
+
+        def overdue(self, cards: Any, now: float) -> list[WorkerOverdue]:
+            return super().overdue(cards, self.driver.wall())
+
+    def watched(driver: Driver, *, force: bool = False) -> None:
+        if driver.watchdog is not None and not isinstance(driver.watchdog, Watch):
+            known, driver.watchdog = driver.watchdog, Watch()
+            driver.watchdog._asked_s = known._asked_s
+            driver.watchdog.driver = driver
+        show(driver, force=force)
+
+    return patch.object(Driver, "_show", watched)
 
 
 def _moving_budgets() -> contextlib.AbstractContextManager[Any]:
@@ -362,26 +383,35 @@ DEFENCES = (
     ),
     Defence(
         name="spilled rows brought home",
-        without="spilled rows do not come home",
+        without="is lost",
         take_away=_of(Store, "_adopt_spilled"),
         on_disk=True,
     ),
     Defence(
         name="numbers of attempts whose rows are damaged",
+        first=61,
         without="used twice",
         take_away=_of(Store, "attempts_set_aside", lambda *_: {}),
         on_disk=True,
     ),
     Defence(
         name="rows of attempts that a dead driver had running",
+        first=19,
         without="left no row",
         take_away=_of(Store, "_record_interrupted", lambda _: ()),
         on_disk=True,
     ),
     Defence(
         name="durations by a clock that never jumps",
-        without="a healthy worker is called hung",
+        first=29,
+        without="about the time it took",
         take_away=_of(Night, "steady", lambda night: night.now + night.set_by()),
+    ),
+    Defence(
+        name="a watchdog whose clock never jumps",
+        first=39,
+        without="a healthy worker is called hung",
+        take_away=_watch_by_the_time_of_day,
     ),
     Defence(
         name="timers by a clock that never jumps",
@@ -390,16 +420,19 @@ DEFENCES = (
     ),
     Defence(
         name="a deadline that follows the time of day",
+        first=12,
         without="the end of the time",
         take_away=_deaf_to_clocks,
     ),
     Defence(
         name="a budget that does not",
-        without="the end of the time",
+        without="finished with workers left",
+        first=34,
         take_away=_moving_budgets,
     ),
     Defence(
         name="the watchdog",
+        first=11,
         without="no end after",
         take_away=_of(Watchdog, "overdue", lambda *_: []),
     ),
@@ -410,7 +443,7 @@ DEFENCES = (
     ),
     Defence(
         name="a pause before a retry",
-        without="is tried again 0.0 s after",
+        without=" s after ",
         take_away=_retry_at_once,
     ),
     Defence(
@@ -425,6 +458,7 @@ DEFENCES = (
     ),
     Defence(
         name="the circuit breaker",
+        first=27,
         without="no worker starts, and",
         take_away=_of(Breaker, "failure"),
     ),
@@ -492,7 +526,7 @@ DEFENCES = (
 
 def caught_by(defence: Defence) -> tuple[int, str] | None:
     """The first seed whose night breaks without the defence, and how; None if none does."""
-    for seed in range(defence.seeds):
+    for seed in range(defence.first, defence.first + defence.seeds):
         with defence.take_away():
             try:
                 defence.run(seed)

@@ -122,9 +122,11 @@ class Night:
         """The time of day."""
         return EPOCH_S + self.now + self.set_by()
 
-    def settled(self, seconds: float = NOTICED_S) -> bool:
-        """Whether the clock was last set so long ago that a driver must know."""
-        return not any(at <= self.now < at + seconds for at, _ in self.shape.clock_steps)
+    def knows_end(self) -> bool:
+        """Whether a driver must know how much time is left: it needs a while to see that the clock
+        was set, which moves a deadline and no budget."""
+        steps = () if self.shape.budget else self.shape.clock_steps
+        return not any(at <= self.now < at + NOTICED_S for at, _ in steps)
 
     def left_s(self) -> float:
         """Seconds until all work must have ended."""
