@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pytest
 
 from orchestrator.job import State
@@ -19,6 +20,7 @@ from orchestrator.measurement import Measurement
 from orchestrator.results.store import Store
 from orchestrator.run_status import RunStatus
 from orchestrator.worker.leftovers import Owner, leftovers
+from orchestrator.worker.private_directory import abandoned_private_directories
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
@@ -137,6 +139,9 @@ def night(tmp_path_factory: pytest.TempPathFactory) -> Night:
     while not log.exists() or len(log.read_bytes().splitlines()) < 2:
         assert time.monotonic() < deadline and first.process.poll() is None
         time.sleep(0.05)
+    for process in psutil.Process(first.process.pid).children(recursive=True):
+        if "orchestrator.worker.guard" in process.cmdline():
+            process.kill()  # else it would have cleared up before the next driver
     os.kill(first.process.pid, signal.SIGKILL)
     first.process.wait()
     assert first.process.stdout is not None
@@ -163,6 +168,7 @@ def test_a_run_goes_on_at_once_after_its_driver_was_killed(night: Night) -> None
     assert len({row.invocation_id for row in night.rows}) == 2
     run_id = (night.store.path / "run.id").read_text().strip()
     assert leftovers(Owner(run_id=run_id, invocation_id="the test's")) == []
+    assert not [each for each in abandoned_private_directories() if each.owner.startswith(run_id)]
     assert not (night.store.path / "begun.log").exists()
 
 
