@@ -11,7 +11,6 @@ import time
 from pathlib import Path
 
 import psutil
-import psutil
 import pytest
 from ray_bench import Bench, emulated_node
 
@@ -402,9 +401,8 @@ with emulate(parse_emulation("1x2", [])) as cluster:
 
 
 def test_nothing_is_left_of_a_driver_that_was_killed() -> None:
-    """kill -9 on a driver with an emulated cluster: workers, actors, Ray's servers and its agents go
-    at once, and the cluster's directory with its token. (By themselves agents stay for a minute.)
-    """
+    """kill -9 on a driver with an emulated cluster: workers, actors, Ray's servers and agents go at
+    once, and the directory with the token. (By themselves Ray's agents stay for a minute.)"""
     here, root = Path(__file__).parent, Path(__file__).parents[2]
     driver = subprocess.Popen(
         [sys.executable, "-c", _DRIVER],
