@@ -95,6 +95,25 @@ def test_all_that_tests_start_ends_with_pytest(how: signal.Signals | None, tmp_p
                 os.kill(pid, signal.SIGKILL)
 
 
+def test_what_tests_start_hears_ctrl_c(tmp_path: Path) -> None:
+    """Also where pytest itself was started in the background of a shell, which has it ignored."""
+    (tmp_path / "test_session.py").write_text(
+        "import subprocess, sys\n"
+        "def test_child():\n"
+        "    code = 'import signal as s; assert s.getsignal(s.SIGINT) is s.default_int_handler'\n"
+        "    assert subprocess.run([sys.executable, '-c', code]).returncode == 0\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "conftest", "-p", "no:cacheprovider", "."],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(TESTS)},
+        capture_output=True,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
+    )
+    assert done.returncode == 0, done.stdout
+
+
 def test_what_tests_start_is_marked() -> None:
     """Every process of this session inherits the mark, by which the guardian knows it."""
     code = f"import os; print(os.environ[{VARIABLE!r}])"
