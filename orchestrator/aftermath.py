@@ -11,6 +11,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from orchestrator import output
+
 
 def settle(told: dict[str, Any]) -> None:
     """Write the page of what was measured, and tell the hooks."""
@@ -25,20 +27,16 @@ def settle(told: dict[str, Any]) -> None:
         if store.exists:
             page = write_page(store, *read_summary(store))
     except Exception as error:  # who asked is told all the same
-        _say(f"the report of {store.path} could not be written: {error}")
+        output.say_aside(f"the report of {store.path} could not be written: {error}")
     try:
         hooks = hooks_of(told["notify"])
     except Exception as error:
-        _say(f"nobody can be notified: {error}")
+        output.say_aside(f"nobody can be notified: {error}")
         return
     if hooks:
         ending = Ending(told["ending"])
         notice = notice_of_death(store, ending, told["reason"], told["exit_code"], page)
-        tell_all(hooks, notice, _say)
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+        tell_all(hooks, notice, output.say_aside)
 
 
 if __name__ == "__main__":

@@ -7,13 +7,15 @@ Each command is a module of ``orchestrator.commands`` with ``add_arguments(parse
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
 import logging
 import os
 import sys
 from collections.abc import Collection, Iterable, Sequence
+from typing import Any
 
-from orchestrator import __version__, exit_codes
+from orchestrator import __version__, exit_codes, output
 from orchestrator.errors import GridError, NightgridError, StoreError
 from workloads.errors import WorkloadError
 
@@ -58,6 +60,9 @@ exit codes:
 """
 
 
+#: Commands that are not there to print: they go on whatever becomes of their output.
+WORKING = ("run", "watch")
+
 #: Libraries that log, when imported, what no user can act on.
 CHATTERERS = ("torchao", "torch.utils._pytree")
 
@@ -76,7 +81,7 @@ def full_parser() -> argparse.ArgumentParser:
 
 
 def _parser(names: Iterable[str], filled_in: Collection[str]) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="nightgrid",
         description="Benchmark a grid of model settings on every card of a Ray cluster.",
         epilog=EPILOG,
@@ -93,9 +98,29 @@ def _parser(names: Iterable[str], filled_in: Collection[str]) -> argparse.Argume
     return parser
 
 
+class _Parser(argparse.ArgumentParser):
+    """Quotes arguments of the command line, which a script may have from anywhere, visibly."""
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        if message:
+            output.say(message, file or sys.stderr, end="")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; errors meant for the user are printed without a traceback."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    working = bool(arguments) and arguments[0] in WORKING
+    try:
+        with output.standard_streams(working=working):
+            return _main(arguments)
+    except output.OutputFailed as error:
+        if error.errno == errno.EPIPE:  # `nightgrid plan … | head` is fine
+            return exit_codes.OK
+        output.say_aside(f"nightgrid: standard output cannot be written: {error.strerror}")
+        return StoreError.exit_code
+
+
+def _main(arguments: list[str]) -> int:
     for name in CHATTERERS:
         logging.getLogger(name).setLevel(logging.ERROR)
     parser = build_parser(arguments)
@@ -114,9 +139,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except WorkloadError as error:
         _complain(f"nightgrid {args.command}: {error}")
         return 1
-    except BrokenPipeError:  # `nightgrid plan … | head` is fine
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+    except output.OutputFailed:
+        raise
     except OSError as error:  # what no command expects: a directory without permission, say
         where = f"{error.filename}: " if error.filename else ""
         _complain(f"nightgrid {args.command}: {where}{error.strerror or error}")
@@ -129,7 +153,7 @@ def _complain(text: str) -> None:
     """Print an error, which may quote an address with a password."""
     from orchestrator.worker.redaction import redact
 
-    print(redact(text, os.environ), file=sys.stderr)
+    output.say_aside(redact(text, os.environ))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ import contextlib
 import heapq
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -22,6 +21,7 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import Protocol
 
+from orchestrator import output
 from orchestrator.attempt import Attempt, Outcome
 from orchestrator.clock import STEP_S
 from orchestrator.errors import (
@@ -177,6 +177,7 @@ class Driver:
     _wakes: list[float] = field(default_factory=list)
     _stops_seen: int = 0
     _late: list[Event] = field(default_factory=list)  # what came up while showing
+    _refused_stops: list[StopWorker] = field(default_factory=list)  # to be tried again
     _next_status_at: float = 0.0
     _ahead_s: float | None = None  # of the time of day, as the schedule was told
     _finished: RunFinished | None = None
@@ -260,6 +261,9 @@ class Driver:
         wait = self.poll_s
         if self._wakes:
             wait = min(wait, max(0.0, self._wakes[0] - self.clock()))
+        refused, self._refused_stops = self._refused_stops, []
+        for command in refused:
+            self._perform(command)
         return self.executor.events(wait)
 
     def _feed(self, events: Sequence[Event]) -> None:
@@ -321,6 +325,9 @@ class Driver:
             self.executor.perform(command)
         except Exception as error:
             self.view.line(f"the executor refused {type(command).__name__}: {error!r}")
+            if isinstance(command, StopWorker):  # its process lives on, and has its card
+                self._refused_stops.append(command)
+                return []
             return [_refusal(command, error, self.clock())]
         return []
 
@@ -403,9 +410,7 @@ class Driver:
         self._look_for_room_at = now + ROOM_INTERVAL_S
         count = len(held.rows)
         try:
-            self._write_held_rows(held)
-            if not held.finished:
-                self.store.make_reserve()
+            self._patiently("the store", lambda: self._make_room(held), StoreError)
         except StoreFull:
             if held.finished and (self.stop.requests or now - held.since >= self.patience_s):
                 self._end_without_room(held)
@@ -414,6 +419,11 @@ class Driver:
         paused = now - held.since
         self.view.line(f"there is room again after {paused:,.0f} s: {count} rows written, going on")
         self._late += self._carry_out(held.commands)
+
+    def _make_room(self, held: Held) -> None:
+        self._write_held_rows(held)
+        if not held.finished:
+            self.store.make_reserve()
 
     def _write_held_rows(self, held: Held) -> None:
         while held.rows:
@@ -450,7 +460,7 @@ class Driver:
             if isinstance(place, os.PathLike):
                 places.add(os.path.dirname(place))
             else:
-                print(f"row without a place: {measurement!r}", file=sys.stderr, flush=True)
+                output.say_aside(f"row without a place: {measurement!r}")
         where = "they are printed above"
         if places:
             where = f"kept in {', '.join(sorted(places))}, from where the next `nightgrid run "
@@ -507,7 +517,7 @@ class Driver:
             self.view.line(f"no more: {before}")
 
 
-def _refusal(command: StartWorker | StopWorker | RunAttempt, error: Exception, at: float) -> Event:
+def _refusal(command: StartWorker | RunAttempt, error: Exception, at: float) -> Event:
     """The event that stands for a command which the executor did not take."""
     failure = Failure(
         failure_class=FailureClass.CRASH,

@@ -7,12 +7,12 @@ events by pure functions; the views only write. What needs a terminal is in ``li
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Sequence
 from typing import Protocol, TextIO
 
+from orchestrator import output
 from orchestrator.events import (
     ClockSet,
     Event,
@@ -169,25 +169,17 @@ def _emulated_note(emulated: bool, kind: str) -> str:
 # ---------------------------------------------------------------- the plain views
 
 
-def print_on(stream: TextIO, text: str) -> None:
-    """Print a line of a run's output."""
-    try:
-        print(text, file=stream, flush=True)
-    except BrokenPipeError:  # nobody reads any more, which is no reason to stop measuring
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-
-
 class PlainView:
     """Lines with a time of day, for logs; never a control code."""
 
     def __init__(self, stream: TextIO, *, interval_s: float = SUMMARY_INTERVAL_S) -> None:
-        self._stream = stream
+        self._stream = output.guarded(stream, patience_s=output.PATIENCE_S)
         self._interval_s = interval_s
         self._next_summary_at: float | None = None  # in seconds of the run
 
     def line(self, text: str) -> None:
         """Print one event."""
-        print_on(self._stream, f"{time.strftime('%H:%M:%S')} {printable(text)}")
+        output.say(f"{time.strftime('%H:%M:%S')} {printable(text)}", self._stream)
 
     def show(self, status: RunStatus) -> None:
         """Print a summary when the last is old enough."""
@@ -219,14 +211,12 @@ def open_view(*, quiet: bool = False, stream: TextIO | None = None) -> View:
     """The view that suits where output goes."""
     if quiet:
         return QuietView()
-    stream = stream or sys.stdout
+    stream = output.guarded(stream or sys.stdout, patience_s=output.PATIENCE_S)
     if not stream.isatty():
         return PlainView(stream)
-    from rich.console import Console
-
     from orchestrator.live_display import TerminalView
 
-    return TerminalView(Console(file=stream))
+    return TerminalView(output.console(stream))
 
 
 def printable(text: str) -> str:

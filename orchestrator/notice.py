@@ -89,7 +89,7 @@ _WORDS = {
     Ending.UNANSWERED: "has finished; some jobs have no answer",
     Ending.STOPPED: "was stopped",
     Ending.FAILED: "has failed",
-    Ending.INTERRUPTED: "was interrupted and goes on",
+    Ending.INTERRUPTED: "was interrupted",
 }
 
 

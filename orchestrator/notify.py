@@ -29,6 +29,7 @@ from orchestrator.errors import NightgridError
 from orchestrator.exit_codes import INTERRUPTED
 from orchestrator.job import State
 from orchestrator.notice import Ending, Notice
+from workloads import files
 
 if TYPE_CHECKING:
     from orchestrator.results.store import Store
@@ -41,6 +42,7 @@ WEB_TRIES = 3
 WEB_PAUSE_S = 2.0
 COMMAND_TIMEOUT_S = 60.0
 _SHOWN_OUTPUT = 300
+_HOOK_FILE_BYTES = 2**16
 _ADDRESS = re.compile(r"(https?://)(?:[^\s/?#'\"@]*@)?([^\s/?#'\"]+)[/?#][^\s'\"]*")
 
 
@@ -172,7 +174,8 @@ def hook_of(text: str) -> Hook:
     """
     if text.startswith("@"):
         try:
-            text = Path(text[1:]).expanduser().read_text(encoding="utf-8").strip()
+            path = Path(text[1:]).expanduser()
+            text = files.read_text(path, limit_bytes=_HOOK_FILE_BYTES).strip()
         except (OSError, UnicodeDecodeError) as error:
             raise NightgridError(f"--notify {text}: the file cannot be read: {error}") from error
     if is_address(text):

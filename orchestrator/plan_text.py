@@ -16,6 +16,7 @@ from itertools import chain, islice
 from operator import attrgetter
 from typing import TYPE_CHECKING, TextIO
 
+from orchestrator import output
 from orchestrator.cluster import Node, legal_card_sets
 from orchestrator.job import Accelerator, Job, Scalar
 from orchestrator.plan import Action, Plan, PlannedJob
@@ -162,7 +163,10 @@ def print_plan(
     """The plan as a person reads it, in a file or, folded, on a terminal that writes to ``file``;
     ``more`` lines follow its sums."""
     shared, columns = _table(plan)
-    write = file.write
+
+    def write(text: str) -> None:
+        output.say(text, file, end="")
+
     jobs = "1 job" if len(plan.jobs) == 1 else f"{len(plan.jobs)} jobs"
     write(f"Grid {plan.grid_name}: {jobs} on {nodes_text(plan.nodes)}\n")
     if shared:

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import csv
 import importlib.metadata
+import io
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+
+from workloads import files
 
 _CHECKOUT = Path(__file__).resolve().parent.parent / "results"
 
@@ -121,8 +124,7 @@ def read_devices(path: Path) -> tuple[DeviceSheet, ...]:
 
 
 def _lines(path: Path) -> list[dict[str, str]]:
-    with path.open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
+    return list(csv.DictReader(io.StringIO(files.read_text(path), newline="")))
 
 
 def _number(text: str) -> float | None:
@@ -147,7 +149,7 @@ def _files() -> Iterable[Path]:
     return [Path(str(distribution.locate_file(file))) for file in distribution.files or []]
 
 
-def _installed(name: str, files: Iterable[Path]) -> Path | None:
+def _installed(name: str, installed: Iterable[Path]) -> Path | None:
     """The installed file ``…/share/nightgrid/<name>``, wherever that prefix is."""
     wanted = ("share", "nightgrid", name)
-    return next((f for f in files if f.parts[-3:] == wanted and f.is_file()), None)
+    return next((f for f in installed if f.parts[-3:] == wanted and f.is_file()), None)

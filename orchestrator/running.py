@@ -22,6 +22,7 @@ from orchestrator.deadline import Deadline
 from orchestrator.errors import ClusterError
 from orchestrator.job import Accelerator, State
 from orchestrator.results.directory import default_results_dir
+from workloads import files
 
 if TYPE_CHECKING:
     from orchestrator.cluster import Node
@@ -153,7 +154,7 @@ def with_cards_of(run: Path, options: RunOptions) -> RunOptions:
     if any(getattr(options, name) for name in _PLACE):
         return options
     with contextlib.suppress(OSError, ValueError):
-        before = json.loads((run / OPTIONS_FILE).read_text(encoding="utf-8"))
+        before = json.loads(files.read_text(run / OPTIONS_FILE))
         return replace(options, **{name: before[name] for name in _PLACE if name in before})
     return options
 

@@ -75,11 +75,9 @@ def emulated_session(
     @contextlib.contextmanager
     def executor(run: str, log_dir: Path) -> Iterator[Executor]:
         from orchestrator.on_ray.cluster import emulate
-        from orchestrator.on_ray.control_store import outlived
         from orchestrator.on_ray.executor import RayExecutor
 
         with (
-            outlived(),
             emulate(nodes),
             contextlib.closing(RayExecutor(run=run, log_dir=log_dir)) as opened,
         ):
@@ -101,7 +99,6 @@ def cluster_session(address: str | None, accelerators: Sequence[Accelerator]) ->
         ClusterError: there is none, or it cannot be joined.
     """
     from orchestrator.on_ray.cluster import connect
-    from orchestrator.on_ray.control_store import outlived
 
     @contextlib.contextmanager
     def executor(run: str, log_dir: Path) -> Iterator[Executor]:
@@ -110,7 +107,7 @@ def cluster_session(address: str | None, accelerators: Sequence[Accelerator]) ->
         with contextlib.closing(RayExecutor(run=run, accelerators=accelerators)) as opened:
             yield opened
 
-    with outlived(), connect(address) as cluster:
+    with connect(address) as cluster:
         yield Session(
             description=f"the Ray cluster at {cluster.address}",
             nodes=tuple(cluster.nodes()),

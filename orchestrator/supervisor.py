@@ -24,9 +24,18 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from orchestrator import output
 from orchestrator.exit_codes import INTERRUPTED
 from orchestrator.supervised import Charge
-from orchestrator.supervision import AT_ONCE, HEAD_PATIENCE_S, GiveUp, Life, Return, decide
+from orchestrator.supervision import (
+    AT_ONCE,
+    HEAD_PATIENCE_S,
+    GiveUp,
+    Life,
+    Return,
+    decide,
+    exit_code,
+)
 
 #: A driver that is asked for the third time ends by itself within ten seconds (``driver.py``).
 FORCE_AFTER_S = 20.0
@@ -191,7 +200,7 @@ class Supervisor:
             "notify": list(self.notify),
             "ending": ending,
             "reason": reason,
-            "exit_code": self._lives[-1].returncode if code is None else code,
+            "exit_code": exit_code(self._lives[-1]) if code is None else code,
         }
         try:
             subprocess.run(
@@ -243,5 +252,4 @@ def answers(address: str) -> bool:
 
 
 def _say(text: str) -> None:
-    with contextlib.suppress(OSError, ValueError):  # nobody reads any more
-        print(f"nightgrid run: {text}", file=sys.stderr, flush=True)
+    output.say_aside(f"nightgrid run: {text}")

@@ -1,16 +1,21 @@
 """What every test gets: laws are checked without a time limit per example, since CI is shared, and
 there on the same examples each time; at a desk each run tries others, and finds new ones. Garbage
-is looked for among what a test made, since looking through all libraries took half of a job."""
+is looked for among what a test made, since looking through all libraries took half of a job. What
+tests start ends with them, time limits grow with the load, and SIGINT is a signal like others."""
 
 from __future__ import annotations
 
 import gc
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from guardian import guard_this_process
 from hypothesis import HealthCheck, settings
+from patience import patience
 
 settings.register_profile(
     "nightgrid",
@@ -26,6 +31,24 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # What tests compute is small; where cores are shared, a second thread mostly waits, at full load.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def pytest_configure() -> None:
+    """Have all that tests start end with this process. A shell starts what it puts in the
+    background with SIGINT ignored, which programs would inherit: one that has a handler, even one
+    that does nothing, is theirs by default again."""
+    guard_this_process()
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, lambda *_: None)
+
+
+@pytest.hookimpl(tryfirst=True, optionalhook=True)
+def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> object:
+    """The time limit of a test grows with the load, as those within it do."""
+    import pytest_timeout
+
+    longer = settings._replace(timeout=patience(settings.timeout))
+    return pytest_timeout.pytest_timeout_set_timer(item, longer)
 
 
 @pytest.fixture(scope="session")

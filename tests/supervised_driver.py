@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -44,6 +45,9 @@ for word in words:
     elif act == "end":
         charge.tell(ended=int(value))
         sys.exit(int(value))
+    elif act == "leave":  # a process that outlives it, with all that a process can inherit
+        left = subprocess.Popen(["sleep", value], close_fds=False, start_new_session=True)
+        (place / "left").write_text(str(left.pid))
     elif act == "vanish":  # as Ray's core does
         os._exit(int(value))
     elif act == "die":

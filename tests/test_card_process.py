@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from patience import patience
 from scripted_worker import KindConfig
+from small_disks import fill, small_disk
 
 from orchestrator.attempt import Attempt, RankOutcome, WorkerInfo
 from orchestrator.cluster import Card
@@ -101,7 +103,7 @@ def _open(tmp_path: Path, *preload: str) -> Server:
         stdout=subprocess.DEVNULL,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
     )
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + patience(20)
     while not os.path.exists(f"{directory}/s"):
         assert popen.poll() is None and time.monotonic() < deadline
         time.sleep(0.01)
@@ -111,7 +113,7 @@ def _open(tmp_path: Path, *preload: str) -> Server:
 def _close(server: Server) -> None:
     assert server.popen.stdin is not None
     server.popen.stdin.close()
-    assert server.popen.wait(10) == 0
+    assert server.popen.wait(patience(10)) == 0
 
 
 @pytest.fixture(params=["fresh", "forked"])
@@ -139,7 +141,7 @@ def info_of(process: CardProcess) -> WorkerInfo:
 
 def eventually(condition: Callable[[], bool], timeout_s: float = 10.0) -> bool:
     """Whether the condition comes true in time."""
-    deadline = time.monotonic() + timeout_s
+    deadline = time.monotonic() + patience(timeout_s)
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.01)
     return condition()
@@ -238,6 +240,83 @@ def test_no_secret_gets_into_a_row_or_a_log(
     assert failure is not None and failure.tail.endswith("<HUB_TOKEN> leaks")
 
 
+PRINTING = """\
+import os, subprocess, sys, warnings
+for number in range(3000):
+    print("a job that prints much", number)
+    print("and complains", number, file=sys.stderr, flush=True)
+os.system("echo and so does what it starts; echo twice >&2")
+warnings.warn("a warning")
+"""
+
+
+def test_a_job_that_prints_on_a_full_disk_keeps_its_outcome(server: Server, tmp_path: Path) -> None:
+    """Its log has no room left when it starts to print, in its midst, or from its beginning, when
+    the log cannot even be made; once there is room, the log says what is missing."""
+    with small_disk(tmp_path / "small", 1 << 16) as disk:
+        server.logs = disk
+        process = server.process(run=PRINTING)  # fills what there is itself
+        info_of(process)
+        assert ran(process).state is State.SUCCEEDED
+        full_from_the_start = server.process(run=PRINTING, name="w2")
+        ballast = fill(disk)
+        info_of(full_from_the_start)
+        assert ran(full_from_the_start).state is State.SUCCEEDED
+        ballast.unlink()
+        (disk / "2.log").unlink(missing_ok=True)
+        with (disk / "1.log").open("r+") as log:
+            log.truncate(1 << 14)
+        assert ran(process).state is State.SUCCEEDED  # and it is the same process
+        said = (disk / "1.log").read_text()
+        assert said.count("bytes of output lost") >= 1 and "No space left" in said
+        process.stop("done")
+        full_from_the_start.stop("done")
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import os; os.close(1); os.close(2); print('x', flush=True); print('y', file=sys.stderr)",
+        "sys.stdout.close(); sys.stderr.close()",
+        "sys.stdout = None; sys.stderr = None",
+        "import io; sys.stdout = io.StringIO(); sys.stdout.close()",
+        "sys.stdout = open('/dev/full', 'w'); print('lost')",
+        "print('x' * 100_000, end=''); sys.stdout.write('\\udcff'); raise SystemError('as said')",
+    ],
+)
+def test_a_job_may_do_to_its_output_what_it_likes(server: Server, source: str) -> None:
+    """It has its outcome, and the next job of the process has an output again."""
+    once = "\nif not hasattr(os, 'second'):\n    os.second = True\n    "
+    lines = "\n    ".join(source.split("; "))
+    then = "\nelse:\n    print('the second job', flush=True)\n    os.fstat(1)"
+    process = server.process(run=f"import os, sys{once}{lines}{then}")
+    info_of(process)
+    first, second = ran(process), ran(process)
+    if "SystemError" in source:
+        assert first.failure is not None and first.failure.message == "as said"
+    else:
+        assert first.state is State.SUCCEEDED, first
+    assert second.state is State.SUCCEEDED, second
+    assert "the second job" in (server.logs / "1.log").read_text()
+    process.stop("done")
+
+
+def test_a_planted_link_at_a_log_s_path_is_not_followed(server: Server, tmp_path: Path) -> None:
+    """Neither written to nor read: the job runs without a log, and its row quotes nothing."""
+    target = tmp_path / "precious"
+    target.write_text("what belongs to somebody else\n")
+    (server.logs / "1.log").symlink_to(target)
+    (server.logs / "2.log").symlink_to(tmp_path / "not there")
+    os.mkfifo(server.logs / "3.log")
+    for _ in range(3):
+        process = server.process(run="import os; print('gone', flush=True); os._exit(9)")
+        info_of(process)
+        failure = ran(process).failure
+        assert failure is not None and "exited with 9" in failure.message and not failure.tail
+    assert target.read_text() == "what belongs to somebody else\n"
+    assert not (tmp_path / "not there").exists()
+
+
 def test_a_worker_that_cannot_start_is_gone_and_says_why(server: Server) -> None:
     """An exception at start is a failure; a death at start is one too."""
     process = server.process(start="raise ValueError('no such card')")
@@ -308,7 +387,7 @@ def test_a_stuck_worker_is_stopped_with_its_children(server: Server, tmp_path: P
     process.stop("no progress")
     assert time.monotonic() - started < 3
     assert not alive(info.pid) and not alive(child)
-    thread.join(5)
+    thread.join(patience(5))
     assert outcomes[0].state is State.LOST and outcomes[0].failure is not None
     assert outcomes[0].failure.message == "stopped: no progress"
 
@@ -380,7 +459,7 @@ def test_descendants_in_sessions_of_their_own_are_stopped_too(
     process.stop("no progress")
     assert process.gone and not any(map(alive, [info.pid, *pids]))
     assert alive(other.pid)
-    thread.join(5)
+    thread.join(patience(5))
     bystander.stop("done")
 
 
@@ -402,7 +481,7 @@ def test_descendants_of_a_worker_that_died_are_ended_before_its_card_is_free(
     assert sum(map(alive, others)) == 3
     other.stop("done")
     assert not any(map(alive, others))
-    thread.join(5)
+    thread.join(patience(5))
 
 
 def test_everything_ends_when_a_server_is_closed(tmp_path: Path) -> None:
@@ -427,7 +506,7 @@ def test_everything_ends_whichever_of_the_two_generations_is_killed(
     threading.Thread(target=lambda: ran(process), daemon=True).start()
     pids = [info.pid, *pids_in(tmp_path / "pids")]
     os.kill(opened.pid if first == "server" else opened.popen.pid, signal.SIGKILL)
-    opened.popen.wait(10)
+    opened.popen.wait(patience(10))
     wait_for_end(opened.path)
     assert not any(map(alive, pids))
     shutil.rmtree(Path(opened.path).parent, ignore_errors=True)
@@ -480,7 +559,7 @@ def test_workers_end_with_the_server(tmp_path: Path) -> None:
     thread = threading.Thread(target=lambda: outcomes.append(ran(process)))
     thread.start()
     os.kill(opened.pid, signal.SIGKILL)
-    thread.join(10)
+    thread.join(patience(10))
     assert outcomes[0].state is State.LOST and outcomes[0].failure is not None
     assert outcomes[0].failure.failure_class is FailureClass.NODE_LOST
     assert eventually(lambda: not alive(info.pid))

@@ -5,7 +5,9 @@ import os
 import time
 from typing import Any
 
+import psutil
 import pytest
+from patience import patience
 
 from workloads.collective import OneCard, Rendezvous, joined, listen
 from workloads.devices import device_for
@@ -27,12 +29,15 @@ def _exchange(rank: int, rendezvous: Rendezvous, listener: Any = None) -> dict[s
     ) as gang:
         gang.barrier()
         seen = gang.gather({"rank": rank})
+        sockets = psutil.Process().net_connections("inet")
+        listening = {each.laddr.ip for each in sockets if each.status == psutil.CONN_LISTEN}
         variables = (os.environ["RANK"], os.environ["WORLD_SIZE"], os.environ["MASTER_PORT"])
     import torch.distributed as dist
 
     return {
         "seen": seen,
         "variables": variables,
+        "listening": listening,
         "left": not dist.is_initialized() and dict(os.environ) == before,
     }
 
@@ -57,7 +62,7 @@ def spawn() -> Any:
 
     yield start
     for process in started:
-        process.join(20)
+        process.join(patience(20))
         process.kill()
 
 
@@ -67,7 +72,8 @@ def _rank_one(rendezvous: Rendezvous, channel: Any) -> None:
 
 
 def test_two_processes_exchange_values_and_can_meet_again(spawn: Any) -> None:
-    """Values come in rank order on both; leaving is clean enough to join another gang."""
+    """Values come in rank order on both; leaving is clean enough to join another gang; on loopback
+    none listens anywhere else."""
     mine, theirs = mp.get_context("spawn").Pipe()
     first = listen("127.0.0.1", world_size=2, timeout_s=60)
     spawn(_rank_one, first.rendezvous, theirs)
@@ -82,6 +88,7 @@ def test_two_processes_exchange_values_and_can_meet_again(spawn: Any) -> None:
     assert there["variables"] == ("1", "2", str(first.rendezvous.port))
     assert here["left"] and there["left"] and again["left"]
     assert mine.recv()["left"]
+    assert here["listening"] == there["listening"] == {"127.0.0.1"}
 
 
 def test_the_death_of_a_rank_is_an_error_in_the_others(spawn: Any) -> None:

@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from patience import patience
 
 from orchestrator.cli import COMMANDS, full_parser
 from orchestrator.completion import SHELLS, script
@@ -50,7 +51,7 @@ def asked(shell: str, path: Path, words: list[str], place: Path) -> list[str]:
     else:
         line = " ".join(words)
         command = ["fish", "--no-config", "-c", f'source "{path}"; complete -C "{line}"']
-    done = subprocess.run(command, capture_output=True, text=True, cwd=place, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=place, timeout=patience(60))
     assert done.returncode == 0 and not done.stderr, done.stderr
     return [line.split("\t")[0].strip() for line in done.stdout.splitlines() if line.strip()]
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from measurements import row
+from patience import patience
 
 from orchestrator.cli import main
 from orchestrator.commands.submit import _until
@@ -129,7 +130,7 @@ def test_a_driver_that_cannot_report_has_another_process_do_it(
         filled(tmp_path)
         assert not page.exists()
         if not cluster_lost:
-            deadline = time.monotonic() + 100
+            deadline = time.monotonic() + patience(100)
             while not page.exists():
                 assert time.monotonic() < deadline
                 time.sleep(0.1)

@@ -14,7 +14,7 @@ from driver_cases import MOMENT, FakeClock, FakeExecutor, attempt, job, node, pl
 from orchestrator.attempt import Attempt, Outcome
 from orchestrator.derive import measurement_of
 from orchestrator.driver import ROWS_WAIT_S, Driver, StopSignal
-from orchestrator.errors import ClusterError, StoreError, StoreLocked
+from orchestrator.errors import ClusterError, ControlStoreLost, StoreError, StoreLocked
 from orchestrator.events import (
     AttemptEnded,
     ClockSet,
@@ -363,6 +363,37 @@ def test_an_executor_that_stays_broken_ends_the_run_with_its_reason() -> None:
 
     with pytest.raises(ClusterError, match="keeps failing: the control store"):
         Case(faults=faults).driver.drive()
+
+
+def test_a_lost_control_store_ends_the_run_at_once() -> None:
+    """It does not come back to this process; the row of what had ended is written first."""
+    case = Case()
+    events = case.executor.events
+
+    def gone_after_a_row(timeout_s: float) -> list[Event]:
+        if case.rows.kept:
+            raise ControlStoreLost("it has not answered since 03:00:00")
+        return events(timeout_s)
+
+    case.executor.events = gone_after_a_row  # type: ignore[method-assign]
+    with pytest.raises(ControlStoreLost, match="03:00:00"):
+        case.driver.drive()
+    assert case.clock.now - MOMENT < 20 and len(case.rows.kept) == 1
+
+
+def test_trouble_with_the_cluster_is_told_when_it_begins_and_when_it_ends() -> None:
+    """One line each, whatever it says of itself meanwhile; the status has it as it is."""
+    case = Case()
+    texts = iter(["", "silent for 5 s", "silent for 6 s", "silent for 7 s", *[""] * 20])
+    case.driver.trouble = lambda: next(texts)
+    assert case.driver.drive().finished
+    told = [line for line in case.view.lines if "silent" in line]
+    assert told == [
+        "TROUBLE: silent for 5 s; what runs goes on",
+        "no more: silent for 7 s",
+    ]
+    shown = [status.trouble for status in case.view.shown]
+    assert "silent for 6 s" in shown and shown[-1] == ""
 
 
 def test_a_command_that_is_refused_comes_back_as_its_event() -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import tiny_workload
 from driver_cases import attempt, job, node
+from patience import patience
 
 from orchestrator.cluster import Card
 from orchestrator.events import (
@@ -45,7 +46,7 @@ def executor(monkeypatch: pytest.MonkeyPatch) -> Iterator[InProcessExecutor]:
 def until(executor: InProcessExecutor, count: int, timeout_s: float = 60) -> list[Event]:
     """The next ``count`` events."""
     events: list[Event] = []
-    deadline = time.monotonic() + timeout_s
+    deadline = time.monotonic() + patience(timeout_s)
     while len(events) < count:
         assert time.monotonic() < deadline, f"only {events}"
         events += executor.events(0.2)

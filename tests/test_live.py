@@ -135,6 +135,13 @@ def test_people_hear_of_nodes_and_deaths_but_not_of_orderly_stops(board: Board) 
     assert event_line(dataclasses.replace(stopped, failure=None), board) is None
 
 
+def test_trouble_with_the_cluster_is_in_the_summary() -> None:
+    """Also in `nightgrid status`, which shows the same line."""
+    silent = "the cluster's control store has not answered since 03:00:00, for 12 s"
+    assert f"TROUBLE: {silent}" in summary_line(dataclasses.replace(STATUS, trouble=silent))
+    assert "TROUBLE" not in summary_line(STATUS)
+
+
 def test_logs_hold_no_control_characters_and_one_line_an_event() -> None:
     """Whatever a job's error contains, the log stays lines of text."""
     out = io.StringIO()

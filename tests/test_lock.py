@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import store_processes
 from measurements import note, row
+from patience import patience
 from store_processes import CONTEXT
 
 from orchestrator.errors import StoreError, StoreLocked
@@ -36,7 +37,7 @@ def kill(process: BaseProcess) -> None:
     """kill -9, and wait until it is gone."""
     assert process.pid is not None
     os.kill(process.pid, signal.SIGKILL)
-    process.join(60)
+    process.join(patience(60))
 
 
 def edit_lock(results: Path, **changes: Any) -> None:
@@ -211,4 +212,4 @@ def test_of_many_drivers_at_once_one_wins(tmp_path: Path, dead_holder: bool) -> 
     assert all("held by process" in a or a == "held" or "quicker" in a for a in answers), answers
     for process, ours in rivals:
         ours.close()
-        process.join(60)
+        process.join(patience(60))

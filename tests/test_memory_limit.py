@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import pytest
+from patience import patience
 
 PROGRAM = """
 import json, os, sys
@@ -57,7 +58,7 @@ def printed() -> dict[str, list[str]]:
         [sys.executable, "-c", PROGRAM, json.dumps(cases)],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=patience(120),
     )
     assert done.returncode == 0, done.stderr
     _, *parts = done.stdout.split("case ")

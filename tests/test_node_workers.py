@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from patience import patience
 from test_card_process import ATTEMPT, Server, _close, _open, alive, eventually
 
 from orchestrator.attempt import RankOutcome
@@ -54,7 +55,7 @@ class Node:
 
     def wait_for(self, kind: type, name: str) -> Answer:
         """The first answer of this kind from this worker."""
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + patience(20)
         while True:
             with self._changed:
                 for answer in self.told:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import store_processes
 from measurements import row
+from patience import patience
 from store_processes import CONTEXT
 
 from orchestrator.results.store import Store
@@ -31,7 +32,7 @@ def run_until_killed(number: int, torn: bool, act: Callable, results: Path) -> t
     )
     process.start()
     theirs.close()
-    process.join(60)
+    process.join(patience(60))
     try:
         acknowledged = ours.poll() and ours.recv() is not None
     except EOFError:
@@ -119,7 +120,7 @@ def killed_writer(results: Path, first: int, after_s: float) -> set[int]:
     time.sleep(after_s)
     assert process.pid is not None
     os.kill(process.pid, signal.SIGKILL)
-    process.join(60)
+    process.join(patience(60))
     acknowledged = set()
     try:
         while True:
@@ -143,5 +144,5 @@ def test_reading_while_a_run_writes_and_compacts(tmp_path: Path) -> None:
         assert contents.damaged == ()
         before, looks = len(sizes), looks + 1
         assert process.exitcode in (None, 0)
-    process.join(60)
+    process.join(patience(60))
     assert before == count and looks > 3

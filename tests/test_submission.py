@@ -5,12 +5,18 @@ from __future__ import annotations
 import socket
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from orchestrator.cli import main
 from orchestrator.errors import SubmitError
-from orchestrator.on_ray.submission import Submission, new_submission_id, resolve_job_address
+from orchestrator.on_ray.submission import (
+    JobServer,
+    Submission,
+    new_submission_id,
+    resolve_job_address,
+)
 
 
 def submission(tmp_path: Path, **changes: object) -> Submission:
@@ -40,24 +46,50 @@ def test_a_grid_that_would_not_be_uploaded_is_refused(tmp_path: Path) -> None:
         _ = submission(tmp_path, grid=outside, working_dir=tmp_path / "work").entrypoint
 
 
-def test_the_program_travels_unless_it_is_there_anyway(tmp_path: Path) -> None:
-    """From a checkout the working directory is enough; from elsewhere the packages go along."""
-    environment = submission(tmp_path).runtime_env()
-    names = [Path(path).name for path in environment["py_modules"]]
-    assert names == ["orchestrator", "workloads"]
-    (tmp_path / "orchestrator").mkdir()
-    (tmp_path / "orchestrator" / "__main__.py").write_text("")
-    assert "py_modules" not in submission(tmp_path).runtime_env()
-
-
 def test_the_commit_travels_with_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The cluster has no repository, so rows get the commit from the workstation."""
     monkeypatch.setenv("NIGHTGRID_GIT_COMMIT", "0123456789abcdef")
     monkeypatch.setenv("NIGHTGRID_GIT_DIRTY", "1")
-    variables = submission(tmp_path).runtime_env()["env_vars"]
+    environment = submission(tmp_path).runtime_env(tmp_path / "staged")
+    assert environment["working_dir"] == str(tmp_path / "staged")
+    variables = environment["env_vars"]
     assert variables["NIGHTGRID_GIT_COMMIT"] == "0123456789abcdef"
     assert variables["NIGHTGRID_GIT_DIRTY"] == "1"
     assert int(variables["RAY_JOB_STOP_WAIT_TIME_S"]) > 30
+
+
+def test_a_head_whose_agent_is_not_there_yet_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray's job server answers before its agent does, and refuses after ten seconds; another
+    refusal is final."""
+    no_agent = "Request failed with status code 500: No available agent to submit job, please try"
+    refusals = [RuntimeError(no_agent), RuntimeError("TimeoutError: Failed to get head node agent")]
+    sent: list[str] = []
+
+    class Client:
+        def __init__(self, _: str) -> None: ...
+
+        def get_job_info(self, _: str) -> None:
+            raise RuntimeError("404: does not exist")
+
+        def submit_job(self, **job: Any) -> str:
+            assert Path(job["runtime_env"]["working_dir"], "grid.yaml").is_file()
+            if refusals:
+                raise refusals.pop(0)
+            sent.append(job["submission_id"])
+            return sent[-1]
+
+    monkeypatch.setattr("ray.job_submission.JobSubmissionClient", Client)
+    monkeypatch.setattr("time.sleep", lambda _: None)
+    (tmp_path / "grid.yaml").write_text("name: g\n")
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        server = JobServer(f"http://127.0.0.1:{listening.getsockname()[1]}")
+        assert server.submit(submission(tmp_path, grid=tmp_path / "grid.yaml"))
+        assert sent == ["id"] and not refusals
+        refusals.append(RuntimeError("500: no such thing"))
+        with pytest.raises(SubmitError, match="no such thing"):
+            server.submit(submission(tmp_path, grid=tmp_path / "grid.yaml"))
 
 
 def test_ids_are_readable_and_differ() -> None:

@@ -186,6 +186,18 @@ def test_a_head_that_stays_away_is_not_waited_for_against_ones_will(
     assert [told["ending"] for told in run.told] == ["interrupted", "stopped"]
 
 
+def test_what_a_driver_left_running_is_not_waited_for(
+    supervised: Callable[..., Supervised],
+) -> None:
+    """Its death is seen at once, and its successor ends what it left."""
+    run = supervised("drives row leave:300 die:9", "end:0")
+    try:
+        assert run.process.wait(MOST_S) == 0
+        assert len(run.lives) == 2
+    finally:
+        os.kill(int((run.place / "left").read_text()), signal.SIGKILL)
+
+
 # ---------------------------------------------------------------- signals
 
 

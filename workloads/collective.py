@@ -9,7 +9,9 @@ operation has a time limit, because when one rank dies the others would wait for
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import os
+import socket
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -19,6 +21,8 @@ from workloads.errors import CollectiveFailed
 
 if TYPE_CHECKING:
     from workloads.devices.base import Device
+
+_LOOPBACK_INTERFACE = "lo"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,18 +90,9 @@ def listen(address: str, world_size: int, timeout_s: float = 300.0) -> Listener:
     Raises:
         CollectiveFailed: nothing can listen on that address.
     """
-    import torch.distributed as dist
-
     try:
-        store = dist.TCPStore(
-            address,
-            0,
-            world_size,
-            is_master=True,
-            timeout=timedelta(seconds=timeout_s),
-            wait_for_workers=False,
-        )
-    except RuntimeError as error:
+        store = _open_store(address, 0, world_size, timedelta(seconds=timeout_s))
+    except (RuntimeError, OSError) as error:
         raise CollectiveFailed(f"rank 0 cannot listen on {address}: {error}") from error
     return Listener(
         rendezvous=Rendezvous(address=address, port=store.port, timeout_s=timeout_s), store=store
@@ -128,13 +123,15 @@ def joined(
     timeout = timedelta(seconds=rendezvous.timeout_s)
     with _naming_the_rank(rank, f"meeting at {rendezvous.address}:{rendezvous.port}"):
         device.register_collective()
-        store = listener.store if listener is not None else None
-        if store is None:
+        if listener is not None:
+            store = listener.store
+        elif rank == 0:
+            store = _open_store(rendezvous.address, rendezvous.port, world_size, timeout)
+        else:
             store = dist.TCPStore(
                 rendezvous.address,
                 rendezvous.port,
                 world_size,
-                is_master=rank == 0,
                 timeout=timeout,
                 wait_for_workers=False,
             )
@@ -151,6 +148,39 @@ def joined(
             yield TorchCollective(rank=rank, world_size=world_size)
     finally:
         _leave()
+
+
+def _open_store(address: str, port: int, world_size: int, timeout: timedelta) -> Any:
+    """A TCPStore that listens. Torch's own listens on every interface, and whoever reaches it can
+    pretend to be a rank, whose objects are unpickled; so on loopback it is given a socket."""
+    import torch.distributed as dist
+
+    options: dict[str, Any] = {"is_master": True, "timeout": timeout, "wait_for_workers": False}
+    if not _is_loopback(address):
+        return dist.TCPStore(address, port, world_size, **options)
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.create_server((address, port), family=family) as server:
+        port = server.getsockname()[1]
+        try:
+            store = dist.TCPStore(
+                address, port, world_size, master_listen_fd=server.fileno(), **options
+            )
+        except (RuntimeError, NotImplementedError):  # torch before 2.6: its newer server cannot
+            store = dist.TCPStore(
+                *(address, port, world_size),
+                master_listen_fd=server.fileno(),
+                use_libuv=False,
+                **options,
+            )
+        server.detach()  # the store closes it
+        return store
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:  # a host name
+        return address == "localhost"
 
 
 _groups: dict[str, Any] = {}
@@ -186,6 +216,9 @@ def _environment(rendezvous: Rendezvous, rank: int, world_size: int) -> Iterator
         "RANK": str(rank),
         "WORLD_SIZE": str(world_size),
     }
+    names = {name for _, name in socket.if_nameindex()}
+    if _is_loopback(rendezvous.address) and _LOOPBACK_INTERFACE in names:
+        mine["GLOO_SOCKET_IFNAME"] = _LOOPBACK_INTERFACE  # else the host name's
     before = {name: os.environ.get(name) for name in mine}
     os.environ.update(mine)
     try:

@@ -17,6 +17,7 @@ import stat
 import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 MARKER = ".nightgrid-owner.json"
 _FORMAT = 1
@@ -167,10 +168,13 @@ def _parsed(path: Path, content: bytes) -> OwnedDirectory | None:
         values = json.loads(content)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(values, dict) or values.get("format") != _FORMAT:
+    if not isinstance(values, dict):
         return None
-    pid, ticks = values.get("pid"), values.get("started_ticks")
-    if type(pid) is not int or type(ticks) is not int or not 0 < pid < _PID_LIMIT or ticks < 1:
+    numbers: list[Any] = [values.get(name) for name in ("format", "pid", "started_ticks")]
+    if any(type(number) is not int for number in numbers):  # true is an integer too
+        return None
+    written, pid, ticks = numbers
+    if written != _FORMAT or not 0 < pid < _PID_LIMIT or ticks < 1:
         return None
     texts = [values.get(name) for name in ("pid_namespace", "boot_id", "owner")]
     pid_namespace, boot_id, owner = (text if isinstance(text, str) else None for text in texts)

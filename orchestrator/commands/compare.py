@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orchestrator import exit_codes
+from orchestrator import exit_codes, output
 
 if TYPE_CHECKING:
     from orchestrator.comparison import RunComparison
@@ -93,14 +91,11 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         from orchestrator.report.comparison_text import comparison_json
 
-        print(json.dumps(comparison_json(comparison, args.fail_on_regression), indent=2))
+        output.say_json(comparison_json(comparison, args.fail_on_regression), indent=2)
     else:
-        from rich.console import Console
-
         from orchestrator.report.comparison_text import print_comparison
 
-        console = Console(file=sys.stdout, highlight=False)
-        print_comparison(comparison, console, every=args.all)
+        print_comparison(comparison, output.console(highlight=False), every=args.all)
     if not comparison.changes and not comparison.broken:
         raise NotComparable(nothing(comparison))
     return verdict(comparison, args.fail_on_regression)

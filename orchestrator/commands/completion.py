@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import sys
+
+from orchestrator import output
 
 EPILOG = """\
 examples:
@@ -29,5 +30,5 @@ def run(args: argparse.Namespace) -> int:
     from orchestrator.cli import full_parser
     from orchestrator.completion import script
 
-    sys.stdout.write(script(full_parser(), args.shell))
+    output.emit(script(full_parser(), args.shell))
     return 0

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+
+from orchestrator import output
 
 EPILOG = """\
 examples:
@@ -37,20 +38,22 @@ def run(args: argparse.Namespace) -> int:
     )
     seconds = time.perf_counter() - begin
     if args.json:
-        print(json.dumps(dataclasses.asdict(converted) | {"took_s": seconds}, default=str))
+        output.say_json(dataclasses.asdict(converted) | {"took_s": seconds}, default=str)
         return 0
-    print(f"wrote {converted.path}: {converted.parameters:,} parameters, {_gb(converted.bytes)}")
+    output.say(
+        f"wrote {converted.path}: {converted.parameters:,} parameters, {_gb(converted.bytes)}"
+    )
     for name in converted.weight_files:
-        print(f"  {name}")
+        output.say(f"  {name}")
     extra = ["config.json", "generation_config.json"]
     extra += ["tokenizer.json", "tokenizer_config.json"] if converted.tokenizer else []
-    print(f"  {', '.join(extra)}")
+    output.say(f"  {', '.join(extra)}")
     if not converted.tokenizer:
-        print(
+        output.say(
             "no tokenizer.model beside the weights, so no tokenizer was written: text prompts "
             "need one; put it there and convert again with --force"
         )
-    print(f"took {seconds:.1f} s; run it with  model: {converted.path}")
+    output.say(f"took {seconds:.1f} s; run it with  model: {converted.path}")
     return 0
 
 
@@ -68,7 +71,7 @@ def _progress_printer() -> Callable[[int, int], None]:
         shown = step
         text = f"converting {step:3d} %  {_gb(done)} of {_gb(total)}"
         end = "\n" if not live or done == total else ""
-        print(f"\r{text}" if live else text, end=end, file=sys.stderr, flush=True)
+        output.emit((f"\r{text}" if live else text) + end, sys.stderr)
 
     return show
 

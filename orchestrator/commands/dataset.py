@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from orchestrator import output
 from orchestrator.errors import NightgridError
 
 if TYPE_CHECKING:
@@ -92,11 +92,11 @@ def _advertisegen(args: argparse.Namespace) -> int:
     if args.json:
         report = asdict(description) | {"directory": str(args.directory)}
         report |= {"tokenizer": args.tokenizer, "tiny": str(out) if out else None}
-        print(json.dumps(report | {"tiny_count": written}, indent=2, ensure_ascii=False))
+        output.say_json(report | {"tiny_count": written}, indent=2, ensure_ascii=False)
         return 0
-    print(_text(args.directory, args.tokenizer, description))
+    output.say(_text(args.directory, args.tokenizer, description))
     if out is not None:
-        print(f"\n{written} examples at equal distance in total length -> {out}")
+        output.say(f"\n{written} examples at equal distance in total length -> {out}")
     return 0
 
 
@@ -111,10 +111,12 @@ def _synthetic(args: argparse.Namespace) -> int:
         args.directory, lambda: advertisegen.write_synthetic(args.directory, args.count)
     )
     if args.json:
-        print(json.dumps({"directory": str(args.directory), "counts": counts, "synthetic": True}))
+        output.say_json({"directory": str(args.directory), "counts": counts, "synthetic": True})
         return 0
     listed = ", ".join(f"{name}: {count:,}" for name, count in counts.items())
-    print(f"synthetic examples, of AdvertiseGen's shape and lengths -> {args.directory} ({listed})")
+    output.say(
+        f"synthetic examples, of AdvertiseGen's shape and lengths -> {args.directory} ({listed})"
+    )
     return 0
 
 

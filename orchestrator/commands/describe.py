@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from orchestrator import output
 from orchestrator.errors import NightgridError
 
 if TYPE_CHECKING:
@@ -53,14 +53,12 @@ def run(args: argparse.Namespace) -> int:
             args.svg.write_text(draw_svg(picture_of(description), title), encoding="utf-8")
         except OSError as error:
             raise NightgridError(f"{args.svg} cannot be written: {error.strerror}") from error
-        print(f"wrote {args.svg}", file=sys.stderr)
+        output.say_aside(f"wrote {args.svg}")
     if args.json:
-        print(json.dumps(dataclasses.asdict(description), indent=2, ensure_ascii=False))
+        output.say_json(dataclasses.asdict(description), indent=2, ensure_ascii=False)
         return 0
-    from rich.console import Console
-
     width = None if sys.stdout.isatty() else 110  # a pipe has no width; tables must not fold
-    print_description(description, Console(highlight=False, width=width))
+    print_description(description, output.console(highlight=False, width=width))
     return 0
 
 

@@ -12,6 +12,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from orchestrator import output
 from orchestrator.results.directory import default_results_dir
 
 if TYPE_CHECKING:
@@ -91,9 +92,9 @@ def run(args: argparse.Namespace) -> int:
     facts = _examine(args)
     findings = judge(facts)
     if args.json:
-        print(json.dumps(as_json(facts, findings)))
+        output.say_json(as_json(facts, findings))
     else:
-        print("\n".join(lines(facts, findings)))
+        output.say("\n".join(lines(facts, findings)))
     return exit_code(findings)
 
 
@@ -144,9 +145,9 @@ def _from_afar(args: argparse.Namespace) -> int:
     if args.json:
         from orchestrator.doctor.text import findings_json
 
-        print(json.dumps(answer | findings_json(findings)))
+        output.say_json(answer | findings_json(findings))
     else:
-        print("\n".join([*answer["summary"], *finding_lines(findings)]))
+        output.say("\n".join([*answer["summary"], *finding_lines(findings)]))
     return exit_code(findings)
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 
+from orchestrator import output
 from orchestrator.commands.options import add_results_argument, add_runs_argument
 
 TARGETS = ("datasets", "mlflow")
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
         destination = str(directory.resolve())
         told = ", ".join(f"{count:,} {name}" for name, count in written.items())
     if args.json:
-        print(json.dumps({"destination": destination, "written": written}))
+        output.say_json({"destination": destination, "written": written})
     else:
-        print(f"{destination}: {told}")
+        output.say(f"{destination}: {told}")
     return 0

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import sys
+
+from orchestrator import output
 
 EPILOG = """\
 example:
@@ -34,6 +35,6 @@ def run(args: argparse.Namespace) -> int:
         return 0
     job = server.follow(args.id, print_chunk)
     if job.status != "SUCCEEDED":
-        print(f"job {job.submission_id} {job.status}: {job.message}", file=sys.stderr)
+        output.say_aside(f"job {job.submission_id} {job.status}: {job.message}")
         return 1
     return 0

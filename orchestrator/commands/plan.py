@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from orchestrator import output
 from orchestrator.commands.options import add_deadline_arguments, ends_at
 from orchestrator.results.directory import default_results_dir
 
@@ -121,15 +122,13 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         from orchestrator.plan_text import plan_json
 
-        print(plan_json(plan, found))
+        output.emit_json(plan_json(plan, found) + "\n")
         return 0
     from orchestrator.plan_text import print_plan
 
     terminal = None
     if sys.stdout.isatty():
-        from rich.console import Console
-
-        terminal = Console(file=sys.stdout)
+        terminal = output.console()
     print_plan(plan, sys.stdout, terminal, lines)
     return 0
 

@@ -8,6 +8,7 @@ import json
 import sys
 from typing import TYPE_CHECKING
 
+from orchestrator import output
 from orchestrator.commands.options import add_results_argument, add_runs_argument
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     sql = sys.stdin.read() if args.sql == "-" else args.sql
     answer = query(args.results, sql, args.run_names)
     for damage in answer.damaged:
-        print(f"nightgrid query: not read: {damage}", file=sys.stderr)
+        output.say_aside(f"nightgrid query: not read: {damage}")
     if args.json:
         _print_json(answer)
     elif args.csv:
@@ -67,26 +68,30 @@ def _print_json(answer: Answer) -> None:
     from orchestrator.query import plain_value
 
     records = [{k: plain_value(v) for k, v in record.items()} for record in answer.records()]
-    print(json.dumps(records, ensure_ascii=False, indent=1))
+    output.say_json(records, ensure_ascii=False, indent=1)
 
 
 def _print_csv(answer: Answer) -> None:
     from orchestrator.query import plain_value
-    from orchestrator.report.figure_data import plain
+    from orchestrator.report.safe import csv_field
 
     writer = csv.writer(sys.stdout, lineterminator="\n")
-    writer.writerow(answer.columns)
+    writer.writerow(map(csv_field, answer.columns))
     for row in answer.rows:
-        values = map(plain_value, row)
-        writer.writerow(
-            json.dumps(v, ensure_ascii=False) if isinstance(v, (dict, list)) else plain(v)
-            for v in values
-        )
+        writer.writerow(_csv_text(plain_value(value)) for value in row)
+
+
+def _csv_text(value: object) -> str:
+    from orchestrator.report.figure_data import plain
+    from orchestrator.visible import visible_json
+
+    if isinstance(value, (dict, list)):
+        return visible_json(json.dumps(value, ensure_ascii=False))
+    return plain(value)
 
 
 def _print_table(answer: Answer) -> None:
     from rich import box
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
@@ -102,7 +107,7 @@ def _print_table(answer: Answer) -> None:
         table.add_column(Text(one_line(column)), justify="right" if number else "left")
     for row in answer.rows:
         table.add_row(*(Text(one_line(_shown(plain_value(value)))) for value in row))
-    console = Console(highlight=False)
+    console = output.console(highlight=False)
     console.print(table)
     count = len(answer.rows)
     console.print(f"{count:,} {'row' if count == 1 else 'rows'}", style="dim")

@@ -6,11 +6,12 @@ Reads what is there, also while the run is still writing, and never takes the ru
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from orchestrator import output
 from orchestrator.report import PAGE_NAME, read_summary, units, write_aside
+from orchestrator.visible import visible_json
 
 if TYPE_CHECKING:
     from orchestrator.report.summary import Summary
@@ -78,14 +79,14 @@ def run(args: argparse.Namespace) -> int:
         return 0
     page_path = args.output or store.path / PAGE_NAME
     if args.format is None:
-        sys.stdout.write(tables(summary, None))
+        output.emit(tables(summary, None))
     if args.format in (None, "html"):
         from orchestrator.report.page import render
 
         _deliver(render(summary, measurements), page_path)
     else:
-        output = args.output or STANDARD_OUTPUT
-        _deliver(_text(summary, args.format, output), output)
+        path = args.output or STANDARD_OUTPUT
+        _deliver(_text(summary, args.format, path), path)
     return 0
 
 
@@ -102,32 +103,30 @@ def write_figures(summary: Summary, directory: Path) -> None:
     tables = write_csv(figure_data(summary))
     for name, text in tables.items():
         write_aside(directory / name, text)
-    print(f"data: {units.plural(len(tables), 'table')} in {directory.resolve()}")
+    output.say(f"data: {units.plural(len(tables), 'table')} in {directory.resolve()}")
     paths, left_out = write_images(summary, directory)
     more = f"; {left_out:,} more were not drawn, the tables have their data" if left_out else ""
-    print(f"figures: {units.plural(len(paths), 'picture')} in {directory.resolve()}{more}")
+    output.say(f"figures: {units.plural(len(paths), 'picture')} in {directory.resolve()}{more}")
 
 
-def tables(summary: Summary, output: Path | None) -> str:
+def tables(summary: Summary, path: Path | None) -> str:
     """The terminal's tables as text, coloured if standard output is a terminal."""
-    from rich.console import Console
-
     from orchestrator.report.terminal import print_summary
 
-    to_screen = output in (None, STANDARD_OUTPUT)
+    to_screen = path in (None, STANDARD_OUTPUT)
     console = (
-        Console(highlight=False)
+        output.console(highlight=False)
         if to_screen
-        else Console(highlight=False, width=100, color_system=None, force_terminal=False)
+        else output.console(highlight=False, width=100, color_system=None, force_terminal=False)
     )
     with console.capture() as capture:
         print_summary(summary, console)
     return capture.get()
 
 
-def _text(summary: Summary, form: str, output: Path) -> str:
+def _text(summary: Summary, form: str, path: Path) -> str:
     if form == "terminal":
-        return tables(summary, output)
+        return tables(summary, path)
     if form == "md":
         from orchestrator.report.markdown import to_markdown
 
@@ -138,11 +137,11 @@ def _text(summary: Summary, form: str, output: Path) -> str:
         return to_vendor_csv(summary)
     from orchestrator.report.export import to_csv, to_json
 
-    return to_csv(summary) if form == "csv" else to_json(summary)
+    return to_csv(summary) if form == "csv" else visible_json(to_json(summary))
 
 
-def _deliver(text: str, output: Path) -> None:
-    if output == STANDARD_OUTPUT:
-        sys.stdout.write(text)
+def _deliver(text: str, path: Path) -> None:
+    if path == STANDARD_OUTPUT:
+        output.emit(text)
     else:
-        print(f"report: {write_aside(output, text).resolve()}")
+        output.say(f"report: {write_aside(path, text).resolve()}")

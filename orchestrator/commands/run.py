@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from orchestrator import exit_codes
+from orchestrator import exit_codes, output
 from orchestrator.clock import CallAt, Interval
 from orchestrator.commands.options import add_deadline_arguments, add_notify_argument, ends_at
 from orchestrator.commands.plan import add_grid_arguments
@@ -128,10 +128,11 @@ def run(args: argparse.Namespace) -> int:
         code = _drive(args, charge)
         return code
     except ControlStoreLost as error:
-        if charge is not None:
-            charge.tell(again=str(error))
         code = error.exit_code
-        raise
+        if charge is None:
+            raise
+        charge.tell(again=str(error))  # it says so
+        return code
     except NightgridError as error:
         code = error.exit_code
         raise
@@ -141,6 +142,21 @@ def run(args: argparse.Namespace) -> int:
     finally:
         if charge is not None:
             charge.tell(ended=code)
+        _end_now_if_something_waits(code)
+
+
+def _end_now_if_something_waits(code: int) -> None:
+    """End this process without Ray's handlers, if Ray waits for a cluster that is gone."""
+    control_store = sys.modules.get("orchestrator.on_ray.control_store")
+    if control_store is None or not control_store.left_waiting:
+        return
+    error = sys.exc_info()[1]
+    if error is not None:
+        output.say_aside(f"nightgrid run: {error}")
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)
 
 
 def _command_to_supervise(args: argparse.Namespace) -> list[str] | None:
@@ -165,20 +181,22 @@ def _drive(args: argparse.Namespace, charge: Charge | None) -> int:
     hooks = hooks_of(args.notify)  # refused before anything starts
     source, options = _asked(args, charge)
     try:
-        outcome, page = _measure_and_report(source, options, as_json=args.json)
+        outcome, page, document = _measure_and_report(source, options, as_json=args.json)
     except GridError:
         raise  # nothing was started, and whoever typed it is there
     except BaseException as error:
         # Of a driver that is started again, its supervisor tells.
         again = charge is not None and (isinstance(error, ControlStoreLost) or charge.again)
         if hooks and not again:
-            tell_all(hooks, notice_of_failure(source, options, error), _say_aside)
+            tell_all(hooks, notice_of_failure(source, options, error), output.say_aside)
         raise
     code = exit_codes.INTERRUPTED
     if outcome.result.finished:
         code = 0 if outcome.answered else exit_codes.JOBS_FAILED
     if hooks:
-        tell_all(hooks, notice_of_run(outcome, page, code), _say_aside)
+        tell_all(hooks, notice_of_run(outcome, page, code), output.say_aside)
+    if document:  # last of all, since it is the one output whose loss is an error
+        output.emit_json(document, output.guarded(sys.stdout, strict=True))
     return code
 
 
@@ -219,18 +237,21 @@ def _asked(args: argparse.Namespace, charge: Charge | None) -> tuple[Path, RunOp
 
 def _measure_and_report(
     source: Path, options: RunOptions, *, as_json: bool
-) -> tuple[RunOutcome, Path | None]:
-    """The outcome, and the page, which there is unless the run was cut short."""
+) -> tuple[RunOutcome, Path | None, str]:
+    """The outcome, the page, which there is unless the run was cut short, and with ``as_json`` the
+    report that is still to be printed."""
     from orchestrator.running import run_grid
 
     # With --json standard output holds one document and nothing else.
     with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
         with _report_in_any_case(source, options):
-            outcome = run_grid(source, options, _say)
+            outcome = run_grid(source, options, output.say)
         if not outcome.result.finished:
-            _say(f"Interrupted ({outcome.result.reason}). The same command goes on from here.")
-            return outcome, None
-    return outcome, _report(outcome.store, as_json=as_json)
+            output.say(
+                f"Interrupted ({outcome.result.reason}). The same command goes on from here."
+            )
+            return outcome, None, ""
+    return outcome, *_report(outcome.store, as_json=as_json)
 
 
 @contextlib.contextmanager
@@ -256,8 +277,9 @@ def _report_in_any_case(source: Path, options: RunOptions) -> Iterator[None]:
         timer = CallAt(options.ends_at - _LAST_S, write, wall=now)
     try:
         yield
-    except ClusterError:
-        write()
+    except ClusterError as error:
+        if options.charge is None or not isinstance(error, ControlStoreLost):
+            write()  # else the supervisor does
         raise
     finally:
         if timer is not None:
@@ -272,25 +294,29 @@ def _changed_at(directory: Path) -> int:
         return 0
 
 
-def _report(store: Store, *, as_json: bool) -> Path:
-    """Write the page; print the tables and where everything is, or one JSON document."""
-    from rich.console import Console
-
+def _report(store: Store, *, as_json: bool) -> tuple[Path | None, str]:
+    """Write the page; print the tables and where everything is, or make one JSON document."""
+    from orchestrator.errors import StoreError
     from orchestrator.report import read_summary, write_page
     from orchestrator.report.terminal import print_summary
 
     summary, measurements = read_summary(store)
-    page = write_page(store, summary, measurements)
+    page, why = None, ""
+    try:
+        page = write_page(store, summary, measurements)
+    except StoreError as error:  # the rows are safe, and a page can be made of them at any time
+        why = f"the page was not written: {error}; `nightgrid report {store.run}` writes it later"
     if as_json:
         from orchestrator.report.export import to_json
 
-        sys.stdout.write(to_json(summary))
-        return page
-    print_summary(summary, Console(file=sys.stdout))
-    _say("")
-    _say(f"page: {page.resolve()}")
-    _say(f"rows: {store.tables_path.resolve()}")
-    return page
+        if why:
+            output.say_aside(why)
+        return page, to_json(summary)
+    print_summary(summary, output.console())
+    output.say()
+    output.say(f"page: {page.resolve()}" if page is not None else why)
+    output.say(f"rows: {store.tables_path.resolve()}")
+    return page, ""
 
 
 def _gibibytes(text: str) -> int:
@@ -301,14 +327,3 @@ def _gibibytes(text: str) -> int:
     if not 0 < size < 2**20:
         raise argparse.ArgumentTypeError(f"{text!r} is no size in GiB, such as 2 or 0.5")
     return round(size * 2**30)
-
-
-def _say(text: str) -> None:
-    from orchestrator.live import print_on
-
-    print_on(sys.stdout, text)
-
-
-def _say_aside(text: str) -> None:
-    """What is said after the result, which a script may be reading."""
-    print(text, file=sys.stderr, flush=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
-import sys
+
+from orchestrator import output
 
 EPILOG = """\
 examples:
@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
     if args.of == "grid":
         from orchestrator.grid.json_schema import grid_schema_text
 
-        sys.stdout.write(grid_schema_text())
+        output.emit_json(grid_schema_text())
         return 0
     if args.of == "results":
         _print_columns(as_json=args.json)
@@ -52,12 +52,12 @@ def _print_precisions(*, as_json: bool) -> None:
     from workloads.precision import table
 
     if as_json:
-        print(json.dumps([dataclasses.asdict(row) for row in table()], indent=1))
+        output.say_json([dataclasses.asdict(row) for row in table()], indent=1)
         return
     for row in table():
         unsupported = "" if row.supported else "unsupported: "
         engine = f"engine {row.engine}: " if row.engine else ""
-        print(f"{row.precision:<5}  {row.device:<5} {engine}{unsupported}{row.text}")
+        output.say(f"{row.precision:<5}  {row.device:<5} {engine}{unsupported}{row.text}")
 
 
 def _print_columns(*, as_json: bool) -> None:
@@ -71,14 +71,14 @@ def _print_columns(*, as_json: bool) -> None:
         columns.append(values)
     if as_json:
         named = [dict(zip(headings, values, strict=True)) for values in columns]
-        print(json.dumps({"version": SCHEMA_VERSION, "columns": named}, indent=1))
+        output.say_json({"version": SCHEMA_VERSION, "columns": named}, indent=1)
         return
     rows = [headings, *((name, _short(kind), *rest) for name, kind, *rest in columns)]
     widths = [max(len(row[index]) for row in rows) for index in range(3)]
     for row in rows:
         cells = [cell.ljust(width) for cell, width in zip(row[:3], widths, strict=True)]
-        print("  ".join([*cells, row[3]]).rstrip())
-    print(f"\nSchema version {SCHEMA_VERSION}; docs/schema.md has the nested types.")
+        output.say("  ".join([*cells, row[3]]).rstrip())
+    output.say(f"\nSchema version {SCHEMA_VERSION}; docs/schema.md has the nested types.")
 
 
 def _short(kind: str) -> str:

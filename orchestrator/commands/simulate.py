@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
-import sys
 import time
 from collections import Counter
 from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING
 
+from orchestrator import output
 from orchestrator.commands.options import add_deadline_arguments, ends_at
 from orchestrator.commands.plan import add_grid_arguments, plan_of
 
@@ -61,8 +60,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Simulate the plan and print how it went."""
-    from rich.console import Console
-
     from orchestrator.deadline import Deadline
     from orchestrator.grid.model import load_grid
     from orchestrator.planning import estimator_for
@@ -84,9 +81,9 @@ def run(args: argparse.Namespace) -> int:
     result = simulate(plan.jobs, plan.nodes, estimates, settings=settings, schedule_settings=how)
     took_s = time.perf_counter() - began
     if args.json:
-        print(json.dumps(_told(result, plan, took_s)))
+        output.say_json(_told(result, plan, took_s))
     else:
-        _print(result, plan, took_s, Console(file=sys.stdout))
+        _print(result, plan, took_s, output.console())
     return 0
 
 
@@ -122,6 +119,7 @@ def _told(result: SimulationResult, plan: Plan, took_s: float) -> dict[str, obje
 
 def _print(result: SimulationResult, plan: Plan, took_s: float, console: Console) -> None:
     from rich.table import Table
+    from rich.text import Text
 
     cards = sum(len(node.cards) for node in plan.nodes)
     table = Table(show_header=False, box=None, pad_edge=False)
@@ -140,7 +138,8 @@ def _print(result: SimulationResult, plan: Plan, took_s: float, console: Console
         ("simulated in", f"{took_s:.2f} s  ({result.events / max(took_s, 1e-9):,.0f} events/s)"),
     ):
         table.add_row(f"{name}  ", value)
-    console.print(f"[bold]{plan.grid_name}[/bold], simulated: nothing was run or measured")
+    title = Text.assemble((plan.grid_name, "bold"), ", simulated: nothing was run or measured")
+    console.print(title)
     console.print(table)
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from orchestrator import output
 from orchestrator.results.directory import default_results_dir
 
 if TYPE_CHECKING:
@@ -60,15 +60,18 @@ def run(args: argparse.Namespace) -> int:
         jobs = [server.job(args.id)] if args.id else server.jobs()
         if args.json:
             told = [dataclasses.asdict(job) for job in jobs]
-            print(json.dumps(told[0] if args.id else told, indent=1))
+            output.say_json(told[0] if args.id else told, indent=1)
             return 0
         if not jobs:
-            print(f"no Nightgrid job at {server.address}")
+            output.say(f"no Nightgrid job at {server.address}")
         for job in jobs:
-            print(job_lines(job, details=bool(args.id)))
+            output.say(job_lines(job, details=bool(args.id)))
         return 0
     store = find_run(args.id, args.results)
-    print(json.dumps(run_json(store), indent=1) if args.json else run_lines(store))
+    if args.json:
+        output.say_json(run_json(store), indent=1)
+    else:
+        output.say(run_lines(store))
     return 0
 
 

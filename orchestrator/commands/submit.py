@@ -1,16 +1,15 @@
 """``nightgrid submit GRID --address http://HEAD:8265``: send a grid to a cluster and return.
 
-The grid is checked here first. The working directory is uploaded (without what ``.gitignore`` and
-``.rayignore`` leave out), and the cluster runs the same command that one would type there.
+The grid is checked here first. The program, the grid and the files that the grid names are uploaded
+and listed, and the cluster runs the same command that one would type there.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from pathlib import Path
 
+from orchestrator import output
 from orchestrator.commands.options import add_deadline_arguments, add_notify_argument
 
 EPILOG = """\
@@ -48,7 +47,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         type=Path,
         default=Path(),
-        help="what is uploaded; the grid lies in it (default: this directory)",
+        help="where the grid and the files that it names lie (default: this directory)",
+    )
+    parser.add_argument(
+        "--include",
+        metavar="PATH",
+        action="append",
+        default=[],
+        help="upload this too: a file or a directory in the working directory; a file named as "
+        "secrets are (.env, *.pem, …) goes only if it is named here; may be repeated",
     )
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
     add_deadline_arguments(parser)
@@ -65,10 +72,9 @@ def run(args: argparse.Namespace) -> int:
     from orchestrator.on_ray.submission import JobServer, Submission, new_submission_id
 
     if any(map(is_address, args.notify)):
-        print(
+        output.say_aside(
             "note: whoever may list the cluster's jobs can read the address after --notify; "
-            "--notify @FILE, a file on the node that drives the run, keeps it to yourself",
-            file=sys.stderr,
+            "--notify @FILE, a file on the node that drives the run, keeps it to yourself"
         )
     grid = load_grid(args.grid)
     name = args.run_name or grid.name
@@ -83,8 +89,12 @@ def run(args: argparse.Namespace) -> int:
             *_until(args),
             *(word for hook in args.notify for word in ("--notify", hook)),
         ),
+        jobs=grid.jobs(),
+        include=tuple(args.include),
     )
     entrypoint = submission.entrypoint  # refused before the cluster is asked
+    upload = submission.upload()
+    output.say_aside(upload.text())
     server = JobServer(args.address)
     sent = server.submit(submission)
     if args.json:
@@ -94,14 +104,15 @@ def run(args: argparse.Namespace) -> int:
             "address": server.address,
             "run": name,
             "entrypoint": entrypoint,
+            "uploaded": {"bytes": upload.size_bytes, "files": sorted(upload.files)},
         }
-        print(json.dumps(told))
+        output.say_json(told)
         return 0
-    print(submission.submission_id)
-    print("  " + ("sent" if sent else "is there already") + f": {concealed(entrypoint)}")
+    output.say(submission.submission_id)
+    output.say("  " + ("sent" if sent else "is there already") + f": {concealed(entrypoint)}")
     where = f"{submission.submission_id} --address {server.address}"
-    print(f"  nightgrid status {where}")
-    print(f"  nightgrid logs {where} --follow")
+    output.say(f"  nightgrid status {where}")
+    output.say(f"  nightgrid logs {where} --follow")
     return 0
 
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orchestrator import exit_codes
+from orchestrator import exit_codes, output
 from orchestrator.commands.options import add_results_argument
 
 if TYPE_CHECKING:
@@ -76,21 +74,16 @@ def run(args: argparse.Namespace) -> int:
         force=True,  # a driver or a library may have changed, which no row knows
         quiet=args.json,
     )
-    outcome = run_grid(Grid.from_dict(asked), options, _say)
+    outcome = run_grid(Grid.from_dict(asked), options, output.say_aside)
     _, measurements = read_summary(outcome.store)
     newest = {row.job_id: row for row in measurements if row.final}
     answers = verified(list(newest.values()))
-    print(_as_json(answers) if args.json else _as_text(answers))
+    if args.json:
+        output.say_json([asdict(answer) for answer in answers], indent=2, ensure_ascii=False)
+    else:
+        output.say(_as_text(answers))
     wrong = not outcome.result.finished or any(answer.wrong for answer in answers)
     return exit_codes.DISAGREEMENT if wrong else exit_codes.OK
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
-def _as_json(answers: list[Verified]) -> str:
-    return json.dumps([asdict(answer) for answer in answers], indent=2, ensure_ascii=False)
 
 
 def _as_text(answers: list[Verified]) -> str:

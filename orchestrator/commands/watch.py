@@ -5,8 +5,11 @@ from __future__ import annotations
 import argparse
 import logging
 import secrets
+import signal
 import socket
+import threading
 
+from orchestrator import output
 from orchestrator.commands.options import add_results_argument
 
 DEFAULT_PORT = 8600
@@ -18,7 +21,7 @@ example:
 The page reads the run's own files, so the driver may run elsewhere on the same storage.
 From another machine:  ssh -L {DEFAULT_PORT}:127.0.0.1:{DEFAULT_PORT} HOST, then http://127.0.0.1:{DEFAULT_PORT}/
 With --host other than loopback a token is made and asked for; what is sent is not encrypted.
-exit codes: 0 ended by Ctrl-C; 1 the address cannot be had; 4 no such run
+exit codes: 0 ended by Ctrl-C or SIGTERM; 1 the address cannot be had; 4 no such run
 """
 
 
@@ -47,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until Ctrl-C."""
+    """Serve until Ctrl-C or SIGTERM; in the background of a shell, Ctrl-C is not heard."""
     from orchestrator.errors import NightgridError
     from orchestrator.results.finding import find_run
     from orchestrator.watching.access import TOKEN, is_loopback
@@ -70,14 +73,16 @@ def run(args: argparse.Namespace) -> int:
         name = socket.gethostname() if args.host in ("0.0.0.0", "::") else args.host
         name = f"[{name}]" if ":" in name else name
         query = f"?{TOKEN}={token}" if token else ""
-        print(f"{store.run}: http://{name}:{server.server_address[1]}/{query}", flush=True)
+        output.say(f"{store.run}: http://{name}:{server.server_address[1]}/{query}")
         if beyond:
-            print("  whoever has this address can watch; what is sent is not encrypted", flush=True)
-        print("  Ctrl-C ends the page, not the run", flush=True)
+            output.say("  whoever has this address can watch; what is sent is not encrypted")
+        output.say("  Ctrl-C ends the page, not the run")
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, signal.default_int_handler)
         try:
             server.serve_forever()
         except KeyboardInterrupt:
-            print()
+            output.say()
     return 0
 
 

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from orchestrator import __version__
+from orchestrator import __version__, output
 from orchestrator.card_sampler import CardSampler
 from orchestrator.energy import Energy
 from orchestrator.errors import ClusterError
@@ -28,7 +28,7 @@ from orchestrator.job import Accelerator
 from orchestrator.worker.leftovers import Owner, end_leftovers
 from orchestrator.worker.letters import Answers, Bag, InOrder
 from orchestrator.worker.node_workers import NodeWorkers
-from orchestrator.worker.process_server import wait_for_end
+from orchestrator.worker.process_server import open_log, wait_for_end
 from orchestrator.worker.redaction import redact
 from orchestrator.worker.wire import packed, unpacked
 from workloads.devices import device_class, environment_for
@@ -98,10 +98,9 @@ class NodeAgent:
         if owner is not None:
             for each in end_leftovers(owner):
                 command = redact(each.command, os.environ)
-                print(f"ended, of an earlier driver: {each.pid} {command}", flush=True)
+                output.say(f"ended, of an earlier driver: {each.pid} {command}")
         session_logs = _ray_log_dir()
-        logs = Path(log_dir) if log_dir else session_logs
-        logs.mkdir(parents=True, exist_ok=True)
+        logs = _writable(Path(log_dir), session_logs) if log_dir else session_logs
         cores = physical_cores()
         path = self._path = f"{_socket_dir(session_logs.parent)}/s"
         # OpenMP reads its variable when torch is imported, which may be in the server.
@@ -109,7 +108,8 @@ class NodeAgent:
         environment = os.environ | environment_for("cpu", 0, threads=threads)
         environment["PYTHONPATH"] = os.pathsep.join(entry for entry in sys.path if entry)
         log_name = f"process-server-{socket.gethostname()}-{os.getpid()}.log"
-        with (logs / log_name).open("ab") as log:
+        log = open_log(str(logs / log_name))
+        try:
             self._server = subprocess.Popen(
                 [sys.executable, "-m", "orchestrator.worker.process_server", path, *preload],
                 stdin=subprocess.PIPE,
@@ -117,6 +117,8 @@ class NodeAgent:
                 stderr=log,
                 env=environment,
             )
+        finally:
+            os.close(log)
         _wait_for(path, self._server, str(logs / log_name))
         threading.Thread(target=self._watch, args=(self._server,), daemon=True).start()
         cards = _cards_held(kind)
@@ -244,6 +246,16 @@ def physical_cores() -> int:
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     physical = psutil.cpu_count(logical=False) or allowed or 1
     return max(1, min(physical, allowed or physical))
+
+
+def _writable(directory: Path, otherwise: Path) -> Path:
+    """The directory, made if need be; the other one where it cannot be, as on a full disk."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        output.say_aside(f"no directory for logs: {error}; they are in {otherwise}")
+        return otherwise
+    return directory
 
 
 def _ray_log_dir() -> Path:

@@ -24,7 +24,7 @@ from orchestrator.cluster import Node
 from orchestrator.errors import ClusterError
 from orchestrator.job import Accelerator
 from orchestrator.on_ray.actors import threads_asked
-from orchestrator.on_ray.control_store import within
+from orchestrator.on_ray.control_store import answers, outlived, within
 from orchestrator.on_ray.private_ray import LOOPBACK, PrivateRay, joining_on_loopback, private_ray
 from orchestrator.on_ray.token import missing_token, refused_token, take_own_token
 
@@ -181,13 +181,14 @@ def _join(address: str, **options: Any) -> None:
     if wrong := missing_token() or refused_token(address):
         raise ClusterError(wrong)
     try:
-        ray.init(
-            address=address,
-            namespace=f"nightgrid-{os.getpid()}-{os.urandom(4).hex()}",
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            **options,
-        )
+        with outlived():
+            ray.init(
+                address=address,
+                namespace=f"nightgrid-{os.getpid()}-{os.urandom(4).hex()}",
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                **options,
+            )
     except (Exception, SystemExit) as error:  # Ray ends the process where it should raise
         raise ClusterError(
             f"cannot join the Ray cluster at {address}: {error}; is this machine part of the "
@@ -199,7 +200,9 @@ def _leave() -> None:
     """Leave the cluster. One whose control store is gone is not waited for."""
     import ray
 
-    if within(_PROBE_TIMEOUT_S, ray.nodes):
+    if not ray.is_initialized():
+        return
+    if answers():
         ray.shutdown()
     else:
         within(_PROBE_TIMEOUT_S, ray.shutdown)

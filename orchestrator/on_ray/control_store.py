@@ -32,14 +32,16 @@ _OUTLIVED_S = 7 * 24 * 3600
 #: An answer takes milliseconds; on a busy machine, seconds.
 SILENT_AFTER_S = 5.0
 _ANSWER_S = 10
+_LAST_ANSWER_S = 5
 _ALIVE = 0  # GcsNodeInfo.ALIVE
 _REPLACED = "WrongClusterID"
 
 
 @contextlib.contextmanager
 def outlived() -> Iterator[None]:
-    """Let this process, and what it starts within the block, live on without a control store. An
-    environment that says otherwise is left as it is; so is a process that has used Ray before."""
+    """Let a process that joins a cluster within the block live on without its control store, unless
+    its environment says otherwise: Ray reads it then. What it starts before or after does not: it
+    would live on without a driver, too."""
     if PATIENCE_VARIABLE in os.environ:
         yield
         return
@@ -170,12 +172,36 @@ def is_absence(value: Any) -> bool:
     return silent or "GCS" in str(value) or _REPLACED in str(value)
 
 
+def answers() -> bool:
+    """Whether the control store of the cluster that this process has joined answers it now."""
+    from ray._private.worker import global_worker
+
+    worker: Any = global_worker  # whose types do not know it
+    try:
+        worker.gcs_client.get_all_node_info(timeout=_LAST_ANSWER_S)
+    except Exception:
+        return False
+    return True
+
+
+#: Calls that ``within`` left waiting. A process that has some cannot end in an orderly way: Ray's
+#: handlers at exit would wait as well.
+left_waiting: list[threading.Thread] = []
+
+
 def within(patience_s: float, act: Act) -> bool:
     """Call something that may wait for a control store which is gone; whether it came to its end
-    in this time. What does not is left behind in a thread of its own."""
-    thread = threading.Thread(target=act, daemon=True)
+    in this time. What does not is left behind in a thread of its own (``left_waiting``)."""
+
+    def attempt() -> None:
+        with contextlib.suppress(Exception):  # it has an end, which is all that is wanted
+            act()
+
+    thread = threading.Thread(target=attempt, daemon=True)
     thread.start()
     thread.join(patience_s)
+    if thread.is_alive():
+        left_waiting.append(thread)
     return not thread.is_alive()
 
 

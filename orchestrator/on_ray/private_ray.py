@@ -18,7 +18,7 @@ from typing import Any
 
 from orchestrator.errors import ClusterError
 from orchestrator.on_ray.bare_nodes import bare_nodes, replaced
-from orchestrator.on_ray.token import new_token, read_environment_again
+from orchestrator.on_ray.token import new_token, ray_environment
 from orchestrator.worker.guard import guarded
 from orchestrator.worker.leftovers import VARIABLE, end_users_of, remove_abandoned
 from orchestrator.worker.private_directory import make_private_directory
@@ -88,9 +88,7 @@ def private_ray() -> Iterator[PrivateRay]:
         stack.callback(directory.remove)
         stack.enter_context(guarded(directory))
         stack.callback(_clear, directory)
-        stack.callback(read_environment_again)
-        stack.enter_context(_environment(**_settings(directory.path)))
-        read_environment_again()
+        stack.enter_context(ray_environment(_settings(directory.path)))
         cluster = Cluster()
         stack.callback(cluster.shutdown)
         yield PrivateRay(directory=directory.path, cluster=cluster)
@@ -129,22 +127,3 @@ def _clear(directory: OwnedDirectory) -> None:
     with contextlib.suppress(TimeoutError):
         end_users_of(directory)
     directory.remove()
-
-
-@contextlib.contextmanager
-def _environment(**values: str | None) -> Iterator[None]:
-    """Set variables (None: unset) for the block."""
-    before = {name: os.environ.get(name) for name in values}
-    try:
-        for name, value in values.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
-        yield
-    finally:
-        for name, old in before.items():
-            if old is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = old

@@ -1,10 +1,10 @@
 """Grids as Ray jobs: sent from a workstation, found again from anywhere.
 
 A job is the very command one would type on the cluster (`python -m orchestrator run …`), with the
-working directory uploaded beside it. Its submission id is chosen here, so that a submission that is
-repeated, because the answer got lost or the laptop was closed, finds the job instead of starting a
-second one. Only Ray's job client is used: the workstation needs no more of the cluster than the
-dashboard's port.
+program, the grid and what the grid names uploaded beside it (``upload.py``). Its submission id is
+chosen here, so that a submission that is repeated, because the answer got lost or the laptop was
+closed, finds the job instead of starting a second one. Only Ray's job client is used: the
+workstation needs no more of the cluster than the dashboard's port.
 """
 
 from __future__ import annotations
@@ -13,27 +13,36 @@ import asyncio
 import logging
 import os
 import platform
+import re
 import shlex
 import socket
-import sys
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from orchestrator import output
 from orchestrator.doctor.facts import Versions
 from orchestrator.environment import GIT_COMMIT_VARIABLE, GIT_DIRTY_VARIABLE, git_state
 from orchestrator.errors import SubmitError
 from orchestrator.on_ray.token import asks_for_token, missing_token, take_own_token, token_advice
+from orchestrator.on_ray.upload import Upload, program_files, upload_of
 from orchestrator.results.directory import VARIABLE as RESULTS_VARIABLE
 from orchestrator.worker.redaction import redact
+
+if TYPE_CHECKING:
+    from orchestrator.job import Job
 
 DEFAULT_PORT = 8265
 _TIMEOUT_S = 5.0
 #: How long a stopped job may take to end its workers and write its last rows (Ray's own: 3 s).
 _STOP_WAIT_S = 120
+#: A head node that has just started, or is busy, answers before its agent can start jobs. Ray
+#: gives that agent ten seconds, which cannot be changed, and asks to try again.
+_AGENT_PATIENCE_S = 120.0
+_NO_AGENT_YET = re.compile(r"No available agent to submit job|Failed to get head node agent")
 _METADATA = {"made_by": "nightgrid"}
 _ADDRESS_VARIABLES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")
 
@@ -49,6 +58,8 @@ class Submission:
     submission_id: str
     results: str | None = None
     arguments: tuple[str, ...] = ()  # more of `nightgrid run`
+    jobs: tuple[Job, ...] = ()  # of the grid
+    include: tuple[str, ...] = ()  # more that is uploaded from ``working_dir``
 
     @property
     def entrypoint(self) -> str:
@@ -69,9 +80,16 @@ class Submission:
             command += ["--results", self.results]
         return shlex.join([*command, *self.arguments])
 
-    def runtime_env(self) -> dict[str, Any]:
-        """What Ray uploads and sets. The program travels with the grid unless it is in the
-        working directory anyway."""
+    def upload(self) -> Upload:
+        """The files that travel.
+
+        Raises:
+            SubmitError: something of it is refused (``upload_of``).
+        """
+        return upload_of(self.grid, self.jobs, self.working_dir, self.include)
+
+    def runtime_env(self, directory: Path) -> dict[str, Any]:
+        """What Ray uploads, which lies in ``directory``, and sets."""
         state = git_state()
         variables = {"RAY_JOB_STOP_WAIT_TIME_S": str(_STOP_WAIT_S), "PYTHONUNBUFFERED": "1"}
         if state.commit is not None:
@@ -80,13 +98,7 @@ class Submission:
             variables[GIT_DIRTY_VARIABLE] = "1" if state.dirty else "0"
         if results := os.environ.get(RESULTS_VARIABLE):
             variables[RESULTS_VARIABLE] = results
-        environment: dict[str, Any] = {
-            "working_dir": str(self.working_dir.resolve()),
-            "env_vars": variables,
-        }
-        if not (self.working_dir / "orchestrator" / "__main__.py").exists():
-            environment["py_modules"] = _own_packages()
-        return environment
+        return {"working_dir": str(directory), "env_vars": variables}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,13 +153,16 @@ class JobServer:
         earlier = self._find(submission.submission_id)
         if earlier is None:
             try:
-                self._client.submit_job(
-                    entrypoint=entrypoint,
-                    submission_id=submission.submission_id,
-                    runtime_env=submission.runtime_env(),
-                    metadata=_METADATA | {"run": submission.run},
-                )
+                with submission.upload().staged() as directory:
+                    self._send(
+                        entrypoint=entrypoint,
+                        submission_id=submission.submission_id,
+                        runtime_env=submission.runtime_env(directory),
+                        metadata=_METADATA | {"run": submission.run},
+                    )
                 return True
+            except SubmitError:
+                raise  # nothing was sent
             except Exception as error:
                 earlier = self._find(submission.submission_id)  # somebody was quicker, or a retry
                 if earlier is None:
@@ -166,13 +181,14 @@ class JobServer:
             SubmitError: the cluster refuses, or the command takes too long (it is stopped then).
         """
         try:
-            name = self._client.submit_job(
-                entrypoint=shlex.join(["python", "-m", "orchestrator", *arguments]),
-                runtime_env={
-                    "py_modules": _own_packages(),
-                    "env_vars": {_ADDRESS_VARIABLES[0]: ""},  # there it asks its own cluster
-                },
-            )
+            with Upload(program=program_files(), named={}).staged() as directory:
+                name = self._send(
+                    entrypoint=shlex.join(["python", "-m", "orchestrator", *arguments]),
+                    runtime_env={
+                        "working_dir": str(directory),
+                        "env_vars": {_ADDRESS_VARIABLES[0]: ""},  # there it asks its own cluster
+                    },
+                )
         except Exception as error:
             raise SubmitError(f"{self.address} refuses the job: {_line(error)}") from error
         deadline = time.monotonic() + timeout_s
@@ -184,6 +200,18 @@ class JobServer:
                 )
             time.sleep(0.5)
         return self.logs(name)
+
+    def _send(self, **job: Any) -> str:
+        """Submit a job, as soon as the head node's agent is there."""
+        deadline = time.monotonic() + _AGENT_PATIENCE_S
+        while True:
+            try:
+                name: str = self._client.submit_job(**job)
+                return name
+            except RuntimeError as error:
+                if not _NO_AGENT_YET.search(str(error)) or time.monotonic() > deadline:
+                    raise
+            time.sleep(1.0)
 
     def job(self, submission_id: str) -> JobInfo:
         """One job.
@@ -272,12 +300,6 @@ def versions_here() -> Versions:
     return Versions(ray=ray.__version__, python=platform.python_version())
 
 
-def _own_packages() -> list[str]:
-    """The directories of this program's packages, as they travel with a job."""
-    here = Path(__file__).resolve().parents[1]
-    return [str(here), str(here.parent / "workloads")]
-
-
 def resolve_job_address(address: str | None) -> str:
     """The URL of a job server that listens, from ``--address`` or the environment.
 
@@ -318,9 +340,8 @@ def new_submission_id(run: str) -> str:
 
 
 def print_chunk(text: str) -> None:
-    """Log output as it is, at once."""
-    sys.stdout.write(text)
-    sys.stdout.flush()
+    """Log output, at once; jobs print what they like."""
+    output.say(text, end="")
 
 
 def _info(job: Any) -> JobInfo:

@@ -11,10 +11,12 @@ import contextlib
 import logging
 import os
 import secrets
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import ClusterError
+from workloads import files
 
 MODE, TOKEN, TOKEN_PATH = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
 
@@ -37,14 +39,35 @@ def new_token(directory: Path) -> dict[str, str | None]:
     return {MODE: "token", TOKEN: None, TOKEN_PATH: str(path), _KUBERNETES: None}
 
 
-def read_environment_again() -> None:
-    """Have this process's Ray follow the environment of now: it keeps the token that it once read,
-    which belongs to another cluster. If the environment names a token that is not there, Ray goes
-    on with what it has, since it aborts the process where it finds none.
+@contextlib.contextmanager
+def ray_environment(values: Mapping[str, str | None]) -> Iterator[None]:
+    """Set variables (None: unset) for the block, and have this process's Ray follow them within it
+    and after it: it keeps the token that it once read, which may be another cluster's.
 
     Raises:
         ClusterError: this version of Ray knows no tokens, so a cluster cannot be closed to others.
     """
+    before = {name: os.environ.get(name) for name in values}
+    try:
+        _set(values)
+        _read_environment_again()
+        yield
+    finally:
+        _set(before)
+        _read_environment_again()
+
+
+def _set(values: Mapping[str, str | None]) -> None:
+    for name, value in values.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+def _read_environment_again() -> None:
+    """Have Ray forget what it knows of tokens. If the environment names one that is not there, it
+    goes on with what it has, since it aborts the process where it finds none."""
     try:
         from ray import _raylet
 
@@ -82,7 +105,7 @@ def missing_token() -> str | None:
     named = os.environ.get(TOKEN_PATH)
     path = Path(named).expanduser() if named else Path.home() / ".ray" / "auth_token"
     try:
-        there = bool(path.read_text().strip())
+        there = bool(files.read_text(path, limit_bytes=files.MIB).strip())
     except (OSError, ValueError) as error:
         return f"{MODE} is token, but {path} cannot be read: {error}. {_ADVICE}"
     return None if there else f"{MODE} is token, but {path} is empty. {_ADVICE}"

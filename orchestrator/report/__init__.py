@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 from orchestrator.errors import StoreError
 from orchestrator.results import disk
+from workloads import files
+from workloads.files import SMALL_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -75,7 +77,7 @@ def read_status(store: Store) -> RunStatus | None:
     from orchestrator.run_status import RunStatus
 
     try:
-        return RunStatus.from_json(disk.read(store.path / "status.json").decode())
+        return RunStatus.from_json(disk.read(store.path / "status.json", SMALL_BYTES).decode())
     except (OSError, ValueError):
         return None
 
@@ -89,7 +91,8 @@ def write_aside(path: Path, text: str) -> Path:
     aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        aside.write_text(text, encoding="utf-8")
+        with os.fdopen(files.create(aside), "w", encoding="utf-8") as file:
+            file.write(text)
         os.replace(aside, path)
     except OSError as error:
         raise StoreError(f"cannot write {path}: {error.strerror or error}") from error

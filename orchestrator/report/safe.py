@@ -11,20 +11,10 @@ from __future__ import annotations
 import json
 import math
 import re
-import unicodedata
 
-# Cc: control, Cf: format (bidirectional overrides), Cs: lone surrogates, Zl/Zp: line separators.
-_UNSEEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+from orchestrator.visible import visible as visible
+
 _MARKDOWN = re.compile(r"([\\`*_\[\]<>|~#&])")
-
-
-def visible(text: str) -> str:
-    """The text with control and format characters spelled out; newlines and tabs stay."""
-    if text.isprintable():  # then none of them is in it
-        return text
-    text = text.replace("\r\n", "\n")
-    seen = (c if c.isprintable() or c in "\n\t" or _seen(c) else _spelled(c) for c in text)
-    return "".join(seen)
 
 
 def one_line(text: str, limit: int = 0) -> str:
@@ -74,12 +64,3 @@ def finite(value: float | int | None, digits: int = 6) -> float | int | None:
         return int(value)
     rounded = float(f"{value:.{digits}g}")
     return int(rounded) if rounded == int(rounded) else rounded
-
-
-def _seen(character: str) -> bool:
-    return unicodedata.category(character) not in _UNSEEN
-
-
-def _spelled(character: str) -> str:
-    code = ord(character)
-    return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"

@@ -20,6 +20,7 @@ from orchestrator.notes import Note, row_of
 from orchestrator.results import disk, fragments
 
 _LONG_BYTES = 2**20
+_LARGEST_BYTES = 256 * 2**20  # of a foreign one: ours is replaced when it has grown long
 
 
 class BegunLog:
@@ -99,7 +100,7 @@ def read_begun(path: Path) -> tuple[list[Measurement], str]:
         SchemaMismatch: a newer version wrote it.
     """
     try:
-        data = disk.read(path)
+        data = disk.read(path, _LARGEST_BYTES)
     except FileNotFoundError:
         return [], ""
     *lines, _torn = data.split(b"\n")

@@ -6,20 +6,27 @@ loses what was not synced, gets full, or flips bits (``tests/night``).
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
 from pathlib import Path
 
+from workloads import files
+
+#: Of the largest file of rows, a compacted one. What is smaller by nature has limits of its own.
+LARGEST_BYTES = 2 * 2**30
+
 
 def create(path: Path) -> int:
-    """Open a file for writing, new or emptied; its handle."""
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    """Open a new file for writing, in the place of what has its name; its handle. A link that
+    somebody planted there is replaced, not followed."""
+    return files.create(path)
 
 
 def open_to_append(path: Path) -> int:
-    """Open a file that is there, for writing at its end; its handle."""
-    return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+    """Open a file that is there, and no link, for writing at its end; its handle."""
+    return files.open_to_append(path, create=False)
 
 
 def write(handle: int, data: bytes | memoryview) -> int:
@@ -57,6 +64,12 @@ def make_private_directory(path: Path) -> None:
     path.mkdir(mode=0o700, exist_ok=True)
 
 
+def remove_empty_directory(path: Path) -> None:
+    """Remove a directory unless something is in it."""
+    with contextlib.suppress(OSError):
+        path.rmdir()
+
+
 def is_ours(path: Path) -> bool:
     """Whether it is a directory of this user's, and no link to one."""
     try:
@@ -83,21 +96,14 @@ def names(directory: Path) -> list[str]:
     return os.listdir(directory)
 
 
-def read(path: Path) -> bytes:
+def read(path: Path, limit_bytes: int = LARGEST_BYTES) -> bytes:
     """The content of an ordinary file, and of nothing else that may lie in its place: a pipe would
     be waited for for ever, and a device never ends.
 
     Raises:
-        OSError: it cannot be read, or is no ordinary file.
+        OSError: it cannot be read, is no ordinary file, or is larger than the limit.
     """
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
-            raise OSError(errno.EINVAL, "it is no ordinary file")
-        with open(handle, "rb", closefd=False) as file:
-            return file.read()
-    finally:
-        os.close(handle)
+    return files.read_bytes(path, limit_bytes=limit_bytes)
 
 
 def is_there(path: Path) -> bool:

@@ -22,14 +22,15 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import IO
 
 from orchestrator.errors import StoreError, StoreLocked
 from orchestrator.results import disk
+from workloads import files
 
 LOCK_NAME = "driver.lock"
 _GUARD_NAME = ".driver.lock.guard"
 HEARTBEAT_S = 5.0
+_LARGEST_BYTES = 2**16
 SILENCE_S = 60.0  # twelve heartbeats: longer than a network file system is usually away
 
 
@@ -88,7 +89,7 @@ class RunLock:
         self._directory = directory
         self._holder: Holder | None = None
         self._inode: tuple[int, int] | None = None
-        self._file: IO[str] | None = None  # kept open for its flock
+        self._file: int | None = None  # kept open for its flock
         self._released = threading.Event()  # ends the heartbeat
         #: After how long a silence a holder that cannot be looked up counts as dead.
         self.silence_means_death_s = float("inf")
@@ -103,9 +104,11 @@ class RunLock:
 
         Raises:
             StoreLocked: another driver holds the run, or may.
+            StoreError: the lock cannot be written.
         """
         me = Holder.this_process()
-        with _guard(self._directory / _GUARD_NAME) as guard:
+        guard = self._directory / _GUARD_NAME
+        with _guard(guard):
             dead = self.holder()
             if dead is not None:
                 alive = dead.alive(me)
@@ -130,23 +133,26 @@ class RunLock:
                     return
                 os.utime(self.path)
 
-    def _silent_s(self, guard: IO[str]) -> float:
+    def _silent_s(self, guard: Path) -> float:
         """How long the holder has given no sign of life, by the clock of the file system."""
         try:
-            os.utime(guard.name)
-            return os.stat(guard.name).st_mtime - self.path.stat().st_mtime
+            os.utime(guard)
+            return guard.stat().st_mtime - self.path.stat().st_mtime
         except OSError:
             return 0.0
 
     def _create(self, me: Holder) -> None:
         aside = self.path.with_name(f".{LOCK_NAME}.{me.token}")
         file = None
+        ours: tuple[int, int] | None = None
         try:
-            file = aside.open("w", encoding="utf-8")
+            file = files.create(aside)
             me = replace(me, flocked=_flock(file))
-            file.write(json.dumps(asdict(me), indent=1) + "\n")
-            file.flush()
-            os.fsync(file.fileno())  # after a power failure it is whole or absent
+            data = memoryview((json.dumps(asdict(me), indent=1) + "\n").encode())
+            while data:  # a disk that fills up makes a write short before it makes it fail
+                data = data[os.write(file, data) :]
+            os.fsync(file)  # after a power failure it is whole or absent
+            ours = _inode(aside)
             os.link(aside, self.path)
             self._inode = _inode(self.path)
             self._holder, self._file, file = me, file, None
@@ -156,11 +162,15 @@ class RunLock:
                 raise StoreLocked(f"another driver was quicker to take {self.path}") from None
             raise StoreLocked(self._refusal(rival, None, 0.0, here=me)) from None
         except OSError as error:
+            with contextlib.suppress(OSError):  # nobody would hold it
+                if _inode(self.path) == ours:
+                    self.path.unlink()
             raise StoreError(f"cannot lock {self.path}: {error.strerror or error}") from error
         finally:
             if file is not None:
-                file.close()
-            aside.unlink(missing_ok=True)
+                os.close(file)
+            with contextlib.suppress(OSError):
+                aside.unlink()
 
     def holder(self) -> Holder | None:
         """Who holds the lock; None when nobody does.
@@ -169,7 +179,7 @@ class RunLock:
             StoreLocked: there is a lock file that cannot be understood.
         """
         try:
-            values = json.loads(disk.read(self.path))
+            values = json.loads(disk.read(self.path, _LARGEST_BYTES))
             found = Holder(**{field.name: values[field.name] for field in fields(Holder)})
             here = asdict(Holder.this_process())
             wrong = [n for n, v in asdict(found).items() if type(v) is not type(here[n])]
@@ -214,7 +224,7 @@ class RunLock:
                 if _inode(self.path) == self._inode:
                     self.path.unlink()
         if self._file is not None:
-            self._file.close()
+            os.close(self._file)
         self._holder = self._file = None
 
     def _refusal(self, holder: Holder, alive: bool | None, silent_s: float, *, here: Holder) -> str:
@@ -237,14 +247,24 @@ class RunLock:
 
 
 @contextlib.contextmanager
-def _guard(path: Path) -> Iterator[IO[str]]:
-    """Let one process of this host at a time in; does nothing where files cannot be locked."""
-    with path.open("a") as file:
+def _guard(path: Path) -> Iterator[None]:
+    """Let one process of this host at a time in; does nothing where files cannot be locked.
+
+    Raises:
+        StoreError: its file cannot be opened.
+    """
+    try:
+        file = files.open_to_append(path)
+    except OSError as error:
+        raise StoreError(f"cannot lock {path}: {error.strerror or error}") from error
+    try:
         _flock(file, wait=True)
-        yield file
+        yield
+    finally:
+        os.close(file)
 
 
-def _flock(file: IO[str], *, wait: bool = False) -> bool:
+def _flock(file: int, *, wait: bool = False) -> bool:
     """Lock an open file until it is closed; false where the file system cannot."""
     import fcntl
 
@@ -259,8 +279,8 @@ def _flock_is_free(path: Path) -> bool:
     """Whether no living process of this kernel holds the file locked; false where that cannot be
     found out."""
     try:
-        with path.open("r") as file:
-            return _flock(file)
+        with files.opened(path) as file:
+            return _flock(file.fileno())
     except OSError:
         return False
 

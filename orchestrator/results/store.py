@@ -54,6 +54,7 @@ _LOG = logging.getLogger("nightgrid.store")
 COMPACT_FROM = 200
 _FEW_ROWS = 64
 _RESERVE_BYTES = 64 * 2**10
+_ID_BYTES = 4096
 
 _HISTORY_COLUMNS = (
     "job_id",
@@ -252,6 +253,7 @@ class Store:
         if elsewhere := self._spilled.pop(name, None):
             with contextlib.suppress(OSError):
                 disk.remove(elsewhere)
+            disk.remove_empty_directory(elsewhere.parent)
         return path
 
     @property
@@ -276,8 +278,11 @@ class Store:
             with contextlib.suppress(OSError, StoreError):
                 disk.make_private_directory(directory)
                 if disk.is_ours(directory):
-                    self._spilled[name] = fragments.write_durably(directory, name, data)
-                    return self._spilled[name]
+                    try:
+                        self._spilled[name] = fragments.write_durably(directory, name, data)
+                        return self._spilled[name]
+                    finally:
+                        disk.remove_empty_directory(directory)
         return None
 
     def _bring_home(self, run_id: str) -> int:
@@ -303,8 +308,7 @@ class Store:
                     fragments.write_durably(self.tables_path, name, data)
                     self.rescued += 1
                 disk.remove(directory / name)
-            with contextlib.suppress(OSError):
-                directory.rmdir()
+            disk.remove_empty_directory(directory)
         return self.rescued - before
 
     def _adopt(self, run_id: str) -> None:

@@ -17,6 +17,7 @@ from math import inf
 from orchestrator.cluster import Card, CardSet, Node, legal_groups
 from orchestrator.events import (
     AttemptEnded,
+    ClockSet,
     Command,
     Event,
     NodeJoined,
@@ -59,6 +60,7 @@ class Invariants:
     max_attempts: int | None = None  # of a job
     work_until: float = inf  # nothing begins later, and nothing that is known to last longer
     over_by: float = inf  # the run is
+    follow_clock: bool = True  # both are times of day, and move when that is set
     stop_patience_s: float = inf  # after it a process that was told to end need not be waited for
     lasts_s: Callable[[Job], float] | None = None  # what is known of durations; None: it changes
     now: float = 0.0
@@ -96,6 +98,11 @@ class Invariants:
             ]
             for worker_id in on_node:
                 self._gone(worker_id)
+        elif isinstance(event, ClockSet):
+            moved_s = event.by_s if self.follow_clock else 0.0
+            moved_s = moved_s if event.by_s else event.ahead_s  # said for the first time
+            self.work_until -= moved_s
+            self.over_by = max(self.over_by - moved_s, self.now)
 
     def check(self, commands: Iterable[Command]) -> None:
         """Raise ``InvariantViolated`` if one of these, in this order, must not be given."""

@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import stat
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.errors import StoreError
@@ -27,6 +29,7 @@ from orchestrator.report.units import number, plural, seconds
 from orchestrator.results import disk
 from orchestrator.results.scan import scan_rows
 from orchestrator.run_status import RunStatus
+from workloads.files import SMALL_BYTES
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -115,12 +118,12 @@ class RunFeed:
             # What the driver counts in this invocation; rows may be of earlier ones, too.
             "states": _final_states(self._rows) if status is None else dict(status.counts),
             "damaged": self._damaged,
-            "report": (self._store.path / "report.html").is_file(),
+            "report": _is_file(self._store.path / "report.html"),
         }
 
     def _read_status(self) -> None:
         try:
-            text = disk.read(self._store.path / "status.json").decode()
+            text = disk.read(self._store.path / "status.json", SMALL_BYTES).decode()
         except FileNotFoundError:
             self._status_trouble = ""
             return
@@ -190,6 +193,14 @@ class RunFeed:
 def _with_all_columns(rows: list[Row]) -> list[Row]:
     """Rows of an older version lack columns, which are null then."""
     return [dict.fromkeys(_COLUMNS) | row for row in rows]
+
+
+def _is_file(path: Path) -> bool:
+    """Whether there is an ordinary file, and no link to one, which would not be shown."""
+    try:
+        return stat.S_ISREG(path.lstat().st_mode)
+    except OSError:
+        return False
 
 
 def _status_values(status: RunStatus) -> dict[str, Any]:

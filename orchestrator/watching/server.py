@@ -8,17 +8,17 @@ none of it and send nothing anywhere.
 from __future__ import annotations
 
 import json
-import os
 import socket
 import threading
 from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from importlib.resources import files
+from importlib.resources import files as package_files
 from socketserver import TCPServer
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from orchestrator.watching.access import Access, Verdict
+from workloads import files
 
 if TYPE_CHECKING:
     from orchestrator.results.store import Store
@@ -40,11 +40,7 @@ _NO_TOKEN = (
 )
 _WRONG_HOST = "This server answers only to localhost, 127.0.0.1 and [::1].\n"
 _REPORT = "report.html"
-#: Beside what the page says itself.
-_REPORT_POLICY = (
-    "sandbox allow-scripts allow-downloads; connect-src 'none'; form-action 'none'; "
-    "base-uri 'none'; frame-ancestors 'none'"
-)
+_REPORT_BYTES = 256 * files.MIB
 
 
 class WatchServer(ThreadingHTTPServer):
@@ -125,16 +121,20 @@ class _Handler(BaseHTTPRequestHandler):
         """The run's page as it was written last.
 
         Whoever may write results may have written anything there: a link to another file is not
-        followed, and a script in it runs in an origin of its own, without our cookie.
+        followed, a pipe not waited for; only this version's own scripts run, and in an origin of
+        their own, without our cookie.
         """
+        path = self.server.store.path / _REPORT
         try:
-            file = os.open(self.server.store.path / _REPORT, os.O_RDONLY | os.O_NOFOLLOW)
-            with os.fdopen(file, "rb") as page:
-                body = page.read()
-        except OSError:
+            body = files.read_bytes(path, limit_bytes=_REPORT_BYTES, follow=False)
+        except FileNotFoundError:
             self._answer(404, "text/plain", b"This run has no report yet.\n")
             return
-        self._answer(200, "text/html", body, {"Content-Security-Policy": _REPORT_POLICY})
+        except OSError as error:
+            why = f"This run's {_REPORT} cannot be shown: {error.strerror}.\n"
+            self._answer(404, "text/plain", why.encode())
+            return
+        self._answer(200, "text/html", body, {"Content-Security-Policy": report_policy()})
 
     def _answer(
         self, status: int, kind: str, body: bytes, headers: dict[str, str] | None = None
@@ -153,13 +153,22 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @cache
+def report_policy() -> str:
+    """What the report says itself, and that it may not be framed, nor be of our origin."""
+    from orchestrator.report.page import content_security_policy
+
+    more = "connect-src 'none'; frame-ancestors 'none'; sandbox allow-scripts allow-downloads"
+    return f"{content_security_policy()}; {more}"
+
+
+@cache
 def style() -> bytes:
     """The report's own style, and what this page adds to it."""
-    report = (files("orchestrator.report") / "assets" / "page.css").read_bytes()
+    report = (package_files("orchestrator.report") / "assets" / "page.css").read_bytes()
     return report + b"\n" + asset("watch.css")
 
 
 @cache
 def asset(name: str) -> bytes:
     """A file that comes with this package."""
-    return (files(__package__) / "assets" / name).read_bytes()
+    return (package_files(__package__) / "assets" / name).read_bytes()

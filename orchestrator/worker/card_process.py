@@ -31,6 +31,7 @@ from orchestrator.job import State
 from orchestrator.worker.process_server import ServedProcess
 from orchestrator.worker.redaction import finish_output, redact, redact_output, redacted_end
 from orchestrator.worker.wire import packed
+from workloads import files
 
 #: What a row keeps of a log.
 TAIL_BYTES = 4000
@@ -97,6 +98,7 @@ def serve(fd: int) -> int:
 
 
 def _serve(fd: int) -> int:
+    ours = _Output()
     channel = Connection(fd)
     factory, config = channel.recv()
     module, _, name = factory.partition(":")
@@ -105,7 +107,7 @@ def _serve(fd: int) -> int:
         worker = getattr(importlib.import_module(module), name)(config)
         info = worker.start()
     except Exception as error:
-        traceback.print_exc()
+        _print_traceback()
         _send(channel, ("failed", worker.failure(error) if worker else failure_of(error)))
         return 1
     _send(channel, ("answer", info))
@@ -119,12 +121,34 @@ def _serve(fd: int) -> int:
         try:
             message = ("answer", _call(worker, method, arguments))
         except Exception as error:
-            traceback.print_exc()
+            _print_traceback()
             message = ("failed", worker.failure(error))
-        sys.stdout.flush()
-        sys.stderr.flush()
+        ours.restore()
         with sending:
             _send(channel, message)
+
+
+class _Output:
+    """Standard output and error as they were before a job, which may close or replace them."""
+
+    def __init__(self) -> None:
+        self._streams = sys.stdout, sys.stderr
+        self._files = [os.dup(fd) for fd in (1, 2)]
+
+    def restore(self) -> None:
+        """Let out what waits, and put back what the next job begins with."""
+        for stream in (sys.stdout, sys.stderr, *self._streams):
+            with contextlib.suppress(Exception):
+                stream.flush()
+        for fd, file in enumerate(self._files, 1):
+            os.dup2(file, fd)
+        sys.stdout, sys.stderr = self._streams
+
+
+def _print_traceback() -> None:
+    """Print the error that is being handled; the job may have closed or replaced the stream."""
+    with contextlib.suppress(Exception):
+        traceback.print_exc()
 
 
 def _call(worker: Worker, method: str, arguments: tuple[Any, ...]) -> Any:
@@ -356,7 +380,7 @@ def tail_of(log: str, environment: Mapping[str, str]) -> str:
     """The end of a log file, from a line start, without the secrets of ``environment``; empty when
     there is none."""
     try:
-        with open(log, "rb") as file:
+        with files.opened(log, follow=False) as file:
             start = max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES - _BEFORE_TAIL_BYTES)
             file.seek(start)
             data = file.read(TAIL_BYTES + _BEFORE_TAIL_BYTES)

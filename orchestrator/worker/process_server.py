@@ -43,7 +43,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from orchestrator import output
 from orchestrator.worker.redaction import redact
+from workloads import files
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -140,9 +142,7 @@ class ProcessServer:
             if "end" not in request and not fds:
                 raise OSError("the request brings no channel")
         except (OSError, ValueError) as error:
-            print(
-                f"refused a request: {redact(str(error), os.environ)}", file=sys.stderr, flush=True
-            )
+            output.say_aside(f"refused a request: {redact(str(error), os.environ)}")
             connection.close()
             return
         if "end" in request:
@@ -190,7 +190,7 @@ class ProcessServer:
                 child.connection.close()
             for _, connection in self.waiting:
                 connection.close()
-            log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            log = open_log(request["log"])
             null = os.open(os.devnull, os.O_RDONLY)
             os.dup2(null, 0)
             os.dup2(log, 1)
@@ -211,11 +211,12 @@ class ProcessServer:
         except BaseException:
             import traceback
 
-            traceback.print_exc()
-        finally:
             with contextlib.suppress(Exception):
-                sys.stdout.flush()
-                sys.stderr.flush()
+                traceback.print_exc()
+        finally:
+            for stream in (sys.stdout, sys.stderr):
+                with contextlib.suppress(Exception):
+                    stream.flush()
             os._exit(status)
 
     def _asker_spoke(self, pid: int) -> None:
@@ -374,12 +375,22 @@ def preload(modules: Sequence[str]) -> bool:
             importlib.import_module(name)
         except Exception as error:  # a broken library is the worker's to report
             text = redact(str(error), os.environ)
-            print(f"cannot preload {name}: {text}; workers start afresh", file=sys.stderr)
+            output.say_aside(f"cannot preload {name}: {text}; workers start afresh")
             return False
-        print(f"imported {name} in {time.monotonic() - started:.1f} s", flush=True)
+        output.say(f"imported {name} in {time.monotonic() - started:.1f} s")
     gc.collect()
     gc.freeze()  # shared pages stay shared
     return len(os.listdir("/proc/self/task")) == 1
+
+
+def open_log(path: str) -> int:
+    """Open a log for a process; nowhere, if it cannot be had: a measurement needs no log. Its
+    directory may be one that others write to, so a link that lies there is not followed."""
+    try:
+        return files.open_to_append(path)
+    except OSError as error:
+        output.say_aside(f"no log: {path}: {error.strerror or error}")
+        return os.open(os.devnull, os.O_WRONLY)
 
 
 def _tell(connection: socket.socket, message: Mapping[str, Any]) -> None:
@@ -462,6 +473,7 @@ def _prctl(option: int, value: int) -> None:
 
 def main(argv: Sequence[str]) -> None:
     """``process_server SOCKET [MODULE …]``: stdin is the lifeline."""
+    sys.stdout, sys.stderr = output.guarded(sys.stdout), output.guarded(sys.stderr)
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     lifeline, held = os.pipe()
     server = os.fork()
@@ -478,7 +490,7 @@ def main(argv: Sequence[str]) -> None:
     os.rename(unnamed, argv[0])
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     preloaded = bool(argv[1:]) and preload(argv[1:])
-    print(f"serving, {'preloaded' if preloaded else 'fresh processes'}", flush=True)
+    output.say(f"serving, {'preloaded' if preloaded else 'fresh processes'}")
     ProcessServer(listener=listener, preloaded=preloaded).serve(0, lifeline)
     with contextlib.suppress(OSError):
         os.remove(argv[0])

@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import TextIO
 
+from orchestrator import output
 from orchestrator.worker.secret_values import SHORTEST_SECRET, is_parameter_of_secret, secrets_of
 
 _URL_CREDENTIALS = re.compile(r"(?<=://)[^\s/?#\"']+@")
@@ -296,8 +297,8 @@ def _common(one: str, other: str) -> str:
 
 def redact_output(environment: Mapping[str, str]) -> None:
     """Let nothing secret get out of this process through ``sys.stdout`` and ``sys.stderr``."""
-    sys.stdout = Redacted(sys.stdout, environment)
-    sys.stderr = Redacted(sys.stderr, environment)
+    sys.stdout = Redacted(output.guarded(sys.stdout), environment)
+    sys.stderr = Redacted(output.guarded(sys.stderr), environment)
 
 
 def finish_output() -> None:

@@ -18,6 +18,8 @@ from pathlib import Path
 
 import psutil
 
+from orchestrator.on_ray.token import new_token, ray_environment
+
 ROOT = Path(__file__).resolve().parents[2]
 MARK = "NIGHTGRID_CHAOS"
 _START_PATIENCE_S = 120.0
@@ -33,6 +35,8 @@ class ChaosCluster:
     temp_dir: str = ""
     log_dir: Path | None = None  # of workers; None: Ray's own
     port: int = 0
+    _token: dict[str, str | None] = field(default_factory=dict)  # the cluster's, as variables
+    _ending: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     _processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     started_at: dict[str, float] = field(default_factory=dict)  # of each node, the last time
     _down: set[str] = field(default_factory=set)  # nodes that are to stay away for a while
@@ -57,8 +61,7 @@ class ChaosCluster:
             "PYTHONPATH": os.pathsep.join(map(str, paths)),
             "PYTHONUNBUFFERED": "1",
             "OMP_NUM_THREADS": "1",
-            # Ray asks for a token as soon as its user has one, which the tests' own process lacks.
-            "RAY_AUTH_MODE": "disabled",
+            **{name: value for name, value in self._token.items() if value is not None},
             "RAY_TMPDIR": self.temp_dir,
             "NIGHTGRID_CHAOS_HURRY": str(self._hurry),  # see chaos_worker.py
             "NIGHTGRID_CHAOS_LOGS": str(self.log_dir or ""),
@@ -67,6 +70,8 @@ class ChaosCluster:
 
     def __enter__(self) -> ChaosCluster:
         self.temp_dir = tempfile.mkdtemp(prefix="ngx-", dir="/tmp")
+        self._token = new_token(Path(self.temp_dir))  # its nodes listen on every interface
+        self._ending.enter_context(ray_environment(self._token))  # this process asks it too
         with socket.socket() as probe:
             probe.bind(("127.0.0.2", 0))
             self.port = probe.getsockname()[1]
@@ -210,6 +215,7 @@ class ChaosCluster:
             time.sleep(0.1)
         for started in self._processes.values():
             started.wait(10)
+        self._ending.close()
         shutil.rmtree(self.temp_dir, ignore_errors=True)
 
     def processes(self) -> list[psutil.Process]:

@@ -5,6 +5,7 @@ two cores. A job either works for some seconds and then has samples, or goes wro
 from __future__ import annotations
 
 import os
+import sys
 import time
 from types import MappingProxyType
 from typing import Literal
@@ -85,6 +86,7 @@ class ChaosWorker(FakeWorker):
         end = time.monotonic() + seconds
         phases: tuple[Phase, ...] = ("warmup", "measure")
         stretch = 0
+        print("begun:", attempt.attempt_id, file=sys.stderr)
         while (left := end - time.monotonic()) > 0:
             self._progress = Progress(
                 worker_id=self.config.worker_id,
@@ -92,7 +94,9 @@ class ChaosWorker(FakeWorker):
                 phase=phases[stretch % 2],
             )
             stretch += 1
-            print(f"{attempt.attempt_id}: stretch {stretch}", "." * 200, flush=True)
+            for line in range(100):  # as training jobs do, wherever their log lies
+                print(f"{attempt.attempt_id}: stretch {stretch}, line {line} of what jobs print")
+            sys.stdout.flush()
             self._sleep(min(left, STRETCH_S))
             if os.path.exists(os.environ.get(HURRY, "")):
                 end = 0.0

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from patience import patience
 
 ROOT = Path(__file__).resolve().parents[2]
 #: Twenty jobs in some ten processes, each of which imports for ten seconds, on two cores or fewer.
@@ -30,7 +31,7 @@ def nightgrid(*arguments: str, results: Path, status: int = 0) -> str:
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        timeout=900,
+        timeout=patience(900),
         check=False,
     )
     assert done.returncode == status, done.stdout[-6000:]

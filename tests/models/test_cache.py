@@ -8,6 +8,7 @@ import signal
 import time
 
 import pytest
+from patience import patience
 
 from workloads.cache import build_aside, cached_directory, remove_abandoned
 from workloads.errors import DataMissing
@@ -43,7 +44,7 @@ def test_processes_at_once_build_once(tmp_path):
     for worker in workers:
         worker.start()
     for worker in workers:
-        worker.join(30)
+        worker.join(patience(30))
     assert [worker.exitcode for worker in workers] == [0] * 4
     assert (tmp_path / "log").read_text() == "built\n"
 
@@ -63,10 +64,10 @@ def test_a_killed_builder_leaves_nothing_in_the_way(cache):
     started = context.Event()
     worker = context.Process(target=_start_and_hang, args=(started,))
     worker.start()
-    assert started.wait(30)
+    assert started.wait(patience(30))
     assert not (cache / "thing-v1").exists()
     os.kill(worker.pid, signal.SIGKILL)
-    worker.join(30)
+    worker.join(patience(30))
     found = cached_directory("thing-v1", lambda d: (d / "rest").write_text("whole"))
     assert [p.name for p in found.iterdir()] == ["rest"]
     assert not list(cache.glob(".*building*"))

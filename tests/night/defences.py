@@ -8,26 +8,37 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 from disk_model import SimulatedDisk
-from nights import Lock, Night, Promises, run_night
+from nights import Night, run_night
+from post import run_post
+from stores import Lock, Promises
 
+from orchestrator import driver as driver_module
 from orchestrator.driver import Driver
 from orchestrator.errors import StoreFull
-from orchestrator.events import Event, RecordRow, StopWorker
-from orchestrator.held import Row
+from orchestrator.events import Event, RecordRow, StopWorker, WorkerOverdue, WorkerStopped
+from orchestrator.held import Held, Row
+from orchestrator.on_ray import correspondence
 from orchestrator.results import disk, fragments
-from orchestrator.scheduling import cards
+from orchestrator.results.store import Store
+from orchestrator.scheduling import cards, retry, verdicts
+from orchestrator.scheduling import schedule as schedule_module
 from orchestrator.scheduling.assignment import Assigner
+from orchestrator.scheduling.breaker import Breaker
 from orchestrator.scheduling.invariants import InvariantViolated
 from orchestrator.scheduling.leases import Leases
+from orchestrator.scheduling.ledger import Ledger
+from orchestrator.scheduling.needs import Needs
 from orchestrator.scheduling.pool import Pool
 from orchestrator.scheduling.record import JobRecord
 from orchestrator.scheduling.schedule import Schedule
+from orchestrator.watchdog import Watchdog
+from orchestrator.worker import letters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +49,13 @@ class Defence:
     without: str  # in the words of the violation, or part of them
     take_away: Callable[[], contextlib.AbstractContextManager[Any]]
     on_disk: bool = False
-    seeds: int = 60  # tried at most
+    of_post: bool = False  # protects letters, not nights
+    first: int = 0  # seed; most nights do without the rarer ones
+    seeds: int = 100  # tried at most
+
+    def run(self, seed: int) -> object:
+        """One history in which it may be needed."""
+        return run_post(seed) if self.of_post else run_night(seed, on_disk=self.on_disk)
 
 
 # ---------------------------------------------------------------- the parts put in place
@@ -130,6 +147,123 @@ def _half_writes() -> contextlib.AbstractContextManager[Any]:
         disk.close(handle)
 
     return patch.object(fragments, "_write", once)
+
+
+def _retry_for_ever() -> contextlib.AbstractContextManager[Any]:
+    """A failed attempt is tried again, however often it was."""
+    judge = retry.judge
+
+    def always(kind: Any, **counts: int) -> retry.Verdict:
+        return replace(judge(kind, **counts), retry=True)
+
+    return patch.object(verdicts, "judge", always)
+
+
+def _retry_at_once() -> contextlib.AbstractContextManager[Any]:
+    return patch.object(Ledger, "retry", lambda _, pool, record, __: pool.enqueue(record))
+
+
+def _trust_nodes() -> contextlib.AbstractContextManager[Any]:
+    """A node that comes back is as good as a new one, however often it was lost."""
+
+    def join(pool: Pool, node: Any) -> list[Any]:
+        lost = pool.leave(node.node_id) if node.node_id in pool.cards.servers else []
+        pool.cards.join(node)
+        return lost
+
+    return patch.object(Pool, "join", join)
+
+
+def _deaf_to_clocks() -> contextlib.AbstractContextManager[Any]:
+    """The schedule is told the time of day at the start and never again."""
+    tell = Driver._clock_set
+    return patch.object(
+        Driver, "_clock_set", lambda driver: [] if driver._ahead_s is not None else tell(driver)
+    )
+
+
+def _watch_by_the_time_of_day() -> contextlib.AbstractContextManager[Any]:
+    """How long a worker has been in its phase is counted by the time of day."""
+    show = Driver._show
+
+    class Watch(Watchdog):
+        driver: Driver
+
+        def overdue(self, cards: Any, now: float) -> list[WorkerOverdue]:
+            return super().overdue(cards, self.driver.wall())
+
+    def watched(driver: Driver, *, force: bool = False) -> None:
+        if driver.watchdog is not None and not isinstance(driver.watchdog, Watch):
+            known, driver.watchdog = driver.watchdog, Watch()
+            driver.watchdog._asked_s = known._asked_s
+            driver.watchdog.driver = driver
+        show(driver, force=force)
+
+    return patch.object(Driver, "_show", watched)
+
+
+def _moving_budgets() -> contextlib.AbstractContextManager[Any]:
+    """A budget is taken for a time of day."""
+    told = Schedule._clock_set
+
+    def move(schedule: Schedule, ahead_s: float) -> None:
+        schedule.settings = replace(schedule.settings, follow_clock=True)
+        told(schedule, ahead_s)
+
+    return patch.object(Schedule, "_clock_set", move)
+
+
+def _impatient() -> contextlib.AbstractContextManager[Any]:
+    """A call that fails once ends the run."""
+
+    def at_once(driver: Driver, what: str, act: Callable[[], Any], last: type) -> list[Event]:
+        result = act()
+        return result if isinstance(result, list) else []
+
+    return patch.object(Driver, "_patiently", at_once)
+
+
+def _free_what_was_not_stopped() -> contextlib.AbstractContextManager[Any]:
+    """A worker counts as stopped, although the executor did not take the command."""
+    perform = Driver._perform
+
+    def believed(driver: Driver, command: Any) -> list[Event]:
+        happened = perform(driver, command)
+        if driver._refused_stops:
+            driver._refused_stops.clear()
+            happened.append(WorkerStopped(at=driver.clock(), worker_id=command.worker_id))
+        return happened
+
+    return patch.object(Driver, "_perform", believed)
+
+
+def _run_what_has_ended() -> contextlib.AbstractContextManager[Any]:
+    """An attempt that waits for room is started, though its node went meanwhile."""
+    return patch.object(
+        Held, "add_row", lambda held, command, row: held.rows.append((command, row))
+    )
+
+
+def _as_they_come() -> contextlib.AbstractContextManager[Any]:
+    """Posts are read whenever they arrive."""
+
+    def add(posts: letters.InOrder, number: int, post: bytes) -> list[bytes]:
+        posts.received = max(posts.received, number)
+        return [post]
+
+    return patch.object(letters.InOrder, "add", add)
+
+
+def _once_only() -> contextlib.AbstractContextManager[Any]:
+    """Answers are forgotten when they were told, heard or not."""
+
+    def wait(answers: letters.Answers, _: float) -> tuple[int, tuple[Any, ...]]:
+        told = tuple(answers._kept)
+        first, answers._first = answers._first, answers._first + len(told)
+        answers._kept.clear()
+        return first, told
+
+    return patch.object(letters.Answers, "wait", wait)
 
 
 def _of(owner: Any, name: str, new: Any = _nothing) -> Callable[[], Any]:
@@ -241,15 +375,161 @@ DEFENCES = (
         take_away=_of(fragments, "damage_of", lambda *_: None),
         on_disk=True,
     ),
+    Defence(
+        name="a copy of each row that waits for room",
+        without="without a copy",
+        take_away=_of(Store, "spill"),
+        on_disk=True,
+    ),
+    Defence(
+        name="spilled rows brought home",
+        without="is lost",
+        take_away=_of(Store, "_adopt_spilled"),
+        on_disk=True,
+    ),
+    Defence(
+        name="numbers of attempts whose rows are damaged",
+        first=61,
+        without="used twice",
+        take_away=_of(Store, "attempts_set_aside", lambda *_: {}),
+        on_disk=True,
+    ),
+    Defence(
+        name="rows of attempts that a dead driver had running",
+        first=19,
+        without="left no row",
+        take_away=_of(Store, "_record_interrupted", lambda _: ()),
+        on_disk=True,
+    ),
+    Defence(
+        name="durations by a clock that never jumps",
+        first=29,
+        without="about the time it took",
+        take_away=_of(Night, "steady", lambda night: night.now + night.set_by()),
+    ),
+    Defence(
+        name="a watchdog whose clock never jumps",
+        first=39,
+        without="a healthy worker is called hung",
+        take_away=_watch_by_the_time_of_day,
+    ),
+    Defence(
+        name="timers by a clock that never jumps",
+        without="s late",
+        take_away=_of(Night, "steady", lambda night: night.now + night.set_by()),
+    ),
+    Defence(
+        name="a deadline that follows the time of day",
+        first=12,
+        without="the end of the time",
+        take_away=_deaf_to_clocks,
+    ),
+    Defence(
+        name="a budget that does not",
+        without="finished with workers left",
+        first=34,
+        take_away=_moving_budgets,
+    ),
+    Defence(
+        name="the watchdog",
+        first=11,
+        without="no end after",
+        take_away=_of(Watchdog, "overdue", lambda *_: []),
+    ),
+    Defence(
+        name="a limit to retries",
+        without="and is tried again",
+        take_away=_retry_for_ever,
+    ),
+    Defence(
+        name="a pause before a retry",
+        without=" s after ",
+        take_away=_retry_at_once,
+    ),
+    Defence(
+        name="a card's rest after a failed start",
+        without="s of rest",
+        take_away=_of(Pool, "rest"),
+    ),
+    Defence(
+        name="quarantine of nodes that are lost again and again",
+        without="times and is used after",
+        take_away=_trust_nodes,
+    ),
+    Defence(
+        name="the circuit breaker",
+        first=27,
+        without="no worker starts, and",
+        take_away=_of(Breaker, "failure"),
+    ),
+    Defence(
+        name="jobs that wait for those they need",
+        without="runs before",
+        take_away=_of(schedule_module, "Needs", lambda _, records: Needs([], records)),
+    ),
+    Defence(
+        name="an end to waiting for a process that does not end",
+        without="no end after",
+        take_away=_of(Schedule, "_give_up_stops"),
+    ),
+    Defence(
+        name="no use of a card whose process does not end",
+        without="has a process of driver",
+        take_away=_of(Pool, "lock_away"),
+    ),
+    Defence(
+        name="patience with what fails for a moment",
+        without="was away for a moment",
+        take_away=_impatient,
+    ),
+    Defence(
+        name="a command that is refused is an event",
+        without="",
+        take_away=_of(driver_module, "_refusal"),
+    ),
+    Defence(
+        name="a worker is stopped when the executor took the command",
+        without="has a process of driver",
+        take_away=_free_what_was_not_stopped,
+    ),
+    Defence(
+        name="no start of what has ended while it waited for room",
+        without="has ended and is started",
+        take_away=_run_what_has_ended,
+    ),
+    Defence(
+        name="numbers of letters",
+        without="letters were read out of order or twice",
+        take_away=_as_they_come,
+        of_post=True,
+    ),
+    Defence(
+        name="letters sent again until they are confirmed",
+        without="letters never arrive",
+        take_away=_of(correspondence, "_SEND_AGAIN_S", float("inf")),
+        of_post=True,
+    ),
+    Defence(
+        name="answers kept until they are acknowledged",
+        without="answers",
+        take_away=_once_only,
+        of_post=True,
+    ),
+    Defence(
+        name="answers forgotten when they are acknowledged",
+        without="answers were heard out of order or twice",
+        take_away=_of(letters.Answers, "acknowledge"),
+        of_post=True,
+    ),
 )
 
 
 def caught_by(defence: Defence) -> tuple[int, str] | None:
     """The first seed whose night breaks without the defence, and how; None if none does."""
-    for seed in range(defence.seeds):
+    for seed in range(defence.first, defence.first + defence.seeds):
         with defence.take_away():
             try:
-                run_night(seed, on_disk=defence.on_disk)
+                defence.run(seed)
             except InvariantViolated as violation:
                 text = str(violation).partition("\n")[0]
                 if defence.without in text:

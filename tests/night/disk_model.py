@@ -139,6 +139,9 @@ class SimulatedDisk:
         """All are this user's."""
         self.make_directory(path)
 
+    def remove_empty_directory(self, path: Path) -> None:
+        """Directories stay, as ``make_directory`` says."""
+
     def is_ours(self, path: Path) -> bool:
         """All are this user's."""
         return path in self.directories
@@ -154,7 +157,7 @@ class SimulatedDisk:
         """The names now."""
         return list(self._directory(directory).now)
 
-    def read(self, path: Path) -> bytes:
+    def read(self, path: Path, limit_bytes: int = 0) -> bytes:
         """The content now."""
         try:
             return bytes(self._directory(path.parent).now[path.name].content)

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from patience import patience
+
 from orchestrator.attempt import Attempt
 from orchestrator.cluster import Card, CardSet, Node
 from orchestrator.events import (
@@ -50,7 +52,7 @@ class Bench:
 
     def wait_for(self, wanted: Callable[[Event], bool], timeout_s: float = 40.0) -> Any:
         """The first event, past or to come, that is wanted."""
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + patience(timeout_s)
         position = 0
         while True:
             for event in self.seen[position:]:
@@ -134,7 +136,7 @@ class Bench:
 
     def wait_for_phase(self, worker_id: str, phase: str, timeout_s: float = 20.0) -> None:
         """Wait until a worker is reported to be in this phase."""
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + patience(timeout_s)
         while True:
             progress = self.executor.progress().get(worker_id)
             if progress is not None and progress.phase == phase:

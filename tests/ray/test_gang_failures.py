@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from patience import patience
 
 from orchestrator.job import State
 from orchestrator.results.store import Store
@@ -91,7 +92,7 @@ class Training:
 
     def wait_for_line(self, words: str) -> None:
         """Wait until the run has printed these words."""
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + patience(60)
         while words not in self.output:
             assert self.process.poll() is None and time.monotonic() < deadline, self.output
             time.sleep(0.1)
@@ -99,7 +100,7 @@ class Training:
     def workers_in_measure(self, attempt: int) -> dict[str, int]:
         """The processes of an attempt's ranks, once both are in the timed part."""
         status = self.directory / "results/gang/status.json"
-        deadline = time.monotonic() + 150
+        deadline = time.monotonic() + patience(150)
         while time.monotonic() < deadline:
             assert self.process.poll() is None, self.output
             if status.exists():
@@ -133,7 +134,7 @@ def test_a_killed_and_a_hung_rank_end_their_gang_and_the_job_goes_on(tmp_path: P
         run.process.send_signal(signal.SIGUSR1)
         run.wait_for_line("hung in measure")
         run.process.send_signal(signal.SIGUSR2)
-        assert run.process.wait(200) == 0, run.output
+        assert run.process.wait(patience(200)) == 0, run.output
     finally:
         run.process.kill()
     assert not alive(second)

@@ -6,6 +6,7 @@ import time
 
 import psutil
 import pytest
+from patience import patience
 from ray_bench import Bench
 
 from orchestrator.events import StartWorker, StopWorker, WorkerStopped
@@ -22,7 +23,7 @@ def test_a_worker_that_ignores_signals_is_gone_with_all_its_children_before_its_
     [worker] = bench.start(card)
     attempt_id = bench.run((card,), [worker], "stubborn")
     process = psutil.Process(worker.info.pid)
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + patience(30)
     while len(children := process.children(recursive=True)) < 2:
         assert time.monotonic() < deadline, children
         bench.seen += bench.executor.events(0.1)

@@ -8,6 +8,7 @@ import urllib.request
 
 import pytest
 from driver_cases import STATUS
+from patience import patience
 from ray_bench import Bench
 
 from orchestrator.on_ray.metrics import PREFIX, Publisher, readings_of
@@ -23,7 +24,7 @@ def scraped(bench: Bench) -> str:
     mine = ray.get_runtime_context().get_node_id()
     (node,) = [node for node in ray.nodes() if node["NodeID"] == mine]
     url = f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
-    with urllib.request.urlopen(url, timeout=10) as answer:
+    with urllib.request.urlopen(url, timeout=patience(10)) as answer:
         return str(answer.read().decode())
 
 
@@ -40,7 +41,7 @@ def test_the_figures_of_a_status_are_exported_by_ray(bench: Bench) -> None:
     Publisher().publish(status)
     wanted = list(readings_of(status))
     assert {"nightgrid_card_power_w", "nightgrid_failures"} <= {one.name for one in wanted}
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + patience(60)
     while True:
         text = scraped(bench)
         if all(f"{PREFIX}{one.name}{{" in text for one in wanted):

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from patience import patience
 from ray_bench import Bench, emulated_node
 
 from orchestrator.cluster import legal_card_sets
@@ -45,7 +46,7 @@ def alive(pid: int) -> bool:
 
 def gone_soon(pid: int, timeout_s: float = 5.0) -> bool:
     """Whether a process ends within the time."""
-    deadline = time.monotonic() + timeout_s
+    deadline = time.monotonic() + patience(timeout_s)
     while alive(pid) and time.monotonic() < deadline:
         time.sleep(0.02)
     return not alive(pid)
@@ -312,7 +313,7 @@ def test_children_of_a_worker_die_with_it(bench: Bench, tmp_path: Path) -> None:
     (worker,) = bench.start(card)
     file = tmp_path / "pid"
     bench.run((card,), [worker], f"child:{file}")
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + patience(10)
     while not (file.exists() and file.read_text()) and time.monotonic() < deadline:
         bench.seen += bench.executor.events(0.02)
     child = int(file.read_text())
@@ -429,7 +430,7 @@ def test_nothing_is_left_of_a_driver_that_was_killed() -> None:
     driver.kill()
     driver.wait()
     driver.stdout.close()
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + patience(30)
     while remaining() and time.monotonic() < deadline:
         time.sleep(0.2)
     assert remaining() == []

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from patience import patience
 
 from orchestrator.job import State
 from orchestrator.results.store import Store
@@ -79,17 +80,32 @@ class Head:
             env=environment or self.environment,
             capture_output=True,
             text=True,
-            timeout=timeout_s,
+            timeout=patience(timeout_s),
         )
 
 
+def uploaded(head: Head) -> list[set[str]]:
+    """The files of each working directory that the cluster has unpacked."""
+    unpacked = Path(head.environment["RAY_TMPDIR"]).glob("**/working_dir_files/_ray_pkg_*/")
+    found = [
+        {path.relative_to(each).as_posix() for path in each.rglob("*") if path.is_file()}
+        for each in unpacked
+        if each.is_dir()
+    ]
+    assert found
+    return found
+
+
 def free_ports(count: int) -> list[int]:
-    """Ports nobody listens on."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
+    """Ports nobody listens on, below those that the kernel gives to connections (32768 and up) and
+    above those that Ray gives to its workers (to 19999): they are still free in ten seconds."""
+    found: list[int] = []
+    while len(found) < count:
+        port = 20000 + secrets.randbelow(12000)
+        with socket.socket() as trying, contextlib.suppress(OSError):
+            trying.bind(("0.0.0.0", port))
+            found += [port] if port not in found else []
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +146,7 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Head]:
         start_new_session=True,
     )
     try:
-        deadline = time.monotonic() + 90
+        deadline = time.monotonic() + patience(90)
         while True:
             with contextlib.suppress(OSError):
                 socket.create_connection(("127.0.0.1", dashboard), timeout=1).close()
@@ -148,7 +164,7 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Head]:
     finally:
         process.send_signal(signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(20)
+            process.wait(patience(20))
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         log.close()
@@ -158,7 +174,13 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Head]:
 def test_a_submitted_grid_is_found_again_and_followed(head: Head, tmp_path: Path) -> None:
     """Submit returns an id at once; status and logs find it from other processes; rows land in
     the results directory; a repeated submission starts no second job; the rows are reused."""
-    (tmp_path / "grid.yaml").write_text(GRID)
+    (tmp_path / "grid.yaml").write_text(GRID.replace("advertisegen-synthetic", "own/prompts.jsonl"))
+    (tmp_path / "own").mkdir()
+    example = json.dumps({"content": "类型#裙*风格#简约", "summary": "简约的裙子"})
+    (tmp_path / "own" / "prompts.jsonl").write_text(f"{example}\n" * 4)
+    for secret in (".env", ".netrc", ".ssh/id_rsa", "private.txt"):
+        (tmp_path / secret).parent.mkdir(exist_ok=True)
+        (tmp_path / secret).write_text("hunter2")
     results = tmp_path / "results"
     submit = ("submit", "grid.yaml", "--address", head.url, "--results", str(results))
     submit += ("--submission-id", "night-1")
@@ -166,7 +188,9 @@ def test_a_submitted_grid_is_found_again_and_followed(head: Head, tmp_path: Path
     sent = head.nightgrid(*submit, cwd=tmp_path)
     assert sent.returncode == 0, sent.stderr
     assert sent.stdout.splitlines()[0] == "night-1"
-    assert time.monotonic() - started < 60
+    said = sent.stderr.splitlines()[0]
+    assert said.endswith("MB: the program, grid.yaml, own/prompts.jsonl"), sent.stderr
+    assert time.monotonic() - started < patience(60)
 
     again = head.nightgrid(*submit, cwd=tmp_path)
     assert again.returncode == 0 and "is there already" in again.stdout, again.stderr
@@ -178,6 +202,10 @@ def test_a_submitted_grid_is_found_again_and_followed(head: Head, tmp_path: Path
     assert "\x1b[" not in followed.stdout and "\r" not in followed.stdout
     assert followed.stdout.count("SUCCEEDED     tiny-chatglm3") == 2
     assert "UNSUPPORTED" in followed.stdout and not followed.stderr, followed.stdout
+    for package in uploaded(head):
+        assert {name.split("/")[0] for name in package} <= {
+            *("orchestrator", "workloads", "results", "grid.yaml", "own")
+        }
     once = head.nightgrid("logs", "night-1", "--address", head.url)
     assert once.stdout == followed.stdout
 
@@ -212,6 +240,10 @@ def test_rays_own_submit_works_from_a_checkout(head: Head, tmp_path: Path) -> No
     for big in (".venv/x", "results/run/rows.bin"):
         (checkout / big).parent.mkdir(parents=True)
         (checkout / big).write_bytes(os.urandom(101 * 2**20))  # Ray warns above 10, refuses at 500
+    secret_files = (".env", ".netrc", ".ssh/id_ed25519", "tls/server.pem", "grids/.env.local")
+    for secret in secret_files:
+        (checkout / secret).parent.mkdir(exist_ok=True)
+        (checkout / secret).write_text("hunter2")
     done = subprocess.run(
         [
             *(sys.executable, "-m", "ray.scripts.scripts", "job", "submit"),
@@ -222,13 +254,14 @@ def test_rays_own_submit_works_from_a_checkout(head: Head, tmp_path: Path) -> No
         env=head.environment | {"PYTHONPATH": ""},
         capture_output=True,
         text=True,
-        timeout=150,
+        timeout=patience(150),
     )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     assert done.stdout.count("SUCCEEDED     tiny-chatglm3") == 1
     assert list((head.home / "nightgrid-results" / "submitted" / "rows").glob("*.parquet"))
     packages = Path(head.environment["RAY_TMPDIR"]).glob("**/_ray_pkg_*.zip")
     assert not [package for package in packages if package.stat().st_size > 20 * 2**20]
+    assert not [package for package in uploaded(head) if package & set(secret_files)]
 
 
 def test_a_workstation_has_the_cluster_examined(head: Head, tmp_path: Path) -> None:
@@ -278,7 +311,11 @@ def test_the_token_that_ray_keeps_for_its_user_is_sent(head: Head) -> None:
         f"_join({head.address!r}); print(len(ray.nodes()))"
     )
     joined = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=90
+        [sys.executable, "-c", code],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=patience(90),
     )
     assert joined.stdout.strip() == "1", joined.stderr
 
@@ -321,8 +358,8 @@ def test_a_client_without_the_token_is_refused(head: Head, tmp_path: Path) -> No
         assert "RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH" in done.stderr
         assert "Traceback" not in done.stderr
     with pytest.raises(urllib.error.HTTPError) as refused:
-        urllib.request.urlopen(f"{head.url}/api/jobs/", timeout=10)
+        urllib.request.urlopen(f"{head.url}/api/jobs/", timeout=patience(10))
     assert refused.value.code == 401
     assert not (tmp_path / "results").exists()
-    output, _ = rays_own.communicate(timeout=90)
+    output, _ = rays_own.communicate(timeout=patience(90))
     assert rays_own.returncode != 0 and "AuthenticationError" in output, output

@@ -19,6 +19,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from patience import patience
+
 FLAGS = (
     "--headless",
     "--no-sandbox",
@@ -138,7 +140,7 @@ class Page:
 
     def wait_for(self, script: str, patience_s: float = PATIENCE_S) -> None:
         """Wait until a JavaScript expression is true."""
-        deadline = time.monotonic() + patience_s
+        deadline = time.monotonic() + patience(patience_s)
         while not self.evaluate(script):
             assert time.monotonic() < deadline, f"not true after {patience_s:g} s: {script}"
             time.sleep(0.05)
@@ -249,7 +251,7 @@ def chromium(profile: Path) -> Iterator[Page]:
         os.close(to_browser)
         process.terminate()
         try:
-            process.wait(timeout=10)
+            process.wait(timeout=patience(10))
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()

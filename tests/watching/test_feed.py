@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from measurements import row
+from patience import patience
 from run_directory import RunDirectory
 
 from orchestrator.job import State
@@ -132,7 +133,7 @@ def test_the_status_does_not_wait_for_thousands_of_rows(
     read = feed_module.scan_rows
 
     def scan_slowly(*arguments: object) -> object:
-        slow.wait(30)
+        slow.wait(patience(30))
         return read(*arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(feed_module, "scan_rows", scan_slowly)

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
+import re
+import stat
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from measurement_factory import every_state
 from run_directory import RunDirectory
 
+from orchestrator.report.page import render
+from orchestrator.report.summary import summarize
 from orchestrator.watching.feed import RunFeed
 from orchestrator.watching.server import WatchServer
 
@@ -155,6 +161,45 @@ def test_a_report_that_leads_elsewhere_is_not_followed(
     with serving(directory) as server:
         status, _, body = get(server, "/report")
         assert status == 404 and b"secret" not in body
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("kind", ["a pipe", "a device", "a directory", "larger than 256 MiB"])
+def test_a_report_that_is_no_file_does_not_keep_the_server_busy(
+    directory: RunDirectory, kind: str
+) -> None:
+    """It says so at once, and answers other viewers."""
+    path = directory.store.path / "report.html"
+    if kind == "a pipe":
+        os.mkfifo(path)
+    elif kind == "a directory":
+        path.mkdir()
+    elif kind == "a device":
+        try:
+            os.mknod(path, stat.S_IFCHR | 0o600, os.makedev(1, 5))  # /dev/zero
+        except PermissionError:
+            pytest.skip("this process may not make a device")
+    else:
+        with path.open("wb") as file:
+            file.truncate(2**40)
+    with serving(directory) as server:
+        status, _, body = get(server, "/report")
+        assert status == 404 and kind.encode() in body
+        assert get(server, "/state")[0] == 200
+
+
+def test_the_served_report_is_held_to_the_policy_that_it_states(directory: RunDirectory) -> None:
+    """Also where somebody else wrote the page, without a policy or with another one."""
+    rows = every_state()
+    written = render(summarize(rows), rows)
+    (stated,) = re.findall(r'http-equiv="Content-Security-Policy" content="([^"]*)"', written)
+    with serving(directory) as server:
+        for page in (written, "<script>alert(document.cookie)</script>"):
+            directory.store.write_file("report.html", page)
+            served = get(server, "/report")[1]["content-security-policy"]
+            assert served.startswith(stated + "; ") and "default-src 'none'" in stated
+            assert re.search(r"script-src 'sha256-[\w+/=]{44}';", served)
+            assert "sandbox allow-scripts" in served and "allow-same-origin" not in served
 
 
 def test_a_head_request_has_no_body(directory: RunDirectory) -> None:

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from patience import patience
 from run_directory import RunDirectory
 
 from orchestrator.cli import main
@@ -22,8 +23,11 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @contextmanager
-def watching(results: Path, *options: str) -> Iterator[str]:
-    """The command in a process of its own; the address that it prints."""
+def watching(
+    results: Path, *options: str, end: signal.Signals = signal.SIGINT, deaf: bool = False
+) -> Iterator[str]:
+    """The command in a process of its own; the address that it prints. ``deaf`` to SIGINT is what
+    a shell starts in the background."""
     command = [sys.executable, "-m", "orchestrator", "watch", "--results", str(results)]
     process = subprocess.Popen(
         [*command, "--port", "0", *options],
@@ -31,6 +35,7 @@ def watching(results: Path, *options: str) -> Iterator[str]:
         stderr=subprocess.STDOUT,
         text=True,
         cwd=ROOT,
+        preexec_fn=(lambda: signal.signal(signal.SIGINT, signal.SIG_IGN)) if deaf else None,
     )
     assert process.stdout is not None
     try:
@@ -38,8 +43,11 @@ def watching(results: Path, *options: str) -> Iterator[str]:
         found = re.search(r"http://\S+", line)
         assert found, line + process.stdout.read()
         yield found[0]
-        process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=20) == 0
+        if deaf:
+            process.send_signal(signal.SIGINT)
+            assert status_of(found[0]) == 200
+        process.send_signal(end)
+        assert process.wait(timeout=patience(20)) == 0
     finally:
         process.kill()
         process.wait()
@@ -49,7 +57,7 @@ def watching(results: Path, *options: str) -> Iterator[str]:
 def status_of(url: str) -> int:
     """How a request is answered."""
     try:
-        with urllib.request.urlopen(url, timeout=10) as answer:
+        with urllib.request.urlopen(url, timeout=patience(10)) as answer:
             return int(answer.status)
     except urllib.error.HTTPError as error:
         error.close()
@@ -62,6 +70,16 @@ def test_it_serves_the_newest_run_on_loopback_until_ctrl_c(tmp_path: Path) -> No
     with watching(tmp_path) as url:
         assert re.fullmatch(r"http://127\.0\.0\.1:\d+/", url)
         assert status_of(url) == 200 and status_of(f"{url}state") == 200
+
+
+def test_in_the_background_it_ends_on_sigterm(tmp_path: Path) -> None:
+    """Where a shell has SIGINT ignored, as `nightgrid watch &` in a script; the port is free."""
+    RunDirectory(tmp_path).status()
+    with watching(tmp_path, end=signal.SIGTERM, deaf=True) as url:
+        port = int(url.rstrip("/").rpartition(":")[2])
+        assert status_of(url) == 200
+    with socket.socket() as asking:
+        assert asking.connect_ex(("127.0.0.1", port)) != 0
 
 
 def test_beyond_loopback_it_makes_a_token_and_refuses_without(tmp_path: Path) -> None:
@@ -77,7 +95,7 @@ def test_beyond_loopback_it_makes_a_token_and_refuses_without(tmp_path: Path) ->
             request = urllib.request.Request(
                 f"http://127.0.0.1:{port}/state", headers={"Authorization": f"Bearer {token}"}
             )
-            with urllib.request.urlopen(request, timeout=10) as answer:
+            with urllib.request.urlopen(request, timeout=patience(10)) as answer:
                 assert answer.status == 200
             seen.add(token)
     assert len(seen) == 2

@@ -154,6 +154,18 @@ def test_the_report_works_in_its_own_origin(browser: Page, directory: RunDirecto
         browser.evaluate("location.replace('about:blank')")
 
 
+def test_a_foreign_script_in_a_report_does_not_run(browser: Page, directory: RunDirectory) -> None:
+    """Neither as an element nor as a handler; nothing is loaded from elsewhere."""
+    page = """<!DOCTYPE html><title>ours</title><script>document.title = 'theirs'</script>
+<img src="x" onerror="document.title = 'theirs'"><script src="/watch.js"></script>"""
+    directory.store.write_file("report.html", page)
+    with serving(directory) as server:
+        browser.open(f"http://127.0.0.1:{server.server_address[1]}/report")
+        assert browser.evaluate("document.title") == "ours"
+        assert browser.errors != []  # the browser says what it refused
+        browser.evaluate("location.replace('about:blank')")
+
+
 def test_the_printed_address_lets_a_browser_in_for_good(
     browser: Page, directory: RunDirectory
 ) -> None:

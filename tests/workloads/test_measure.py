@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
+from patience import patience
 
 from workloads.api import MeasureSettings, Sample
 from workloads.collective import OneCard
@@ -202,7 +203,7 @@ class Meeting:
     """A collective for ranks that are threads of one process."""
 
     def __init__(self, world_size: int) -> None:
-        self.gate = threading.Barrier(world_size, timeout=20)
+        self.gate = threading.Barrier(world_size, timeout=patience(20))
         self.values: list[Any] = [None] * world_size
 
     def of_rank(self, rank: int) -> Any:
@@ -248,7 +249,7 @@ def test_all_ranks_of_a_gang_stop_together(
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(patience(30))
     assert len(done) == len(speeds), "a rank hangs or failed"
     assert len({m.stop_reason for m in done.values()}) == 1
     verdicts = [{s.repeat: s.complete for s in m.samples if not s.warmup} for m in done.values()]

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from finetuning_cases import losses, trained
 from generation_cases import PROMPTS, Worker, write_dataset
+from patience import patience
 
 #: Some 75 s of one core, all in the first test that runs.
 pytestmark = pytest.mark.timeout(900)
@@ -106,7 +107,7 @@ def run_gangs(gangs: list[tuple[int, dict[str, Any]]], cache: Path) -> list[Any]
         capture_output=True,
         text=True,
         env=environment,
-        timeout=800,
+        timeout=patience(800),
     )
     assert done.returncode == 0, done.stderr[-6000:]
     return list(json.loads(done.stdout.splitlines()[-1]))

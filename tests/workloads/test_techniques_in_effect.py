@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import platform
 import shutil
 import sys
 import threading
@@ -16,11 +17,13 @@ import psutil
 import pytest
 import torch
 from finetuning_cases import losses, train, trained
+from patience import patience
 
 from workloads.api import Result
 from workloads.devices import device_for
 from workloads.devices.cpu import CpuDevice
 from workloads.errors import BadConfiguration, Unsupported
+from workloads.owned_directory import MARKER, make_owned_directory
 from workloads.techniques import saving
 from workloads.techniques.attention import Attention, register_xformers
 from workloads.techniques.autocast import Autocast
@@ -286,7 +289,7 @@ def test_worker_processes_make_the_batches(baseline: Result) -> None:
     assert result.details["data_workers"] == "2 processes made batches"
     assert losses(result) == pytest.approx(losses(baseline), rel=SAME)
     for child in _children() - before:
-        child.wait(timeout=10)
+        child.wait(timeout=patience(10))
 
 
 def test_workers_end_with_a_job_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -301,7 +304,7 @@ def test_workers_end_with_a_job_that_fails(monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(RuntimeError, match="in the middle"):
         train(data_workers=2)
     for child in _children() - before:
-        child.wait(timeout=10)
+        child.wait(timeout=patience(10))
 
 
 def test_batches_are_pinned_and_copied_without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -465,7 +468,7 @@ def test_an_asynchronous_checkpoint_is_of_its_step(
     go_on, write = threading.Event(), saving._write
 
     def held_up(state: Any, target: Path) -> None:
-        assert go_on.wait(30)
+        assert go_on.wait(patience(30))
         write(state, target)
 
     monkeypatch.setattr(saving, "_write", held_up)
@@ -513,16 +516,18 @@ def test_increments_leave_out_what_is_frozen(tmp_path: Path) -> None:
 
 
 def test_what_killed_jobs_left_is_removed(cache: Path) -> None:
-    """Of this host's dead processes only."""
-    dead = cache / f"{saving._mine()}999999999-abc"
-    alive = cache / f"{saving._mine()}{os.getpid()}-abc"
-    other = cache / "checkpoints-another-host-999999999-abc"
-    for directory in (dead, alive, other):
-        directory.mkdir()
+    """Of this host's dead processes only, as the markers say; not by name."""
+    dead, alive = (make_owned_directory("checkpoints-", cache) for _ in range(2))
+    marker = dead.path / MARKER
+    told = json.loads(marker.read_text())
+    marker.write_text(json.dumps(told | {"started_ticks": told["started_ticks"] - 1}))
+    named = cache / f"checkpoints-{platform.node()}-999999999-abc"
+    named.mkdir()
     training = training_of(model())
     Saving(save_every=1).on_optimizer(training)
+    assert len(list(cache.glob("checkpoints-*"))) == 3
     training.ending.close()
-    assert [d.exists() for d in (dead, alive, other)] == [False, True, True]
+    assert sorted(cache.glob("checkpoints-*")) == sorted([alive.path, named])
 
 
 # ------------------------------------------------------------------ memory

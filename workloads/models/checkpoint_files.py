@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import stat
 from pathlib import Path
 from typing import Any
 
+from workloads import files
 from workloads.errors import DataMissing
 
 #: Index of shards, and the single file it stands for.
@@ -13,6 +15,40 @@ WEIGHT_FILES = (
     ("model.safetensors.index.json", "model.safetensors"),
     ("pytorch_model.bin.index.json", "pytorch_model.bin"),
 )
+_TEXT_FILES = frozenset({".json", ".txt", ".model", ".jinja", ".py", ".md"})
+_INDEX_BYTES = 256 * files.MIB
+#: Of what a model's directory has beside its weights: the largest tokenizers have a tenth of it.
+_SIDE_FILE_BYTES = 256 * files.MIB
+
+
+def refuse_odd_files(directory: Path) -> None:
+    """Let a model's directory pass that holds files and directories, of sizes that text has: the
+    libraries that read it would wait for a pipe, and read a device to its end.
+
+    Raises:
+        DataMissing: something in it is no file, or larger than any such file is.
+    """
+    try:
+        entries = sorted(directory.iterdir())
+    except OSError:
+        return  # what is to be read of it says so
+    for entry in entries:
+        try:
+            found = entry.stat()
+        except OSError:
+            continue  # a link to nowhere: is anything of it needed, that is missing
+        if stat.S_ISDIR(found.st_mode):
+            continue
+        try:
+            with files.opened(entry):
+                pass
+        except PermissionError:
+            continue
+        except OSError as error:
+            raise DataMissing(f"{entry} cannot be read: {error.strerror}") from error
+        if entry.suffix in _TEXT_FILES and found.st_size > _SIDE_FILE_BYTES:
+            size = f"{found.st_size:,} bytes"
+            raise DataMissing(f"{entry} cannot be read: {size} are too many for a {entry.suffix}")
 
 
 def weight_files(directory: Path) -> list[Path]:
@@ -44,7 +80,7 @@ def read_config(directory: Path) -> dict[str, Any]:
     """config.json of a directory.
 
     Raises:
-        DataMissing: it is not there, not a directory, or not JSON.
+        DataMissing: it is not there, not a directory, not JSON, or lies beside what no model has.
     """
     file = directory / "config.json"
     if not directory.exists():
@@ -53,8 +89,9 @@ def read_config(directory: Path) -> dict[str, Any]:
         raise DataMissing(f"{directory} is a file; a model is a directory with a config.json")
     if not file.is_file():
         raise DataMissing(f"{directory} has no config.json, so it is not a model's directory")
+    refuse_odd_files(directory)
     try:
-        config = json.loads(file.read_text(encoding="utf-8"))
+        config = json.loads(files.read_text(file))
     except (ValueError, OSError, RecursionError) as error:
         raise DataMissing(f"{file} cannot be read as JSON: {error}") from error
     if not isinstance(config, dict):
@@ -76,7 +113,7 @@ def index_shards(index_file: Path) -> list[str]:
         DataMissing: the index is not one.
     """
     try:
-        weight_map = json.loads(index_file.read_text(encoding="utf-8"))["weight_map"]
+        weight_map = json.loads(files.read_text(index_file, limit_bytes=_INDEX_BYTES))["weight_map"]
         return sorted(set(weight_map.values()))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DataMissing(f"{index_file} is not an index of weight files: {error}") from error

@@ -7,6 +7,7 @@ deadline that covers name resolution too (which has no time-out of its own).
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -14,6 +15,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from workloads import files
 from workloads.errors import DataMissing
 from workloads.models.checkpoint_files import weight_files
 
@@ -43,7 +45,9 @@ def cached_snapshot(model_id: str) -> Path | None:
     """The complete snapshot of a model in the local cache, or None."""
     folder = cache_directory() / f"models--{model_id.replace('/', '--')}"
     main = folder / "refs" / "main"
-    names = [main.read_text().strip()] if main.is_file() else []
+    names = []
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        names = [files.read_text(main, limit_bytes=4096).strip()]
     names += sorted(p.name for p in (folder / "snapshots").glob("*") if p.name not in names)
     for name in names:
         snapshot = folder / "snapshots" / name

@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from workloads import files
 from workloads.errors import BadConfiguration, WorkloadError
 from workloads.models.catalog import SMOLLM2, TINY, find_model
 from workloads.models.checkpoint_files import read_config, weight_files
@@ -111,7 +112,7 @@ def _from_shapes(shapes: Iterable[tuple[str, Iterable[int]]]) -> frozenset[str]:
 
 def _safetensors_shapes(file: Path) -> list[tuple[str, list[int]]]:
     """Name and shape of each tensor: 8 bytes of length, then JSON."""
-    with file.open("rb") as handle:
+    with files.opened(file) as handle:
         (length,) = struct.unpack("<Q", handle.read(8))
         if length > 100_000_000:
             raise ValueError(f"{file} is not a safetensors file")

@@ -10,9 +10,6 @@ written aside, synced and renamed, and the newest is read back after the last st
 from __future__ import annotations
 
 import os
-import platform
-import shutil
-import tempfile
 import threading
 import time
 from collections.abc import Iterable
@@ -23,10 +20,12 @@ from pydantic import Field, PrivateAttr
 
 from workloads.cache import cache_root
 from workloads.errors import BadConfiguration
+from workloads.owned_directory import abandoned_directories, make_owned_directory
 from workloads.refusal import Asked, Refusal
 from workloads.techniques.base import Technique, Training
 
 _FROZEN = "frozen.pt"
+_PREFIX = "checkpoints-"
 
 
 class Saving(Technique):
@@ -81,10 +80,9 @@ class Saving(Technique):
             return
         root = cache_root()
         _remove_abandoned(root)
-        prefix = f"{_mine()}{os.getpid()}-"
-        directory = tempfile.TemporaryDirectory(prefix=prefix, dir=root)
-        where = Path(training.ending.enter_context(directory))
-        saver = Saver(where, self.save_mode or "blocking")
+        directory = make_owned_directory(_PREFIX, root)
+        training.ending.callback(directory.remove)
+        saver = Saver(directory.path, self.save_mode or "blocking")
         training.ending.callback(saver.wait)
         self._savers.append(saver)
 
@@ -192,19 +190,10 @@ def read_newest(directory: Path) -> dict[str, Any]:
     }
 
 
-def _mine() -> str:
-    """How names of checkpoint directories of this host begin; the process follows."""
-    return f"checkpoints-{platform.node()}-"
-
-
 def _remove_abandoned(root: Path) -> None:
-    """Remove what killed processes of this host left."""
-    import psutil
-
-    for directory in root.glob(f"{_mine()}*"):
-        process = directory.name.removeprefix(_mine()).partition("-")[0]
-        if process.isdigit() and not psutil.pid_exists(int(process)):
-            shutil.rmtree(directory, ignore_errors=True)
+    """Remove what killed processes left; those of other hosts and containers are left alone."""
+    for directory in abandoned_directories(_PREFIX, root):
+        directory.remove()
 
 
 def _checked(saver: Saver, training: Training) -> str:

@@ -20,6 +20,7 @@ from typing import Any
 
 from workloads.cache import build_aside, cache_root, file_lock
 from workloads.errors import BadConfiguration, DataMissing, Unsupported
+from workloads.models.checkpoint_files import refuse_odd_files
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 #: What Nightgrid says of an adapter, beside peft's own files.
@@ -36,11 +37,12 @@ def find_adapter(name: str) -> Path:
     """The directory of an adapter, by its name or as a path.
 
     Raises:
-        DataMissing: there is none; the message says where it was looked for.
+        DataMissing: there is none, or none that may be read; the message says where.
     """
     root = adapters_root()
     for directory in (root / name, Path(name).expanduser()):
         if (directory / CONFIG).is_file():
+            refuse_odd_files(directory)
             return directory
     there = sorted(file.parent.name for file in root.glob(f"*/{CONFIG}"))
     close = difflib.get_close_matches(name, there, n=2, cutoff=0.5)

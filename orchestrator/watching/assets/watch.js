@@ -83,6 +83,7 @@ function states(state) {
 function banners(state) {
   const notes = [];
   if (state.status && state.status.paused) notes.push(["Paused: nothing new is started", state.status.paused]);
+  if (state.status && state.status.trouble) notes.push(["Trouble; what runs goes on", state.status.trouble]);
   if (state.emulated) notes.push(["Emulated cards", "No number here is one of a real card."]);
   if (state.damaged) notes.push([`${plural(state.damaged, "file")} of this run could not be read`, "Their rows are missing here."]);
   if (state.reading) notes.push(["The rows of this run are still being read", "Those shown are not all."]);

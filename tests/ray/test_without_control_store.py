@@ -8,11 +8,13 @@ import threading
 import time
 from collections.abc import Iterator
 
+import psutil
 import pytest
 from ray_bench import Bench
 
 from orchestrator.events import NodeLeft
 from orchestrator.job import State
+from orchestrator.on_ray import control_store
 
 pytestmark = pytest.mark.ray
 
@@ -21,19 +23,25 @@ MOST_S = 20.0
 
 
 @pytest.fixture
-def frozen(bench: Bench) -> Iterator[threading.Event]:
-    """The control store of the bench's cluster, stopped; set once it goes on."""
+def frozen(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """The control store of the bench's cluster, stopped; set once it goes on. A second without an
+    answer is silence."""
+    monkeypatch.setattr(control_store, "SILENT_AFTER_S", 1.0)
     bench.node("cpu-1")
-    head = bench.cluster.ray_cluster.head_node
-    (server,) = head.all_processes["gcs_server"]
+    port = bench.cluster.address.rpartition(":")[2]
+    (server,) = [
+        process
+        for process in psutil.Process().children(recursive=True)
+        if process.name() == "gcs_server" and f"={port}" in " ".join(process.cmdline())
+    ]
     goes_on = threading.Event()
 
     def thaw() -> None:
-        os.kill(server.process.pid, signal.SIGCONT)
+        os.kill(server.pid, signal.SIGCONT)
         goes_on.set()
 
     timer = threading.Timer(MOST_S, thaw)
-    os.kill(server.process.pid, signal.SIGSTOP)
+    os.kill(server.pid, signal.SIGSTOP)
     timer.start()
     yield goes_on
     timer.cancel()

@@ -1,0 +1,198 @@
+"""The files that travel with a submitted grid: the program, the grid, and what the grid names.
+
+Ray uploads whatever lies in the working directory, and a shell may stand in a home directory. So a
+submission is put together in a directory of its own, out of the two packages, the figures that
+reports compare with, the grid file, and the models, datasets and adapters that the grid names by a
+relative path (an absolute one is the cluster's). Whoever needs more says so (``--include``). Files
+that are named as secrets are (``.env``, ``id_rsa``, ``*.pem``) travel only if they are named one by
+one.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
+
+from orchestrator.errors import SubmitError
+from orchestrator.reference_data import find
+
+if TYPE_CHECKING:
+    from orchestrator.job import Job
+
+PACKAGES = ("orchestrator", "workloads")
+_REFERENCE = ("published.csv", "devices.csv")
+#: Directories in which nothing is of use to a job, wherever they are.
+_SKIPPED = {"__pycache__", ".git", ".hg", ".svn", ".venv", ".mypy_cache", ".pytest_cache"}
+#: Names of files that hold secrets, in lower case.
+SECRET_FILES = (
+    *(".env", ".env.*", "*.env", ".envrc", ".netrc", "_netrc", ".pgpass", ".my.cnf", ".boto"),
+    *(".git-credentials", ".npmrc", ".pypirc", ".dockercfg", ".htpasswd", ".s3cfg", ".vault-token"),
+    *("id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*", "*.pem", "*.key", "*.ppk", "*.p12"),
+    *("*.pfx", "*.jks", "*.keystore", "*.kdbx", "*.token", "auth_token", "token", "token.txt"),
+    *("credentials", "credentials.*", "secrets.*", "secret.*", "client_secret*.json"),
+    *("service[-_]account*.json", "application_default_credentials.json", "kubeconfig"),
+    *(".bash_history", ".zsh_history", ".python_history"),
+)
+SECRET_DIRECTORIES = {
+    *(".ssh", ".aws", ".gnupg", ".kube", ".docker", ".azure", ".gcloud", "gcloud", ".ray"),
+    *(".password-store", ".huggingface"),
+}
+_MEANT_FOR_ALL = ("*.pub", "*.py")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Upload:
+    """What travels: files by their names beneath the job's working directory."""
+
+    program: Mapping[str, Path]
+    named: Mapping[str, Path]  # the grid, and what it or the user names
+
+    @property
+    def files(self) -> dict[str, Path]:
+        """All of them."""
+        return {**self.program, **self.named}
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all files."""
+        return sum(path.stat().st_size for path in self.files.values())
+
+    def text(self) -> str:
+        """One line for the user."""
+        shown = [*self.named][:6]
+        more = [f"{len(self.named) - 6} more"] if len(self.named) > 6 else []
+        count, size = len(self.files), self.size_bytes / 1e6
+        return f"uploads {count} files, {size:.1f} MB: the program, {', '.join([*shown, *more])}"
+
+    @contextmanager
+    def staged(self) -> Iterator[Path]:
+        """A directory that holds these files and nothing else, while the block runs."""
+        with tempfile.TemporaryDirectory(prefix="nightgrid-upload-") as directory:
+            for name, path in self.files.items():
+                to = Path(directory, name)
+                to.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(path, to)
+            yield Path(directory)
+
+
+def upload_of(
+    grid: Path, jobs: Iterable[Job], working_dir: Path, include: Sequence[str] = ()
+) -> Upload:
+    """What a grid takes along from ``working_dir``.
+
+    Raises:
+        SubmitError: something of it is named as secrets are, lies outside of ``working_dir``, is
+            a home directory or the file system's root, or cannot be read.
+    """
+    root = working_dir.resolve()
+    named: dict[str, Path] = {}
+    for asked in (str(grid.resolve()), *include, *_named_by(jobs, root)):
+        named |= _files_of(asked, root)
+    told = {Path(os.path.normpath(root / each)).relative_to(root).as_posix() for each in include}
+    secret = sorted(name for name in named if is_secret_file(name) and name not in told)
+    if secret:
+        raise SubmitError(
+            f"not uploaded, since they are named as secrets are: {', '.join(secret[:10])}. Move "
+            f"them elsewhere, or name each that is meant to go: --include {secret[0]}"
+        )
+    return Upload(program=program_files(root), named=named)
+
+
+def program_files(root: Path | None = None) -> dict[str, Path]:
+    """The program's own files: those of the checkout ``root``, if it is one, else of this
+    installation."""
+    home = Path(__file__).resolve().parents[2]
+    if root is not None and (root / "orchestrator" / "__main__.py").is_file():
+        home = root
+    files: dict[str, Path] = {}
+    for package in PACKAGES:
+        for path in _walk(home / package):
+            name = path.relative_to(home).as_posix()
+            if not path.name.startswith(".") and path.suffix != ".pyc" and not is_secret_file(name):
+                files[name] = path
+    for name in _REFERENCE:
+        if figures := find(name):
+            files[f"results/{name}"] = figures
+    return files
+
+
+def is_secret_file(name: str) -> bool:
+    """Whether a file of this name, or one that lies there, is likely to hold a secret."""
+    path = PurePosixPath(name.lower())
+    if SECRET_DIRECTORIES & set(path.parts[:-1]):
+        return True
+    if any(fnmatch(path.name, pattern) for pattern in _MEANT_FOR_ALL):
+        return False
+    return any(fnmatch(path.name, pattern) for pattern in SECRET_FILES)
+
+
+def _named_by(jobs: Iterable[Job], root: Path) -> list[str]:
+    """Models, datasets and adapters that are there, at a path relative to the working directory."""
+    from workloads.data import catalog as datasets
+    from workloads.models import catalog as models
+
+    jobs = list(jobs)
+    made = {str(value) for job in jobs for key, value in job.parameters if key == "save_adapter"}
+    names = {job.model for job in jobs} - set(models.EMBEDDED)
+    names |= {job.dataset for job in jobs} - set(datasets.EMBEDDED)
+    names |= {
+        value
+        for job in jobs
+        for key, value in job.parameters
+        if key == "adapter" and isinstance(value, str) and value not in made
+    }
+    there = []
+    for name in sorted(filter(None, names)):
+        if "\0" in name or name.startswith("~") or os.path.isabs(name):
+            continue
+        try:
+            if (root / name).exists():
+                there.append(name)
+        except OSError:  # a name too long for the file system
+            continue
+    return there
+
+
+def _files_of(asked: str, root: Path) -> dict[str, Path]:
+    """The file of this name, or all of the directory, by their names beneath ``root``."""
+    path = Path(os.path.normpath(root / asked))
+    real = path.resolve()
+    home = Path.home().resolve()
+    if real == Path(real.anchor) or real == home or real in home.parents:
+        raise SubmitError(f"{asked} is {real}: a home directory or more is not uploaded")
+    if not path.is_relative_to(root) or not real.is_relative_to(root):
+        raise SubmitError(
+            f"{asked} is outside the directory that is uploaded from, {root}; copy it there, or "
+            "give --working-dir"
+        )
+    if path.is_file():
+        return {path.relative_to(root).as_posix(): path}
+    if not path.is_dir():
+        raise SubmitError(f"{asked}: there is no such file or directory in {root}")
+    found = {}
+    for file in _walk(path):
+        if not file.resolve().is_relative_to(root):
+            raise SubmitError(f"{file} is a link to {file.resolve()}, outside of {root}")
+        name = file.relative_to(root).as_posix()
+        target = file.resolve().relative_to(root).as_posix()
+        if is_secret_file(target) and not is_secret_file(name):
+            raise SubmitError(f"{file} is a link to {target}, which is named as secrets are")
+        found[name] = file
+    return found
+
+
+def _walk(directory: Path) -> Iterator[Path]:
+    """The regular files beneath a directory, in order; links to directories are not followed."""
+    for here, directories, names in os.walk(directory):
+        directories[:] = sorted(set(directories) - _SKIPPED)
+        for name in sorted(names):
+            path = Path(here, name)
+            if path.is_file():
+                yield path

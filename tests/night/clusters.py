@@ -1,0 +1,346 @@
+"""The virtual cluster of simulated nights, and what a driver may do with it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from heapq import heappop, heappush
+from math import inf
+from random import Random
+from typing import TYPE_CHECKING
+
+from shapes import MOST_BAD_STARTS, NOTICED_S, TOO_LONG_S, must
+
+from orchestrator.attempt import Outcome
+from orchestrator.cluster import Card
+from orchestrator.errors import ClusterError
+from orchestrator.events import (
+    AttemptEnded,
+    ClockSet,
+    Command,
+    Event,
+    NodeJoined,
+    NodeLeft,
+    RecordRow,
+    RunAttempt,
+    StartWorker,
+    StopWorker,
+    Tick,
+    Wake,
+    WorkerOverdue,
+    WorkerReady,
+    WorkerStopped,
+)
+from orchestrator.executor import Progress
+from orchestrator.failure import FailureClass
+from orchestrator.job import State
+from orchestrator.scheduling.retry import POLICIES
+from orchestrator.scheduling.schedule import Schedule, ScheduleSettings
+from orchestrator.scheduling.virtual_cluster import VirtualCluster
+from orchestrator.watchdog import LIMITS, MEASURE_FACTOR
+from workloads.devices.telemetry import CardTelemetry
+
+if TYPE_CHECKING:
+    from nights import Night
+
+_HOW = ScheduleSettings()
+_CRASHES = (
+    *(FailureClass.CRASH, FailureClass.CRASH, FailureClass.CRASH),
+    *(FailureClass.HOST_OUT_OF_MEMORY, FailureClass.COLLECTIVE, FailureClass.IMPORT),
+)
+
+
+class Watched:
+    """The schedule as the driver sees it; every event and command is checked on the way."""
+
+    def __init__(self, schedule: Schedule, executor: NightExecutor) -> None:
+        self.schedule, self.executor = schedule, executor
+        self.invariants, self.tally = executor.cluster.invariants, executor.night.tally
+
+    def handle(self, event: Event) -> list[Command]:
+        """Observe, decide, check."""
+        self.tally.events += 1
+        self.invariants.observe(event)
+        self.executor.heard(event)
+        commands = self.schedule.handle(event)
+        self.invariants.check(commands)
+        self.executor.decided(commands)
+        self.tally.commands += len(commands)
+        return commands
+
+
+class NightCluster(VirtualCluster):
+    """Virtual nodes on which the processes of a dead driver live on."""
+
+    night: Night
+    driver: int
+    failures: Counter[Card]  # to start, of bad cards
+
+    def _start(self, command: StartWorker) -> None:
+        held = self.night.processes.get(command.card)
+        must(held is None, f"{command.card} has a process of driver {held} already")
+        self.night.processes[command.card] = self.driver
+        super()._start(command)
+
+    def _happens(self, event: Event) -> list[Event]:
+        process = None
+        if isinstance(event, WorkerStopped):
+            process = self.processes.get(event.worker_id)
+        happened = super()._happens(event)
+        self.night.most_bad = max(self.night.most_bad, len(self.bad))
+        if process is not None:
+            self.night.processes.pop(process.card, None)
+            if process.state == "starting" and process.card in self.bad:
+                self.failures[process.card] += 1
+                count = self.failures[process.card]
+                tried = f"{process.card}, on which no worker comes up, is tried {count} times"
+                must(count <= MOST_BAD_STARTS, tried)
+        for each in happened:
+            if isinstance(each, NodeLeft):
+                for card in [c for c in self.night.processes if c.node_id == each.node_id]:
+                    del self.night.processes[card]
+        return happened
+
+
+class NightExecutor:
+    """The cluster as the driver sees it: an ``Executor`` in virtual time."""
+
+    def __init__(self, night: Night, cluster: NightCluster) -> None:
+        self.night, self.cluster = night, cluster
+        self.workers: dict[Card, str] = {}
+        self.failed: dict[str, set[Card]] = {}  # by job id: where its last attempt failed
+        self.suspects: set[Card] = set()  # where anything has failed
+        self.gangs = self.overtaken = 0
+        self.books = Books(night)
+        self.hanging = Random(f"hanging {night.shape.seed} {cluster.driver}")
+        self.hung: set[str] = set()  # attempts of which nothing more is heard
+
+    def watch(self, schedule: Schedule) -> Watched:
+        """The schedule, with all that it says checked."""
+        return Watched(schedule, self)
+
+    def heard(self, event: Event) -> None:
+        """What the schedule is about to be told."""
+        self.books.heard(event)
+        self.night.tally.clock_steps += isinstance(event, ClockSet) and bool(event.by_s)
+
+    def decided(self, commands: list[Command]) -> None:
+        """What the schedule has said."""
+        for command in commands:
+            if isinstance(command, Wake):
+                heappush(self.books.wakes, command.at)
+            elif isinstance(command, RecordRow) and command.reason.startswith("the deadline came"):
+                night = self.night
+                early = night.knows_end() and night.left_s() > NOTICED_S
+                must(not early, f"the end of the time came {night.left_s():.0f} s too early")
+
+    def _must_be_fair(self, command: RunAttempt) -> None:
+        """No gang starves, and no job is sent where it has just failed."""
+        night, attempt = self.night, command.attempt
+        failed = self.failed.pop(attempt.job_id, set())
+        if len(attempt.cards) == 1:
+            sound = [
+                card
+                for node in self.cluster.nodes.values()
+                for card in node.cards
+                if card not in self.suspects and card not in self.cluster.bad
+            ]
+            same = set(attempt.cards) & failed
+            must(not same or not sound, f"{attempt.attempt_id} runs where the last attempt failed")
+        if night.shape.crowded:
+            self.gangs += len(attempt.cards) > 1
+            free = night.jobs[0].job_id in night.measured()
+            self.overtaken += free and len(attempt.cards) == 1 and not self.gangs
+            room = sum(len(node.cards) for node in night.nodes)
+            must(
+                self.overtaken <= 4 * room, f"a gang starves: {self.overtaken} jobs went before it"
+            )
+
+    def perform(self, command: StartWorker | StopWorker | RunAttempt) -> None:
+        """Check what no command can show, then do it."""
+        night = self.night
+        night.step()
+        if night.trips():
+            raise ClusterError("the cluster was away for a moment")
+        if isinstance(command, StartWorker | RunAttempt):
+            started = type(command).__name__
+            must(not night.waiting, f"{started} while rows wait for room: {night.waiting}")
+            late = night.knows_end() and night.left_s() < -1.0
+            must(not late, f"{started} {-night.left_s():.0f} s after the end of the time")
+        if isinstance(command, RunAttempt):
+            attempt_id, job_id = command.attempt.attempt_id, command.attempt.job_id
+            # A power failure may take the note of an attempt away, and nobody has heard of it.
+            known = attempt_id in night.begun and not night.power_failed
+            must(not known, f"attempt id {attempt_id} is used twice")
+            must(attempt_id not in night.rowed, f"attempt {attempt_id} has ended and is started")
+            must(job_id not in night.measured(), f"{job_id} is measured and runs again")
+            night.begun.add(attempt_id)
+            self._must_be_fair(command)
+        self.books.performs(command)
+        if isinstance(command, StartWorker):
+            self.workers[command.card] = command.worker_id
+        self.cluster._perform(command)
+        can_hang = isinstance(command, RunAttempt) and night.shape.watched
+        if can_hang and self.hanging.random() < 0.02:
+            self.hung.add(command.attempt.attempt_id)  # type: ignore[union-attr]
+            night.tally.hung += 1
+
+    def events(self, timeout_s: float) -> list[Event]:
+        """The next that happens; time passes."""
+        night, cluster = self.night, self.cluster
+        night.step()
+        must(night.now < TOO_LONG_S, f"no end after {night.now:,.0f} s")
+        unsafe = night.unsafe - night.waiting
+        must(not timeout_s or not unsafe, f"the driver waits and rows are not safe: {unsafe}")
+        alone = night.waiting - night.copied
+        must(not timeout_s or not alone, f"rows wait for room without a copy: {alone}")
+        if timeout_s:
+            self.books.must_be_punctual()
+        if night.trips():
+            raise ClusterError("the cluster was away for a moment")
+        if not cluster.queue or cluster.queue[0][0] > night.now + timeout_s:
+            night.now += timeout_s
+            cluster.now = night.now
+            return []
+        at, _, event = heappop(cluster.queue)
+        night.now = cluster.now = max(cluster.now, at)
+        if isinstance(event, AttemptEnded) and self._is_silent(event.outcome):
+            return []
+        happened = [
+            self._of_some_class(each)
+            for each in cluster._happens(event)
+            if not isinstance(each, Tick)
+        ]
+        for each in happened:
+            if isinstance(each, AttemptEnded):
+                self._ended(each.outcome)
+            elif isinstance(each, WorkerStopped) and each.failure is not None:
+                self.suspects |= {c for c, w in self.workers.items() if w == each.worker_id}
+        return happened
+
+    def _of_some_class(self, event: Event) -> Event:
+        """A rank that crashes may have done so for any reason."""
+        failure = event.outcome.failure if isinstance(event, AttemptEnded) else None
+        if failure is None or failure.failure_class is not FailureClass.CRASH:
+            return event
+        failure = replace(failure, failure_class=self.hanging.choice(_CRASHES))
+        assert isinstance(event, AttemptEnded)
+        return replace(event, outcome=replace(event.outcome, failure=failure))
+
+    def _is_silent(self, outcome: Outcome) -> bool:
+        """Whether an attempt hangs; that it was stopped is heard."""
+        return outcome.attempt_id in self.hung and outcome.state is not State.LOST
+
+    def _ended(self, outcome: Outcome) -> None:
+        attempt_id = outcome.attempt_id
+        run = self.cluster.invariants.running.get(attempt_id)
+        if run is None:
+            self.night.tally.late += 1
+            return
+        self.night.unsafe.add(attempt_id)
+        if outcome.failure is not None:
+            self.suspects |= set(run.attempt.cards)
+            if POLICIES[outcome.failure.failure_class].elsewhere == "card":
+                self.failed[run.attempt.job_id] = set(run.attempt.cards)
+            self.books.failed(run.attempt.job_id, outcome.failure.failure_class)
+
+    def progress(self) -> dict[str, Progress]:
+        """All that run, measure."""
+        return {
+            worker_id: Progress(worker_id=worker_id, attempt_id=attempt_id, phase="measure")
+            for attempt_id, (command, _) in self.cluster.running.items()
+            for worker_id in command.worker_ids
+        }
+
+    def telemetry(self) -> dict[Card, CardTelemetry]:
+        """Virtual cards have no sensors."""
+        return {}
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+class Books:
+    """What one driver did and when, kept to judge what it does next; by the night's true clock."""
+
+    def __init__(self, night: Night) -> None:
+        self.night = night
+        self.wakes: list[float] = []  # timers that are to come due, a heap
+        self.busy_since: dict[str, tuple[float, float]] = {}  # by worker: since when, its limit
+        self.failures: dict[str, Counter[FailureClass]] = {}  # of a job's attempts
+        self.failed_at: dict[str, tuple[float, FailureClass]] = {}  # by job: the last of them
+        self.starting: dict[str, Card] = {}  # by worker
+        self.no_start_at: dict[Card, float] = {}  # when a worker last failed to start
+        self.no_starts, self.starts = 0, 0
+        self.losses: Counter[str] = Counter()  # of nodes, by name
+        self.joined: dict[str, tuple[str, float]] = {}  # by node id: its name, and when
+
+    def heard(self, event: Event) -> None:
+        """The schedule is told of something."""
+        now = self.night.now
+        if isinstance(event, Tick):
+            while self.wakes and self.wakes[0] <= event.at:
+                heappop(self.wakes)
+        elif isinstance(event, WorkerReady):
+            self.starts += 1
+            self.starting.pop(event.worker_id, None)
+            self.busy_since.pop(event.worker_id, None)
+        elif isinstance(event, WorkerStopped):
+            self.busy_since.pop(event.worker_id, None)
+            card = self.starting.pop(event.worker_id, None)
+            if card is not None and event.failure is not None:
+                self.no_start_at[card] = now
+                self.no_starts += 1
+        elif isinstance(event, WorkerOverdue):
+            since, limit = self.busy_since.get(event.worker_id, (-inf, 0.0))
+            took = now - since
+            must(took >= limit - 1.0, f"a healthy worker is called hung after {took:.0f} s")
+        elif isinstance(event, NodeJoined):
+            self.joined[event.node.node_id] = event.node.name, now
+        elif isinstance(event, NodeLeft) and event.node_id in self.joined:
+            self.losses[self.joined[event.node_id][0]] += 1
+
+    def failed(self, job_id: str, kind: FailureClass) -> None:
+        """An attempt of a job has failed."""
+        self.failures.setdefault(job_id, Counter())[kind] += 1
+        self.failed_at[job_id] = self.night.now, kind
+
+    def performs(self, command: StartWorker | StopWorker | RunAttempt) -> None:
+        """The driver has something done."""
+        now, night = self.night.now, self.night
+        if isinstance(command, StartWorker):
+            card = command.card
+            self.starting[command.worker_id] = card
+            self.busy_since[command.worker_id] = now, LIMITS["starting"]
+            rested_s = now - self.no_start_at.get(card, -inf)
+            must(rested_s >= _HOW.card_rest_s - 0.01, f"{card} had {rested_s:.1f} s of rest")
+            cards = sum(len(node.cards) for node in night.nodes)
+            senseless = night.shape.broken and not self.starts and self.no_starts > 3 * cards
+            must(not senseless, f"no worker starts, and the {self.no_starts + 1}th is tried")
+            name, joined_at = self.joined[card.node_id]
+            lost, here_s = self.losses[name], now - joined_at
+            sound = lost < _HOW.node_strikes or here_s >= _HOW.quarantine_s - 0.01
+            must(sound, f"{name} was lost {lost} times and is used after {here_s:.0f} s")
+        elif isinstance(command, StopWorker):
+            self.starting.pop(command.worker_id, None)
+        else:
+            job = command.attempt.job
+            limit = LIMITS["measure"] + MEASURE_FACTOR * job.measure.time_limit_s
+            for worker_id in command.worker_ids:
+                self.busy_since[worker_id] = now, limit
+            self._may_be_tried_again(command.attempt.job_id)
+
+    def _may_be_tried_again(self, job_id: str) -> None:
+        for kind, count in self.failures.get(job_id, Counter()).items():
+            retries = POLICIES[kind].retries
+            must(count <= retries, f"{job_id} failed {count} times with {kind} and is tried again")
+        if job_id in self.failed_at:
+            at, kind = self.failed_at[job_id]
+            pause = POLICIES[kind].backoff_s * 2 ** (self.failures[job_id][kind] - 1)
+            waited = self.night.now - at
+            must(waited >= pause - 0.01, f"{job_id} is tried again {waited:.1f} s after {kind}")
+
+    def must_be_punctual(self) -> None:
+        """The driver is about to wait: no timer is long overdue."""
+        late_s = self.night.now - self.wakes[0] if self.wakes else 0.0
+        must(late_s <= NOTICED_S, f"a timer comes {late_s:.0f} s late")

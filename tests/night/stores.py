@@ -1,0 +1,176 @@
+"""The stores of simulated nights, real and in memory, and what they have promised the driver."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from disk_model import NOWHERE
+from shapes import is_late, must
+
+from orchestrator.errors import StoreError, StoreFull, StoreLocked
+from orchestrator.measurement import Measurement
+from orchestrator.notes import Note
+from orchestrator.results.store import Store
+
+if TYPE_CHECKING:
+    from nights import Night
+
+
+class Lock:
+    """The run's lock: who holds it, and whether that driver lives. What ``RunLock`` promises, which
+    has tests of its own with real processes."""
+
+    def __init__(self, night: Night, driver: int) -> None:
+        self.night, self.driver = night, driver
+        self.silence_means_death_s = float("inf")
+
+    def acquire(self) -> None:
+        """Refused while another driver lives, or seems to."""
+        holder = self.night.holder
+        if holder is not None and holder in self.night.living:
+            raise StoreLocked(f"driver {holder} holds the run")
+        must(
+            holder is None or holder not in self.night.living or holder == self.driver,
+            f"drivers {holder} and {self.driver} hold the run at once",
+        )
+        self.night.holder = self.driver
+
+    def still_mine(self) -> None:
+        """Asked before every write."""
+        if self.night.holder != self.driver:
+            raise StoreLocked("taken over")
+
+    def release(self) -> None:
+        """A dead driver releases nothing."""
+        if self.night.holder == self.driver and self.driver in self.night.living:
+            self.night.holder = None
+
+
+class DiskStore(Store):
+    """The real store, on the night's disk, with the night's lock."""
+
+    def __init__(self, night: Night, driver: int) -> None:
+        super().__init__(NOWHERE, "night")
+        self._lock = Lock(night, driver)  # type: ignore[assignment]
+        self.night = night
+
+    def rows(self) -> list[Measurement]:
+        """As a reader sees them."""
+        return list(self.read().measurements)
+
+
+class MemoryStore:
+    """A store without a disk, with the promises of the real one."""
+
+    def __init__(self, night: Night, driver: int) -> None:
+        self._lock = Lock(night, driver)
+        self.night = night
+
+    def __enter__(self) -> MemoryStore:
+        self._lock.acquire()
+        for row in list(self.night.elsewhere):
+            self._keep(row)
+        for note in list(self.night.notes.values()):
+            self._keep(note.row())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+    def begin(self, *notes: Note) -> None:
+        """Note attempts."""
+        self.night.step()
+        self._lock.still_mine()
+        self.night.notes |= {note.attempt_id: note for note in notes}
+
+    def append(self, *measurements: Measurement) -> None:
+        """Keep rows."""
+        self.night.step()
+        self._lock.still_mine()
+        if self.night.is_full:
+            raise StoreFull("cannot write: no space left")
+        for measurement in measurements:
+            self._keep(measurement)
+
+    def _keep(self, measurement: Measurement) -> None:
+        key = measurement.attempt_id
+        if measurement.attempt_number == 0:
+            key += measurement.invocation_id
+        if is_late(measurement):
+            key += " late"
+        must(key not in self.night.kept, f"attempt {key} has two rows")
+        self.night.kept[key] = measurement
+        self.night.notes.pop(measurement.attempt_id, None)
+        if measurement in self.night.elsewhere:
+            self.night.elsewhere.remove(measurement)
+
+    def make_reserve(self) -> None:
+        """See whether there is room."""
+        if self.night.is_full:
+            raise StoreFull("cannot write: no space left")
+
+    def spill(self, measurement: Measurement) -> Path:
+        """To the other disk."""
+        if measurement not in self.night.elsewhere:
+            self.night.elsewhere.append(measurement)
+        return NOWHERE / "elsewhere" / measurement.attempt_id
+
+    def attempts_set_aside(self, _: Iterable[str]) -> dict[str, int]:
+        """Nothing is damaged here."""
+        return {}
+
+    def rows(self) -> list[Measurement]:
+        """All of them."""
+        return list(self.night.kept.values())
+
+
+class Promises:
+    """The store as the driver sees it; remembers what the store has promised."""
+
+    def __init__(self, night: Night, store: DiskStore | MemoryStore) -> None:
+        self.night, self.store = night, store
+
+    def begin(self, *notes: Note) -> None:
+        """Note attempts."""
+        self.night.noted |= {note.attempt_id: note for note in notes}
+        self.store.begin(*notes)
+
+    def append(self, *measurements: Measurement) -> None:
+        """Write rows: on return they are promised."""
+        night = self.night
+        night.handed += measurements
+        ids = {measurement.attempt_id for measurement in measurements}
+        night.rowed |= ids
+        if night.trips():
+            raise StoreError("the file system was away for a moment")
+        try:
+            path = self.store.append(*measurements)
+        except StoreFull:
+            night.waiting |= ids
+            raise
+        night.waiting -= ids
+        night.copied -= ids
+        for measurement in measurements:
+            if not is_late(measurement):
+                key = measurement.attempt_id, measurement.invocation_id
+                night.promised[key] = measurement
+                night.files[key] = path.name if path else ""
+        night.unsafe -= ids
+
+    def make_reserve(self) -> None:
+        """Room for more."""
+        self.store.make_reserve()
+
+    def spill(self, measurement: Measurement) -> Path | None:
+        """Write a row elsewhere: what is there is promised, too."""
+        self.night.handed.append(measurement)
+        self.night.waiting.add(measurement.attempt_id)
+        place = self.store.spill(measurement)
+        if place is not None:
+            self.night.copied.add(measurement.attempt_id)
+        if place is not None and not is_late(measurement):
+            key = measurement.attempt_id, measurement.invocation_id
+            self.night.promised[key] = measurement
+        return place

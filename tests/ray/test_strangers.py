@@ -1,0 +1,172 @@
+"""What strangers can do to an emulated cluster, from another host or as another user here."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psutil
+import pytest
+from network_namespace import OtherHost, other_host
+from ray_bench import Bench
+
+from orchestrator.events import NodeJoined
+from orchestrator.on_ray.token import MODE, TOKEN, TOKEN_PATH
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
+
+HERE = Path(__file__).parent
+#: What answers without a token, and gives away no more than that it lives.
+HEALTH = {
+    "/grpc.health.v1.Health/Check",
+    "GET /api/healthz",
+    "GET /api/local_raylet_healthz",
+}
+
+
+@pytest.fixture(scope="module")
+def home() -> Iterator[Path]:
+    """A stranger's; Ray's sockets lie below, so the path is short."""
+    path = Path(tempfile.mkdtemp(prefix="ngs-", dir="/tmp"))
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def elsewhere() -> Iterator[OtherHost]:
+    with other_host() as other:
+        yield other
+
+
+def environment(home: Path, token: str = "") -> dict[str, str]:
+    """A stranger's environment: nothing of the cluster's, and little patience."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "NIGHTGRID_"))}
+    mine = {"HOME": str(home), "RAY_TMPDIR": str(home), "RAY_USAGE_STATS_ENABLED": "0"}
+    mine |= {"RAY_NUM_REDIS_GET_RETRIES": "2", "RAY_gcs_rpc_server_connect_timeout_s": "2"}
+    return kept | mine | ({MODE: "token", TOKEN: token} if token else {})
+
+
+def told(command: list[str], variables: dict[str, str]) -> tuple[int, str]:
+    """Exit code and output of a stranger's program; all that it starts ends with it."""
+    process = subprocess.Popen(
+        command,
+        env=variables,
+        cwd="/",
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        output, _ = process.communicate(timeout=150)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    return process.returncode, output
+
+
+def sockets_of_the_cluster() -> dict[int, tuple[str, str]]:
+    """Port, program and address of every listening socket of this process and its descendants,
+    which are all processes of the cluster."""
+    found = {}
+    here = psutil.Process()
+    for process in (here, *here.children(recursive=True)):
+        with contextlib.suppress(psutil.Error):
+            for each in process.net_connections("inet"):
+                if each.status == psutil.CONN_LISTEN or each.type == socket.SOCK_DGRAM:
+                    found[each.laddr.port] = (process.name(), each.laddr.ip)
+    return found
+
+
+def test_everything_listens_on_the_loopback_address(bench: Bench, elsewhere: OtherHost) -> None:
+    """Of every process of the cluster; and from another network, no port of them answers."""
+    bench.wait_for(lambda event: isinstance(event, NodeJoined))  # so its agent is up
+    sockets = sockets_of_the_cluster()
+    programs = {program for program, _ in sockets.values()}
+    assert {"gcs_server", "raylet", "ray::DashboardAgent", "ray::NodeAgent"} <= programs
+    wide = {k: v for k, v in sockets.items() if v[1].removeprefix("::ffff:") != "127.0.0.1"}
+    assert wide == {}
+    code = (
+        "import socket, sys\n"
+        "for port in sys.argv[2:]:\n"
+        "    try: socket.create_connection((sys.argv[1], int(port)), 5).close(); print(port)\n"
+        "    except OSError: pass\n"
+        "print('done')"
+    )
+    ports = [str(port) for port in sockets]
+    scan = elsewhere.python("-c", code, elsewhere.gateway, *ports)
+    done = subprocess.run(scan, capture_output=True, text=True, timeout=120)
+    assert done.stdout.split() == ["done"], done.stderr
+
+
+@pytest.mark.parametrize("token", ["", "0" * 64], ids=["no token", "another token"])
+def test_every_port_asks_for_the_token(bench: Bench, home: Path, token: str) -> None:
+    """Every method and path of every port, called from this host, refuses; but for the metrics,
+    which are figures alone, and for what says that a process lives."""
+    bench.wait_for(lambda event: isinstance(event, NodeJoined))
+    ports = [str(port) for port in sockets_of_the_cluster()]
+    probe = [sys.executable, str(HERE / "port_probe.py"), token, *ports]
+    exit_code, output = told(probe, environment(home))
+    assert exit_code == 0, output
+    answers = json.loads(output.splitlines()[-1])
+    metrics = {port for port, each in answers.items() if not each["refused"]}
+    assert len(metrics) == len(bench.cluster.private.cluster.list_all_nodes())
+    for port, each in answers.items():
+        if port in metrics:
+            assert each["protocol"] == "http" and set(each["answered"].values()) == {200}, each
+        else:
+            assert set(each["answered"]) <= HEALTH, (port, each)
+
+
+def test_a_stranger_neither_joins_nor_runs_anything(
+    bench: Bench, elsewhere: OtherHost, home: Path
+) -> None:
+    """Stock `ray start --address` from another network; stock `ray.init` and an actor from this
+    host, without a token and with another one. The actor would have written a file."""
+    port = bench.cluster.address.rpartition(":")[2]
+    start = elsewhere.python("-m", "ray.scripts.scripts", "start", "--block", "--num-cpus", "1")
+    start += ["--address", f"{elsewhere.gateway}:{port}", "--node-ip-address", elsewhere.address]
+    program = [sys.executable, str(HERE / "stranger.py"), bench.cluster.address]
+    attempts = [
+        (start, environment(home)),
+        ([*program, str(home / "proof-1")], environment(home)),
+        ([*program, str(home / "proof-2")], environment(home, "0" * 64)),
+    ]
+    with ThreadPoolExecutor(len(attempts)) as side_by_side:
+        outcomes = list(side_by_side.map(lambda attempt: told(*attempt), attempts))
+    for exit_code, output in outcomes:
+        assert exit_code != 0, output
+    assert "AuthenticationError" in outcomes[1][1] and "AuthenticationError" in outcomes[2][1]
+    assert not list(home.glob("proof-*"))
+
+
+def test_the_token_is_in_the_clusters_directory_and_environment_alone(bench: Bench) -> None:
+    """Random, for this user's eyes, on no command line; each of the cluster's processes knows the
+    file, not the token."""
+    directory = bench.cluster.private.directory
+    path = directory / "token"
+    token = path.read_text()
+    assert len(token) == 64 and len(set(token)) > 4
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+    ours = psutil.Process().children(recursive=True)
+    assert len(ours) > 8
+    for process in ours:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            assert token not in " ".join(process.cmdline())
+            assert token.encode() not in Path(f"/proc/{process.pid}/environ").read_bytes()
+    assert os.environ[MODE] == "token" and os.environ[TOKEN_PATH] == str(path)
+    assert TOKEN not in os.environ
+    kept = Path.home() / ".ray" / "auth_token"
+    assert not kept.exists() or kept.read_text().strip() != token

@@ -1,0 +1,184 @@
+"""A driver with real worker processes and no Ray: `python stepped_driver.py DIR`.
+
+All is real, from the schedule to the workers' processes, except for the calls between the driver
+and its one node, which are made directly. The test of ``test_clock.py`` runs it with a clock that
+can be set while jobs run. Printed as JSON, last line: the rows.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from orchestrator import __version__
+from orchestrator.cluster import Node
+from orchestrator.derive import measurement_of
+from orchestrator.driver import Driver
+from orchestrator.job import Accelerator, Job
+from orchestrator.live import PlainView
+from orchestrator.notes import Notes
+from orchestrator.on_ray import executor as executor_module
+from orchestrator.on_ray.actors import HostFacts
+from orchestrator.plan import Action, Plan, PlannedJob
+from orchestrator.results.store import Store
+from orchestrator.run_status import Board
+from orchestrator.scheduling.estimate import Estimate
+from orchestrator.scheduling.schedule import Schedule, ScheduleSettings
+from orchestrator.watchdog import Watchdog
+from orchestrator.worker.letters import Answers, Bag, Letter
+from orchestrator.worker.node_workers import NodeWorkers
+
+#: libfaketime 0.9.10 breaks ``time.sleep``, in Python 3.11 an absolute ``clock_nanosleep``: the
+#: driver alone runs under it, and waits for what never comes instead.
+PAUSE = threading.Event()
+CARDS, JOBS = 2, 4
+NODE = Node(
+    node_id="node",
+    name="hpu-1",
+    accelerator=Accelerator.HPU,
+    card_indices=tuple(range(CARDS)),
+    server_cards=CARDS,
+    memory_bytes_per_card=512 * 2**20,
+    emulated=True,
+)
+
+
+class Known:
+    """Some seconds."""
+
+    def estimate(self, job: Job) -> Estimate:
+        return Estimate(load_s=0.1, run_s=5.0)
+
+
+class Mail:
+    """Letters that are read as they are written."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._answers = Answers()
+        self._workers = NodeWorkers(self._answers.put, lambda *_: None)
+        self.put: Callable[[Letter], None] = self._workers.do
+
+    def send(self) -> None:
+        """All is sent."""
+
+    @property
+    def heard_at(self) -> float:
+        return self._clock()
+
+    def bag(self, timeout_s: float) -> Bag:
+        first, answers = self._answers.wait(timeout_s)
+        self._answers.acknowledge(first + len(answers) - 1)
+        return Bag(first, answers, 0, self._workers.progress(), None, False)
+
+
+class OneNode:
+    """In the place of ``Claims``: one node that is there from the start."""
+
+    poll_interval_s = 0.2
+
+    def __init__(self, *, clock: Any, arrived: Any, joined: Any, **_: Any) -> None:
+        facts = HostFacts(
+            hostname="here",
+            address="127.0.0.1",
+            cores=1,
+            threads=1,
+            version=__version__,
+            server=SERVER,
+            log_dir=str(HOME / "logs"),
+        )
+        self._claim = SimpleNamespace(node=NODE, facts=facts, mail=Mail(clock))
+        self._arrived = arrived
+        joined(self._claim)
+
+    def poll(self) -> None:
+        self._arrived(self._claim, self._claim.mail.bag(0.05))
+
+    def of(self, _: str) -> Any:
+        return self._claim
+
+    def joined(self) -> list[Any]:
+        return [self._claim]
+
+    def close(self) -> None:
+        """The processes end with their server."""
+
+
+def waiting(number: int) -> Job:
+    """A job that lasts until the test has seen enough."""
+    return Job(
+        experiment="e",
+        workload="text-generation",
+        model="sleep:0",
+        dataset=str(HOME / "go-on"),
+        accelerator=Accelerator.HPU,
+        cards=1,
+        precision="fp32",
+        batch_size=number,
+    )
+
+
+def main() -> list[dict[str, Any]]:
+    server = subprocess.Popen(
+        [sys.executable, "-m", "orchestrator.worker.process_server", SERVER],
+        stdin=subprocess.PIPE,
+    )
+    deadline = time.monotonic() + 60
+    while not os.path.exists(SERVER):
+        assert time.monotonic() < deadline and server.poll() is None
+        PAUSE.wait(0.05)
+    executor_module.end_predecessors = list
+    executor_module.Claims = OneNode  # type: ignore[assignment,misc]
+    quiet = SimpleNamespace(wait=lambda _: None, clear=lambda: None, add=lambda *_: None)
+    executor_module.Calls = lambda: quiet  # type: ignore[assignment,misc]
+    jobs = [PlannedJob(job=waiting(number), action=Action.RUN) for number in range(1, JOBS + 1)]
+    clock = inspect.signature(executor_module.RayExecutor).parameters["clock"].default
+    with Store.open(HOME, "night") as store:
+        executor = executor_module.RayExecutor(run="night", factory="fake_workers:WaitingWorker")
+        driver = Driver(
+            schedule=Schedule(jobs, ScheduleSettings(), Known()),
+            executor=executor,
+            store=store,
+            to_measurement=lambda record: measurement_of(
+                record, run="night", invocation_id="i", recorded_at=time.time(), nodes=[NODE]
+            ),
+            notes=Notes(run="night", invocation_id="i"),
+            board=Board(
+                run="night",
+                plan=Plan(grid_name="g", jobs=tuple(jobs), nodes=(NODE,)),
+                started_at=clock(),
+            ),
+            view=PlainView(sys.stdout),
+            write_status=lambda text: store.write_file("status.json", text),
+            watchdog=Watchdog(),
+            sleep=PAUSE.wait,
+        )
+        assert driver.drive().finished
+        rows = store.measurements()
+    server.kill()
+    return [
+        {
+            "state": row.state,
+            "reason": row.reason,
+            "attempt": row.attempt_number,
+            "took_s": (row.ended_at or 0) - (row.started_at or 0),
+        }
+        for row in rows
+    ]
+
+
+if __name__ == "__main__":
+    os.environ.pop("LD_PRELOAD", None)  # not for the workers
+    HOME = Path(sys.argv[1])
+    SERVER = str(HOME / "server")
+    (HOME / "logs").mkdir()
+    print(json.dumps(main()))
