@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from orchestrator.deadline import Deadline
 from orchestrator.job import Accelerator, State
 from orchestrator.results.directory import default_results_dir
+from workloads import files
 
 if TYPE_CHECKING:
     from orchestrator.cluster import Node
@@ -129,7 +130,7 @@ def grid_to_resume(options: RunOptions) -> tuple[Path, str]:
         raise StoreError(f"no run to resume in {options.results}")
     store = Store.existing(options.results, options.name or known[0])
     grid = store.path / "grid.yaml"
-    if not grid.is_file():
+    if not os.path.isfile(grid):
         raise StoreError(f"run {store.run!r} has no {grid.name}; name the grid file to resume it")
     return grid, store.run
 
@@ -138,10 +139,21 @@ def with_cards_of(run: Path, options: RunOptions) -> RunOptions:
     """``options`` with the cards that the run had so far, unless they name some themselves."""
     if any(getattr(options, name) for name in _PLACE):
         return options
-    with contextlib.suppress(OSError, ValueError):
-        before = json.loads((run / OPTIONS_FILE).read_text(encoding="utf-8"))
-        return replace(options, **{name: before[name] for name in _PLACE if name in before})
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        before = json.loads(files.read_text(run / OPTIONS_FILE))
+        if isinstance(before, dict):
+            known = {name: before[name] for name in _PLACE if _is_place(name, before.get(name))}
+            return replace(options, **known)
     return options
+
+
+def _is_place(name: str, value: object) -> bool:
+    """Whether a value from a run's directory can be that option."""
+    if name == "in_process":
+        return isinstance(value, bool)
+    if name == "card_memory_bytes":
+        return value is None or (type(value) is int and 0 < value < 2**50)
+    return value is None or isinstance(value, str)
 
 
 def plan_grid(source: Grid | str | os.PathLike[str], options: RunOptions) -> Plan:

@@ -61,7 +61,7 @@ def test_every_field_is_described_and_every_description_has_a_field() -> None:
 def test_names_of_seconds_and_bytes_agree_with_their_units() -> None:
     """A column named ``…_s`` is in seconds and one named ``…_bytes`` in bytes."""
     for docs in (COLUMN_DOCS, *NESTED_DOCS.values()):
-        for name, (unit, _) in docs.items():
+        for name, (unit, *_) in docs.items():
             if name.endswith("_per_s"):
                 assert unit in ("tokens/s", "1/s"), name
             elif name.endswith("_s"):

@@ -9,6 +9,8 @@ bound, bytes that are not UTF-8, tabs in indentation, control characters. Anchor
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +18,7 @@ from typing import Any
 
 from orchestrator.errors import GridError, Problem
 from orchestrator.grid.nodes import Node, compose, problem_at, unprintable
+from workloads import files
 
 MAX_FILE_BYTES = 4 * 2**20
 MAX_PROBLEMS_OF_TEXT = 20  # a file of the wrong kind has one on every line
@@ -80,11 +83,12 @@ def read(path: Path | str) -> Document:
         GridError: all that is wrong with it as a YAML file, in file order.
     """
     try:
-        with open(path, "rb") as file:
-            content = file.read(MAX_FILE_BYTES + 1)
+        content = files.read_bytes(path, limit_bytes=MAX_FILE_BYTES)
     except OSError as error:
         reason = error.strerror or type(error).__name__
-        hint = "grids that come with Nightgrid lie in grids/" if not Path(path).is_file() else ""
+        hint = "" if os.path.isfile(path) else "grids that come with Nightgrid lie in grids/"
+        if error.errno == errno.EFBIG:
+            raise GridError([_too_large(str(path))]) from error
         raise GridError([problem_at(str(path), f"cannot be read: {reason}", hint)]) from error
     except ValueError as error:  # a NUL in the name
         raise GridError([problem_at(str(path), f"is not a file name: {error}")]) from error
@@ -98,9 +102,7 @@ def parse(content: bytes, file: str) -> Document:
         GridError: all that is wrong with it as a YAML file, in file order.
     """
     if len(content) > MAX_FILE_BYTES:
-        limit = f"{MAX_FILE_BYTES // 2**20} MiB"
-        hint = "axes and ranges say in a line what a million points would"
-        raise GridError([problem_at(file, f"is larger than {limit}, the limit for a grid", hint)])
+        raise GridError([_too_large(file)])
     text, problems = _decode(content, file)
     problems += _text_problems(text, file)
     if any(problem.column != 1 or problem.line != 1 for problem in problems) or not text:
@@ -116,6 +118,12 @@ def parse(content: bytes, file: str) -> Document:
     data = root.plain()
     assert isinstance(data, dict)
     return Document(file=file, text=text, root=root, data=data)
+
+
+def _too_large(file: str) -> Problem:
+    limit = f"{MAX_FILE_BYTES // 2**20} MiB"
+    hint = "axes and ranges say in a line what a million points would"
+    return problem_at(file, f"is larger than {limit}, the limit for a grid", hint)
 
 
 _EXAMPLE = "begin with `name: my-grid`, then `experiments:` (docs/grids.md has an example)"

@@ -11,6 +11,11 @@ import os
 import stat
 from pathlib import Path
 
+from workloads import files
+
+#: Of a file of rows: a hundred thousand take a few hundred megabytes, samples included.
+MOST_BYTES = 2 * 2**30
+
 
 def create(path: Path) -> int:
     """Open a file for writing, new or emptied; its handle."""
@@ -83,21 +88,14 @@ def names(directory: Path) -> list[str]:
     return os.listdir(directory)
 
 
-def read(path: Path) -> bytes:
+def read(path: Path, *, limit_bytes: int = MOST_BYTES) -> bytes:
     """The content of an ordinary file, and of nothing else that may lie in its place: a pipe would
     be waited for for ever, and a device never ends.
 
     Raises:
-        OSError: it cannot be read, or is no ordinary file.
+        OSError: it cannot be read, is no ordinary file, or is larger than the limit.
     """
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
-            raise OSError(errno.EINVAL, "it is no ordinary file")
-        with open(handle, "rb", closefd=False) as file:
-            return file.read()
-    finally:
-        os.close(handle)
+    return files.read_bytes(path, limit_bytes=limit_bytes)
 
 
 def is_there(path: Path) -> bool:

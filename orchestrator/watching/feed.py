@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import os
 import threading
 import time
 from collections import Counter
@@ -115,7 +116,7 @@ class RunFeed:
             # What the driver counts in this invocation; rows may be of earlier ones, too.
             "states": _final_states(self._rows) if status is None else dict(status.counts),
             "damaged": self._damaged,
-            "report": (self._store.path / "report.html").is_file(),
+            "report": os.path.isfile(self._store.path / "report.html"),
         }
 
     def _read_status(self) -> None:
@@ -149,7 +150,7 @@ class RunFeed:
     def _read_rows(self) -> None:
         try:
             scan = scan_rows(self._store.tables_path, _COLUMNS, self._tables)
-        except StoreError as error:
+        except (StoreError, OSError) as error:
             self._rows_trouble = str(error)
             return
         self._rows_trouble = ""

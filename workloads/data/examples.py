@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from workloads import files
 from workloads.errors import DataMissing
 
 #: Lines longer than this many bytes are refused: no example is; a wrong file may be.
@@ -40,7 +41,7 @@ def read_json_lines(path: Path) -> list[Example]:
     """
     examples = []
     try:
-        with path.open("rb") as lines:
+        with files.opened(path) as lines:
             for number, line in enumerate(iter(lambda: lines.readline(MAX_LINE_BYTES + 1), b""), 1):
                 if len(line) > MAX_LINE_BYTES:
                     raise DataMissing(f"{path}:{number}: line longer than {MAX_LINE_BYTES:,} bytes")
@@ -76,7 +77,7 @@ def _parse(line: bytes, where: str) -> Example:
 def is_synthetic_file(path: Path) -> bool:
     """Whether the file's first example says that it was made up. Reads one line; never raises."""
     try:
-        with path.open("rb") as lines:
+        with files.opened(path) as lines:
             return _parse(lines.readline(MAX_LINE_BYTES), str(path)).synthetic
     except (OSError, DataMissing):
         return False

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
+from workloads import files
 from workloads.errors import DataMissing
 
 #: Index of shards, and the single file it stands for.
@@ -22,11 +24,11 @@ def weight_files(directory: Path) -> list[Path]:
         DataMissing: there are none, or a shard that the index names is not there.
     """
     for index, single in WEIGHT_FILES:
-        if (directory / single).is_file():
+        if os.path.isfile(directory / single):
             return [directory / single]
-        if (directory / index).is_file():
+        if os.path.isfile(directory / index):
             shards = index_shards(directory / index)
-            missing = [name for name in shards if not (directory / name).is_file()]
+            missing = [name for name in shards if not os.path.isfile(directory / name)]
             if missing:
                 more = " …" if len(missing) > 3 else ""
                 raise DataMissing(
@@ -47,14 +49,14 @@ def read_config(directory: Path) -> dict[str, Any]:
         DataMissing: it is not there, not a directory, or not JSON.
     """
     file = directory / "config.json"
-    if not directory.exists():
+    if not os.path.lexists(directory):
         raise DataMissing(f"there is no directory {directory}")
-    if not directory.is_dir():
+    if not os.path.isdir(directory):
         raise DataMissing(f"{directory} is a file; a model is a directory with a config.json")
-    if not file.is_file():
+    if not os.path.isfile(file):
         raise DataMissing(f"{directory} has no config.json, so it is not a model's directory")
     try:
-        config = json.loads(file.read_text(encoding="utf-8"))
+        config = json.loads(files.read_text(file))
     except (ValueError, OSError, RecursionError) as error:
         raise DataMissing(f"{file} cannot be read as JSON: {error}") from error
     if not isinstance(config, dict):
@@ -76,7 +78,15 @@ def index_shards(index_file: Path) -> list[str]:
         DataMissing: the index is not one.
     """
     try:
-        weight_map = json.loads(index_file.read_text(encoding="utf-8"))["weight_map"]
-        return sorted(set(weight_map.values()))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        weight_map = json.loads(files.read_text(index_file))["weight_map"]
+        names = sorted(set(weight_map.values()))
+        if not names:
+            raise ValueError("it names no file")
+        for name in names:
+            if not isinstance(name, str) or not name.endswith((".safetensors", ".bin")):
+                raise ValueError(f"{name!r:.60} is no weight file")
+            if name != os.path.basename(name) or not name.isprintable():
+                raise ValueError(f"{name!r:.60} is no file of this directory")
+        return names
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise DataMissing(f"{index_file} is not an index of weight files: {error}") from error

@@ -10,11 +10,13 @@ Planning asks without torch: names then come from the tensors that a checkpoint'
 from __future__ import annotations
 
 import json
+import os
 import struct
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from workloads import files
 from workloads.errors import BadConfiguration, WorkloadError
 from workloads.models.catalog import SMOLLM2, TINY, find_model
 from workloads.models.checkpoint_files import read_config, weight_files
@@ -87,15 +89,17 @@ def linear_names(model: str) -> frozenset[str] | None:
         if entry.name == SMOLLM2:
             return frozenset(_LLAMA)
         directory = Path(entry.location)
-        if not directory.is_dir():
+        if not os.path.isdir(directory):
             return None  # on a hub, not downloaded
         if layout_of(read_config(directory)) == "original":
             return None  # it is trained in the native layout, which is yet to be made
-        files = [file for file in weight_files(directory) if file.suffix == ".safetensors"]
-        shapes = [item for file in files for item in _safetensors_shapes(file)]
-    except (WorkloadError, OSError, ValueError, KeyError, struct.error):
+        weights = [file for file in weight_files(directory) if file.suffix == ".safetensors"]
+        shapes = [item for file in weights for item in _safetensors_shapes(file)]
+        return _from_shapes(shapes) or None
+    except (WorkloadError, OSError, ValueError, LookupError, TypeError, AttributeError):
         return None
-    return _from_shapes(shapes) or None
+    except (RecursionError, struct.error):
+        return None
 
 
 def _from_shapes(shapes: Iterable[tuple[str, Iterable[int]]]) -> frozenset[str]:
@@ -111,7 +115,7 @@ def _from_shapes(shapes: Iterable[tuple[str, Iterable[int]]]) -> frozenset[str]:
 
 def _safetensors_shapes(file: Path) -> list[tuple[str, list[int]]]:
     """Name and shape of each tensor: 8 bytes of length, then JSON."""
-    with file.open("rb") as handle:
+    with files.opened(file) as handle:
         (length,) = struct.unpack("<Q", handle.read(8))
         if length > 100_000_000:
             raise ValueError(f"{file} is not a safetensors file")
