@@ -58,6 +58,7 @@ quick: $(VENV)/.installed-test
 	$(VENV)/bin/python -m pytest -m "not ray and not slow and not real"
 
 rehearsal: $(VENV)/.installed-test
+	$(VENV)/bin/python tests/hostile/hostile.py --output rehearsal
 	$(VENV)/bin/python tests/chaos/rehearsal.py --output rehearsal
 
 lint: $(VENV)/.installed-test

@@ -142,7 +142,8 @@ def with_cards_of(run: Path, options: RunOptions) -> RunOptions:
     with contextlib.suppress(OSError, ValueError, RecursionError):
         before = json.loads(files.read_text(run / OPTIONS_FILE))
         if isinstance(before, dict):
-            known = {name: before[name] for name in _PLACE if _is_place(name, before.get(name))}
+            places = {name: before[name] for name in _PLACE if name in before}
+            known = {name: value for name, value in places.items() if _is_place(name, value)}
             return replace(options, **known)
     return options
 

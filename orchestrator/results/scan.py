@@ -157,7 +157,7 @@ def _read_file(path: Path, columns: list[str], damaged: list[Damage]) -> pa.Tabl
         data, reason = b"", f"cannot be read: {error.strerror or error}"
     if reason is None:
         try:
-            return _parsed(data, columns, str(path))
+            return _parsed(data, columns, path)
         except SchemaMismatch:
             raise  # not damage: this program is too old
         except Exception as error:  # bytes from anywhere make the library raise anything
@@ -167,7 +167,7 @@ def _read_file(path: Path, columns: list[str], damaged: list[Damage]) -> pa.Tabl
     return None
 
 
-def _parsed(data: bytes, columns: list[str], source: str) -> pa.Table:
+def _parsed(data: bytes, columns: list[str], path: Path) -> pa.Table:
     """The columns of a file of rows, of exactly their types."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -176,10 +176,11 @@ def _parsed(data: bytes, columns: list[str], source: str) -> pa.Table:
 
     file = pq.ParquetFile(pa.BufferReader(data))
     if file.metadata.num_rows > MOST_ROWS:
-        raise StoreError(f"{source} has {file.metadata.num_rows:,} rows, more than is read of one")
+        raise StoreError(f"{path} has {file.metadata.num_rows:,} rows, more than is read of one")
     present = set(file.schema_arrow.names)
     # None is all: choosing some costs half a millisecond, with a hundred in the file.
     wanted = [name for name in columns if name in present] if present - {*columns} else None
-    table = current(file.read(wanted, use_threads=False), source, columns)
-    _covers(table)
+    table = current(file.read(wanted, use_threads=False), str(path), columns)
+    if _covers(table) and not fragments.is_compacted(path.name):
+        raise StoreError("it is no compacted file, and says that it stands for others")
     return table

@@ -175,7 +175,7 @@ def current(table: pa.Table, source: str, columns: Sequence[str] | None = None) 
     Args:
         table: what a file held.
         source: its name, for errors.
-        columns: those wanted; None: those that are there.
+        columns: those wanted; None: those that are there, and all that a record needs must be.
 
     Raises:
         SchemaMismatch: the table is of a newer version.
@@ -193,8 +193,11 @@ def current(table: pa.Table, source: str, columns: Sequence[str] | None = None) 
     present = table.column_names
     if len(set(present)) < len(present):
         raise StoreError(f"{source} is not a Nightgrid table: it has a column twice")
-    wanted = [name for name in present if name in COLUMN_DOCS] if columns is None else columns
-    expected = _fields(tuple(wanted))
+    if columns is None:
+        columns = [name for name in present if name in COLUMN_DOCS]
+        if lacking := required() - {*columns}:
+            raise StoreError(f"{source} does not hold measurements: it has no {min(lacking)}")
+    expected = _fields(tuple(columns))
     arrays = [
         _as_expected(table.column(field.name), field, source)
         if field.name in present

@@ -24,10 +24,10 @@ def markdown() -> str:
         f"Schema version {SCHEMA_VERSION}. One row per attempt, successful or not. Take the newest "
         "row with `final` of each `job_id` for what became of a job; the pair (`invocation_id`, "
         "`attempt_id`) tells copies of a row.",
-        "A file of rows in which a value is of another type, missing where `null` is not allowed, or "
-        "outside of its range, is named as damaged and left out; it stays where it is. A number that "
-        "Nightgrid itself measured outside of a range is null in its column and stands, as text, "
-        "under `out_of_range` in `details`.",
+        "A file of rows in which a value is of another type, missing where `null` is not allowed, "
+        "or outside of its range, is named as damaged and left out; it stays where it is. A number "
+        "that Nightgrid itself measured outside of a range is null in its column and stands, as "
+        "text, under `out_of_range` in `details`.",
         _table([(column.name, column) for column in schema()], COLUMN_DOCS, required()),
     ]
     records = {"measure": MeasureSettings, "samples": Sample, "items": Item}

@@ -1,6 +1,6 @@
-"""Ten thousand hostile inputs (part of `make rehearsal`): directories of results, side files, models,
-datasets, grids and command lines, generated from a seed. None may end in a traceback, hang for ten
-seconds, end with an undocumented code, or change what it only reads.
+"""Ten thousand hostile inputs (part of `make rehearsal`): directories of results, side files,
+models, datasets, grids and command lines, generated from a seed. None may end in a traceback, hang
+for ten seconds, end with an undocumented code, or change what it only reads.
 
     python tests/hostile/hostile.py [--inputs N] [--seed S] [--only NUMBER ...] [--output DIR]
 
@@ -17,6 +17,7 @@ import signal
 import sys
 import time
 from collections import Counter, defaultdict
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,13 @@ sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parents[1])]
 from hostile_worker import Told, run_cases  # noqa: E402
 
 SEED = 20261122
+#: What commands import on demand, so that the workers, which are forked, have it.
+PRELOADED = (
+    *("torch", "transformers", "duckdb", "mlflow", "pyarrow.parquet", "pyarrow.dataset"),
+    *("rich.console", "matplotlib.pyplot", "workloads.models.description"),
+    *("orchestrator.on_ray.cluster", "orchestrator.on_ray.submission", "orchestrator.report.page"),
+    *("orchestrator.report.images", "orchestrator.watching.server"),
+)
 _FRAME = re.compile(r'File "([^"]+)", line (\d+),? in (\w+)')
 
 
@@ -91,15 +99,10 @@ class Findings:
     def markdown(self) -> str:
         """The table of inputs and findings."""
         lines = ["| kind | inputs | commands | with a finding | hangs |", "|---|---|---|---|---|"]
-        for kind in sorted(self.inputs):
-            lines.append(
-                f"| {kind} | {self.inputs[kind]:,} | {self.commands[kind]:,} | {self.bad[kind]:,} | "
-                f"{self.hangs[kind]:,} |"
-            )
-        lines.append(
-            f"| all | {self.inputs.total():,} | {self.commands.total():,} | {self.bad.total():,} | "
-            f"{self.hangs.total():,} |"
-        )
+        for kind in [*sorted(self.inputs), "all"]:
+            counters = (self.inputs, self.commands, self.bad, self.hangs)
+            figures = [each.total() if kind == "all" else each[kind] for each in counters]
+            lines.append(f"| {kind} | " + " | ".join(f"{figure:,}" for figure in figures) + " |")
         if self.causes:
             lines += ["", "| cause | inputs | smallest |", "|---|---|---|"]
         for cause, found in sorted(self.causes.items(), key=lambda each: -len(each[1])):
@@ -111,14 +114,11 @@ class Findings:
         return "\n".join(lines) + "\n"
 
 
-def preload() -> None:
+def preload(names: Iterable[str] = PRELOADED) -> None:
     """Import in the first process what commands import, so that its forks have it."""
     import importlib
 
-    for name in ("torch", "transformers", "duckdb", "pyarrow.parquet", "pyarrow.dataset", "rich.console",
-                 "matplotlib.pyplot", "orchestrator.on_ray.cluster", "orchestrator.on_ray.submission",
-                 "orchestrator.report.page", "orchestrator.report.images", "mlflow",
-                 "workloads.models.description", "orchestrator.watching.server"):  # fmt: skip
+    for name in names:
         try:
             importlib.import_module(name)
         except ImportError as error:
@@ -147,19 +147,15 @@ def main() -> int:
     args.output.mkdir(parents=True, exist_ok=True)
     if args.only is None:
         (args.output / "hostile.md").write_text(told, encoding="utf-8")
-        (args.output / "hostile.json").write_text(
-            json.dumps(
-                {
-                    "seed": args.seed,
-                    "wall_s": time.time() - began,
-                    "codes": findings.codes,
-                    "by_command": findings.by_command,
-                    "slowest": findings.slowest,
-                    "causes": findings.causes,
-                },
-                indent=1,
-            )  # fmt: skip
-        )
+        figures = {
+            "seed": args.seed,
+            "wall_s": time.time() - began,
+            "codes": findings.codes,
+            "by_command": findings.by_command,
+            "slowest": findings.slowest,
+            "causes": findings.causes,
+        }
+        (args.output / "hostile.json").write_text(json.dumps(figures, indent=1))
         print(told)
         print(f"exit codes {dict(findings.codes)}")
     print(f"seed {args.seed}, {(time.time() - began) / 60:.1f} min")

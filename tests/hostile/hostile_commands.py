@@ -1,7 +1,7 @@
 """Command lines drawn from the parser of the program itself: every command, every option.
 
-A role says what would be right for an argument (a run, a grid, a model, …); it is found out from the
-argument's name. What has no role gets values from a pool, so a new option needs nothing here.
+A role says what would be right for an argument (a run, a grid, a model, …); it is found out from
+the argument's name. What has no role gets values from a pool, so a new option needs nothing here.
 """
 
 from __future__ import annotations
@@ -102,8 +102,10 @@ WORDS: Mapping[str, Sequence[str]] = {
     "budget": ["9h", "1h30m", "0m", "-1h", "999999999999h", "1e9s", "²h", "h"],
     "host": ["127.0.0.1", "::1", "256.1.1.1", "nowhere.invalid", ""],
 }
-NUMBERS = ["0", "1", "-1", "8", "0.5", "5%", "100%", "nan", "inf", "-inf", "1e309", "1e-320", "²", "٣",
-           "9" * 20, "9" * 400, "9" * 5000, "0x10", "1_000", " 1", "+1", "1,5"]  # fmt: skip
+NUMBERS = [
+    *("0", "1", "-1", "8", "0.5", "5%", "100%", "nan", "inf", "-inf", "1e309", "1e-320", "²", "٣"),
+    *("9" * 20, "9" * 400, "9" * 5000, "0x10", "1_000", " 1", "+1", "1,5"),
+]
 LONG = "z" * 5000
 
 

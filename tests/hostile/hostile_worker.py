@@ -86,10 +86,10 @@ def _confine(base: Path) -> None:
     _mounted(libc.mount(b"tmpfs", str(base).encode(), b"tmpfs", 0, b"size=2g"))
 
     class Header(ctypes.Structure):
-        _fields_ = [("version", ctypes.c_uint32), ("pid", ctypes.c_int)]  # noqa: RUF012
+        _fields_ = [("version", ctypes.c_uint32), ("pid", ctypes.c_int)]
 
     class Data(ctypes.Structure):
-        _fields_ = [(name, ctypes.c_uint32) for name in ("effective", "permitted", "inheritable")]  # noqa: RUF012
+        _fields_ = [(name, ctypes.c_uint32) for name in ("effective", "permitted", "inheritable")]
 
     header = Header(0x20080522, 0)
     _mounted(libc.capset(ctypes.byref(header), (Data * 2)()))  # none
@@ -176,7 +176,7 @@ def ask(line: list[str], case: Case, base: Path) -> Told:
         "seconds": seconds,
         "code": code,
         "trouble": trouble,
-        "said": words[-2000:],
+        "said": words[-20000:],
     }
 
 
@@ -227,7 +227,6 @@ def _feed(results: Path) -> int:
     from orchestrator.errors import NightgridError
     from orchestrator.results.finding import find_run
     from orchestrator.watching.feed import RunFeed
-    from orchestrator.watching.server import WatchServer
 
     logging.getLogger("nightgrid.store").setLevel(logging.ERROR)
     try:
@@ -235,7 +234,7 @@ def _feed(results: Path) -> int:
     except NightgridError as error:
         print(error)
         return error.exit_code
-    server = _LoudServer("127.0.0.1", 0, store=store, feed=RunFeed(store), token=None)
+    server = _loud_server()("127.0.0.1", 0, store=store, feed=RunFeed(store), token=None)
     with server:
         thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
         thread.start()
@@ -262,11 +261,6 @@ def _loud_server() -> type:
             traceback.print_exc()
 
     return Loud
-
-
-class _LoudServer:
-    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        return _loud_server()(*args, **kwargs)
 
 
 def listing(directory: Path) -> dict[str, tuple[Any, ...]]:

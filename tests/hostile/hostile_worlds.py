@@ -26,7 +26,6 @@ from hostile_values import damaged, json_text, mutated, side_file, text
 from measurements import note, row
 
 from orchestrator.results import fragments
-from orchestrator.results.lock import RunLock
 from orchestrator.results.store import Store
 from orchestrator.run_status import CardStatus, FailedAttempt, Rate, RunStatus
 
@@ -108,8 +107,8 @@ class Worlds:
     # ------------------------------------------------------------ what is sound
 
     def _make_sound(self) -> None:
-        from workloads.data.synthetic import synthetic_examples
         from workloads.data.examples import write_json_lines
+        from workloads.data.synthetic import synthetic_examples
         from workloads.models import tiny_chatglm3
         from workloads.models.restoration import restore_into
 
@@ -456,8 +455,10 @@ def a_sparse_file(path: Path) -> None:
         file.truncate(2**40)
 
 
-PLACES = [a_directory, a_pipe, a_socket, a_loop, a_dangling_link, a_link_to_a_device, a_link_up,
-          a_link_to_the_kernel, nothing_readable, no_entry, no_search, an_empty_file, a_sparse_file]  # fmt: skip
+PLACES = [
+    *(a_directory, a_pipe, a_socket, a_loop, a_dangling_link, a_link_to_a_device, a_link_up),
+    *(a_link_to_the_kernel, nothing_readable, no_entry, no_search, an_empty_file, a_sparse_file),
+]
 
 
 def force_remove(path: Path) -> None:
