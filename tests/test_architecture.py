@@ -170,10 +170,17 @@ TIME_OF_DAY = {
     "orchestrator/driver.py": {"Driver": "for notes, the status and the deadline"},
     "orchestrator/live.py": {"PlainView.line": "the time of day before each line of a log"},
     "orchestrator/live_display.py": {"TerminalView.line": "the time of day before each line"},
+    "orchestrator/on_ray/control_store.py": {
+        "ControlStore.trouble": "since when the control store is silent, for people",
+    },
     "orchestrator/on_ray/submission.py": {"new_submission_id": "a name that people can place"},
     "orchestrator/on_ray/examination.py": {
         "NodeExaminer.now": "times of day of hosts are compared",
         "clock_offset": "times of day of hosts are compared",
+    },
+    "orchestrator/output.py": {
+        "GuardedFile.write": "since when output is lost, for people",
+        "GuardedFile._losses_told": "since when output was lost, for people",
     },
     "orchestrator/report/__init__.py": {
         "read_summary": "how old a driver's last word is, which may be on another host",
@@ -187,6 +194,11 @@ TIME_OF_DAY = {
         "_deadline": "how much of the time until a deadline is the reserve",
         "forecast_of": "how far a deadline is away",
         "_drive.to_measurement": "when a row was recorded",
+    },
+    "orchestrator/supervisor.py": {
+        "Supervisor": "when the first driver began, for its notice",
+        "Supervisor.run": "how far a deadline is away",
+        "Supervisor._wait": "a deadline is a time of day",
     },
     "orchestrator/watching/feed.py": {
         "RunFeed.__init__": "how old the driver's last word was when the page was opened",

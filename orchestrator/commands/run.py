@@ -142,7 +142,8 @@ def run(args: argparse.Namespace) -> int:
     finally:
         if charge is not None:
             charge.tell(ended=code)
-        _end_now_if_something_waits(code)
+        if charge is not None or args.typed == sys.argv[1:]:  # else the process is another's
+            _end_now_if_something_waits(code)
 
 
 def _end_now_if_something_waits(code: int) -> None:
