@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orchestrator.report import PAGE_NAME, read_summary, units, write_aside
+from orchestrator.report import PAGE_NAME, page_text, read_summary, units, write_aside
 
 if TYPE_CHECKING:
     from orchestrator.report.summary import Summary
@@ -72,7 +73,9 @@ def run(args: argparse.Namespace) -> int:
     from orchestrator.results.finding import find_run
 
     store = find_run(args.run_name, args.results)
-    summary, measurements = read_summary(store)
+    # Figures and lengths are made from every prompt; all else needs no more than the rows.
+    whole = args.figures is not None or args.format == "vendor"
+    summary, measurements = read_summary(store, lean=not whole)
     if args.figures is not None:
         write_figures(summary, args.figures)
         return 0
@@ -80,9 +83,7 @@ def run(args: argparse.Namespace) -> int:
     if args.format is None:
         sys.stdout.write(tables(summary, None))
     if args.format in (None, "html"):
-        from orchestrator.report.page import render
-
-        _deliver(render(summary, measurements), page_path)
+        _deliver(page_text(store, summary, measurements), page_path)
     else:
         output = args.output or STANDARD_OUTPUT
         _deliver(_text(summary, args.format, output), output)
@@ -125,7 +126,7 @@ def tables(summary: Summary, output: Path | None) -> str:
     return capture.get()
 
 
-def _text(summary: Summary, form: str, output: Path) -> str:
+def _text(summary: Summary, form: str, output: Path) -> str | Iterable[str]:
     if form == "terminal":
         return tables(summary, output)
     if form == "md":
@@ -136,13 +137,13 @@ def _text(summary: Summary, form: str, output: Path) -> str:
         from orchestrator.report.vendor import to_vendor_csv
 
         return to_vendor_csv(summary)
-    from orchestrator.report.export import to_csv, to_json
+    from orchestrator.report.export import json_parts, to_csv
 
-    return to_csv(summary) if form == "csv" else to_json(summary)
+    return to_csv(summary) if form == "csv" else json_parts(summary)
 
 
-def _deliver(text: str, output: Path) -> None:
+def _deliver(text: str | Iterable[str], output: Path) -> None:
     if output == STANDARD_OUTPUT:
-        sys.stdout.write(text)
+        sys.stdout.writelines([text] if isinstance(text, str) else text)
     else:
         print(f"report: {write_aside(output, text).resolve()}")

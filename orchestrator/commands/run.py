@@ -213,12 +213,12 @@ def _report(store: Store, *, as_json: bool) -> Path:
     from orchestrator.report import read_summary, write_page
     from orchestrator.report.terminal import print_summary
 
-    summary, measurements = read_summary(store)
+    summary, measurements = read_summary(store, lean=True)
     page = write_page(store, summary, measurements)
     if as_json:
-        from orchestrator.report.export import to_json
+        from orchestrator.report.export import json_parts
 
-        sys.stdout.write(to_json(summary))
+        sys.stdout.writelines(json_parts(summary))
         return page
     print_summary(summary, Console(file=sys.stdout))
     _say("")
