@@ -269,7 +269,7 @@ def _notice(store: Store, ending: Ending, reason: str, exit_code: int, page: Pat
 
     summary = None
     with contextlib.suppress(Exception):  # the rows may be what the run failed of
-        summary = read_summary(store)[0]
+        summary = read_summary(store, lean=True)[0]
     return Notice(
         run=store.run,
         ending=ending,

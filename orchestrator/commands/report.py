@@ -6,11 +6,12 @@ Reads what is there, also while the run is still writing, and never takes the ru
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator import output
-from orchestrator.report import PAGE_NAME, read_summary, units, write_aside
+from orchestrator.report import PAGE_NAME, page_text, read_summary, units, write_aside
 from orchestrator.visible import visible_json
 
 if TYPE_CHECKING:
@@ -73,7 +74,9 @@ def run(args: argparse.Namespace) -> int:
     from orchestrator.results.finding import find_run
 
     store = find_run(args.run_name, args.results)
-    summary, measurements = read_summary(store)
+    # Figures and lengths are made from every prompt; all else needs no more than the rows.
+    whole = args.figures is not None or args.format == "vendor"
+    summary, measurements = read_summary(store, lean=not whole)
     if args.figures is not None:
         write_figures(summary, args.figures)
         return 0
@@ -81,9 +84,7 @@ def run(args: argparse.Namespace) -> int:
     if args.format is None:
         output.emit(tables(summary, None))
     if args.format in (None, "html"):
-        from orchestrator.report.page import render
-
-        _deliver(render(summary, measurements), page_path)
+        _deliver(page_text(store, summary, measurements), page_path)
     else:
         path = args.output or STANDARD_OUTPUT
         _deliver(_text(summary, args.format, path), path)
@@ -124,7 +125,7 @@ def tables(summary: Summary, path: Path | None) -> str:
     return capture.get()
 
 
-def _text(summary: Summary, form: str, path: Path) -> str:
+def _text(summary: Summary, form: str, path: Path) -> str | Iterable[str]:
     if form == "terminal":
         return tables(summary, path)
     if form == "md":
@@ -135,13 +136,14 @@ def _text(summary: Summary, form: str, path: Path) -> str:
         from orchestrator.report.vendor import to_vendor_csv
 
         return to_vendor_csv(summary)
-    from orchestrator.report.export import to_csv, to_json
+    from orchestrator.report.export import json_parts, to_csv
 
-    return to_csv(summary) if form == "csv" else visible_json(to_json(summary))
+    return to_csv(summary) if form == "csv" else map(visible_json, json_parts(summary))
 
 
-def _deliver(text: str, path: Path) -> None:
+def _deliver(text: str | Iterable[str], path: Path) -> None:
     if path == STANDARD_OUTPUT:
-        output.emit(text)
+        for part in [text] if isinstance(text, str) else text:
+            output.emit(part)
     else:
         output.say(f"report: {write_aside(path, text).resolve()}")

@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -196,8 +196,10 @@ def _drive(args: argparse.Namespace, charge: Charge | None) -> int:
         code = 0 if outcome.answered else exit_codes.JOBS_FAILED
     if hooks:
         tell_all(hooks, notice_of_run(outcome, page, code), output.say_aside)
-    if document:  # last of all, since it is the one output whose loss is an error
-        output.emit_json(document, output.guarded(sys.stdout, strict=True))
+    if args.json:  # last of all, since it is the one output whose loss is an error
+        strict = output.guarded(sys.stdout, strict=True)
+        for part in document:
+            output.emit_json(part, strict)
     return code
 
 
@@ -238,7 +240,7 @@ def _asked(args: argparse.Namespace, charge: Charge | None) -> tuple[Path, RunOp
 
 def _measure_and_report(
     source: Path, options: RunOptions, *, as_json: bool
-) -> tuple[RunOutcome, Path | None, str]:
+) -> tuple[RunOutcome, Path | None, Iterable[str]]:
     """The outcome, the page, which there is unless the run was cut short, and with ``as_json`` the
     report that is still to be printed."""
     from orchestrator.running import run_grid
@@ -251,7 +253,7 @@ def _measure_and_report(
             output.say(
                 f"Interrupted ({outcome.result.reason}). The same command goes on from here."
             )
-            return outcome, None, ""
+            return outcome, None, ()
     return outcome, *_report(outcome.store, as_json=as_json)
 
 
@@ -295,29 +297,29 @@ def _changed_at(directory: Path) -> int:
         return 0
 
 
-def _report(store: Store, *, as_json: bool) -> tuple[Path | None, str]:
+def _report(store: Store, *, as_json: bool) -> tuple[Path | None, Iterable[str]]:
     """Write the page; print the tables and where everything is, or make one JSON document."""
     from orchestrator.errors import StoreError
     from orchestrator.report import read_summary, write_page
     from orchestrator.report.terminal import print_summary
 
-    summary, measurements = read_summary(store)
+    summary, measurements = read_summary(store, lean=True)
     page, why = None, ""
     try:
         page = write_page(store, summary, measurements)
     except StoreError as error:  # the rows are safe, and a page can be made of them at any time
         why = f"the page was not written: {error}; `nightgrid report {store.run}` writes it later"
     if as_json:
-        from orchestrator.report.export import to_json
+        from orchestrator.report.export import json_parts
 
         if why:
             output.say_aside(why)
-        return page, to_json(summary)
+        return page, json_parts(summary)
     print_summary(summary, output.console())
     output.say()
     output.say(f"page: {page.resolve()}" if page is not None else why)
     output.say(f"rows: {store.tables_path.resolve()}")
-    return page, ""
+    return page, ()
 
 
 def _gibibytes(text: str) -> int:

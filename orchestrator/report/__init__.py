@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,11 +19,11 @@ from workloads import files
 from workloads.files import SMALL_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from orchestrator.measurement import Measurement
     from orchestrator.report.summary import Summary
-    from orchestrator.results.store import Store
+    from orchestrator.results.store import Contents, Store
     from orchestrator.run_status import RunStatus
 
 PAGE_NAME = "report.html"
@@ -33,7 +35,7 @@ def write_report(store: Store) -> Path:
     Raises:
         StoreError: the rows cannot be read, or the page cannot be written.
     """
-    return write_page(store, *read_summary(store))
+    return write_page(store, *read_summary(store, lean=True))
 
 
 def write_page(store: Store, summary: Summary, measurements: Sequence[Measurement]) -> Path:
@@ -44,24 +46,96 @@ def write_page(store: Store, summary: Summary, measurements: Sequence[Measuremen
     Raises:
         StoreError: the page cannot be written.
     """
-    from orchestrator.report.page import render
-
-    return write_aside(store.path / PAGE_NAME, render(summary, measurements))
+    return write_aside(store.path / PAGE_NAME, page_text(store, summary, measurements))
 
 
-def read_summary(store: Store) -> tuple[Summary, tuple[Measurement, ...]]:
-    """The summary of a run, with the rows that it was made from. Takes no lock.
+def page_text(store: Store, summary: Summary, measurements: Sequence[Measurement]) -> str:
+    """The HTML page of a run, which reads what a large run's summary was made without.
 
     Raises:
         StoreError: the rows cannot be read.
     """
+    from orchestrator.report.page import render
+
+    def with_items(rows: Sequence[Measurement]) -> Sequence[Measurement]:
+        from orchestrator.results.bulk import with_raw
+
+        if any(row.items for row in rows):
+            return rows
+        filled = {row.job_id: row for row in with_raw(store, rows, "items")}
+        return [filled.get(row.job_id, row) for row in rows]
+
+    with _collecting_later():
+        return render(summary, measurements, with_items)
+
+
+@contextlib.contextmanager
+def _collecting_later() -> Iterator[None]:
+    """Collect no garbage within the block: rows make none, and looking through a hundred thousand
+    of them again and again takes a fifth of the time."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
+
+
+def read_summary(store: Store, *, lean: bool = False) -> tuple[Summary, tuple[Measurement, ...]]:
+    """The summary of a run, with the rows that it was made from. Takes no lock.
+
+    Args:
+        store: the run's.
+        lean: leave samples and items out of the rows of a large run, of which there are millions;
+            the summary is the same, but for its rows.
+
+    Raises:
+        StoreError: the rows cannot be read.
+    """
+    from orchestrator.report.shown import ORDINARY_ROWS
+    from orchestrator.results.bulk import about_how_many
+
+    names: list[str] = []
+    if lean:
+        with contextlib.suppress(OSError):  # then there are no rows, or whoever reads them tells
+            names = disk.names(store.tables_path)
+    if about_how_many(names) > ORDINARY_ROWS:
+        with _collecting_later():
+            return _read_large(store)
+    return _read(store, store.read)
+
+
+def _read_large(store: Store) -> tuple[Summary, tuple[Measurement, ...]]:
+    from orchestrator.job import State
+    from orchestrator.report.shown import ORDINARY_ROWS
+    from orchestrator.report.steps import step_times_of
+    from orchestrator.results.bulk import read_lean, with_raw
+
+    summary, measurements = _read(store, lambda: read_lean(store))
+    if len(measurements) <= ORDINARY_ROWS:
+        return _read(store, store.read)
+    trained = {
+        row.job_id: row
+        for row in summary.rows
+        if row.state is State.SUCCEEDED and row.metrics.loss_first is not None
+    }
+    steps = {}
+    for row in with_raw(store, trained.values(), "samples") if trained else ():
+        for one in step_times_of([row]):
+            steps[row.job_id] = replace(one, row=trained[row.job_id])
+    in_order = tuple(steps[job_id] for job_id in trained if job_id in steps)
+    return replace(summary, steps=in_order), measurements
+
+
+def _read(store: Store, read: Callable[[], Contents]) -> tuple[Summary, tuple[Measurement, ...]]:
     from orchestrator.reference_data import reference
     from orchestrator.report.effects import workload_defaults
     from orchestrator.report.progress import underway_of
     from orchestrator.report.summary import summarize
 
     status = read_status(store)  # before the rows, so that it never counts more of them
-    contents = store.read()
+    contents = read()
     summary = summarize(
         contents.measurements,
         [f"{damage.path.name} ({damage.reason})" for damage in contents.damaged],
@@ -82,8 +156,9 @@ def read_status(store: Store) -> RunStatus | None:
         return None
 
 
-def write_aside(path: Path, text: str) -> Path:
-    """Write ``text`` under a temporary name in the same directory, then rename it to ``path``.
+def write_aside(path: Path, text: str | Iterable[str]) -> Path:
+    """Write ``text``, whole or in parts, under a temporary name in the same directory, then rename
+    it to ``path``.
 
     Raises:
         StoreError: the file cannot be written.
@@ -96,7 +171,7 @@ def write_aside(path: Path, text: str) -> Path:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with os.fdopen(files.create(aside), "w", encoding="utf-8") as file:
-            file.write(text)
+            file.writelines([text] if isinstance(text, str) else text)
         os.replace(aside, path)
     except OSError as error:
         raise StoreError(f"cannot write {path}: {error.strerror or error}") from error

@@ -10,12 +10,17 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields
+from functools import lru_cache
+from itertools import chain
+from json.encoder import encode_basestring_ascii
+from math import isfinite
+from operator import attrgetter
 
 from orchestrator.measurement import Measurement, Metrics
 from orchestrator.report.contests import Contest, memory_kind, peak_memory_bytes
-from orchestrator.report.figure_data import figure_data
+from orchestrator.report.figure_data import figure_records
 from orchestrator.report.safe import csv_field, finite
 from orchestrator.report.summary import Summary
 
@@ -32,6 +37,11 @@ JSON_FIGURES = (
 _LEFT_OUT = frozenset({"metrics", "samples", "items", "measure", "parameters", "versions",
                        "details"})  # fmt: skip
 
+_PLAIN_FIELDS = tuple(f.name for f in fields(Measurement) if f.name not in _LEFT_OUT)
+_METRICS = tuple(f.name for f in fields(Metrics))
+_plain_values = attrgetter(*_PLAIN_FIELDS)
+_metric_values = attrgetter(*_METRICS)
+
 
 def to_csv(summary: Summary) -> str:
     """One line a job. Tuples are joined by spaces; mappings become columns of their own."""
@@ -47,11 +57,36 @@ def to_csv(summary: Summary) -> str:
 
 def to_json(summary: Summary) -> str:
     """The summary's findings and its rows as one JSON object."""
-    return json.dumps(document(summary), ensure_ascii=True, allow_nan=False, indent=2) + "\n"
+    return "".join(json_parts(summary))
+
+
+def json_parts(summary: Summary) -> Iterator[str]:
+    """The text of ``to_json`` in parts of a row or so: the whole of a large run is made of millions
+    of values, which need not be there at the same time."""
+    opening = "{\n"
+    for name, value in _document(summary).items():
+        yield f"{opening}  {_key(name)}: "
+        opening = ",\n"
+        if name == "figures":
+            yield from _figures(summary)
+        elif isinstance(value, Iterator):
+            yield from _list_parts(value, 1)
+        else:
+            yield _text(value, 1)
+    yield "\n}\n"
 
 
 def document(summary: Summary) -> dict[str, object]:
     """The summary's findings and its rows as values that JSON knows."""
+    whole = _document(summary)
+    return whole | {
+        "figures": {name: list(records) for name, records in _figure_lists(summary)},
+        "rows": records(summary.rows),
+    }
+
+
+def _document(summary: Summary) -> dict[str, object]:
+    """``document`` with rows that are made as they are asked for, and without its figures."""
     return {
         "run": summary.run,
         "verdict": summary.verdict,
@@ -70,11 +105,7 @@ def document(summary: Summary) -> dict[str, object]:
         }
         if summary.underway
         else None,
-        "figures": {
-            one.name: [{k: _jsonable(v) for k, v in record.items()} for record in one.records]
-            for one in figure_data(summary)
-            if one.name in JSON_FIGURES
-        },
+        "figures": None,
         "causes": [
             {
                 "state": str(cause.state),
@@ -100,13 +131,67 @@ def document(summary: Summary) -> dict[str, object]:
             fact.name: [value for value, _ in fact.values]
             for fact in (*summary.provenance.versions, *summary.provenance.facts)
         },
-        "rows": records(summary.rows),
+        "rows": map(_record, summary.rows),
     }
 
 
 def records(rows: Iterable[Measurement]) -> list[dict[str, object]]:
     """Each row as one mapping of plain values, without its raw samples."""
-    return [{name: _jsonable(value) for name, value in _flat(row).items()} for row in rows]
+    return [_record(row) for row in rows]
+
+
+def _record(row: Measurement) -> dict[str, object]:
+    return {name: _jsonable(value) for name, value in _flat(row).items()}
+
+
+def _figure_lists(summary: Summary) -> Iterator[tuple[str, Iterator[dict[str, object]]]]:
+    """The records of those of ``JSON_FIGURES`` that have some."""
+    for name, _, records in figure_records(summary):
+        first = next(records, None) if name in JSON_FIGURES else None
+        if first is not None:
+            every = chain([first], records)
+            yield name, ({k: _jsonable(v) for k, v in one.items()} for one in every)
+
+
+def _figures(summary: Summary) -> Iterator[str]:
+    opening = "{\n"
+    for name, records in _figure_lists(summary):
+        yield f"{opening}    {_key(name)}: "
+        opening = ",\n"
+        yield from _list_parts(records, 2)
+    yield "{}" if opening == "{\n" else "\n  }"
+
+
+def _list_parts(values: Iterable[object], level: int) -> Iterator[str]:
+    """A list as ``json.dumps`` writes it with an indent of two, one value after the other."""
+    opening = "[\n"
+    for value in values:
+        yield f"{opening}{'  ' * (level + 1)}{_text(value, level + 1)}"
+        opening = ",\n"
+    yield "[]" if opening == "[\n" else f"\n{'  ' * level}]"
+
+
+def _text(value: object, level: int) -> str:
+    """A value as ``json.dumps`` writes it with an indent of two. Written out, since that function
+    takes its slow way where it indents."""
+    if value is None:
+        return "null"
+    if type(value) is str:
+        return encode_basestring_ascii(value)
+    if type(value) is int or (type(value) is float and isfinite(value)):
+        return repr(value)
+    if isinstance(value, dict):
+        if not value:
+            return "{}"
+        inner = "  " * (level + 1)
+        lines = [f"{inner}{_key(name)}: {_text(one, level + 1)}" for name, one in value.items()]
+        return "{\n" + ",\n".join(lines) + "\n" + "  " * level + "}"
+    if isinstance(value, list):
+        return "".join(_list_parts(value, level))
+    return json.dumps(value, allow_nan=False)
+
+
+_key = lru_cache(maxsize=4096)(encode_basestring_ascii)
 
 
 def _contest(contest: Contest) -> dict[str, object]:
@@ -135,12 +220,8 @@ def _contest(contest: Contest) -> dict[str, object]:
 
 def _flat(row: Measurement) -> dict[str, object]:
     """A row without nesting: ``parameters.output_tokens``, ``versions.torch``."""
-    flat: dict[str, object] = {
-        field.name: getattr(row, field.name)
-        for field in fields(Measurement)
-        if field.name not in _LEFT_OUT
-    }
-    flat |= {field.name: getattr(row.metrics, field.name) for field in fields(Metrics)}
+    flat: dict[str, object] = dict(zip(_PLAIN_FIELDS, _plain_values(row), strict=True))
+    flat |= zip(_METRICS, _metric_values(row.metrics), strict=True)
     flat["peak_memory_bytes"] = peak_memory_bytes(row)
     flat["peak_memory_of"] = memory_kind(row)
     flat["work_per_joule"] = finite(row.metrics.work_per_joule)

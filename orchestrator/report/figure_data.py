@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from orchestrator.job import State
@@ -44,7 +44,18 @@ class FigureData:
 
 def figure_data(summary: Summary) -> tuple[FigureData, ...]:
     """The tables of all figures that have something to show, in the page's order."""
-    every = (
+    every = ((name, title, tuple(records)) for name, title, records in figure_records(summary))
+    return tuple(
+        FigureData(name=name, title=title, records=records)
+        for name, title, records in every
+        if records
+    )
+
+
+def figure_records(summary: Summary) -> tuple[tuple[str, str, Iterator[Record]], ...]:
+    """Name and title of every figure, and its records, which are made as they are asked for: of a
+    large run there are millions."""
+    return (
         ("best-settings", "Best settings", _best(summary)),
         ("precision-by-batch-size", "Precision by batch size", _cells(summary)),
         ("throughput-against-batch-size", "Throughput against batch size", _curve(summary)),
@@ -56,11 +67,6 @@ def figure_data(summary: Summary) -> tuple[FigureData, ...]:
         ("roofline", "Share of the card's limits", _roofline(summary)),
         ("published", "Measured against published", _published(summary)),
         ("cards", "What each card did", _cards(summary)),
-    )
-    return tuple(
-        FigureData(name=name, title=title, records=tuple(records))
-        for name, title, records in every
-        if records
     )
 
 
@@ -109,8 +115,8 @@ def row_record(row: Measurement) -> dict[str, object]:
     }
 
 
-def _best(summary: Summary) -> list[Record]:
-    return [
+def _best(summary: Summary) -> Iterator[Record]:
+    return (
         setting_record(summary.settings[contest.fastest.job_id])
         | row_record(contest.fastest)
         | {
@@ -120,34 +126,34 @@ def _best(summary: Summary) -> list[Record]:
             "peak_memory_of": memory_kind(contest.fastest),
         }
         for contest in summary.contests
-    ]
+    )
 
 
-def _cells(summary: Summary) -> list[Record]:
-    return [
+def _cells(summary: Summary) -> Iterator[Record]:
+    return (
         setting_record(table.setting) | row_record(row) | {"best": row.job_id == table.best}
         for table in summary.tables
         for row in table.cells.values()
-    ]
+    )
 
 
-def _curve(summary: Summary) -> list[Record]:
-    return [record for record in _cells(summary) if record["state"] == State.SUCCEEDED.value]
+def _curve(summary: Summary) -> Iterator[Record]:
+    return (record for record in _cells(summary) if record["state"] == State.SUCCEEDED.value)
 
 
-def _fronts(summary: Summary) -> list[Record]:
-    return [
+def _fronts(summary: Summary) -> Iterator[Record]:
+    return (
         setting_record(summary.settings[row.job_id])
         | row_record(row)
         | {"latency_p50_s": latency(row), "on_front": on_front}
         for front in summary.fronts
         for on_front, rows in ((True, front.best), (False, front.beaten))
         for row in rows
-    ]
+    )
 
 
-def _prompts(summary: Summary) -> list[Record]:
-    return [
+def _prompts(summary: Summary) -> Iterator[Record]:
+    return (
         {
             "job_id": row.job_id,
             "model": row.model,
@@ -162,11 +168,11 @@ def _prompts(summary: Summary) -> list[Record]:
         for row in summary.rows
         if row.state is State.SUCCEEDED
         for _, item in row.items
-    ]
+    )
 
 
-def _effects(summary: Summary) -> list[Record]:
-    return [
+def _effects(summary: Summary) -> Iterator[Record]:
+    return (
         setting_record(effect.setting)
         | {
             "changed": effect.name,
@@ -186,11 +192,11 @@ def _effects(summary: Summary) -> list[Record]:
         }
         for effect in summary.effects
         for pair in effect.pairs
-    ]
+    )
 
 
-def _steps(summary: Summary) -> list[Record]:
-    return [
+def _steps(summary: Summary) -> Iterator[Record]:
+    return (
         setting_record(summary.settings[one.row.job_id])
         | row_record(one.row)
         | {
@@ -203,11 +209,11 @@ def _steps(summary: Summary) -> list[Record]:
             "communication_share": one.communication,
         }
         for one in summary.steps
-    ]
+    )
 
 
-def _scaling(summary: Summary) -> list[Record]:
-    return [
+def _scaling(summary: Summary) -> Iterator[Record]:
+    return (
         setting_record(one.setting)
         | row_record(step.row)
         | {
@@ -220,11 +226,11 @@ def _scaling(summary: Summary) -> list[Record]:
         }
         for one in summary.scalings
         for step in one.steps
-    ]
+    )
 
 
-def _roofline(summary: Summary) -> list[Record]:
-    return [
+def _roofline(summary: Summary) -> Iterator[Record]:
+    return (
         setting_record(summary.settings[share.row.job_id])
         | row_record(share.row)
         | {
@@ -237,11 +243,11 @@ def _roofline(summary: Summary) -> list[Record]:
             "source": share.sheet.source,
         }
         for share in summary.roofline.shares
-    ]
+    )
 
 
-def _published(summary: Summary) -> list[Record]:
-    return [
+def _published(summary: Summary) -> Iterator[Record]:
+    return (
         {
             "task": one.task,
             "who": "this run" if line.ours else "published",
@@ -259,11 +265,11 @@ def _published(summary: Summary) -> list[Record]:
         | {"source": line.figure.source}
         for one in summary.published
         for line in one.lines
-    ]
+    )
 
 
-def _cards(summary: Summary) -> list[Record]:
-    return [
+def _cards(summary: Summary) -> Iterator[Record]:
+    return (
         {
             "node": lane.node,
             "card": lane.card,
@@ -278,7 +284,7 @@ def _cards(summary: Summary) -> list[Record]:
         }
         for lane in summary.timeline.lanes
         for span in lane.spans
-    ]
+    )
 
 
 def write_csv(data: Iterable[FigureData]) -> dict[str, str]:

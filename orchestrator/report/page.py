@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING
@@ -35,6 +35,7 @@ from orchestrator.report.published import REFERENCES
 from orchestrator.report.roofline import Share
 from orchestrator.report.safe import one_line, script_json, tail, visible
 from orchestrator.report.scaling import Scaling
+from orchestrator.report.shown import shown_of
 from orchestrator.report.summary import SHORT_STATE, STATE_MEANING, Summary, Table
 
 if TYPE_CHECKING:
@@ -48,8 +49,22 @@ OPEN_EFFECTS = 16  # further ones are folded
 MOST_EFFECTS = 300
 
 
-def render(summary: Summary, measurements: Sequence[Measurement]) -> str:
-    """The whole page. ``measurements`` are all rows that ``summary`` was made from."""
+def render(
+    summary: Summary,
+    measurements: Sequence[Measurement],
+    with_items: Callable[[Sequence[Measurement]], Sequence[Measurement]] = lambda rows: rows,
+) -> str:
+    """The whole page.
+
+    Args:
+        summary: what the page says.
+        measurements: all rows that ``summary`` was made from.
+        with_items: brings the items of rows that were read without them.
+    """
+    jobs = len(summary.rows)
+    summary, listed, left_out = shown_of(summary)
+    if left_out.rows:
+        listed = tuple(with_items(listed))
     return (
         _environment()
         .get_template("page.html.jinja")
@@ -58,7 +73,9 @@ def render(summary: Summary, measurements: Sequence[Measurement]) -> str:
             style=_asset("page.css"),
             script=_script(),
             policy=content_security_policy(),
-            data=script_json(payload(summary, measurements)),
+            data=script_json(payload(summary, measurements, listed)),
+            jobs=jobs,
+            left_out=left_out,
             cells=cells,
             units=units,
             State=State,
@@ -70,7 +87,7 @@ def render(summary: Summary, measurements: Sequence[Measurement]) -> str:
             described=described,
             apart=Differences.among,
             contests_apart=Differences.among([one.setting for one in summary.contests]),
-            index={row.job_id: number for number, row in enumerate(summary.rows)},
+            index={row.job_id: number for number, row in enumerate(listed)},
             OPEN_FRONTS=OPEN_FRONTS,
             OPEN_EFFECTS=OPEN_EFFECTS,
             MOST_EFFECTS=MOST_EFFECTS,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 from orchestrator.job import State
 from orchestrator.measurement import Measurement
@@ -18,8 +19,10 @@ from orchestrator.report.contests import memory_kind, peak_memory_bytes
 from orchestrator.report.grouping import Differences, described
 from orchestrator.report.safe import finite, one_line, tail, visible
 from orchestrator.report.summary import SHORT_STATE, STATE_MEANING, Summary
+from orchestrator.report.timeline import Lane, Span
 
 MOST_POINTS = 6_000
+MOST_SPANS = 20_000  # of the timeline; with more, those of a moment are drawn as one
 SLOWEST_KEPT = 100  # the slowest prompts are always shown: they are what one looks for
 MOST_TEXT = 1_500_000  # characters of outputs, and as many of log tails
 LONGEST_OUTPUT = 600
@@ -29,23 +32,36 @@ Json = dict[str, object]
 Read = Callable[[Measurement], object]
 
 
-def payload(summary: Summary, measurements: Sequence[Measurement]) -> Json:
-    """Everything the scripts draw from, as one JSON-able object."""
-    index = {row.job_id: number for number, row in enumerate(summary.rows)}
+def payload(
+    summary: Summary,
+    measurements: Sequence[Measurement],
+    listed: Sequence[Measurement] | None = None,
+) -> Json:
+    """Everything the scripts draw from, as one JSON-able object.
+
+    Args:
+        summary: what the page says.
+        measurements: all rows that ``summary`` was made from.
+        listed: the rows that the page lists, in their order; None: all of the summary.
+    """
+    rows = summary.rows if listed is None else listed
+    index = {row.job_id: number for number, row in enumerate(rows)}
     return {
         "run": visible(summary.run),
-        "count": len(summary.rows),
+        "count": len(rows),
         "states": {
             str(s): {"short": SHORT_STATE[s], "meaning": STATE_MEANING[s]} for s in SHORT_STATE
         },
         "precisions": list(dict.fromkeys(p for t in summary.tables for p in t.precisions)),
-        "columns": _columns(summary, measurements),
-        "scatter": _scatter(summary.rows),
+        "columns": _columns(summary, measurements, rows),
+        "scatter": _scatter(rows),
         "timeline": _timeline(summary, index),
     }
 
 
-def _columns(summary: Summary, measurements: Sequence[Measurement]) -> Json:
+def _columns(
+    summary: Summary, measurements: Sequence[Measurement], rows: Sequence[Measurement]
+) -> Json:
     """Columns by name: ``{"v": […]}`` of numbers, ``{"d": […], "c": […]}`` of coded texts."""
     attempts: dict[str, int] = {}
     for row in measurements:
@@ -117,15 +133,15 @@ def _columns(summary: Summary, measurements: Sequence[Measurement]) -> Json:
         "synthetic": lambda r: None if r.synthetic_data is None else int(r.synthetic_data),
         "resident": lambda r: None if r.model_was_resident is None else int(r.model_was_resident),
     }
-    columns: Json = {"job_id": {"v": [row.job_id for row in summary.rows]}}
+    columns: Json = {"job_id": {"v": [row.job_id for row in rows]}}
     for name, read in texts.items():
-        columns[name] = _coded(visible(str(read(row))) for row in summary.rows)
+        columns[name] = _coded(visible(str(read(row))) for row in rows)
     for name, read in numbers.items():
-        values = [_number(read(row), exact=name == "started") for row in summary.rows]
+        values = [_number(read(row), exact=name == "started") for row in rows]
         if any(value is not None for value in values):
             columns[name] = {"v": values}
-    columns["tail"] = _coded(_within_budget(map(_tail, summary.rows)))
-    columns["outputs"] = _coded(_within_budget(map(_outputs, summary.rows)))
+    columns["tail"] = _coded(_within_budget(map(_tail, rows)))
+    columns["outputs"] = _coded(_within_budget(map(_outputs, rows)))
     return columns
 
 
@@ -203,12 +219,21 @@ def _scatter(rows: Sequence[Measurement]) -> Json:
 
 
 def _timeline(summary: Summary, index: dict[str, int]) -> Json:
-    """Lanes and their spans; times in seconds since the first start."""
+    """Lanes and their spans; times in seconds since the first start. Where spans are too many to
+    be told apart, those of a moment that ended alike are one, and ``jobs`` says of how many."""
     timeline = summary.timeline
     origin = timeline.windows[0][0] if timeline.windows else 0.0
     states = [str(state) for state in SHORT_STATE]
+    count = sum(len(lane.spans) for lane in timeline.lanes)
+    jobs: list[int] = []
     spans = [(n, span) for n, lane in enumerate(timeline.lanes) for span in lane.spans]
-    return {
+    if count > MOST_SPANS:
+        slot = timeline.wall_s * len(timeline.lanes) / MOST_SPANS
+        merged = [(n, *one) for n, lane in enumerate(timeline.lanes) for one in _merged(lane, slot)]
+        spans = [(n, span) for n, span, _ in merged]
+        jobs = [number for _, _, number in merged]
+        index = {}
+    told: Json = {
         "origin": round(origin, 3),
         "windows": [[round(a - origin, 2), round(b - origin, 2)] for a, b in timeline.windows],
         "lanes": [
@@ -229,3 +254,15 @@ def _timeline(summary: Summary, index: dict[str, int]) -> Json:
         "attempt": [span.row.attempt_number for _, span in spans],
         "probe": [int(span.row.purpose == "probe") for _, span in spans],
     }
+    return told | ({"jobs": jobs} if jobs else {})
+
+
+def _merged(lane: Lane, slot_s: float) -> Iterable[tuple[Span, int]]:
+    """The spans of a lane, those that start within one slot of time and ended alike as one."""
+    slots: dict[object, tuple[Span, int]] = {}
+    for span in lane.spans:
+        key = (span.start // slot_s, span.row.state, span.row.purpose == "probe")
+        first, count = slots.get(key, (span, 0))
+        end = max(first.end, span.end)
+        slots[key] = (first if first.end == end else replace(first, end=end), count + 1)
+    return slots.values()

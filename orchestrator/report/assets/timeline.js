@@ -178,9 +178,10 @@ if (timeline) {
     if (i === null) { hideTip(); return; }
     const job = spans.row[i];
     const lane = lanes[spans.lane[i]];
-    const name = job >= 0 ? jobLine(job) : "a job without a final row";
+    const many = spans.jobs && spans.jobs[i] > 1;
+    const name = many ? `${spans.jobs[i].toLocaleString("en-US")} jobs, one after the other` : job >= 0 ? jobLine(job) : spans.jobs ? "one job" : "a job without a final row";
     const kind = spans.probe[i] ? "probe" : `attempt ${spans.attempt[i]}`;
-    showTip(event, `${name}\n${states[spans.state[i]]}, ${kind}\n${lane.node}/${lane.kind}${lane.card}: ${moment(origin + spans.start[i])}, ${seconds(spans.end[i] - spans.start[i])}`);
+    showTip(event, `${name}\n${states[spans.state[i]]}${many ? "" : `, ${kind}`}\n${lane.node}/${lane.kind}${lane.card}: ${moment(origin + spans.start[i])}, ${seconds(spans.end[i] - spans.start[i])}`);
   });
   timeline.addEventListener("pointerup", (event) => {
     const i = grip && !grip.moved ? under(event) : null;
@@ -205,5 +206,6 @@ if (timeline) {
     if (!seen.has(code)) return;
     legend.append(make("span", {}, make("i", { class: `key-box s-${state.toLowerCase()}`, "aria-hidden": "true" }), state));
   });
+  if (spans.jobs) legend.append(make("span", {}, "jobs of a moment that ended alike are drawn as one"));
   if (spans.probe.some(Boolean)) legend.append(make("span", {}, "pale: probe for the largest batch"));
 }

@@ -1,0 +1,256 @@
+"""Runs of a hundred thousand rows: work that grows with the rows, and pages that do not."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from measurement_factory import Night, a_job, every_state, large_run
+from measurement_strategies import measurements
+
+from orchestrator.job import State
+from orchestrator.report import page_text, payload, read_summary, shown
+from orchestrator.report.export import document, json_parts, to_json
+from orchestrator.report.grouping import Differences, Setting, varying_parameters
+from orchestrator.report.page import render
+from orchestrator.report.summary import summarize
+from orchestrator.results import bulk
+from orchestrator.results.bulk import about_how_many, measurements_of, with_raw
+from orchestrator.results.schema import from_table, to_table
+from orchestrator.results.store import Store
+
+# ---------------------------------------------------------------- what tells settings apart
+
+_FEW = st.sampled_from(["", "a", "b"])
+_SETTINGS = st.builds(
+    Setting,
+    workload=_FEW,
+    model=_FEW,
+    dataset=_FEW,
+    accelerator=_FEW,
+    emulated=st.booleans(),
+    device=_FEW,
+    cards=st.integers(1, 2),
+    engine=_FEW,
+    isolation=_FEW,
+    parameters=st.dictionaries(st.sampled_from(["x_y", "z", "w"]), _FEW).map(
+        lambda known: tuple(sorted(known.items()))
+    ),
+)
+
+
+def varying_before(settings: Iterable[Setting]) -> frozenset[str]:
+    """As it was: every name is looked for in every setting."""
+    tables = [dict(setting.parameters) for setting in settings]
+    names = {name for table in tables for name in table}
+    return frozenset(n for n in names if len({table.get(n) for table in tables}) > 1)
+
+
+def distinguishing_before(setting: Setting, settings: Sequence[Setting]) -> dict[str, str]:
+    """As it was: all settings are gone through for each of them."""
+    facts: dict[str, str] = {}
+    for name in ("workload", "dataset", "engine", "isolation"):
+        if len({getattr(other, name) for other in settings}) > 1:
+            facts[name] = getattr(setting, name)
+    varying = varying_before(settings)
+    for name, value in setting.parameters:
+        if name in varying:
+            facts[name.replace("_", " ")] = value
+    return {name: value for name, value in facts.items() if value}
+
+
+@given(st.lists(_SETTINGS, max_size=8))
+def test_settings_are_told_apart_as_before(settings: list[Setting]) -> None:
+    """Found once for all settings, the differences are those that were found for each."""
+    apart = Differences.among(settings)
+    assert varying_parameters(settings) == varying_before(settings)
+    for setting in settings:
+        assert list(apart.of(setting).items()) == list(
+            distinguishing_before(setting, settings).items()
+        )
+
+
+# ---------------------------------------------------------------- how the work grows
+
+
+def calls(act: Callable[[], object]) -> int:
+    """How many functions are called, those in C included: a measure that no load changes."""
+    count = 0
+
+    def note(_frame: FrameType, event: str, _argument: object) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(note)
+    try:
+        act()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def in_groups(count: int) -> list[Any]:
+    """A run in which every pair of rows is a piece of work of its own."""
+    night = Night()
+    for number in range(count):
+        for precision in ("bf16", "fp16"):
+            night.add(
+                a_job(precision=precision, parameters=(("output_tokens", 16 + number),)), items=1
+            )
+    return night.rows
+
+
+def in_one_table(count: int) -> list[Any]:
+    """A run whose rows are all cells of one table."""
+    night = Night()
+    for number in range(count):
+        night.add(a_job(batch_size=1 + number), items=1)
+    return night.rows
+
+
+def failed_alike(count: int) -> list[Any]:
+    """A run in which every job was tried twice and failed for a reason of its own."""
+    night = Night()
+    for number in range(count):
+        job = a_job(batch_size=1 + number)
+        night.add(job, State.LOST, final=False)
+        word = "".join(chr(97 + int(digit)) for digit in str(number))
+        night.add(job, State.FAILED, attempt=2, reason=f"no {word}")
+    return night.rows
+
+
+@pytest.mark.parametrize("make", [in_groups, in_one_table, failed_alike])
+def test_the_work_grows_with_the_rows(make: Callable[[int], list[Any]]) -> None:
+    """Four times the rows take four times the calls, and no more, to be summarized and printed."""
+
+    def report(rows: list[Any]) -> None:
+        summary = summarize(rows)
+        render(summary, rows)
+        to_json(summary)
+
+    few, many = make(50), make(200)
+    report(few)  # imports and templates are loaded once
+    assert calls(lambda: report(many)) < 4.4 * calls(lambda: report(few))
+
+
+# ---------------------------------------------------------------- reading in columns
+
+
+@settings(max_examples=60)
+@given(st.lists(measurements, min_size=1, max_size=6))
+def test_columns_are_read_as_rows_are(rows: list[Any]) -> None:
+    """Both ways of reading a table give equal rows, but for the raw values."""
+    table = to_table(rows).drop_columns(["samples", "items"])
+    assert list(measurements_of(table)) == from_table(table)
+
+
+def test_sound_rows_need_no_other_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of every state, more than are converted together, with and without nulls."""
+    rows = every_state(items=1) + every_state(items=0, emulated=False)
+    table = to_table(rows).drop_columns(["samples", "items"])
+    wanted = from_table(table)
+    monkeypatch.setattr(bulk, "from_table", lambda *_, **__: pytest.fail("it was not needed"))
+    monkeypatch.setattr(bulk, "_TOGETHER", 7)
+    found = list(measurements_of(table))
+    assert found == wanted
+    for one, other in zip(found, wanted, strict=True):
+        for name in ("state", "accelerator", "nodes", "started_at", "cards", "emulated", "threads"):
+            assert type(getattr(one, name)) is type(getattr(other, name))
+
+
+def test_rows_are_counted_by_the_names_of_their_files() -> None:
+    """Which tells an ordinary run from a large one without reading either."""
+    digest = "0" * 16
+    names = [f"compacted-250-{digest}.parquet", f"ab-1-{digest}.parquet", ".x.partial", "note.txt"]
+    assert about_how_many(names) == 251
+    assert about_how_many([f"rows-2-{digest}.parquet"]) == bulk.MOST_TOGETHER
+
+
+# ---------------------------------------------------------------- the page of a large run
+
+
+@pytest.fixture
+def large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+    """A run that is large where thirty rows are ordinary, in a compacted file and some others."""
+    monkeypatch.setattr(shown, "ORDINARY_ROWS", 30)
+    monkeypatch.setattr(shown, "MOST_TABLES", 2)
+    rows = [*large_run(160, items=3), *every_state(items=2)]
+    with Store.open(tmp_path, "overnight") as store:
+        store.append(*rows[:60])
+        store.append(*rows[60:120])
+        store.compact()
+        store.append(*rows[120:])
+        yield store
+
+
+def data_of(page: str) -> dict[str, Any]:
+    """What a page's scripts draw from."""
+    found = re.search(r"<script[^>]*application/json[^>]*>(.*?)</script>", page, re.DOTALL)
+    assert found is not None
+    return dict(json.loads(found[1]))
+
+
+def test_a_large_run_is_read_lean_and_says_the_same(large: Store) -> None:
+    """Rows come without raw values; the findings are those of the whole rows."""
+    whole, every = read_summary(large)
+    lean, rows = read_summary(large, lean=True)
+    assert len(rows) == len(every) and not any(row.items or row.samples for row in rows)
+    assert document(lean) == document(whole)
+    filled = {row.job_id: row.items for row in with_raw(large, lean.rows, "items")}
+    assert filled == {row.job_id: row.items for row in whole.rows} and any(filled.values())
+
+
+def test_the_page_of_a_large_run_says_what_it_leaves_out(large: Store) -> None:
+    """Rows without an answer are in it, its links lead to rows, and its points to prompts."""
+    summary, rows = read_summary(large, lean=True)
+    page = page_text(large, summary, rows)
+    assert f"30 of {len(summary.rows)} rows are in this page" in page
+    assert f"{len(summary.tables) - 2} more tables are left out" in page
+    data = data_of(page)
+    assert data["count"] == 30 and len(data["columns"]["job_id"]["v"]) == 30
+    listed = set(data["columns"]["job_id"]["v"])
+    assert {r.job_id for r in summary.rows if r.state is State.FAILED} <= listed
+    assert set(data["scatter"]["row"]) <= set(range(30)) and data["scatter"]["total"] > 10
+    linked = {int(number) for number in re.findall(r'data-row="(\d+)"', page)}
+    assert linked and linked <= set(range(30))
+    assert f"<dd>{len(summary.rows)}</dd>" in page, "the figures at the top count all rows"
+
+
+def test_an_ordinary_page_leaves_nothing_out() -> None:
+    """Its list has every row, and it has no word about a large run."""
+    rows = every_state(items=2)
+    page = render(summarize(rows), rows)
+    assert data_of(page)["count"] == len(summarize(rows).rows)
+    assert "left-out" not in page and "jobs" not in data_of(page)["timeline"]
+
+
+def test_spans_of_a_moment_are_drawn_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there are too many to be told apart; each is counted, and none reaches further."""
+    rows = large_run(400, items=0)
+    whole = data_of(render(summarize(rows), rows))["timeline"]
+    monkeypatch.setattr(payload, "MOST_SPANS", 60)
+    merged = data_of(render(summarize(rows), rows))["timeline"]
+    assert sum(merged["jobs"]) == len(whole["start"]) > 2 * len(merged["start"])
+    assert merged["lanes"] == whole["lanes"] and set(merged["state"]) == set(whole["state"])
+    assert max(merged["end"]) == max(whole["end"]) and min(merged["start"]) == 0
+
+
+# ---------------------------------------------------------------- JSON in parts
+
+
+@pytest.mark.parametrize("rows", [[], every_state(items=1), large_run(40)], ids=["0", "few", "40"])
+def test_json_in_parts_is_json(rows: list[Any]) -> None:
+    """Part by part it is what ``json.dumps`` makes of the whole document."""
+    summary = summarize(rows)
+    text = "".join(json_parts(summary))
+    wanted = json.dumps(document(summary), ensure_ascii=True, allow_nan=False, indent=2) + "\n"
+    assert text == wanted == to_json(summary)
+    assert all(len(part) < 20_000 for part in json_parts(summary))
