@@ -66,17 +66,24 @@ def test_a_head_whose_agent_is_not_there_yet_is_tried_again(
     no_agent = "Request failed with status code 500: No available agent to submit job, please try"
     refusals = [RuntimeError(no_agent), RuntimeError("TimeoutError: Failed to get head node agent")]
     sent: list[str] = []
+    deaths: list[OSError] = []
+    gone: list[OSError] = []
 
     class Client:
         def __init__(self, _: str) -> None: ...
 
         def get_job_info(self, _: str) -> None:
+            if gone:
+                raise gone[0]
             raise RuntimeError("404: does not exist")
 
         def submit_job(self, **job: Any) -> str:
             assert Path(job["runtime_env"]["working_dir"], "grid.yaml").is_file()
             if refusals:
                 raise refusals.pop(0)
+            if deaths:
+                gone.append(deaths.pop())
+                raise gone[0]
             sent.append(job["submission_id"])
             return sent[-1]
 
@@ -89,6 +96,9 @@ def test_a_head_whose_agent_is_not_there_yet_is_tried_again(
         assert sent == ["id"] and not refusals
         refusals.append(RuntimeError("500: no such thing"))
         with pytest.raises(SubmitError, match="no such thing"):
+            server.submit(submission(tmp_path, grid=tmp_path / "grid.yaml"))
+        deaths.append(ConnectionError("connection refused"))
+        with pytest.raises(SubmitError, match="went away: connection refused"):
             server.submit(submission(tmp_path, grid=tmp_path / "grid.yaml"))
 
 

@@ -164,7 +164,10 @@ class JobServer:
             except SubmitError:
                 raise  # nothing was sent
             except Exception as error:
-                earlier = self._find(submission.submission_id)  # somebody was quicker, or a retry
+                try:  # somebody was quicker, or it arrived after all
+                    earlier = self._find(submission.submission_id)
+                except OSError:
+                    raise SubmitError(f"{self.address} went away: {_line(error)}") from error
                 if earlier is None:
                     raise SubmitError(f"{self.address} refuses the job: {_line(error)}") from error
         if earlier.entrypoint != entrypoint:
