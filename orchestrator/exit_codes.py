@@ -21,7 +21,7 @@ MEANINGS: Mapping[int, str] = {
     1: "a model, a dataset or a file is wrong; `logs --follow`: the job did not succeed",
     2: "the command line, the grid file or the query is refused; nothing was started",
     3: "there is no usable cluster, or it lacks what is asked for",
-    4: "results cannot be read or written, or another driver holds the run",
+    4: "results cannot be read, or they or the output not written; or another driver has the run",
     5: "a submitted job cannot be sent, found or followed",
     6: "two runs have no rows that may be compared",
     7: "an optional package is missing; the message names the extra",

@@ -47,6 +47,7 @@ EDGES = {
     "live_display",
     "notify",
     "on_ray",
+    "output",
     "results",
     "running",
     "watching",

@@ -270,7 +270,11 @@ def test_no_command_at_all_is_answered_with_the_help(capsys: pytest.CaptureFixtu
 #: What is typed, the exit code, and the part of the message that says what to do next.
 WRONG: list[tuple[list[str], int, str]] = [
     (["plan", "nothing.yaml"], 2, "No such file or directory"),
-    (["plan", "."], 2, "Is a directory\n    grids that come with Nightgrid lie in grids/"),
+    (
+        ["plan", "."],
+        2,
+        "not an ordinary file\n    grids that come with Nightgrid lie in grids/",
+    ),
     (["plan", "grid.yaml", "--adress", "x"], 2, "plan: error: unrecognized arguments: --adress x"),
     (["schema", "rows"], 2, "argument {grid,results,precisions}: invalid choice: 'rows'"),
     (["plan", "rows.parquet"], 2, "nothing was started"),

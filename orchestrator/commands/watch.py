@@ -64,9 +64,10 @@ def run(args: argparse.Namespace) -> int:
     token = secrets.token_urlsafe(24) if beyond or args.token else None
     try:
         server = WatchServer(args.host, args.port, store=store, feed=RunFeed(store), token=token)
-    except OSError as error:
+    except (OSError, TypeError, ValueError) as error:  # the latter two of what is no host's name
+        why = getattr(error, "strerror", None) or error
         raise NightgridError(
-            f"cannot listen on {args.host} port {args.port}: {error.strerror or error}; "
+            f"cannot listen on {args.host} port {args.port}: {why}; "
             "--port 0 takes a free port, --host is an address of this machine"
         ) from error
     with server:

@@ -87,7 +87,7 @@ def read(path: Path | str) -> Document:
         if error.errno == errno.EFBIG:
             raise GridError([_too_large(str(path))]) from error
         reason = error.strerror or type(error).__name__
-        missing = error.errno in (errno.ENOENT, errno.ENOTDIR)
+        missing = error.errno in (errno.ENOENT, errno.ENOTDIR, errno.EISDIR)
         hint = "grids that come with Nightgrid lie in grids/" if missing else ""
         raise GridError([problem_at(str(path), f"cannot be read: {reason}", hint)]) from error
     return parse(content, str(path))

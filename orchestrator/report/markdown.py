@@ -107,9 +107,9 @@ def _table(table: Table) -> str:
             cell = cells.cell_text(table, precision, column)
             value = f"**{cell.value}**" if cell.mark == "*" else cell.value
             tied = " \\~" if cell.mark == "~" else ""
-            line.append(f"{value}{tied} {cell.note}".strip())
+            line.append(f"{value}{tied} {markdown(cell.note)}".strip())
         lines.append(line)
-    head = (f"{table.unit or 'state'}", *(f"b={column}" for column in table.batch_sizes))
+    head = tuple(map(markdown, (table.unit or "state", *(f"b={b}" for b in table.batch_sizes))))
     about = f"\n\n{markdown(described(table.about))}" if table.about else ""
     right = range(1, len(table.batch_sizes) + 1)
     return f"## {markdown(table.title)}{about}\n\n{_grid(head, lines, right)}"
