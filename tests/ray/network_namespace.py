@@ -27,21 +27,22 @@ class OtherHost:
     address: str
     prefix: tuple[str, ...] = ()
 
-    @property
-    def is_namespace(self) -> bool:
-        """Whether it has interfaces of its own; else it is this machine's second loopback
-        address, which only sockets that listen on all interfaces answer."""
-        return bool(self.prefix)
-
     def python(self, *arguments: str) -> list[str]:
         """The command that runs this interpreter there."""
         return [*self.prefix, sys.executable, *arguments]
 
 
+SECOND_LOOPBACK = OtherHost(gateway="127.0.0.213", address="127.0.0.214")
+
+
 @contextlib.contextmanager
 def other_host() -> Iterator[OtherHost]:
     """A network namespace, joined to this one by a pair of virtual cables; where this user may
-    make none, a second loopback address. All of it ends with the block."""
+    make none, a second loopback address, at which only sockets of all interfaces answer. All of it
+    ends with the block."""
+    if shutil.which("unshare") is None:
+        yield SECOND_LOOPBACK
+        return
     holder = subprocess.Popen(
         ["unshare", "--net", sys.executable, "-c", _WAIT],
         stdin=subprocess.PIPE,
@@ -60,7 +61,7 @@ def other_host() -> Iterator[OtherHost]:
                 prefix=("nsenter", f"--net=/proc/{holder.pid}/ns/net"),
             )
         else:
-            yield OtherHost(gateway="127.0.0.213", address="127.0.0.214")
+            yield SECOND_LOOPBACK
     finally:
         holder.stdin.close()
         holder.wait(10)

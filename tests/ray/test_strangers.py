@@ -98,7 +98,8 @@ def joining(
     del abroad["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"]
     process = begin(start, abroad)
     yield process, time.monotonic()
-    told(process, 0)
+    if process.poll() is None:
+        told(process, 0)
 
 
 def sockets_of_the_cluster() -> dict[int, tuple[str, str]]:
