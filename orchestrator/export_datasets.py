@@ -83,7 +83,7 @@ def dataset_card(table: pa.Table, configurations: Sequence[str], damaged: Sequen
 
     for name in table.column_names:
         if name not in ("samples", "items"):
-            unit, meaning = COLUMN_DOCS[name]
+            unit, meaning, _ = COLUMN_DOCS[name]
             lines.append(f"| `{name}` | {unit} | {meaning} |")
     return "\n".join(lines) + "\n"
 

@@ -18,12 +18,13 @@ from typing import Any
 from orchestrator.attempt import Attempt, Outcome, RankOutcome
 from orchestrator.cluster import Node
 from orchestrator.derive import Provenance, measurement_of
-from orchestrator.errors import StoreError
+from orchestrator.errors import SchemaMismatch, StoreError
 from orchestrator.events import RecordRow
 from orchestrator.failure import Failure, FailureClass
 from orchestrator.job import Accelerator, State
 from orchestrator.measurement import Measurement
 from orchestrator.results.schema import SCHEMA_VERSION, from_table, refuse_newer, to_table
+from orchestrator.results.validation import fault
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,10 +94,15 @@ def row_of(text: str) -> Measurement:
         note = json.loads(text)
         refuse_newer(note["driver"]["schema_version"], "a note")
         row = _lost(Attempt.from_values(note["attempt"]), note)
-    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
-        raise StoreError(f"not the note of an attempt: {error!r}") from error
-    (as_read,) = from_table(to_table([row], documented=False), source="a note")
-    return as_read
+        table = to_table([row], documented=False)
+        if reason := fault(table):
+            raise StoreError(reason)
+        (as_read,) = from_table(table, source="a note")
+        return as_read
+    except SchemaMismatch:
+        raise
+    except Exception as error:  # records are made of whatever the JSON holds
+        raise StoreError(f"not the note of an attempt: {error!r:.300}") from error
 
 
 def _lost(attempt: Attempt, note: Mapping[str, Any]) -> Measurement:

@@ -72,6 +72,8 @@ def query(results: Path, sql: str, runs: Sequence[str] = ()) -> Answer:
         connection.execute("SET enable_external_access = false")
         connection.execute("SET lock_configuration = true")
         answer = connection.execute(sql)
+        if answer is None or answer.description is None:
+            raise QueryError(f"there is no statement in {sql!r:.60}\n{HINT}")
         columns = tuple(column[0] for column in answer.description or ())
         rows = tuple(tuple(row) for row in answer.fetchall())
     except duckdb.Error as error:

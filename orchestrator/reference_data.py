@@ -10,14 +10,17 @@ from __future__ import annotations
 import csv
 import importlib.metadata
 import io
-import math
-from collections.abc import Iterable, Mapping
+import logging
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import TypeVar
 
 from workloads import files
 
+_LOG = logging.getLogger("nightgrid.report")
+_Line = TypeVar("_Line")
 _CHECKOUT = Path(__file__).resolve().parent.parent / "results"
 
 
@@ -62,11 +65,23 @@ class Reference:
 @cache
 def reference() -> Reference:
     """The published figures and data sheets that came with this program."""
-    published, devices = find("published.csv"), find("devices.csv")
     return Reference(
-        published=read_published(published) if published else (),
-        devices=read_devices(devices) if devices else (),
+        published=_read("published.csv", read_published),
+        devices=_read("devices.csv", read_devices),
     )
+
+
+def _read(name: str, read: Callable[[Path], tuple[_Line, ...]]) -> tuple[_Line, ...]:
+    """The lines of a file; none, and a warning, where it is not what it should be: a report has its
+    own figures without it."""
+    path = find(name)
+    if path is None:
+        return ()
+    try:
+        return read(path)
+    except (OSError, ValueError) as error:
+        _LOG.warning("not read: %s: %s", path, error)
+        return ()
 
 
 def find(name: str) -> Path | None:
@@ -79,7 +94,8 @@ def read_published(path: Path) -> tuple[Published, ...]:
     """The lines of ``published.csv``.
 
     Raises:
-        ValueError: a number is none.
+        OSError: it cannot be read.
+        ValueError: a number is none, or a column is missing.
     """
     return tuple(
         Published(
@@ -87,16 +103,16 @@ def read_published(path: Path) -> tuple[Published, ...]:
             model=line["model"],
             dataset=line["dataset"],
             device=line["device"],
-            cards=int(line["cards"]),
-            batch_size=int(line["batch_size_per_card"]),
+            cards=_whole(line["cards"]),
+            batch_size=_whole(line["batch_size_per_card"]),
             precision=line["precision"],
             metric=line["metric"],
-            value=float(line["value"]),
+            value=_positive(line["value"]),
             unit=line["unit"],
             note=line["note"],
             source=line["source"],
         )
-        for line in _lines(path)
+        for line in _lines(path, _PUBLISHED_COLUMNS)
     )
 
 
@@ -104,7 +120,8 @@ def read_devices(path: Path) -> tuple[DeviceSheet, ...]:
     """The lines of ``devices.csv``, in bytes and operations per second.
 
     Raises:
-        ValueError: a number is none.
+        OSError: it cannot be read.
+        ValueError: a number is none, or a column is missing.
     """
     return tuple(
         DeviceSheet(
@@ -119,20 +136,48 @@ def read_devices(path: Path) -> tuple[DeviceSheet, ...]:
             tdp_w=_number(line["tdp_w"]),
             source=line["source"],
         )
-        for line in _lines(path)
+        for line in _lines(path, _DEVICE_COLUMNS)
     )
 
 
-def _lines(path: Path) -> list[dict[str, str]]:
-    return list(csv.DictReader(io.StringIO(files.read_text(path), newline="")))
+_PUBLISHED_COLUMNS = (
+    *("task", "model", "dataset", "device", "cards", "batch_size_per_card", "precision"),
+    *("metric", "value", "unit", "note", "source"),
+)
+_DEVICE_COLUMNS = (
+    *("device", "memory_gb", "bandwidth_tb_s", "bf16_tflops_dense", "fp8_tflops_dense"),
+    *("tdp_w", "source"),
+)
+
+
+def _lines(path: Path, columns: Iterable[str]) -> list[dict[str, str]]:
+    text = files.read_text(path)
+    try:
+        lines = list(csv.DictReader(io.StringIO(text, newline="")))
+    except csv.Error as error:
+        raise ValueError(f"not a table: {error}") from error
+    for number, line in enumerate(lines, start=2):
+        for column in columns:
+            if not isinstance(line.get(column), str):
+                raise ValueError(f"line {number} has no {column}")
+    return lines
+
+
+def _whole(text: str) -> int:
+    value = int(text)
+    if not 1 <= value <= 2**31:
+        raise ValueError(f"{text!r:.40} is no count")
+    return value
 
 
 def _number(text: str) -> float | None:
-    if not text.strip():
-        return None
+    return _positive(text) if text.strip() else None
+
+
+def _positive(text: str) -> float:
     value = float(text)
-    if not math.isfinite(value) or value <= 0:
-        raise ValueError(f"{text!r} is no figure of a data sheet")
+    if not 1e-12 <= value <= 1e12:
+        raise ValueError(f"{text!r:.40} is no figure of a data sheet")
     return value
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-import math
 import typing
 from collections import Counter, defaultdict, deque
 from collections.abc import Mapping
@@ -43,6 +42,8 @@ STATUS_VERSION = 1
 #: Of the failures, the last ones are kept word for word; all are counted.
 KEPT_FAILURES = 5
 REASON_LENGTH = 400
+#: Of any number in a status: what JavaScript, and a time, can hold.
+_LARGEST = 2**53
 _FAILED = (State.FAILED, State.TIMED_OUT, State.LOST)
 
 _Record = TypeVar("_Record")
@@ -193,7 +194,9 @@ def _is_a(value: object, hint: Any) -> bool:
         return any(_is_a(value, argument) for argument in arguments)
     if hint in (int, float):
         kinds = (int,) if hint is int else (int, float)
-        return isinstance(value, kinds) and type(value) is not bool and math.isfinite(value)
+        # A number of hundreds of digits is an int in Python, and no float.
+        number = isinstance(value, kinds) and type(value) is not bool
+        return number and -_LARGEST <= value <= _LARGEST  # type: ignore[operator]
     return isinstance(value, hint)
 
 

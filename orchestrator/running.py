@@ -144,7 +144,7 @@ def grid_to_resume(options: RunOptions) -> tuple[Path, str]:
         raise StoreError(f"no run to resume in {options.results}")
     store = Store.existing(options.results, options.name or known[0])
     grid = store.path / "grid.yaml"
-    if not grid.is_file():
+    if not os.path.isfile(grid):
         raise StoreError(f"run {store.run!r} has no {grid.name}; name the grid file to resume it")
     return grid, store.run
 
@@ -153,10 +153,22 @@ def with_cards_of(run: Path, options: RunOptions) -> RunOptions:
     """``options`` with the cards that the run had so far, unless they name some themselves."""
     if any(getattr(options, name) for name in _PLACE):
         return options
-    with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(OSError, ValueError, RecursionError):
         before = json.loads(files.read_text(run / OPTIONS_FILE))
-        return replace(options, **{name: before[name] for name in _PLACE if name in before})
+        if isinstance(before, dict):
+            places = {name: before[name] for name in _PLACE if name in before}
+            known = {name: value for name, value in places.items() if _is_place(name, value)}
+            return replace(options, **known)
     return options
+
+
+def _is_place(name: str, value: object) -> bool:
+    """Whether a value from a run's directory can be that option."""
+    if name == "in_process":
+        return isinstance(value, bool)
+    if name == "card_memory_bytes":
+        return value is None or (type(value) is int and 0 < value < 2**50)
+    return value is None or isinstance(value, str)
 
 
 def plan_grid(source: Grid | str | os.PathLike[str], options: RunOptions) -> Plan:

@@ -12,12 +12,15 @@ from dataclasses import dataclass
 
 from orchestrator.exit_codes import INTERRUPTED
 
-#: Drivers in a row that die without having written one row: what kills them is not an accident.
-FRUITLESS = 5
+#: Drivers in a row that end without having written one row. With the pauses between them these are
+#: a quarter of an hour: a head may answer long before its nodes, or this host's own, are back.
+FRUITLESS = 10
+#: The same where none of them ever held the run: what kills them at their start is no accident.
+FRUITLESS_AT_START = 2
 #: In all: a night of crashes is one to look at, not to go on with.
 MOST = 100
 #: The pause before the next driver doubles with each that achieved nothing.
-FIRST_PAUSE_S = 1.0
+FIRST_PAUSE_S = 2.0
 LONGEST_PAUSE_S = 300.0
 #: For a head to come back, when no deadline says otherwise: a night.
 HEAD_PATIENCE_S = 8 * 3600.0
@@ -108,7 +111,8 @@ def decide(
         if life.wrote_rows:
             break
         fruitless += 1
-    if fruitless >= FRUITLESS:
+    began = any(life.drove for life in lives)
+    if fruitless >= (FRUITLESS if began else FRUITLESS_AT_START):
         return GiveUp(code, f"{fruitless} drivers in a row ended so without writing one row")
     pause_s = FIRST_PAUSE_S * 2 ** max(0, fruitless - 1)
     return StartAgain(pause_s=min(pause_s, LONGEST_PAUSE_S))

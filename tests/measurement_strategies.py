@@ -1,4 +1,4 @@
-"""Any measurement at all, for laws about tables (hypothesis)."""
+"""Any measurement whose numbers are in the ranges of their columns, for laws about tables."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from orchestrator.results.schema import SCHEMA_VERSION
 from workloads.api import Item, MeasureSettings, Sample
 
 NAMES = st.text(max_size=12)
-INTEGERS = st.integers(-(2**63), 2**63 - 1)
-FLOATS = st.floats(allow_nan=False)
+INTEGERS = st.integers(0, 2**53)
+FLOATS = st.floats(0, 2**53)
+LOSSES = st.floats(-(2**53), 2**53) | st.sampled_from([float("inf"), float("-inf")])
 TIMES = st.integers(0, 4_000_000_000_000_000).map(lambda us: us / 1_000_000)
-SCALARS = st.none() | st.booleans() | st.integers() | FLOATS | NAMES
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | NAMES
 TEXTS = st.dictionaries(NAMES, NAMES, max_size=3)
 
 samples = st.builds(
@@ -30,7 +31,7 @@ samples = st.builds(
     computed_tokens=INTEGERS,
     ttft_s=st.none() | FLOATS,
     step_s=st.lists(FLOATS, max_size=3).map(tuple),
-    loss=st.none() | FLOATS,
+    loss=st.none() | LOSSES,
 )
 items = st.builds(
     Item,
@@ -46,7 +47,7 @@ metrics = st.builds(
     throughput=st.none() | FLOATS,
     throughput_unit=NAMES,
     repeats=INTEGERS,
-    loss_last=st.none() | FLOATS,
+    loss_last=st.none() | LOSSES,
     energy_j=st.none() | FLOATS,
     energy_source=st.sampled_from([None, "counter", "power"]),
 )
@@ -66,21 +67,21 @@ measurements = st.builds(
     model=NAMES,
     dataset=NAMES,
     accelerator=st.sampled_from(Accelerator),
-    cards=INTEGERS,
+    cards=st.integers(1, 1_000_000),
     precision=NAMES,
-    batch_size=st.none() | INTEGERS,
+    batch_size=st.none() | st.integers(1, 2**31),
     batch_size_requested=NAMES,
     engine=NAMES,
     isolation=NAMES,
     parameters=st.dictionaries(NAMES, SCALARS, max_size=3),
-    measure=st.builds(MeasureSettings, warmup=INTEGERS, confidence=FLOATS),
+    measure=st.builds(MeasureSettings, warmup=INTEGERS, confidence=st.floats(0.5, 0.999)),
     state=st.sampled_from(State),
     reason=NAMES,
     failure_tail=st.none() | NAMES,
     started_at=st.none() | TIMES,
     ended_at=st.none() | TIMES,
     nodes=st.lists(NAMES, max_size=2).map(tuple),
-    card_indices=st.lists(INTEGERS, max_size=2).map(tuple),
+    card_indices=st.lists(st.integers(0, 1_000_000), max_size=2).map(tuple),
     emulated=st.booleans(),
     versions=TEXTS,
     git_dirty=st.none() | st.booleans(),

@@ -156,7 +156,7 @@ def test_a_run_pauses_on_a_full_disk_and_goes_on(small_disk: Path, elsewhere: Pa
         assert sum("there is room again after" in line for line in night.view.lines) == 1
         assert any("No space left" in status.paused for status in night.statuses)
         assert not night.statuses[-1].paused
-        assert list(elsewhere.iterdir()) == []
+        assert not elsewhere.exists()
 
 
 def test_rows_that_never_find_room_are_brought_home_later(
@@ -244,6 +244,44 @@ def test_the_final_row_of_an_attempt_that_was_given_up_is_set_aside(
             [path.name for path in kept] if final else []
         )
         assert sum(each.final for each in store.measurements()) == 1
+
+
+def test_a_place_that_takes_no_row_is_left_as_it_was(
+    small_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that is full too gets no empty directory for rows."""
+    place = small_disk / ".nightgrid-unsaved-1"
+    monkeypatch.setattr(store_module, "spill_directories", lambda run_id: [place])
+    with Store.open(small_disk, "night") as store:
+        store.append(row())  # so that there is a run.id
+        with contextlib.suppress(StoreError):
+            store.run_id  # noqa: B018
+        fill(small_disk)
+        assert store.spill(row(1)) is None
+        assert not place.exists()
+        os.unlink(small_disk / "ballast")
+        store.append(row(1))
+
+
+@pytest.mark.parametrize("name", ["driver.lock", ".driver.lock.guard"])
+def test_a_lock_that_finds_no_room_leaves_nothing_and_names_its_path(
+    small_disk: Path, name: str
+) -> None:
+    """Not a lock that nobody holds, nor the file that was to become one."""
+    store = Store.open(small_disk, "night")
+    store.tables_path.mkdir(parents=True)
+    if name == "driver.lock":
+        (store.path / ".driver.lock.guard").touch()
+    fill(small_disk)
+    before = sorted(os.listdir(store.path))
+    with pytest.raises(StoreError, match=r"driver\.lock.*No space left"), store:
+        pass
+    assert [n for n in sorted(os.listdir(store.path)) if n != ".driver.lock.guard"] == [
+        n for n in before if n != ".driver.lock.guard"
+    ]
+    os.unlink(small_disk / "ballast")
+    with store:
+        store.append(row())
 
 
 def test_files_of_another_user_are_not_brought_home(

@@ -202,7 +202,7 @@ def mutated(draw: Callable[..., Any]) -> Any:
     return document
 
 
-@settings(max_examples=150)
+@settings(max_examples=100)
 @given(document=mutated())
 def test_a_mutated_grid_is_planned_or_refused(directory: Path, document: Any) -> None:
     """Written as YAML by a library, with its own quoting."""
@@ -220,7 +220,7 @@ GRIDS = sorted((ROOT / "grids").glob("*.yaml"))
 CUT = st.tuples(st.integers(0, 10_000), st.integers(0, 60), st.binary(max_size=12))
 
 
-@settings(max_examples=100)
+@settings(max_examples=60)
 @given(which=st.integers(0, len(GRIDS) - 1), cuts=st.lists(CUT, min_size=1, max_size=3))
 def test_a_damaged_grid_is_planned_or_refused(
     directory: Path, which: int, cuts: list[tuple[int, int, bytes]]
@@ -233,7 +233,7 @@ def test_a_damaged_grid_is_planned_or_refused(
     check(directory, content)
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(content=st.binary(max_size=300) | st.text(max_size=300).map(lambda t: t.encode()))
 @example(content=b"\x00")
 @example(content=b"%YAML 9.9\n---\nname: g\n")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -59,6 +60,9 @@ JSON_TRAPS = [
     STATUS.replace('"at": 1.0', '"at": NaN').encode(),
     STATUS.replace('"cards": [', '"cards": [[], 5, null, ').encode(),
     b'{"version": 1, "at": ' + b"9" * 5000 + b"}",
+    STATUS.replace('"total": 3', f'"total": {"9" * 400}').encode(),
+    STATUS.replace('"at": 1.0', f'"at": {"9" * 400}').encode(),
+    STATUS.replace('"at": 1.0', '"at": -1e300').encode(),
 ]
 
 
@@ -132,7 +136,7 @@ def rows_of(results: Path, run: str = "night") -> list[Path]:
 # ---------------------------------------------------------------- rows
 
 
-@settings(max_examples=20)
+@settings(max_examples=12)
 @given(
     which=st.integers(0, ROWS - 1),
     position=st.integers(0, 10**6),
@@ -183,6 +187,14 @@ def _with(results: Path, name: str, values: pa.Array) -> bytes:
     return foreign(table.set_column(at, name, values), table.schema.metadata)
 
 
+def _parameter(text: str) -> pa.Array:
+    return pa.array([[("prompts", text)]], pa.map_(pa.string(), pa.string()))
+
+
+def _names_of_all(results: Path) -> bytes:
+    return json.dumps([path.name for path in rows_of(results)]).encode()
+
+
 FOREIGN: dict[str, Callable[[Path], bytes]] = {
     "another table": lambda _: foreign(pa.table({"x": [1, 2]})),
     "no columns": lambda _: foreign(pa.table({})),
@@ -196,6 +208,24 @@ FOREIGN: dict[str, Callable[[Path], bytes]] = {
     "a state of bytes": lambda r: _with(r, "state", pa.array([b"\xff"])),
     "numbers for text": lambda r: _with(r, "reason", pa.array([5])),
     "text for numbers": lambda r: _with(r, "batch_size", pa.array(["many"])),
+    "a batch size of 0": lambda r: _with(r, "batch_size", pa.array([0])),
+    "a negative batch size": lambda r: _with(r, "batch_size", pa.array([-1])),
+    "no cards": lambda r: _with(r, "cards", pa.array([None], pa.int64())),
+    "parameters 5,000 deep": lambda r: _with(r, "parameters", _parameter("[" * 5000 + "]" * 5000)),
+    "parameters of numbers": lambda r: _with(
+        r, "parameters", pa.array([[("prompts", 1)]], pa.map_(pa.string(), pa.int64()))
+    ),
+    "nodes that are numbers": lambda r: _with(r, "nodes", pa.array([[1]])),
+    "samples of something else": lambda r: _with(r, "samples", pa.array([[{"x": 1}]])),
+    "an infinite time": lambda r: _with(r, "load_s", pa.array([float("inf")])),
+    "a throughput that is no number": lambda r: _with(r, "throughput", pa.array([float("nan")])),
+    "text that is not UTF-8": lambda r: _with(
+        r, "reason", pa.array([b"\xff"], pa.binary()).view(pa.string())
+    ),
+    "more files than rows": lambda r: foreign(
+        real_table(r),
+        {**real_table(r).schema.metadata, b"nightgrid.covers": _names_of_all(r)},
+    ),
     "no job": lambda r: _with(r, "job_id", pa.array([None], pa.string())),
     "no state": lambda r: _with(r, "state", pa.array([None], pa.string())),
     "a kind of card that is none": lambda r: _with(r, "accelerator", pa.array(["TPU"])),
@@ -242,13 +272,17 @@ def test_a_foreign_file_with_a_fitting_name_is_survived(
     """Its checksum fits, as if somebody had written it on purpose: the sound rows are there."""
     data = make(results)
     name = fragments.compacted_name(1, data) if compacted else fragments.fragment_name("x", 1, data)
-    (results / "night" / "rows" / name).write_bytes(data)
-    check_all(results, COMMANDS)
-    assert len(Store.existing(results, "night").measurements()) >= ROWS
+    path = results / "night" / "rows" / name
+    path.write_bytes(data)
+    said = check_all(results, COMMANDS)
+    assert path.name in said
+    assert Store.existing(results, "night").measurements() == [row(n) for n in range(ROWS)]
+    assert [damage.path for damage in Store.existing(results, "night").read().damaged] == [path]
     with Store.open(results, "night") as store:
         store.compact()
         store.append(row(ROWS))
-    assert len(Store.existing(results, "night").measurements()) >= ROWS + 1
+    assert path.read_bytes() == data, "a foreign file is neither changed nor moved"
+    assert len(Store.existing(results, "night").measurements()) == ROWS + 1
     check_all(results, {"report": COMMANDS["report"]})
 
 
@@ -344,6 +378,41 @@ def test_every_command_survives_a_ruin(ruined: Path) -> None:
     page = (ruined / "night" / "report.html").read_text()
     assert victim in page
     assert len(Store.existing(ruined, "night").measurements()) >= 1
+
+
+@pytest.mark.parametrize("name", ["locked_at", "process_started", "pid"])
+@pytest.mark.parametrize("value", ["1e400", "-1e400", "NaN", "9" * 400, "-1"])
+def test_a_lock_with_numbers_that_cannot_be_is_not_understood(
+    results: Path, name: str, value: str
+) -> None:
+    """The next driver is refused with the file's name, and does not fall over the calendar."""
+    with Store.open(results, "night") as store:
+        lock = json.loads((store.path / "driver.lock").read_text())
+    path = results / "night" / "driver.lock"
+    lock[name] = "PLACE"
+    path.write_text(json.dumps(lock).replace('"PLACE"', value))
+    code, said = ask(results, ["run", "GRID", "--emulate", "1x2:HPU", "--run", "night"])
+    assert code == 4 and "driver.lock" in said, said
+
+
+@pytest.mark.parametrize("sql", ["", " ", ";", "-- nothing"])
+def test_a_query_without_a_statement_is_refused(results: Path, sql: str) -> None:
+    """It says so."""
+    code, said = ask(results, ["query", sql])
+    assert code == 2 and "no statement" in said
+
+
+@pytest.mark.parametrize("output", ["/", "", "DEVICE", ".", "a\0b"])
+def test_a_report_is_not_written_over_what_is_no_file(
+    results: Path, tmp_path: Path, output: str
+) -> None:
+    """A directory or a device is not replaced, also where the user could."""
+    pipe = tmp_path / "device"
+    os.mkfifo(pipe)
+    words = ["report", "night", "--output", str(pipe) if output == "DEVICE" else output]
+    code, said = ask(results, words)
+    assert code == 4 and "write" in said
+    assert pipe.is_fifo()
 
 
 # ---------------------------------------------------------------- a run that goes on

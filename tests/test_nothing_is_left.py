@@ -3,14 +3,15 @@ session that leaves everything it can."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import socket
 import subprocess
 import sys
+from dataclasses import dataclass, field
 from pathlib import Path
 
-import pytest
 from guardian import VARIABLE
 from patience import until
 
@@ -65,34 +66,78 @@ def listens(port: int) -> bool:
         return asking.connect_ex(("127.0.0.1", port)) == 0
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL, None], ids=str)
-def test_all_that_tests_start_ends_with_pytest(how: signal.Signals | None, tmp_path: Path) -> None:
+@dataclass
+class Session:
+    """A pytest of its own, over a test that leaves things behind."""
+
+    directory: Path
+    ends_itself: bool
+    process: subprocess.Popen[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.directory.mkdir()
+        code = SESSION.replace("TOLD", str(self.directory / "told"))
+        code = code.replace("READY", str(self.directory / "ready"))
+        code = code.replace("END", "0" if self.ends_itself else "600")
+        (self.directory / "test_session.py").write_text(code)
+        (self.directory / "told").touch()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "pytest", "-q", "-p", "conftest", "-p", "no:cacheprovider", "."],
+            cwd=self.directory,
+            env=os.environ | {"PYTHONPATH": str(TESTS)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def left(self) -> list[tuple[int, int]]:
+        """What it has started: process and port, 0 for none."""
+        ready = self.directory / "ready"
+        assert until(lambda: ready.exists() or self.process.poll() is not None, 60)
+        assert ready.exists(), self.process.communicate()[0]
+        lines = (self.directory / "told").read_text().splitlines()
+        return [(int(pid), int(port)) for pid, port in map(str.split, lines)]
+
+
+def test_all_that_tests_start_ends_with_pytest(tmp_path: Path) -> None:
     """Interrupted, terminated, killed, or at its end: nothing runs, nothing listens."""
-    told, ready = tmp_path / "told", tmp_path / "ready"
-    code = SESSION.replace("TOLD", str(told)).replace("READY", str(ready))
-    (tmp_path / "test_session.py").write_text(code.replace("END", "600" if how else "0"))
-    told.touch()
-    process = subprocess.Popen(
+    ways = {"INT": signal.SIGINT, "TERM": signal.SIGTERM, "KILL": signal.SIGKILL, "end": None}
+    sessions = {way: Session(tmp_path / way, how is None) for way, how in ways.items()}
+    started = {way: session.left() for way, session in sessions.items()}
+    try:
+        for way, how in ways.items():
+            assert len(started[way]) == 3
+            if how is not None:
+                assert all(alive(pid) for pid, _ in started[way]), way
+                sessions[way].process.send_signal(how)
+        for way, session in sessions.items():
+            assert until(lambda process=session.process: process.poll() is not None, 30), way
+            left = started[way]
+            assert until(lambda left=left: not any(alive(pid) for pid, _ in left), 10), way
+            assert not any(port and listens(port) for _, port in left), way
+    finally:
+        for pid, _ in itertools.chain(*started.values()):
+            if alive(pid):
+                os.kill(pid, signal.SIGKILL)
+
+
+def test_what_tests_start_hears_ctrl_c(tmp_path: Path) -> None:
+    """Also where pytest itself was started in the background of a shell, which has it ignored."""
+    (tmp_path / "test_session.py").write_text(
+        "import subprocess, sys\n"
+        "def test_child():\n"
+        "    code = 'import signal as s; assert s.getsignal(s.SIGINT) is s.default_int_handler'\n"
+        "    assert subprocess.run([sys.executable, '-c', code]).returncode == 0\n"
+    )
+    done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "conftest", "-p", "no:cacheprovider", "."],
         cwd=tmp_path,
         env=os.environ | {"PYTHONPATH": str(TESTS)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
+        capture_output=True,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
     )
-    assert until(lambda: ready.exists() or process.poll() is not None, 60)
-    assert ready.exists(), process.communicate()[0].decode()
-    left = [tuple(map(int, line.split())) for line in told.read_text().splitlines()]
-    if how is not None:
-        assert len(left) == 3 and all(alive(pid) for pid, _ in left)
-        process.send_signal(how)
-    assert until(lambda: process.poll() is not None, 30)
-    try:
-        assert until(lambda: not any(alive(pid) for pid, _ in left), 10)
-        assert not any(port and listens(port) for _, port in left)
-    finally:
-        for pid, _ in left:
-            if alive(pid):
-                os.kill(pid, signal.SIGKILL)
+    assert done.returncode == 0, done.stdout
 
 
 def test_what_tests_start_is_marked() -> None:

@@ -61,7 +61,7 @@ def test_every_field_is_described_and_every_description_has_a_field() -> None:
 def test_names_of_seconds_and_bytes_agree_with_their_units() -> None:
     """A column named ``…_s`` is in seconds and one named ``…_bytes`` in bytes."""
     for docs in (COLUMN_DOCS, *NESTED_DOCS.values()):
-        for name, (unit, _) in docs.items():
+        for name, (unit, *_) in docs.items():
             if name.endswith("_per_s"):
                 assert unit in ("tokens/s", "1/s"), name
             elif name.endswith("_s"):
@@ -84,9 +84,11 @@ def test_text_that_is_not_unicode_is_escaped() -> None:
 
 
 def test_a_value_that_does_not_fit_names_its_column() -> None:
-    """An integer beyond 64 bits is an error that names the column."""
-    with pytest.raises(StoreError, match="weight_bytes"):
-        to_table([row(weight_bytes=2**70)])
+    """A number that a row cannot do without, and that is in no range, is an error."""
+    with pytest.raises(StoreError, match="cards is 1180591620717411303424, not in its range: 1 to"):
+        to_table([row(cards=2**70)])
+    with pytest.raises(StoreError, match="'reason' cannot hold its value"):
+        to_table([row(reason=5)])
 
 
 def test_a_newer_table_is_refused() -> None:

@@ -55,9 +55,10 @@ def test_pauses_grow_until_rows_are_written_again() -> None:
     """A head that comes back is found soon, one that does not is not asked all the time."""
     pauses = [answer(*[KILLED] + [IDLE] * n) for n in range(FRUITLESS)]
     seconds = [each.pause_s for each in pauses if isinstance(each, StartAgain)]
-    assert seconds == [1.0, 1.0, 2.0, 4.0, 8.0]
+    assert seconds == [2.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, LONGEST_PAUSE_S]
+    assert sum(seconds) > 600
     again = answer(KILLED, IDLE, IDLE, KILLED)
-    assert again == StartAgain(pause_s=1.0)
+    assert again == StartAgain(pause_s=2.0)
 
 
 def test_what_dies_again_and_again_without_a_row_is_given_up() -> None:
@@ -65,6 +66,15 @@ def test_what_dies_again_and_again_without_a_row_is_given_up() -> None:
     decision = answer(*[IDLE] * FRUITLESS)
     assert isinstance(decision, GiveUp) and decision.code == 3
     assert "without writing one row" in decision.reason
+
+
+def test_what_dies_at_its_start_is_given_up_soon() -> None:
+    """No cluster that comes back would help it."""
+    crash = Life(returncode=-11, own_end=False)
+    assert isinstance(answer(crash), StartAgain)
+    assert answer(crash, crash) == GiveUp(
+        139, "2 drivers in a row ended so without writing one row"
+    )
 
 
 def test_a_run_gets_only_so_many_drivers() -> None:

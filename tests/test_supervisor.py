@@ -24,7 +24,7 @@ MOST_S = 60.0
 RUNNER = """
 import json, sys
 from orchestrator import supervision, supervisor
-supervision.FIRST_PAUSE_S = 0.01
+supervision.FIRST_PAUSE_S, supervision.FRUITLESS = 0.01, 5
 supervisor._ASK_HEAD_S = 0.05
 supervisor.FORCE_AFTER_S = 0.5
 place, here = sys.argv[1:3]

@@ -6,12 +6,14 @@ is what everybody pays.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 from benchmarks.contender import serve
+from orchestrator.on_ray.token import own_cluster_variables
 
 PROGRAM = """
 import hydra
@@ -28,6 +30,7 @@ def main() -> None:
     count, nodes, cards = map(int, sys.argv[1:4])
     program = Path(sys.argv[4]) / "hydra_sweep.py"
     program.write_text(PROGRAM)
+    variables = own_cluster_variables(Path(sys.argv[4]))
     numbers = ",".join(str(number) for number in range(count))
 
     def turn() -> dict[str, Any]:
@@ -43,6 +46,7 @@ def main() -> None:
             ],
             check=True,
             cwd=sys.argv[4],
+            env=os.environ | variables,
         )
         return {"work": count}
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from pathlib import Path
 from typing import Any
 
-import ray
-from ray import tune
-
 from benchmarks.contender import serve
+from orchestrator.on_ray.token import own_cluster_variables
 
 
 def nothing(config: dict[str, Any]) -> dict[str, int]:
@@ -18,6 +18,10 @@ def nothing(config: dict[str, Any]) -> dict[str, int]:
 
 def main() -> None:
     count, nodes, cards = map(int, sys.argv[1:4])
+    os.environ.update(own_cluster_variables(Path(sys.argv[4])))  # which Ray reads when imported
+    import ray
+    from ray import tune
+
     ray.init(num_cpus=nodes * cards, include_dashboard=False, log_to_driver=False)
 
     def turn() -> dict[str, Any]:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _BAR_WIDTH = 40
+#: A hundred times AdvertiseGen's: gigabytes, and minutes.
+MOST_EXAMPLES = 10_000_000
 
 EPILOG = """\
 examples:
@@ -68,8 +70,10 @@ def _positive(text: str) -> int:
         value = int(text)
     except ValueError:
         value = 0
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    if not 1 <= value <= MOST_EXAMPLES:
+        raise argparse.ArgumentTypeError(
+            f"{text!r:.60} is not a whole number from 1 to {MOST_EXAMPLES:,}"
+        )
     return value
 
 

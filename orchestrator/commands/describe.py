@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator import output
-from orchestrator.errors import NightgridError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -43,16 +42,14 @@ def _positive(text: str) -> int:
 
 def run(args: argparse.Namespace) -> int:
     """Describe, then print."""
+    from orchestrator.report import write_aside
     from workloads.models.description import describe_model
     from workloads.models.picture import draw_svg, picture_of
 
     description = describe_model(args.model, lora_rank=args.lora_rank)
     if args.svg is not None:
         title = f"{description.model}: {description.parameters:,} parameters"
-        try:
-            args.svg.write_text(draw_svg(picture_of(description), title), encoding="utf-8")
-        except OSError as error:
-            raise NightgridError(f"{args.svg} cannot be written: {error.strerror}") from error
+        write_aside(args.svg, draw_svg(picture_of(description), title))
         output.say_aside(f"wrote {args.svg}")
     if args.json:
         output.say_json(dataclasses.asdict(description), indent=2, ensure_ascii=False)
@@ -64,11 +61,13 @@ def run(args: argparse.Namespace) -> int:
 
 def print_description(description: Description, console: Console) -> None:
     """All parts, for people."""
+    from rich.text import Text
+
     from workloads.models.picture import draw_text, picture_of
 
     random = "  (random weights: its texts mean nothing)" if description.random_weights else ""
     name = description.architecture.name
-    console.print(f"[bold]{description.model}[/bold]  {name}{random}")
+    console.print(Text.assemble((description.model, "bold"), f"  {name}{random}"))
     console.print(f"{description.parameters:,} parameters\n")
     for line in draw_text(picture_of(description)):
         console.print(line, markup=False, no_wrap=True, overflow="ignore", crop=False)
@@ -81,6 +80,7 @@ def print_description(description: Description, console: Console) -> None:
 
 def _print_layers(description: Description, console: Console) -> None:
     from rich.table import Table
+    from rich.text import Text
 
     table = Table("parameter", "shape", title="Layers", title_justify="left")
     for heading in ("layers", "parameters", "share"):
@@ -89,7 +89,7 @@ def _print_layers(description: Description, console: Console) -> None:
         share = tensor.parameters / max(description.parameters, 1)
         shape = " × ".join(f"{side:,}" for side in tensor.shape)
         count = f"{tensor.count}" if tensor.count > 1 else ""
-        table.add_row(tensor.name, shape, count, f"{tensor.parameters:,}", f"{share:.1%}")
+        table.add_row(Text(tensor.name), shape, count, f"{tensor.parameters:,}", f"{share:.1%}")
     console.print(table)
 
 
@@ -113,6 +113,7 @@ def _print_memory(description: Description, console: Console) -> None:
 
 def _print_adapters(description: Description, console: Console) -> None:
     from rich.table import Table
+    from rich.text import Text
 
     table = Table("LoRA on", title="Fine-tuning adapters", title_justify="left")
     for heading in ("rank", "trainable", "of the model"):
@@ -120,7 +121,7 @@ def _print_adapters(description: Description, console: Console) -> None:
     for adapter in description.adapters:
         share = adapter.parameters / max(description.parameters, 1)
         table.add_row(
-            ", ".join(adapter.targets),
+            Text(", ".join(adapter.targets)),
             str(adapter.rank),
             f"{adapter.parameters:,}",
             f"{share:.3%}",

@@ -76,7 +76,7 @@ class Examination:
             address=cluster.address,
             driver=versions_here(),
             nodes=tuple(facts.values()),
-            token=_asks_for_token(cluster),
+            token=_asks_for_token(cluster.address),
             dashboard=_dashboard(),
             shared_dir=self.shared_dir,
             shared_trouble=trouble,
@@ -260,17 +260,15 @@ def _write_shared(
     return (directory, name, content), ""
 
 
-def _asks_for_token(cluster: RayCluster) -> bool:
+def _asks_for_token(address: str) -> bool:
     """Whether the cluster refuses a stranger: a process that is told to send no token tries."""
-    if cluster.emulated:
-        return False
     code = (
         "import sys; from orchestrator.on_ray.token import refused_token; "
         "sys.exit(17 if refused_token(sys.argv[1]) else 0)"
     )
     kept = {k: v for k, v in os.environ.items() if not k.startswith("RAY_AUTH_")}
     environment = kept | {"RAY_AUTH_MODE": "disabled", "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-c", code, cluster.address]
+    command = [sys.executable, "-c", code, address]
     try:
         done = subprocess.run(
             command, env=environment, capture_output=True, timeout=30, check=False

@@ -324,7 +324,7 @@ def resolve_job_address(address: str | None) -> str:
         raise SubmitError(f"'{chosen}' is no job server; it has the form http://HEAD:8265")
     try:
         socket.create_connection((parts.hostname, port), timeout=_TIMEOUT_S).close()
-    except OSError as error:
+    except (OSError, ValueError) as error:  # a ValueError: no host can be named so
         raise SubmitError(
             f"nothing answers at {parts.hostname}:{port}: {error}. Is the head node up "
             "(`ray start --head`), its dashboard reachable from here (it listens on its own "

@@ -22,8 +22,8 @@ def find_run(run: str | os.PathLike[str] | None = None, results: Path | None = N
     Raises:
         StoreError: there is no such run, or none at all; the message lists those that exist.
     """
-    if run is not None and (Path(run) / "rows").is_dir():
-        path = Path(run).resolve()
+    if run is not None and os.path.isdir(os.path.join(run, "rows")):
+        path = Path(os.path.realpath(run))
         return Store.existing(path.parent, path.name)
     results = results or default_results_dir()
     known = existing_runs(results)
@@ -44,7 +44,7 @@ def existing_runs(results: Path) -> list[str]:
     """
     known = runs(results)
     if not known:
-        what = "there are no runs in" if results.is_dir() else "there is no directory"
+        what = "there are no runs in" if os.path.isdir(results) else "there is no directory"
         raise StoreError(
             f"{what} {results}. Start a run with `nightgrid run GRID`, or say where runs are with "
             "--results DIR or NIGHTGRID_RESULTS."

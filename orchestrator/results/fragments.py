@@ -188,6 +188,8 @@ def set_aside_earlier(quarantine: Path) -> list[Damage]:
         names = disk.names(quarantine)
     except (FileNotFoundError, NotADirectoryError):
         return []
+    except OSError as error:
+        return [Damage(path=quarantine, reason=f"cannot be read: {error.strerror or error}")]
     return [
         Damage(path=quarantine / name, reason="set aside: torn, corrupt or too late")
         for name in sorted(names)

@@ -31,6 +31,9 @@ LOCK_NAME = "driver.lock"
 _GUARD_NAME = ".driver.lock.guard"
 HEARTBEAT_S = 5.0
 _LARGEST_BYTES = 2**16
+#: The most that a number of the lock file can be: of the last, the year 2286.
+_LARGEST = {"pid": 2**31, "process_started": 1e15, "locked_at": 1e10}
+_NUMBERS = tuple(_LARGEST)
 SILENCE_S = 60.0  # twelve heartbeats: longer than a network file system is usually away
 
 
@@ -183,6 +186,8 @@ class RunLock:
             found = Holder(**{field.name: values[field.name] for field in fields(Holder)})
             here = asdict(Holder.this_process())
             wrong = [n for n, v in asdict(found).items() if type(v) is not type(here[n])]
+            # Later than any calendar, infinite, or a process id that no kernel gives.
+            wrong += [n for n in _NUMBERS if n not in wrong and not 0 <= values[n] <= _LARGEST[n]]
             if wrong:
                 raise ValueError(f"{wrong[0]} is {values[wrong[0]]!r:.40}")
             return found

@@ -1,13 +1,13 @@
 """One consistent look at a directory of rows, while others write to it or compact it.
 
-Every file is verified against the checksum in its name before it is parsed. A compacted file says
-which fragments it stands for; where both are there (a compaction is going on, or was cut short)
-only the compacted file counts.
+Every file is verified against the checksum in its name before it is parsed, and its values once
+after (``validation.py``); what is not rows is named and left out, and stays where it is. A
+compacted file says which fragments it stands for; where both are there (a compaction is going on,
+or was cut short) only the compacted file counts.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 from collections.abc import Iterable, Mapping
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 #: Key of the Parquet metadata under which a compacted file lists the files it replaces, as JSON.
 COVERS_KEY = b"nightgrid.covers"
+#: A file that says it holds more is refused: it would not fit into memory.
+MOST_ROWS = 10_000_000
 
 _LOG = logging.getLogger("nightgrid.store")
 
@@ -38,16 +40,10 @@ class Scan:
     covered: list[str]  # leftovers of a compaction
 
     def joined(self) -> pa.Table:
-        """All tables as one; columns that only some have are null in the others."""
+        """All tables as one; there is at least one."""
         import pyarrow as pa
 
-        tables = list(self.tables.values())
-        try:
-            with contextlib.suppress(pa.ArrowInvalid):  # as it is when one program wrote them all
-                return pa.concat_tables(tables).combine_chunks()
-            return pa.concat_tables(tables, promote_options="default").combine_chunks()
-        except pa.ArrowException as error:
-            raise StoreError(f"{self.directory}: tables do not fit together: {error}") from error
+        return pa.concat_tables(self.tables.values()).combine_chunks()
 
 
 def scan_rows(
@@ -83,29 +79,59 @@ def _row_files(directory: Path) -> set[str]:
         names = disk.names(directory)
     except FileNotFoundError:
         return set()
+    except OSError as error:
+        raise StoreError(f"{directory} cannot be read: {error.strerror or error}") from error
     return {name for name in names if name.endswith(".parquet") and not name.startswith(".")}
 
 
 def _read_files(
     directory: Path, names: set[str], columns: list[str], known: Mapping[str, pa.Table]
 ) -> Scan:
+    from orchestrator.results.validation import faults
+
     scan = Scan(directory, {}, [], [])
     covered: set[str] = set()
     # Compacted files first: they say which fragments need not be read.
-    for name in sorted(names, key=lambda name: (not fragments.is_compacted(name), name)):
+    compacted = {name for name in names if fragments.is_compacted(name)}
+    for name in [*sorted(compacted), *sorted(names - compacted)]:
         if name in covered:
             scan.covered.append(name)
             continue
         table = known.get(name)
         if table is None:
             table = _read_file(directory / name, columns, scan.damaged)
+            # Before anything is left out for its sake.
+            if table is not None and name in compacted:
+                table = _vouched_for(directory / name, table, scan.damaged)
         if table is not None:
             scan.tables[name] = table
             covered |= _covers(table)
     for name in covered & scan.tables.keys():  # an older compacted file that sorted first
         del scan.tables[name]
         scan.covered.append(name)
+    new = {n: t for n, t in scan.tables.items() if n not in known and n not in compacted}
+    for name, reason in faults(new).items():
+        del scan.tables[name]
+        scan.damaged.append(_not_rows(directory / name, reason))
     return scan
+
+
+def _vouched_for(path: Path, table: pa.Table, damaged: list[Damage]) -> pa.Table | None:
+    """The table of a compacted file, if it is sound and has a row at least for each file that it
+    stands for; else None, and an entry in ``damaged``."""
+    from orchestrator.results.validation import faults
+
+    reason = faults({path.name: table}).get(path.name, "")
+    if not reason and table.num_rows < len(_covers(table)):
+        reason = f"it has {table.num_rows:,} rows and stands for {len(_covers(table)):,} files"
+    if not reason:
+        return table
+    damaged.append(_not_rows(path, reason))
+    return None
+
+
+def _not_rows(path: Path, reason: str) -> Damage:
+    return Damage(path=path, reason=f"not a table of results: {reason}")
 
 
 def _covers(table: pa.Table) -> set[str]:
@@ -122,11 +148,6 @@ def _covers(table: pa.Table) -> set[str]:
 
 def _read_file(path: Path, columns: list[str], damaged: list[Damage]) -> pa.Table | None:
     """The table of one file; None, and an entry in ``damaged``, if it cannot be trusted."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    from orchestrator.results.schema import current
-
     try:
         data = disk.read(path)
         reason = fragments.damage_of(path.name, data)
@@ -136,17 +157,30 @@ def _read_file(path: Path, columns: list[str], damaged: list[Damage]) -> pa.Tabl
         data, reason = b"", f"cannot be read: {error.strerror or error}"
     if reason is None:
         try:
-            file = pq.ParquetFile(pa.BufferReader(data))
-            present = set(file.schema_arrow.names)
-            # None is all: choosing some costs half a millisecond, with a hundred in the file.
-            wanted = [name for name in columns if name in present] if present - {*columns} else None
-            table = file.read(wanted, use_threads=False)
-            table = current(table, str(path))
-            _covers(table)
-            return table
+            return _parsed(data, columns, path)
         except SchemaMismatch:
             raise  # not damage: this program is too old
-        except (pa.ArrowException, OSError, ValueError, RecursionError, StoreError) as error:
-            reason = f"not a table of results: {error}"
+        except Exception as error:  # bytes from anywhere make the library raise anything
+            text = str(error) or repr(error)
+            reason = f"not a table of results: {text.removeprefix(f'{path} ').splitlines()[0]:.300}"
     damaged.append(Damage(path=path, reason=reason))
     return None
+
+
+def _parsed(data: bytes, columns: list[str], path: Path) -> pa.Table:
+    """The columns of a file of rows, of exactly their types."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from orchestrator.results.schema import current
+
+    file = pq.ParquetFile(pa.BufferReader(data))
+    if file.metadata.num_rows > MOST_ROWS:
+        raise StoreError(f"{path} has {file.metadata.num_rows:,} rows, more than is read of one")
+    present = set(file.schema_arrow.names)
+    # None is all: choosing some costs half a millisecond, with a hundred in the file.
+    wanted = [name for name in columns if name in present] if present - {*columns} else None
+    table = current(file.read(wanted, use_threads=False), str(path), columns)
+    if _covers(table) and not fragments.is_compacted(path.name):
+        raise StoreError("it is no compacted file, and says that it stands for others")
+    return table

@@ -1,9 +1,10 @@
 """The columns of the result tables: an Arrow schema held against the ``Measurement`` record.
 
 The schema is built from the record's fields, and every column carries a description and a unit in
-its Arrow metadata (``docs/schema.md`` is generated from it). ``metrics`` is flattened into columns
-of its own, so that plain SQL is pleasant; raw samples and items stay nested; open-ended names are
-maps. Values of ``parameters`` are JSON, since they have several types.
+its Arrow metadata (``docs/schema.md`` is generated from it; ``schema_docs.py`` declares them, with
+the numbers that are allowed). ``metrics`` is flattened into columns of its own, so that plain SQL
+is pleasant; raw samples and items stay nested; open-ended names are maps. Values of ``parameters``
+are JSON, since they have several types.
 
 Format history (``schema_version``):
     1  first version
@@ -26,7 +27,7 @@ from typing import Any
 
 from orchestrator.errors import SchemaMismatch, StoreError
 from orchestrator.measurement import Measurement, Metrics
-from orchestrator.results.schema_docs import COLUMN_DOCS, NESTED_DOCS
+from orchestrator.results.schema_docs import COLUMN_DOCS, NESTED_DOCS, RANK, Doc, Range
 from workloads.api import Item, MeasureSettings, Sample
 
 if typing.TYPE_CHECKING:
@@ -36,6 +37,9 @@ SCHEMA_VERSION = 1
 
 #: From a version to the next: table -> table, for changes that a default cannot bridge.
 UPGRADES: dict[int, Callable[[pa.Table], pa.Table]] = {}
+
+#: Key of ``details`` under which numbers stand that their columns do not admit.
+OUT_OF_RANGE = "out_of_range"
 
 #: The two columns of raw values, which most readers do not need.
 RAW_COLUMNS = ("samples", "items")
@@ -75,10 +79,13 @@ def undocumented_schema() -> pa.Schema:
 
 
 def _bare(field: pa.Field) -> pa.Field:
+    """The field without descriptions, and without saying that nested values are never null."""
     import pyarrow as pa
 
     kind = field.type
-    if pa.types.is_list(kind):
+    if pa.types.is_map(kind):
+        kind = pa.map_(kind.key_type, _bare(kind.item_field).type)
+    elif pa.types.is_list(kind):
         kind = pa.list_(_bare(kind.value_field))
     elif pa.types.is_struct(kind):
         kind = pa.struct([_bare(child) for child in kind])
@@ -135,11 +142,10 @@ def from_table(table: pa.Table, *, source: str = "table") -> list[Measurement]:
         StoreError: the table is not one of measurements, or a value cannot be one.
     """
     table = current(table, source)
-    wanted = [name for name in table.column_names if name in COLUMN_DOCS]
     try:
-        rows = table.select(wanted).to_pylist(maps_as_pydicts="lossy")
+        rows = table.to_pylist(maps_as_pydicts="lossy")
         return [_record(row) for row in rows]
-    except (KeyError, TypeError, ValueError, ArithmeticError) as error:
+    except (KeyError, TypeError, ValueError, ArithmeticError, RecursionError) as error:
         raise StoreError(f"{source} does not hold measurements: {error!r}") from error
 
 
@@ -162,8 +168,21 @@ def refuse_newer(version: int, source: str) -> None:
         )
 
 
-def current(table: pa.Table, source: str) -> pa.Table:
-    """The table brought to this program's version; see ``from_table`` for the errors."""
+def current(table: pa.Table, source: str, columns: Sequence[str] | None = None) -> pa.Table:
+    """The table brought to this program's version: these columns, of exactly their types. Values
+    are not looked at (``validation.py`` does that); nulls give way to defaults.
+
+    Args:
+        table: what a file held.
+        source: its name, for errors.
+        columns: those wanted; None: those that are there, and all that a record needs must be.
+
+    Raises:
+        SchemaMismatch: the table is of a newer version.
+        StoreError: it is not one of measurements.
+    """
+    import pyarrow as pa
+
     version = table_version(table)
     if version == 0:
         raise StoreError(f"{source} is not a Nightgrid table: it has no schema version")
@@ -171,37 +190,116 @@ def current(table: pa.Table, source: str) -> pa.Table:
     for number in range(version, SCHEMA_VERSION):
         if number in UPGRADES:
             table = UPGRADES[number](table)
-    for name, kind in zip(table.schema.names, table.schema.types, strict=True):
-        expected = _type_ids().get(name)
-        if expected is not None and kind.id != expected:
-            raise StoreError(f"{source} is not a Nightgrid table: its {name} are {kind}")
-    if len(set(table.schema.names)) < len(table.schema.names):
+    present = table.column_names
+    if len(set(present)) < len(present):
         raise StoreError(f"{source} is not a Nightgrid table: it has a column twice")
-    return table
+    if columns is None:
+        columns = [name for name in present if name in COLUMN_DOCS]
+        if lacking := required() - {*columns}:
+            raise StoreError(f"{source} does not hold measurements: it has no {min(lacking)}")
+    expected = _fields(tuple(columns))
+    arrays = [
+        _as_expected(table.column(field.name), field, source)
+        if field.name in present
+        else _absent(field, table.num_rows, source)
+        for field in expected
+    ]
+    result = pa.Table.from_arrays(arrays, schema=expected)
+    return result.replace_schema_metadata(table.schema.metadata)
+
+
+@lru_cache(maxsize=32)
+def _fields(names: tuple[str, ...]) -> pa.Schema:
+    """The schema of these columns, without descriptions."""
+    import pyarrow as pa
+
+    return pa.schema([undocumented_schema().field(name) for name in names])
+
+
+def _as_expected(column: pa.ChunkedArray, field: pa.Field, source: str) -> pa.ChunkedArray:
+    """The column, if it is of the field's type down to the innermost value."""
+    import pyarrow as pa
+
+    if not column.type.equals(field.type):
+        if not _bare(pa.field(field.name, column.type)).type.equals(field.type):
+            raise StoreError(
+                f"{source} is not a Nightgrid table: its {field.name} are {column.type}, "
+                f"not {field.type}"
+            )
+        column = column.cast(field.type)  # it says of a nested value that it is never null
+    if field.name in _defaults() and column.null_count:
+        default = _defaults()[field.name]
+        values = [default if value is None else value for value in column.to_pylist()]
+        column = pa.chunked_array([pa.array(values, field.type)])
+    return column
+
+
+def _absent(field: pa.Field, rows: int, source: str) -> pa.ChunkedArray:
+    """The default of a column that older tables lack."""
+    import pyarrow as pa
+
+    if field.name in required():
+        raise StoreError(f"{source} does not hold measurements: it has no {field.name}")
+    default = _defaults().get(field.name)
+    return pa.chunked_array([pa.array([default] * rows, field.type)])
 
 
 @lru_cache(maxsize=1)
-def _type_ids() -> dict[str, int]:
-    """The kind of each column's type."""
-    return {field.name: field.type.id for field in schema()}
+def _defaults() -> dict[str, Any]:
+    """What stands for null, by column, where that is not null itself."""
+    found = {}
+    for kind in (Measurement, Metrics):
+        for field in fields(kind):
+            made = None if field.default is MISSING else field.default
+            if field.default_factory is not MISSING and field.name != "metrics":
+                made = field.default_factory()
+            if made is not None:
+                found[field.name] = [] if made == () or made == {} else made
+    return found
+
+
+def required(kind: type | None = None) -> frozenset[str]:
+    """The columns, or of a nested record the fields, that have no default and cannot be null."""
+    kinds = (Measurement, Metrics) if kind is None else (kind,)
+    return frozenset(
+        name
+        for each in kinds
+        for name, (field, optional) in _rules(each).items()
+        if not optional and field.default is MISSING and field.default_factory is MISSING
+    )
+
+
+@lru_cache(maxsize=1)
+def choices() -> dict[str, set[str]]:
+    """The columns of enumerations, and the values that each can have."""
+    kinds = {n: kind for n, kind in _hints(Measurement).items() if isinstance(kind, type)}
+    return {n: {each.value for each in k} for n, k in kinds.items() if issubclass(k, Enum)}
 
 
 # ---------------------------------------------------------------- record -> row
 
 
 def _flat(measurement: Measurement) -> dict[str, Any]:
-    row = _plain_fields(Measurement).of(measurement)
-    row |= _plain_fields(Metrics).of(measurement.metrics)
+    odd: list[str] = []  # numbers that their columns do not admit, as text
+    row = _plain_fields(Measurement).of(measurement, odd)
+    row |= _plain_fields(Metrics).of(measurement.metrics, odd)
     for name, kind in _RAW_TYPES.items():
-        plain = _plain_fields(kind)
-        row[name] = [{"rank": rank} | plain.of(raw) for rank, raw in getattr(measurement, name)]
+        row[name] = _raw(name, kind, getattr(measurement, name), odd)
     for name in _TIMES:
         value = getattr(measurement, name)
+        if value is not None and not COLUMN_DOCS[name].allowed.admits(value):
+            odd.append(f"{name}={value!r}")
+            value = None
         row[name] = None if value is None else round(value * 1_000_000)
     for name in _mappings():
         row[name] = [(_text(key), _text(item)) for key, item in getattr(measurement, name).items()]
-    row["parameters"] = [(key, _json(item)) for key, item in measurement.parameters.items()]
-    row["measure"] = _plain_fields(MeasureSettings).of(measurement.measure)
+    if odd:
+        row["details"].append((OUT_OF_RANGE, "; ".join(odd)))
+    row["parameters"] = [
+        (_text(key), _json(_text(item) if type(item) is str else item))
+        for key, item in measurement.parameters.items()
+    ]
+    row["measure"] = _plain_fields(MeasureSettings).of(measurement.measure, odd)
     return row
 
 
@@ -216,10 +314,32 @@ class _PlainFields:
         self._numbers = tuple(n for n, h in hints.items() if (_optional(h) or h) in numbers)
         self._others = tuple(name for name in hints if name not in self._numbers)
         self._of_numbers = attrgetter(*self._numbers)
+        self._ranges = tuple(
+            (name, *allowed_in(kind, name)[:2], allowed_in(kind, name))
+            for name in self._numbers
+            if (_optional(hints[name]) or hints[name]) is not bool
+        )
+        self._optional = {name for name, hint in hints.items() if _optional(hint) is not None}
 
-    def of(self, record: Any) -> dict[str, Any]:
-        """The values by name: of an Enum its value, of a tuple a list."""
+    def of(self, record: Any, odd: list[str]) -> dict[str, Any]:
+        """The values by name: of an Enum its value, of a tuple a list.
+
+        Args:
+            record: whose fields they are.
+            odd: gets, as text, the numbers that are out of range. They are null in the row where
+                that is possible, so that a row that was measured is never one that readers refuse.
+
+        Raises:
+            StoreError: a number that may not be null is out of range.
+        """
         row = dict(zip(self._numbers, self._of_numbers(record), strict=True))
+        for name, low, high, allowed in self._ranges:
+            value = row[name]
+            if value is not None and not low <= value <= high and not allowed.admits(value):
+                if name not in self._optional:
+                    raise StoreError(f"{name} is {value!r:.40}, not in its range: {allowed}")
+                odd.append(f"{name}={value!r:.40}")
+                row[name] = None
         for name in self._others:
             value = getattr(record, name)
             row[name] = value if value is None else _scalar(value)
@@ -227,6 +347,35 @@ class _PlainFields:
 
 
 _plain_fields = lru_cache(maxsize=16)(_PlainFields)
+
+
+def allowed_in(kind: type, name: str) -> Range:
+    """The numbers that a field of a record may hold."""
+    docs = NESTED_DOCS.get(kind.__name__, COLUMN_DOCS)
+    return docs[name].allowed
+
+
+def _all_in(values: Sequence[float], allowed: Range) -> bool:
+    """Whether all lie in a range. With a NaN among them their sum is one, which equals nothing."""
+    total = sum(values)
+    return total == total and allowed.low <= min(values) and max(values) <= allowed.high
+
+
+def _raw(name: str, kind: type, pairs: Sequence[Any], odd: list[str]) -> list[dict[str, Any]]:
+    """Raw samples or items, without those of which a number is none: ``odd`` tells of them."""
+    plain = _plain_fields(kind)
+    found = []
+    for number, (rank, raw) in enumerate(pairs):
+        try:
+            values = plain.of(raw, odd)
+            steps = values.get("step_s") or ()
+            if steps and not _all_in(steps, allowed_in(kind, "step_s")):
+                raise StoreError(f"step_s has {min(steps)!r} to {max(steps)!r}")
+        except StoreError as error:
+            odd.append(f"{name}[{number}]: {error}")
+            continue
+        found.append({"rank": rank} | values)
+    return found
 
 
 @lru_cache(maxsize=1)
@@ -356,7 +505,7 @@ def _struct(kind: type, *, rank: bool = False) -> pa.StructType:
     import pyarrow as pa
 
     docs = NESTED_DOCS[kind.__name__]
-    children = [_documented("rank", pa.int64(), ("", "rank that measured it"))] if rank else []
+    children = [_documented("rank", pa.int64(), RANK)] if rank else []
     children += [_documented(name, _arrow(hint), docs[name]) for name, hint in _hints(kind).items()]
     return pa.struct(children)
 
@@ -365,9 +514,8 @@ def _column(name: str, kind: pa.DataType) -> pa.Field:
     return _documented(name, kind, COLUMN_DOCS[name])
 
 
-def _documented(name: str, kind: pa.DataType, doc: tuple[str, str]) -> pa.Field:
+def _documented(name: str, kind: pa.DataType, doc: Doc) -> pa.Field:
     import pyarrow as pa
 
-    unit, description = doc
-    metadata = {"description": description} | ({"unit": unit} if unit else {})
+    metadata = {"description": doc.meaning} | ({"unit": doc.unit} if doc.unit else {})
     return pa.field(name, kind, metadata=metadata)

@@ -1,34 +1,89 @@
-"""What every column of the result tables means: ``(unit, description)`` by name.
+"""Every column of the result tables: its unit, its meaning, and the numbers that it may hold.
 
 ``schema.py`` fails on a field of a record that is not described here, and a test on a description
 without its field, so that the two cannot drift apart. Units are those of the field's own standard
 terms: s, bytes, tokens/s. Percentiles are interpolated linearly between samples.
+
+A number is not negative and at most 2^53 (exact in every program that reads it) unless its entry
+says otherwise. Whether a column may be null follows from the record: where the field may be None.
+Readers check both once, in ``validation.py``; the writer keeps what does not fit out of numbers.
 """
 
 from __future__ import annotations
 
-Docs = dict[str, tuple[str, str]]
+from collections.abc import Mapping
+from typing import NamedTuple
 
-COLUMN_DOCS: Docs = {
+
+class Range(NamedTuple):
+    """The numbers that a column may hold; of times, seconds since the epoch."""
+
+    low: float = 0
+    high: float = 2**53
+    finite: bool = True  # otherwise NaN and infinities are allowed, too
+
+    def admits(self, value: float) -> bool:
+        """Whether a number lies in the range."""
+        if not self.finite and (value != value or value in (float("inf"), float("-inf"))):
+            return True
+        return self.low <= value <= self.high
+
+    def __str__(self) -> str:
+        if self == MOMENT:
+            return "1970 to 2262"
+        high = "" if self.high == 2**53 else f" to {self.high:,}"
+        low = "any" if self.low == -(2**53) else f"{self.low:,}{high or ' or more'}"
+        return low if self.finite else f"{low}; NaN, infinity"
+
+
+FROM_0 = Range()
+FROM_1 = Range(low=1)
+SHARE = Range(low=0, high=1)
+FINITE = Range(low=-(2**53))
+ANY = Range(low=-(2**53), finite=False)
+#: What every program that reads tables can hold as a time, in nanoseconds too.
+MOMENT = Range(low=0, high=9_214_646_400)
+
+
+class Doc(NamedTuple):
+    """An entry: unit, meaning, and the numbers that are allowed if it is one."""
+
+    unit: str
+    meaning: str
+    allowed: Range = FROM_0
+
+
+Docs = Mapping[str, Doc]
+_Entries = dict[str, tuple[str, str] | tuple[str, str, Range]]
+
+_COLUMNS: _Entries = {
     # which run, which job, which try
     "schema_version": ("", "version of this format"),
     "run": ("", "name of the run"),
     "invocation_id": ("", "one `nightgrid run`; a run that was resumed has several"),
     "job_id": ("", "hash of what the job means; equal jobs have equal ids in every run"),
     "attempt_id": ("", "job id and attempt number; number 0 for a job that never ran"),
-    "attempt_number": ("", "which try at the job, from 1; 0 if it never ran"),
+    "attempt_number": (
+        "",
+        "which try at the job, from 1; 0 if it never ran",
+        Range(high=999_999_999),
+    ),
     "final": ("", "whether this is the job's one terminal row of its invocation"),
     "purpose": ("", "measure, or probe: asked only whether a batch size fits"),
-    "recorded_at": ("", "when the driver made the row"),
+    "recorded_at": ("", "when the driver made the row", MOMENT),
     # what was asked
     "experiment": ("", "name of the experiment in the grid file"),
     "workload": ("", "what was done, e.g. text-generation"),
     "model": ("", "model by name or path"),
     "dataset": ("", "dataset by name or path"),
     "accelerator": ("", "kind of card asked for: HPU, GPU or CPU"),
-    "cards": ("", "how many cards the job has"),
+    "cards": ("", "how many cards the job has", Range(low=1, high=1_000_000)),
     "precision": ("", "numbers that the weights are computed in, e.g. bf16, int8"),
-    "batch_size": ("", "prompts or training samples per card that ran together; null if none ran"),
+    "batch_size": (
+        "",
+        "prompts or training samples per card that ran together; null if none ran",
+        Range(low=1, high=2**31),
+    ),
     "batch_size_requested": ("", "batch size in the grid: a number, or max"),
     "engine": ("", "library that runs the model"),
     "isolation": ("", "warm: workers keep models between jobs; process: each job its own"),
@@ -40,11 +95,11 @@ COLUMN_DOCS: Docs = {
     "failure_class": ("", "kind of failure, which decides about retries"),
     "failure_tail": ("", "end of the traceback or of the error output"),
     "log": ("", "where the whole log lies, as host:path"),
-    "started_at": ("", "start of the attempt on its first rank"),
-    "ended_at": ("", "end of the attempt on its last rank"),
+    "started_at": ("", "start of the attempt on its first rank", MOMENT),
+    "ended_at": ("", "end of the attempt on its last rank", MOMENT),
     # where it ran
     "nodes": ("", "names of the servers, each once, in card order"),
-    "card_indices": ("", "index of each card on its server"),
+    "card_indices": ("", "index of each card on its server", Range(high=1_000_000)),
     "device_name": ("", "e.g. Gaudi2, NVIDIA H200"),
     "driver_version": ("", "version of the device's kernel driver"),
     "emulated": ("", "true: the card was a share of a CPU, and no number is one of a card"),
@@ -54,7 +109,7 @@ COLUMN_DOCS: Docs = {
     "git_dirty": ("", "whether that tree had uncommitted changes"),
     "worker_pid": ("", "process id of rank 0's worker"),
     "threads": ("", "OpenMP threads of rank 0's worker"),
-    "niceness": ("", "scheduling niceness of rank 0's worker"),
+    "niceness": ("", "scheduling niceness of rank 0's worker", Range(low=-20, high=20)),
     "jobs_before": ("", "attempts that the most used of the workers had run before this one"),
     "model_was_resident": ("", "whether every worker had the model loaded already"),
     # metrics
@@ -63,7 +118,7 @@ COLUMN_DOCS: Docs = {
     "items_per_s": ("1/s", "prompts, or training samples"),
     "throughput": ("", "generated_tokens_per_s where text is generated, else items_per_s"),
     "throughput_unit": ("", "unit of throughput: tokens/s or samples/s"),
-    "throughput_low": ("", "lower end of the Student-t interval of the mean over repeats"),
+    "throughput_low": ("", "lower end of the Student-t interval of the mean over repeats", FINITE),
     "throughput_high": ("", "upper end of it; the level is measure.confidence"),
     "relative_half_width": ("", "half of that interval over the mean"),
     "repeats": ("", "complete timed repeats; 0: rates come from an incomplete one"),
@@ -76,8 +131,8 @@ COLUMN_DOCS: Docs = {
     "latency_p95_s": ("s", "the same, 95th percentile"),
     "measure_s": ("s", "wall time of all timed batches on the slowest rank"),
     "cpu_s": ("s", "CPU time of all timed batches, all ranks"),
-    "loss_first": ("", "loss of the first step, warm-up included, mean over ranks"),
-    "loss_last": ("", "loss of the last step, mean over ranks"),
+    "loss_first": ("", "loss of the first step, warm-up included, mean over ranks", ANY),
+    "loss_last": ("", "loss of the last step, mean over ranks", ANY),
     "energy_j": ("J", "energy of all cards in the timed part, pauses included; null: not known"),
     "power_w": ("W", "mean power of all cards together in the timed part"),
     "energy_source": ("", "counter: the cards' own; power: integrated from readings of power"),
@@ -106,12 +161,12 @@ COLUMN_DOCS: Docs = {
     "items": ("", "every prompt of the last complete repeat"),
 }
 
-NESTED_DOCS: dict[str, Docs] = {
+_NESTED: dict[str, _Entries] = {
     "MeasureSettings": {
         "warmup": ("", "untimed repeats"),
         "min_repeats": ("", "fewest timed repeats"),
         "max_repeats": ("", "most timed repeats"),
-        "confidence": ("", "level of the interval"),
+        "confidence": ("", "level of the interval", Range(low=0.01, high=0.999_999_999)),
         "relative_half_width": ("", "timing stops when the interval is this tight"),
         "time_limit_s": ("s", "limit of the timed part"),
     },
@@ -128,7 +183,7 @@ NESTED_DOCS: dict[str, Docs] = {
         "computed_tokens": ("tokens", "positions that the device worked on, padding included"),
         "ttft_s": ("s", "time to first token of the batch"),
         "step_s": ("s", "time of each decoding step after the first"),
-        "loss": ("", "training loss; NaN where it was"),
+        "loss": ("", "training loss; NaN where it was", ANY),
         "data_s": ("s", "of a training step: waiting for the batch"),
         "forward_s": ("s", "of a training step: the forward pass"),
         "backward_s": ("s", "of a training step: the backward pass"),
@@ -143,4 +198,13 @@ NESTED_DOCS: dict[str, Docs] = {
         "ttft_s": ("s", "time to first token"),
         "output_text": ("", "the answer itself, kept for the first few prompts"),
     },
+}
+
+#: Of the nested records: the number of the rank that measured, beside the record's own fields.
+RANK = Doc("", "rank that measured it", Range(high=1_000_000))
+
+COLUMN_DOCS: Docs = {name: Doc(*entry) for name, entry in _COLUMNS.items()}
+NESTED_DOCS: Mapping[str, Docs] = {
+    record: {name: Doc(*entry) for name, entry in entries.items()}
+    for record, entries in _NESTED.items()
 }

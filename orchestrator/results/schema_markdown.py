@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from orchestrator.results.schema import RAW_COLUMNS, SCHEMA_VERSION, schema
+from orchestrator.results.schema import RAW_COLUMNS, SCHEMA_VERSION, required, schema
+from orchestrator.results.schema_docs import COLUMN_DOCS, NESTED_DOCS, RANK, Doc, Docs
+from workloads.api import Item, MeasureSettings, Sample
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -22,23 +24,42 @@ def markdown() -> str:
         f"Schema version {SCHEMA_VERSION}. One row per attempt, successful or not. Take the newest "
         "row with `final` of each `job_id` for what became of a job; the pair (`invocation_id`, "
         "`attempt_id`) tells copies of a row.",
-        _table([(column.name, column) for column in schema()]),
+        "A file of rows in which a value is of another type, missing where `null` is not allowed, "
+        "or outside of its range, is named as damaged and left out; it stays where it is. A number "
+        "that Nightgrid itself measured outside of a range is null in its column and stands, as "
+        "text, under `out_of_range` in `details`.",
+        _table([(column.name, column) for column in schema()], COLUMN_DOCS, required()),
     ]
+    records = {"measure": MeasureSettings, "samples": Sample, "items": Item}
     for name in ("measure", *RAW_COLUMNS):
         kind = schema().field(name).type
         struct = kind if name == "measure" else kind.value_type
-        parts += [f"## Fields of `{name}`", _table([(f.name, f) for f in struct])]
+        docs: Docs = {"rank": RANK, **NESTED_DOCS[records[name].__name__]}
+        needed = required(records[name]) | {"rank"}
+        parts += [f"## Fields of `{name}`", _table([(f.name, f) for f in struct], docs, needed)]
     parts += ["## Reading them", _EXAMPLES.strip()]
     return "\n\n".join(parts) + "\n"
 
 
-def _table(named: Sequence[tuple[str, pa.Field]]) -> str:
-    lines = ["| column | type | unit | meaning |", "|---|---|---|---|"]
+def _table(named: Sequence[tuple[str, pa.Field]], docs: Docs, needed: frozenset[str]) -> str:
+    lines = ["| column | type | unit | values | meaning |", "|---|---|---|---|---|"]
     for name, field in named:
-        metadata = {key.decode(): value.decode() for key, value in (field.metadata or {}).items()}
-        unit = metadata.get("unit", "")
-        lines.append(f"| `{name}` | {_short(field.type)} | {unit} | {metadata['description']} |")
+        unit, meaning, _ = docs[name]
+        values = _values(field.type, docs[name], name in needed)
+        lines.append(f"| `{name}` | {_short(field.type)} | {unit} | {values} | {meaning} |")
     return "\n".join(lines)
+
+
+def _values(kind: pa.DataType, doc: Doc, needed: bool) -> str:
+    """The numbers that a column may hold, and whether it may hold none."""
+    import pyarrow as pa
+
+    inner = kind.value_type if pa.types.is_list(kind) else kind
+    number = (
+        pa.types.is_integer(inner) or pa.types.is_floating(inner) or pa.types.is_timestamp(inner)
+    )
+    told = [str(doc.allowed)] * number + ["null"] * (not needed)
+    return ", ".join(told)
 
 
 def _short(kind: pa.DataType) -> str:

@@ -34,7 +34,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.errors import SchemaMismatch, StoreError, StoreFull
+from orchestrator.errors import StoreError, StoreFull
 from orchestrator.history import PastRow
 from orchestrator.job import Accelerator, Scalar, State
 from orchestrator.results import disk, fragments, identity
@@ -86,11 +86,24 @@ class Contents:
 
 
 def runs(results_dir: Path) -> list[str]:
-    """Names of the runs in a results directory, the one written last first."""
-    if not results_dir.is_dir():
+    """Names of the runs in a results directory, the one written last first.
+
+    Raises:
+        StoreError: the directory is there and cannot be read.
+    """
+    if not os.path.isdir(results_dir):
         return []
-    found = [path for path in results_dir.iterdir() if (path / "rows").is_dir()]
-    return [p.name for p in sorted(found, key=lambda p: (p / "rows").stat().st_mtime, reverse=True)]
+    try:
+        names = disk.names(results_dir)
+    except OSError as error:
+        raise StoreError(f"{results_dir} cannot be read: {error.strerror or error}") from error
+    written: dict[str, float] = {}
+    for name in names:  # os.path, since Path's own questions raise where it may not look
+        rows = results_dir / name / "rows"
+        with contextlib.suppress(OSError):
+            if os.path.isdir(rows):
+                written[name] = os.stat(rows).st_mtime
+    return sorted(written, key=lambda name: written[name], reverse=True)
 
 
 class Store:
@@ -145,7 +158,7 @@ class Store:
     @property
     def exists(self) -> bool:
         """Whether the run was ever started."""
-        return self.tables_path.is_dir()
+        return os.path.isdir(self.tables_path)
 
     # ------------------------------------------------------------ the one writer
 
@@ -440,10 +453,10 @@ class Store:
 
         self._lock.still_mine()
         scan = scan_rows(self.tables_path, column_names())
-        self._delete(scan.covered)
-        table = joined_rows(scan) if len(scan.tables) > 1 else None
-        if table is None or len(scan.tables) < 2:
+        self._delete(_leftovers(scan))
+        if len(scan.tables) < 2:
             return None
+        table = joined_rows(scan)
         metadata = dict(table.schema.metadata) | {
             COVERS_KEY: json.dumps(sorted(scan.tables)).encode()
         }
@@ -494,53 +507,46 @@ class Store:
     def history(self) -> list[PastRow]:
         """What planning and estimating need of each row, oldest first."""
         scan = scan_rows(self.tables_path, _HISTORY_COLUMNS)
-        try:
-            rows = _past_rows(scan.joined()) if scan.tables else []
-        except _NO_ROWS:
-            rows = [row for name in scan.tables for row in _past_rows_of(scan, name)]
+        rows = _past_rows(scan.joined()) if scan.tables else []
         rows.sort(key=lambda row: row[0])
         return [past for _, past in rows]
 
 
+def _leftovers(scan: Scan) -> list[str]:
+    """The files that a compaction has replaced and did not come to delete. Whoever may write here
+    may say of any file that his stands for it: only those go whose attempt has a row there."""
+    if not scan.covered:
+        return []
+    there = {
+        pair
+        for name, table in scan.tables.items()
+        if fragments.is_compacted(name)
+        for pair in zip(
+            table["job_id"].to_pylist(), table["attempt_number"].to_pylist(), strict=True
+        )
+    }
+    numbers = {number for _, number in there}
+    found = []
+    for name in scan.covered:
+        attempt = fragments.attempt_of(name)
+        if attempt is None:
+            known = fragments.is_compacted(name)
+        elif attempt[0] == fragments.TOGETHER:
+            known = attempt[1] in numbers
+        else:
+            known = attempt in there
+        if known:
+            found.append(name)
+    return found
+
+
 def _measurements(scan: Scan) -> list[Measurement]:
-    """The rows of a scan in the order of recording; what cannot be one counts as damage."""
+    """The rows of a scan in the order of recording."""
     from orchestrator.results.schema import from_table
 
-    try:  # all at once is many times faster than a table of one row after the other
-        rows = from_table(scan.joined(), source=str(scan.directory)) if scan.tables else []
-    except SchemaMismatch:
-        raise
-    except StoreError:
-        rows = _one_by_one(scan)
+    rows = from_table(scan.joined(), source=str(scan.directory)) if scan.tables else []
     rows.sort(key=lambda row: (row.recorded_at or 0.0, row.attempt_id, row.invocation_id))
     return rows
-
-
-def _one_by_one(scan: Scan) -> list[Measurement]:
-    """The rows of those tables that hold some; the others become damage."""
-    from orchestrator.results.schema import from_table
-
-    rows: list[Measurement] = []
-    for name, table in list(scan.tables.items()):
-        try:
-            rows += from_table(table, source=str(scan.directory / name))
-        except StoreError as error:
-            del scan.tables[name]
-            scan.damaged.append(Damage(path=scan.directory / name, reason=str(error)))
-    return rows
-
-
-#: What a table raises whose columns are of the right kinds, with values that no row has.
-_NO_ROWS = (StoreError, ValueError, TypeError, KeyError, ArithmeticError)
-
-
-def _past_rows_of(scan: Scan, name: str) -> list[tuple[tuple[bool, Any], PastRow]]:
-    """The rows of one file; none, and a warning, if it holds something else."""
-    try:
-        return _past_rows(scan.tables[name])
-    except _NO_ROWS as error:
-        _LOG.warning("not read: %s: not rows of results: %r", scan.directory / name, error)
-        return []
 
 
 def _past_rows(table: pa.Table) -> list[tuple[tuple[bool, Any], PastRow]]:
@@ -554,10 +560,7 @@ def _past_rows(table: pa.Table) -> list[tuple[tuple[bool, Any], PastRow]]:
 @lru_cache(maxsize=4096)
 def _parameters(pairs: tuple[tuple[str, str], ...]) -> tuple[tuple[str, Scalar], ...]:
     """A job's parameters from their JSON, as it has them; most rows share theirs with others."""
-    values = {name: json.loads(text) for name, text in pairs}
-    if any(isinstance(value, list | dict) for value in values.values()):
-        raise ValueError(f"a parameter is no plain value: {values}")
-    return tuple(sorted(values.items()))
+    return tuple(sorted((name, json.loads(text)) for name, text in dict(pairs).items()))
 
 
 def _past_row(row: dict[str, Any]) -> PastRow:

@@ -152,7 +152,7 @@ class RunFeed:
     def _read_rows(self) -> None:
         try:
             scan = scan_rows(self._store.tables_path, _COLUMNS, self._tables)
-        except StoreError as error:
+        except (StoreError, OSError) as error:
             self._rows_trouble = str(error)
             return
         self._rows_trouble = ""

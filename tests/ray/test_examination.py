@@ -73,6 +73,7 @@ def test_every_node_says_what_it_has(examined: ClusterFacts) -> None:
     assert cards["cpu-1"] == {Accelerator.CPU: 1}
     assert cards["head"] == cards["lacking"] == {}
     assert [node.name for node in examined.nodes if node.head] == ["head"]
+    assert examined.token  # a process without one was refused
     node = named(examined, "hpu-1")
     assert node.emulated and node.probe is not None and node.clock is not None
     assert node.probe.versions["ray"] == examined.driver.ray

@@ -28,11 +28,11 @@ def frozen(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.
     answer is silence."""
     monkeypatch.setattr(control_store, "SILENT_AFTER_S", 1.0)
     bench.node("cpu-1")
-    port = bench.cluster.address.rpartition(":")[2]
+    assert bench.cluster.temp_dir
     (server,) = [
         process
         for process in psutil.Process().children(recursive=True)
-        if process.name() == "gcs_server" and f"={port}" in " ".join(process.cmdline())
+        if process.name() == "gcs_server" and bench.cluster.temp_dir in " ".join(process.cmdline())
     ]
     goes_on = threading.Event()
 

@@ -7,6 +7,7 @@ that cover them.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,7 +41,7 @@ def read_directory(directory: Path) -> dict[str, list[Example]]:
     Raises:
         DataMissing: a file is not there, or has a malformed line (file and line are named).
     """
-    missing = [name for name in ADVERTISEGEN_FILES if not (directory / name).is_file()]
+    missing = [name for name in ADVERTISEGEN_FILES if not os.path.isfile(directory / name)]
     if missing:
         raise DataMissing(
             f"{directory} has no {' and no '.join(missing)}; an AdvertiseGen directory holds "

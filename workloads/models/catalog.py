@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import importlib.util
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,7 +51,7 @@ def find_model(name: str) -> ModelEntry:
     if name in EMBEDDED:
         return _embedded(name)
     path = Path(name).expanduser()
-    if path.exists():
+    if os.path.exists(path):
         return _directory(name, path)
     if _HUB_ID.fullmatch(name):
         return _hub(name)

@@ -118,20 +118,46 @@ def sizes_of(config: Mapping[str, Any]) -> Sizes:
             f"config.json asks for {wrong}, which the native class does not do; ChatGLM3 has "
             f"{ {k: required[k] for k in wrong} }"
         )
-    try:
-        heads = int(config["num_attention_heads"])
-        hidden = int(config["hidden_size"])
-        return Sizes(
-            hidden=hidden,
-            layers=int(config["num_layers"]),
-            heads=heads,
-            kv_heads=int(config["multi_query_group_num"]),
-            head_dim=int(config.get("kv_channels") or hidden // heads),
-            intermediate=int(config["ffn_hidden_size"]),
-            vocabulary=int(config["padded_vocab_size"]),
+    heads = _size(config, "num_attention_heads")
+    hidden = _size(config, "hidden_size")
+    channels = "kv_channels" if config.get("kv_channels") else None
+    return Sizes(
+        hidden=hidden,
+        layers=_size(config, "num_layers", most=10_000),
+        heads=heads,
+        kv_heads=_size(config, "multi_query_group_num"),
+        head_dim=_size(config, channels) if channels else hidden // heads,
+        intermediate=_size(config, "ffn_hidden_size"),
+        vocabulary=_size(config, "padded_vocab_size"),
+    )
+
+
+def _size(config: Mapping[str, Any], name: str, most: int = 2**31) -> int:
+    """A count in config.json.
+
+    Raises:
+        BadConfiguration: it is not there, or no count.
+    """
+    if name not in config:
+        raise BadConfiguration(f"config.json has no {name!r}")
+    value = config[name]
+    if type(value) is not int or not 1 <= value <= most:
+        raise BadConfiguration(
+            f"config.json: {name} is {value!r:.60}, not a whole number from 1 to {most:,}"
         )
-    except KeyError as error:
-        raise BadConfiguration(f"config.json has no {error.args[0]!r}") from None
+    return value
+
+
+def _number(config: Mapping[str, Any], name: str, usual: float) -> float:
+    """A positive number in config.json, or the usual one where it has none.
+
+    Raises:
+        BadConfiguration: it is something else.
+    """
+    value = config.get(name) or usual
+    if type(value) not in (int, float) or not 0 < value < 1e12:
+        raise BadConfiguration(f"config.json: {name} is {value!r:.60}, not a positive number")
+    return float(value)
 
 
 def native_config(
@@ -187,18 +213,29 @@ def from_original_config(
     return native_config(
         sizes,
         eos_token_ids=eos_token_ids(config, sizes, sentencepiece_pieces),
-        max_positions=int(config.get("seq_length") or 8192),
-        rope_theta=10000.0 * float(config.get("rope_ratio") or 1.0),
-        rms_norm_eps=float(config.get("layernorm_epsilon") or 1e-5),
+        max_positions=max_positions(config),
+        rope_theta=10000.0 * _number(config, "rope_ratio", 1.0),
+        rms_norm_eps=_number(config, "layernorm_epsilon", 1e-5),
         dtype=str(config.get("torch_dtype") or "float16"),
     )
+
+
+def max_positions(config: Mapping[str, Any]) -> int:
+    """The longest sequence that a config.json of the original layout names.
+
+    Raises:
+        BadConfiguration: it is no count.
+    """
+    return _size(config, "seq_length") if config.get("seq_length") else 8192
 
 
 def eos_token_ids(config: Mapping[str, Any], sizes: Sizes, pieces: int | None) -> list[int]:
     """Where a ChatGLM3 text ends: ``</s>``, and the next turn's ``<|user|>`` or
     ``<|observation|>``. ChatGLM3-6B: [2, 64795, 64797]."""
     end = config.get("eos_token_id")
-    ends = [int(e) for e in end] if isinstance(end, list) else [END_ID if end is None else int(end)]
+    ends = end if isinstance(end, list) else [END_ID if end is None else end]
+    if not all(type(one) is int and 0 <= one < 2**31 for one in ends):
+        raise BadConfiguration(f"config.json: eos_token_id is {end!r:.60}, not ids of tokens")
     if pieces is None and sizes.vocabulary == PUBLISHED_VOCABULARY:
         pieces = PUBLISHED_PIECES
     if pieces is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import stat
 from pathlib import Path
 from typing import Any
@@ -58,11 +59,11 @@ def weight_files(directory: Path) -> list[Path]:
         DataMissing: there are none, or a shard that the index names is not there.
     """
     for index, single in WEIGHT_FILES:
-        if (directory / single).is_file():
+        if os.path.isfile(directory / single):
             return [directory / single]
-        if (directory / index).is_file():
+        if os.path.isfile(directory / index):
             shards = index_shards(directory / index)
-            missing = [name for name in shards if not (directory / name).is_file()]
+            missing = [name for name in shards if not os.path.isfile(directory / name)]
             if missing:
                 more = " …" if len(missing) > 3 else ""
                 raise DataMissing(
@@ -83,11 +84,11 @@ def read_config(directory: Path) -> dict[str, Any]:
         DataMissing: it is not there, not a directory, not JSON, or lies beside what no model has.
     """
     file = directory / "config.json"
-    if not directory.exists():
+    if not os.path.lexists(directory):
         raise DataMissing(f"there is no directory {directory}")
-    if not directory.is_dir():
+    if not os.path.isdir(directory):
         raise DataMissing(f"{directory} is a file; a model is a directory with a config.json")
-    if not file.is_file():
+    if not os.path.isfile(file):
         raise DataMissing(f"{directory} has no config.json, so it is not a model's directory")
     refuse_odd_files(directory)
     try:
@@ -114,6 +115,14 @@ def index_shards(index_file: Path) -> list[str]:
     """
     try:
         weight_map = json.loads(files.read_text(index_file, limit_bytes=_INDEX_BYTES))["weight_map"]
-        return sorted(set(weight_map.values()))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        names = sorted(set(weight_map.values()))
+        if not names:
+            raise ValueError("it names no file")
+        for name in names:
+            if not isinstance(name, str) or not name.endswith((".safetensors", ".bin")):
+                raise ValueError(f"{name!r:.60} is no weight file")
+            if name != os.path.basename(name) or not name.isprintable():
+                raise ValueError(f"{name!r:.60} is no file of this directory")
+        return names
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise DataMissing(f"{index_file} is not an index of weight files: {error}") from error

@@ -10,6 +10,7 @@ bfloat16. The key-value cache is what each token of each sequence adds while gen
 from __future__ import annotations
 
 import json
+import os
 import re
 import tempfile
 from collections.abc import Mapping
@@ -141,9 +142,9 @@ def describe_model(name: str, *, lora_rank: int = 8) -> Description:
 def _resolve(name: str) -> tuple[dict[str, Any], Path | None]:
     """The config of a model, and the directory its tokenizer may lie in."""
     path = Path(name).expanduser()
-    if path.name == "config.json" and path.is_file():
+    if path.name == "config.json" and os.path.isfile(path):
         path = path.parent
-    if name != TINY and (path / "config.json").is_file():
+    if name != TINY and os.path.isfile(path / "config.json"):
         return read_config(path), path
     entry = find_model(name)
     if entry.name == TINY:

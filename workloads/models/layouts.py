@@ -73,7 +73,7 @@ def tokenizer_directory(directory: Path) -> Path:
 
     def build(to: Path) -> None:
         pieces = read_pieces(directory / "tokenizer.model")
-        write_tokenizer(to, pieces, int(config.get("seq_length") or 8192))
+        write_tokenizer(to, pieces, chatglm3.max_positions(config))
         ends = chatglm3.eos_token_ids(config, chatglm3.sizes_of(config), len(pieces))
         text = json.dumps({"eos_token_id": ends, "pad_token_id": chatglm3.UNKNOWN_ID}, indent=2)
         (to / "generation_config.json").write_text(text + "\n", encoding="utf-8")

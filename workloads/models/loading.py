@@ -158,10 +158,13 @@ def load_tokenizer(source: ModelSource, **arguments: Any) -> Any:
         tokenizer = AutoTokenizer.from_pretrained(
             source.tokenizer_path, trust_remote_code=source.remote_code, **arguments
         )
-    except ValueError as error:
+    except Exception as error:  # files from anywhere make the library raise anything
         if refusal := remote_code.refusal(source.entry.name, error):
             raise refusal from error
-        raise
+        text = (str(error) or repr(error)).splitlines()[0]
+        raise DataMissing(
+            f"the tokenizer in {source.tokenizer_path} cannot be read: {text:.300}"
+        ) from error
     tokenizer.padding_side = "left"  # a decoder continues at the right end
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token

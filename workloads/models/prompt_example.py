@@ -89,8 +89,8 @@ def _from_directory(directory: Path | None) -> Any:
 
     try:
         return AutoTokenizer.from_pretrained(str(directory), trust_remote_code=False)
-    except (OSError, ValueError, KeyError, TypeError):
-        return None  # a config by itself
+    except Exception:  # files from anywhere make the library raise anything
+        return None  # a config by itself, or files that are no tokenizer
 
 
 def _without_tokenizer(config: Mapping[str, Any]) -> Prompt:

@@ -8,13 +8,14 @@ file. Neither side ever holds the whole model.
 from __future__ import annotations
 
 import json
-import pickle
+import os
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from workloads import files
 from workloads.errors import BadConfiguration, DataMissing
 from workloads.models.checkpoint_files import weight_files
 
@@ -102,11 +103,14 @@ def open_shard(file: Path) -> Shard:
         DataMissing: it is truncated, or not what its name says.
     """
     try:
+        with files.opened(file):  # which refuses what is no ordinary file
+            pass
         return _open_safetensors(file) if file.suffix == ".safetensors" else _open_bin(file)
-    except (RuntimeError, EOFError, OSError, ValueError, pickle.UnpicklingError) as error:
+    except Exception as error:  # bytes from anywhere make the libraries raise anything
         text = str(error).strip() or type(error).__name__
+        size = file.stat().st_size if os.path.isfile(file) else 0
         raise DataMissing(
-            f"{file} ({file.stat().st_size} bytes) cannot be read: {text.splitlines()[0][:200]}. "
+            f"{file} ({size} bytes) cannot be read: {text.splitlines()[0][:200]}. "
             "It is truncated or not a weight file; fetch it again (with Git LFS: git lfs pull)"
         ) from error
 

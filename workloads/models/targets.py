@@ -10,6 +10,7 @@ Planning asks without torch: names then come from the tensors that a checkpoint'
 from __future__ import annotations
 
 import json
+import os
 import struct
 from collections.abc import Iterable
 from pathlib import Path
@@ -88,15 +89,17 @@ def linear_names(model: str) -> frozenset[str] | None:
         if entry.name == SMOLLM2:
             return frozenset(_LLAMA)
         directory = Path(entry.location)
-        if not directory.is_dir():
+        if not os.path.isdir(directory):
             return None  # on a hub, not downloaded
         if layout_of(read_config(directory)) == "original":
             return None  # it is trained in the native layout, which is yet to be made
-        files = [file for file in weight_files(directory) if file.suffix == ".safetensors"]
-        shapes = [item for file in files for item in _safetensors_shapes(file)]
-    except (WorkloadError, OSError, ValueError, KeyError, struct.error):
+        weights = [file for file in weight_files(directory) if file.suffix == ".safetensors"]
+        shapes = [item for file in weights for item in _safetensors_shapes(file)]
+        return _from_shapes(shapes) or None
+    except (WorkloadError, OSError, ValueError, LookupError, TypeError, AttributeError):
         return None
-    return _from_shapes(shapes) or None
+    except (RecursionError, struct.error):
+        return None
 
 
 def _from_shapes(shapes: Iterable[tuple[str, Iterable[int]]]) -> frozenset[str]:

@@ -1,0 +1,168 @@
+"""The one look at values that come from files of rows: is each what its column says it is?
+
+``fault`` asks it of whole columns at once: text that is UTF-8, nulls only where a record may lack a
+value, numbers and times in the ranges that ``schema_docs.py`` declares, states and kinds of card
+that exist, parameters that are plain JSON values. What has passed needs no second look: no reader
+behind this has to expect a batch size of zero. ``faults`` finds the bad ones among thousands of
+files without looking at each.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.results.schema import choices, required
+from orchestrator.results.schema_docs import COLUMN_DOCS, NESTED_DOCS, RANK, Docs, Range
+from workloads.api import Item, MeasureSettings, Sample
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+#: Records that are nested in a column.
+_NESTED: Mapping[str, type] = {"samples": Sample, "items": Item, "measure": MeasureSettings}
+
+
+def faults(tables: Mapping[str, pa.Table]) -> dict[str, str]:
+    """The tables, by name, that hold something else than rows, and why.
+
+    Args:
+        tables: of the same columns, and of exactly their types (``schema.current``).
+    """
+    import pyarrow as pa
+
+    found: dict[str, str] = {}
+
+    def look_at(names: Sequence[str]) -> None:
+        """All together; only where something is wrong, each half alone."""
+        together = pa.concat_tables([tables[name] for name in names])
+        reason = fault(together.combine_chunks() if len(names) > 1 else together)
+        if not reason:
+            return
+        if len(names) == 1:
+            found[names[0]] = reason
+            return
+        look_at(names[: len(names) // 2])
+        look_at(names[len(names) // 2 :])
+
+    full = [name for name, table in tables.items() if table.num_rows]
+    if full:
+        look_at(full)
+    return found | {name: "it holds no rows" for name in tables if name not in full}
+
+
+def fault(table: pa.Table) -> str:
+    """Why some of these rows are none; "" if all are.
+
+    Args:
+        table: some or all columns, of exactly their types.
+    """
+    import pyarrow as pa
+
+    try:
+        table.validate(full=True)  # offsets, and text that is UTF-8
+        for field in table.schema:
+            column = table.column(field.name)
+            if reason := _column_fault(field.name, field.type, column):
+                return reason
+    except (pa.ArrowException, ArithmeticError) as error:
+        return str(error)
+    return ""
+
+
+def _column_fault(name: str, kind: pa.DataType, column: pa.ChunkedArray) -> str:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if name in required() and column.null_count:
+        return f"{name} is missing"
+    if name == "parameters":
+        return _parameters_fault(column)
+    if name in _NESTED:
+        structs = column if pa.types.is_struct(kind) else pc.list_flatten(column)
+        return _record_fault(name, _NESTED[name], structs)
+    if name in choices():
+        unknown = {str(value) for value in pc.unique(column).to_pylist()} - choices()[name]
+        return f"{name} cannot be {min(unknown)!r:.60}" if unknown else ""
+    return _values_fault(name, kind, column, COLUMN_DOCS[name].allowed)
+
+
+def _record_fault(name: str, record: type, structs: pa.ChunkedArray) -> str:
+    """What is wrong with nested records, field by field."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    docs: Docs = {"rank": RANK, **NESTED_DOCS[record.__name__]}
+    needed = required(record) | {"rank"}
+    if pa.types.is_struct(structs.type) and structs.null_count:
+        return f"a record of {name} is missing"
+    for child in structs.type:
+        values = pc.struct_field(structs, child.name)
+        if child.name in needed and values.null_count:
+            return f"a {child.name} of {name} is missing"
+        reason = _values_fault(child.name, child.type, values, docs[child.name].allowed)
+        if reason:
+            return f"{name}: {reason}"
+    return ""
+
+
+def _values_fault(name: str, kind: pa.DataType, values: pa.ChunkedArray, allowed: Range) -> str:
+    """What is wrong with values of any type: nulls inside, numbers out of range."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if pa.types.is_map(kind):
+        chunks = values.chunks if isinstance(values, pa.ChunkedArray) else [values]
+        missing = any(chunk.items.null_count for chunk in chunks)
+        return f"a value of {name} is missing" if missing else ""
+    if pa.types.is_list(kind):
+        inner = pc.list_flatten(values)
+        if inner.null_count:
+            return f"a value of {name} is missing"
+        return _values_fault(name, kind.value_type, inner, allowed)
+    if pa.types.is_timestamp(kind):
+        return _range_fault(name, pc.cast(values, pa.int64()), allowed, 1_000_000)
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind):
+        return _range_fault(name, values, allowed)
+    return ""
+
+
+def _range_fault(name: str, values: pa.ChunkedArray, allowed: Range, unit: int = 1) -> str:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if pa.types.is_floating(values.type):
+        if not allowed.finite:
+            values = pc.filter(values, pc.is_finite(values))
+        elif pc.any(pc.is_nan(values)).as_py():
+            return f"{name} is NaN, not in its range: {allowed}"
+    ends = pc.min_max(values).as_py()
+    for end in (ends["min"], ends["max"]):
+        if end is not None and not allowed.low * unit <= end <= allowed.high * unit:
+            return f"{name} is {end / unit if unit > 1 else end:,}, not in its range: {allowed}"
+    return ""
+
+
+def _parameters_fault(column: pa.ChunkedArray) -> str:
+    import pyarrow.compute as pc
+
+    for chunk in column.chunks:
+        for text in pc.unique(chunk.items).to_pylist():
+            if reason := _parameter_fault(text):
+                return reason
+    return ""
+
+
+@lru_cache(maxsize=4096)
+def _parameter_fault(text: str | None) -> str:
+    """What is wrong with the JSON of one parameter's value; most rows share theirs with others."""
+    try:
+        value: Any = json.loads(text or "")
+        str(value).encode()
+    except (ValueError, RecursionError) as error:  # half a character is a ValueError, too
+        return f"a parameter is not JSON: {str(error) or repr(error):.100}"
+    if isinstance(value, list | dict):
+        return f"a parameter is no plain value: {text!r:.60}"
+    return ""

@@ -1,0 +1,166 @@
+"""Ten thousand hostile inputs (part of `make rehearsal`): directories of results, side files,
+models, datasets, grids and command lines, generated from a seed. None may end in a traceback, hang
+for ten seconds, end with an undocumented code, or change what it only reads.
+
+    python tests/hostile/hostile.py [--inputs N] [--seed S] [--only NUMBER ...] [--output DIR]
+
+Writes ``hostile.json`` and ``hostile.md``; exit code 1 if there is a finding. ``--only`` replays
+inputs by their number and prints everything.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import signal
+import sys
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parents[1])]
+
+from hostile_worker import Told, run_cases  # noqa: E402
+
+SEED = 20261122
+#: What commands import on demand, so that the workers, which are forked, have it.
+PRELOADED = (
+    *("torch", "transformers", "duckdb", "mlflow", "pyarrow.parquet", "pyarrow.dataset"),
+    *("rich.console", "matplotlib.pyplot", "workloads.models.description"),
+    *("orchestrator.on_ray.cluster", "orchestrator.on_ray.submission", "orchestrator.report.page"),
+    *("orchestrator.report.images", "orchestrator.watching.server"),
+)
+_FRAME = re.compile(r'File "([^"]+)", line (\d+),? in (\w+)')
+
+
+def signature(trouble: str) -> str:
+    """What findings of one cause have in common: the last place in our code, and the error."""
+    frames = [
+        f for f in _FRAME.findall(trouble) if "/orchestrator/" in f[0] or "/workloads/" in f[0]
+    ]
+    if trouble.startswith("hang"):  # faulthandler names the innermost frame first
+        frames = frames[:1]
+    last = trouble.strip().splitlines()[-1] if frames else trouble.strip().splitlines()[0]
+    if not frames:
+        return re.sub(r"/\S*/", "", re.sub(r"\d+", "N", last))[:100]
+    path, number, name = frames[-1]
+    where = re.sub(r".*/(orchestrator|workloads)/", r"\1/", path) + f":{number} {name}"
+    what = "hang" if trouble.startswith("hang") else last.partition(":")[0]
+    return f"{where}: {what}"
+
+
+class Findings:
+    """What was asked and what came of it."""
+
+    def __init__(self, *, loud: bool) -> None:
+        self.loud = loud
+        self.inputs: Counter[str] = Counter()
+        self.commands: Counter[str] = Counter()
+        self.codes: Counter[str] = Counter()
+        self.by_command: Counter[str] = Counter()
+        self.bad: Counter[str] = Counter()
+        self.hangs: Counter[str] = Counter()
+        self.causes: dict[str, list[dict[str, Any]]] = defaultdict(list)
+        self.slowest: list[tuple[float, int, list[str]]] = []
+
+    def add(self, number: int, about: tuple[str, str], told: list[Told]) -> None:
+        """Count a case."""
+        kind, what = about
+        self.inputs[kind] += 1
+        wrong = hung = False
+        for one in told:
+            self.commands[kind] += 1
+            self.codes[str(one["code"])] += 1
+            self.by_command[one["line"][0]] += 1
+            self.slowest = sorted([*self.slowest, (one["seconds"], number, one["line"])])[-10:]
+            if self.loud:
+                print(f"--- {number} {kind}: {what}\n{one['line']}\n{one['said']}{one['trouble']}"
+                      f"code {one['code']}, {one['seconds']:.2f} s")  # fmt: skip
+            if one["trouble"]:
+                hung = hung or one["trouble"].startswith("hang")
+                wrong = True
+                cause = signature(one["trouble"])
+                if cause not in self.causes and not self.loud:
+                    print(f"{number} {kind}: {cause}", flush=True)
+                self.causes[cause].append({"number": number, "kind": kind, "about": what, **one})
+        self.bad[kind] += wrong
+        if self.inputs.total() % 500 == 0 and not self.loud:
+            print(f"{self.inputs.total():,} inputs, {self.bad.total():,} findings", flush=True)
+        self.hangs[kind] += hung
+
+    def smallest(self, cause: str) -> dict[str, Any]:
+        """The finding of this cause with the shortest description."""
+        return min(self.causes[cause], key=lambda one: len(one["about"]) + len(str(one["line"])))
+
+    def markdown(self) -> str:
+        """The table of inputs and findings."""
+        lines = ["| kind | inputs | commands | with a finding | hangs |", "|---|---|---|---|---|"]
+        for kind in [*sorted(self.inputs), "all"]:
+            counters = (self.inputs, self.commands, self.bad, self.hangs)
+            figures = [each.total() if kind == "all" else each[kind] for each in counters]
+            lines.append(f"| {kind} | " + " | ".join(f"{figure:,}" for figure in figures) + " |")
+        if self.causes:
+            lines += ["", "| cause | inputs | smallest |", "|---|---|---|"]
+        for cause, found in sorted(self.causes.items(), key=lambda each: -len(each[1])):
+            one = self.smallest(cause)
+            lines.append(
+                f"| {cause} | {len(found)} | {one['number']}: {one['about']!r:.90} "
+                f"{' '.join(one['line'])!r:.70} |"
+            )
+        return "\n".join(lines) + "\n"
+
+
+def preload(names: Iterable[str] = PRELOADED) -> None:
+    """Import in the first process what commands import, so that its forks have it."""
+    import importlib
+
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            print(f"without {name}: {error}")
+
+
+def main() -> int:
+    """Ask all of it, and say what was found."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--inputs", type=int, default=10_000)
+    parser.add_argument("--first", type=int, default=0, help="number of the first input")
+    parser.add_argument("--seed", type=int, default=SEED)
+    parser.add_argument("--only", type=int, nargs="*", default=None)
+    parser.add_argument("--output", type=Path, default=Path("rehearsal"))
+    args = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    began = time.time()
+    preload()
+    findings = Findings(loud=args.only is not None)
+    numbers = args.only or list(range(args.first, args.first + args.inputs))
+    try:
+        run_cases(numbers, args.seed, findings.add)
+    except KeyboardInterrupt:
+        print("interrupted")
+    told = findings.markdown()
+    args.output.mkdir(parents=True, exist_ok=True)
+    if args.only is None:
+        (args.output / "hostile.md").write_text(told, encoding="utf-8")
+        figures = {
+            "seed": args.seed,
+            "wall_s": time.time() - began,
+            "codes": findings.codes,
+            "by_command": findings.by_command,
+            "slowest": findings.slowest,
+            "causes": findings.causes,
+        }
+        (args.output / "hostile.json").write_text(json.dumps(figures, indent=1))
+        print(told)
+        print(f"exit codes {dict(findings.codes)}")
+    print(f"seed {args.seed}, {(time.time() - began) / 60:.1f} min")
+    return 1 if findings.causes else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,251 @@
+"""Values, texts and files that programs trip over, drawn at random.
+
+Everything is drawn from a ``random.Random``, so that a number replays a case. Values for a column
+are made from its Arrow type, whatever that is: a new column needs nothing here.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from random import Random
+from typing import Any
+
+import pyarrow as pa
+
+INTEGERS = [0, -1, 1, 2, 3, 7, 255, 2**31 - 1, 2**31, -(2**31), 2**53, 2**62, 2**63 - 1, -(2**63)]
+FLOATS = [
+    *(0.0, -0.0, 1.0, -1.0, 0.5, 1e-300, 5e-324, 1e300, 1.7976931348623157e308, -1e308),
+    *(float("nan"), float("inf"), float("-inf"), 2.0**63, 1e15),
+]
+TEXTS = [
+    *("", " ", "x", "0", "-1", "max", "null", "NaN", "true", "hpu-1", "a/b", "../x", "/etc/passwd"),
+    *(
+        "a\0b",
+        "a\nb",
+        "a\r\nb",
+        "\t",
+        "\x1b[31m\x07",
+        "\u202eevil",
+        "[bold]x[/bold]",
+        "[/]",
+        "%s{0}",
+    ),
+    *("💥" * 20, "裤 ✓", "<script>alert(1)</script>", "'; drop table rows; --", '"', "\\", "="),
+    *("=1+1", "\ufeff", "e\u0301" * 10, "²", "１２", "1e400", "9" * 400, "9" * 5000, "x" * 5000),
+]
+HUGE_TEXT = "y" * 1_000_000
+
+
+def text(random: Random) -> str:
+    """A text, rarely a huge one."""
+    return HUGE_TEXT if random.random() < 0.01 else random.choice(TEXTS)
+
+
+def nested_json(random: Random) -> str:
+    """JSON nested too deeply for most, closed or not."""
+    depth = random.choice([50, 900, 5_000, 100_000])
+    start, end = random.choice([("[", "]"), ('{"a":', "}"), ('[{"":', "}]")])
+    return start * depth + random.choice(["", "1"]) + (end * depth if random.random() < 0.6 else "")
+
+
+def json_text(random: Random) -> str:
+    """What may stand where JSON is expected."""
+    return random.choice(
+        [
+            lambda: json.dumps(json_value(random)),
+            lambda: nested_json(random),
+            lambda: "9" * random.choice([20, 400, 4_000, 5_000]),
+            lambda: random.choice(
+                ["", "{", "[1,", "nul", "NaN", "-Infinity", "1e999", '"\\ud800"']
+            ),
+            lambda: text(random),
+        ]
+    )()
+
+
+def json_value(random: Random, depth: int = 0) -> Any:
+    """Any value that JSON can hold, and some that only Python's can."""
+    kinds = ["none", "bool", "int", "big", "float", "text", "list", "dict"]
+    kind = random.choice(kinds if depth < 3 else kinds[:6])
+    if kind == "none":
+        return None
+    if kind == "bool":
+        return random.random() < 0.5
+    if kind == "int":
+        return random.choice(INTEGERS)
+    if kind == "big":
+        return random.choice([1, -1]) * 10 ** random.choice([19, 30, 309, 400])
+    if kind == "float":
+        return random.choice(FLOATS)
+    if kind == "text":
+        return text(random)
+    count = random.choice([0, 1, 2, 5])
+    if kind == "list":
+        return [json_value(random, depth + 1) for _ in range(count)]
+    return {text(random)[:50]: json_value(random, depth + 1) for _ in range(count)}
+
+
+def mutated(random: Random, document: Any, changes: int | None = None) -> Any:
+    """A copy of a document with a few values replaced, removed, added, or moved."""
+    document = copy.deepcopy(document)
+    for _ in range(changes or random.choice([1, 1, 1, 2, 4])):
+        path = random.choice(places(document))
+        if not path:
+            if random.random() < 0.1:
+                return json_value(random)
+            continue
+        parent = document
+        for step in path[:-1]:
+            parent = parent[step]
+        action = random.random()
+        if action < 0.7:
+            parent[path[-1]] = json_value(random)
+        elif action < 0.85:
+            del parent[path[-1]]
+        elif isinstance(parent, dict):
+            parent[text(random)[:50]] = json_value(random)
+        else:
+            parent.append(json_value(random))
+    return document
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Every place in a document, its root last."""
+    inner: list[tuple[Any, ...]] = []
+    if isinstance(value, dict):
+        inner = [p for key, item in value.items() for p in places(item, (*path, key))]
+    elif isinstance(value, list):
+        inner = [p for index, item in enumerate(value) for p in places(item, (*path, index))]
+    return [*inner, path]
+
+
+def side_file(random: Random, sound: bytes) -> bytes:
+    """What may lie in the place of a small file: its JSON or text changed, or anything."""
+    choice = random.random()
+    if choice < 0.6:
+        try:
+            document = json.loads(sound)
+        except (ValueError, RecursionError):  # an earlier change made something else of it
+            return damaged(random, sound)
+        return json.dumps(mutated(random, document)).encode("utf-8", "surrogatepass")
+    if choice < 0.75:
+        return json_text(random).encode("utf-8", "surrogatepass")
+    if choice < 0.9:
+        return damaged(random, sound)
+    return random.choice(
+        [b"", b"\xff\xfe", b"\0" * 100, b"\n" * 1000, bytes(range(256)), sound * 50]
+    )
+
+
+def damaged(random: Random, data: bytes) -> bytes:
+    """Bits flipped, bytes cut out or off, others put in."""
+    changed = bytearray(data)
+    for _ in range(random.choice([1, 1, 2, 8])):
+        at = random.randrange(len(changed) + 1)
+        action = random.random()
+        if action < 0.4 and changed:
+            changed[at % len(changed)] ^= 1 << random.randrange(8)
+        elif action < 0.6:
+            del changed[at:]
+        elif action < 0.8:
+            del changed[at : at + random.randrange(64)]
+        else:
+            changed[at:at] = random.randbytes(random.randrange(64))
+    return bytes(changed)
+
+
+# ---------------------------------------------------------------- by Arrow type
+
+
+def value_of(random: Random, kind: pa.DataType, depth: int = 0) -> Any:
+    """A value that an array of this type can hold, seldom a decent one."""
+    if random.random() < 0.15:
+        return None
+    if pa.types.is_boolean(kind):
+        return random.random() < 0.5
+    if pa.types.is_integer(kind):
+        bits = kind.bit_width
+        low, high = (
+            (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+            if pa.types.is_signed_integer(kind)
+            else (0, 2**bits - 1)
+        )
+        return min(max(random.choice(INTEGERS), low), high)
+    if pa.types.is_floating(kind):
+        return random.choice(FLOATS)
+    if pa.types.is_timestamp(kind):
+        return random.choice(
+            [0, -1, 1, 10**15, 2**62, -(2**62), 2**63 - 1, -(2**63), 253402300799 * 10**6]
+        )
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        return json_text(random) if random.random() < 0.3 else text(random)
+    count = random.choice([0, 1, 1, 2, 3, 200 if depth == 0 and random.random() < 0.1 else 1])
+    if pa.types.is_map(kind):
+        return [
+            (
+                value_of(random, kind.key_type, depth + 1) or "",
+                value_of(random, kind.item_type, depth + 1),
+            )
+            for _ in range(count)
+        ]
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return [value_of(random, kind.value_type, depth + 1) for _ in range(count)]
+    if pa.types.is_struct(kind):
+        return {field.name: value_of(random, field.type, depth + 1) for field in kind}
+    raise TypeError(f"no hostile value for {kind}; add one, since the schema has it now")
+
+
+def nearby(random: Random, kind: pa.DataType, sound: Any) -> Any:
+    """The sound value with one thing in it replaced, so that all else is passed."""
+    if isinstance(sound, list) and sound and random.random() < 0.9:
+        changed = list(sound)
+        at = random.randrange(len(changed))
+        if pa.types.is_map(kind):
+            key, _ = changed[at]
+            changed[at] = (key, value_of(random, kind.item_type, 1))
+        else:
+            changed[at] = nearby(random, kind.value_type, changed[at])
+        return changed
+    if isinstance(sound, dict) and random.random() < 0.9:
+        field = kind.field(random.randrange(kind.num_fields))
+        return sound | {field.name: nearby(random, field.type, sound.get(field.name))}
+    return value_of(random, kind)
+
+
+def other_type(random: Random, kind: pa.DataType) -> pa.DataType:
+    """Another type, often one that looks alike: in width, in nesting, in encoding."""
+    simple = [
+        *(pa.null(), pa.bool_(), pa.int8(), pa.int32(), pa.int64(), pa.uint64(), pa.float32()),
+        *(pa.float64(), pa.string(), pa.large_string(), pa.binary(), pa.binary(4), pa.date32()),
+        *(pa.time64("us"), pa.duration("s"), pa.timestamp("us"), pa.timestamp("ns", "UTC")),
+        *(pa.timestamp("us", "Europe/Berlin"), pa.timestamp("s", "UTC"), pa.decimal128(38, 5)),
+    ]
+    choices = [
+        lambda: random.choice(simple),
+        lambda: pa.list_(random.choice([kind, *simple])),
+        lambda: pa.large_list(random.choice([kind, *simple])),
+        lambda: pa.struct([("x", random.choice([kind, *simple]))]),
+        lambda: pa.map_(pa.string(), random.choice([kind, *simple])),
+        lambda: pa.dictionary(pa.int32(), random.choice([pa.string(), pa.int64()])),
+    ]
+    if pa.types.is_nested(kind):
+        choices += [lambda: _other_child(random, kind)] * 8
+    return random.choice(choices)()
+
+
+def _other_child(random: Random, kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_map(kind):
+        return pa.map_(pa.string(), other_type(random, kind.item_type))
+    if pa.types.is_list(kind):
+        return pa.list_(other_type(random, kind.value_type))
+    fields = list(kind)
+    at = random.randrange(len(fields))
+    action = random.random()
+    if action < 0.6:
+        fields[at] = pa.field(fields[at].name, other_type(random, fields[at].type))
+    elif action < 0.8:
+        del fields[at]
+    else:
+        fields.insert(at, pa.field(random.choice(["x", fields[at].name]), pa.int64()))
+    return pa.struct(fields)

@@ -1,0 +1,480 @@
+"""Directories that nobody meant well with: results, side files, models, datasets, grids.
+
+``Worlds`` makes what is sound once, with the program itself; ``Worlds.case`` copies it, damages the
+copy as the case's number says, and draws the commands that have to cope with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import shutil
+import socket
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+
+import pyarrow.parquet as pq
+import yaml
+from hostile_commands import command_line, commands, reads_results
+from hostile_tables import hostile_file
+from hostile_values import damaged, json_text, mutated, side_file, text
+from measurements import note, row
+
+from orchestrator.results import fragments
+from orchestrator.results.store import Store
+from orchestrator.run_status import CardStatus, FailedAttempt, Rate, RunStatus
+
+#: Probes of what is no command: see ``hostile_worker.py``.
+FEED, WRITER = "(feed of the live view)", "(the next driver)"
+GRID = """\
+name: night
+defaults: {workload: text-generation, model: tiny-chatglm3, accelerator: HPU}
+measure: {warmup: 0, min_repeats: 1, max_repeats: 2}
+experiments:
+  - name: tiny
+    axes: {precision: [fp32, bf16], batch_size: 1..4 *2}
+    exclude: [{precision: fp32, batch_size: 4}]
+  - name: tune
+    workload: finetuning
+    cards: 2
+    zip: {rank: [4, 8], steps: [1, 2]}
+"""
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One hostile input, and what is done with it."""
+
+    number: int
+    kind: str
+    about: str
+    lines: list[list[str]]
+    keep: tuple[Path, ...] = ()  # directories that reading must not change
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+class Worlds:
+    """Makes cases in a directory."""
+
+    def __init__(self, base: Path, seed: int) -> None:
+        self.base, self.seed = base, seed
+        self.sound = base / "sound"
+        if not self.sound.is_dir():
+            self._make_sound()
+        tables = sorted((self.sound / "results" / "night" / "rows").glob("*.parquet"))
+        self._table = pq.read_table(tables[-1])
+
+    def case(self, number: int) -> Case:
+        """Make the case of a number."""
+        random = Random(f"{self.seed}/{number}")
+        kinds, weights = zip(*KINDS.items(), strict=True)
+        kind = random.choices(kinds, [w for w, _ in weights])[0]
+        place = self.base / "case"
+        force_remove(place)
+        place.mkdir()
+        about, names = KINDS[kind][1](self, random, place)
+        hostility = 0.4 if kind == "command line" else 0.03
+        right = {
+            "results": [str(place / "results")],
+            "run": ["night", "other"],
+            "grid": [str(place / "grid.yaml")],
+            "model": [str(place / "model"), "tiny-chatglm3"]
+            if kind != "model"
+            else [str(place / "model")],
+            "dataset": [str(place / "dataset")],
+            "new": [str(place / "new"), str(place / "new.x"), "-"],
+        }
+        if kind == "command line":
+            for role, more in (("new", ["/", "/dev/null", str(place), "nowhere/x/y", "", "."]),):
+                right[role] = [*right[role], *more]
+        lines = []
+        for _ in range(random.choice([1, 1, 2])):
+            name = random.choice(names)
+            if name.startswith("("):
+                lines.append([name])
+            else:
+                lines.append(command_line(random, name, right, hostility=hostility))
+        # What writes into the run's directory may change it.
+        keep = () if any(line[0] in (WRITER, "run") for line in lines) else (place / "results",)
+        return Case(number=number, kind=kind, about=about, lines=lines, keep=keep)
+
+    # ------------------------------------------------------------ what is sound
+
+    def _make_sound(self) -> None:
+        from workloads.data.examples import write_json_lines
+        from workloads.data.synthetic import synthetic_examples
+        from workloads.models import tiny_chatglm3
+        from workloads.models.restoration import restore_into
+
+        results = self.sound / "results"
+        for run in ("night", "other"):
+            with Store.open(results, run) as store:
+                for number in range(2):
+                    store.append(row(number))
+                store.append(row(2), row(3, state="FAILED", failure_class="oom", reason="why"))
+                store.write_file("grid.yaml", GRID)
+                store.write_file("status.json", _status(run).to_json())
+                store.write_file("options.json", '{"emulate": "1x2:HPU", "address": null}')
+                store.write_file("report.html", "<html></html>")
+                lock = (store.path / "driver.lock").read_bytes()
+                store.begin(note(9))
+                begun = (store.path / "begun.log").read_bytes()
+            (self.sound / "driver.lock").write_bytes(lock)
+            (self.sound / "begun.log").write_bytes(begun)
+        (self.sound / "grid.yaml").write_text(GRID)
+        native, original = self.sound / "native", self.sound / "original"
+        native.mkdir()
+        tiny_chatglm3.build(native)
+        original.mkdir()
+        restore_into(native, original)
+        dataset = self.sound / "dataset"
+        examples = synthetic_examples(12)
+        write_json_lines(dataset / "train.json", examples[:8])
+        write_json_lines(dataset / "dev.json", examples[8:])
+
+    # ------------------------------------------------------------ what is not
+
+    def _results(self, place: Path) -> Path:
+        shutil.copytree(self.sound / "results", place / "results")
+        shutil.copy(self.sound / "grid.yaml", place)
+        return place / "results"
+
+    def rows(self, random: Random, place: Path) -> tuple[str, list[str]]:
+        """Files of rows."""
+        results, told = self._results(place), []
+        for _ in range(random.choice([1, 1, 1, 3])):
+            name, data, about = hostile_file(random, self._table)
+            directory = results / random.choice(["night", "other"]) / "rows"
+            if random.random() < 0.25 and (victims := sorted(directory.glob("*.parquet"))):
+                random.choice(victims).unlink()
+            with contextlib.suppress(OSError):  # a name that the file system refuses
+                (directory / name).write_bytes(data)
+            told.append(about)
+        return " | ".join(told), [*_readers(), FEED, WRITER]
+
+    def side_files(self, random: Random, place: Path) -> tuple[str, list[str]]:
+        """The small files beside the rows."""
+        results, told = self._results(place), []
+        for _ in range(random.choice([1, 1, 2])):
+            run = results / random.choice(["night", "night", "other"])
+            names = sorted(p.name for p in run.iterdir() if p.is_file())
+            names = sorted(
+                {*names, "driver.lock", "begun.log", "run.id", "report.html", ".reserve"}
+            )
+            name = random.choice(names)
+            sound = self.sound / name if name in ("driver.lock", "begun.log") else run / name
+            content = sound.read_bytes() if sound.is_file() else b"0123456789ab\n"
+            if name == "begun.log" and random.random() < 0.7:
+                data = _begun(random, content)
+            elif name == "grid.yaml" and random.random() < 0.7:
+                data = _grid(random)
+            else:
+                data = side_file(random, content)
+            (run / name).write_bytes(data)
+            told.append(f"{name}: {data[:80]!r}")
+        return " | ".join(told), [
+            *_readers(),
+            "run",
+            "status",
+            "report",
+            FEED,
+            FEED,
+            WRITER,
+            WRITER,
+        ]
+
+    def places(self, random: Random, place: Path) -> tuple[str, list[str]]:
+        """Something else where a file or a directory should be."""
+        results = self._results(place)
+        self._model(random, place, sound=True)
+        shutil.copytree(self.sound / "dataset", place / "dataset")
+        paths = sorted(path for path in place.rglob("*"))
+        if random.random() < 0.6:
+            paths = sorted(results.rglob("*"))
+        told = []
+        for _ in range(random.choice([1, 1, 2])):
+            path = random.choice(paths)
+            put = random.choice(PLACES)
+            with contextlib.suppress(OSError):  # one may have closed the other's directory
+                force_remove(path)
+                put(path)
+            told.append(f"{put.__name__} for {path.relative_to(place)}")
+        return " | ".join(told), [*_all_commands(), FEED, FEED, WRITER]
+
+    def models(self, random: Random, place: Path) -> tuple[str, list[str]]:
+        """A model's directory."""
+        told = self._model(random, place)
+        _grid_for(place, str(place / "model"))
+        shutil.copytree(self.sound / "dataset", place / "dataset")
+        return told, [
+            "describe",
+            "describe",
+            "convert",
+            "convert",
+            "plan",
+            "dataset",
+            "verify",
+            "simulate",
+        ]
+
+    def _model(self, random: Random, place: Path, sound: bool = False) -> str:
+        model = place / "model"
+        shutil.copytree(self.sound / random.choice(["native", "original"]), model)
+        if sound:
+            return ""
+        told = []
+        for _ in range(random.choice([1, 1, 2])):
+            files = sorted(path for path in model.iterdir() if path.is_file())
+            file = random.choice([*files, *[f for f in files if f.name == "config.json"] * 3])
+            action = random.random()
+            if action < 0.15:
+                index = {"metadata": {}, "weight_map": {"a": "../../x", "b": "/etc/passwd"}}
+                name = random.choice(
+                    ["model.safetensors.index.json", "pytorch_model.bin.index.json"]
+                )
+                for single in ("model.safetensors", "pytorch_model.bin"):
+                    (model / single).unlink(missing_ok=True)
+                changed = index if random.random() < 0.3 else mutated(random, index)
+                (model / name).write_text(json.dumps(changed))
+                told.append(f"{name}: {changed!r:.60}")
+            elif file.suffix == ".safetensors" and action < 0.9:
+                file.write_bytes(_safetensors(random, file.read_bytes()))
+                told.append("safetensors header")
+            elif action < 0.97:
+                data = side_file(random, file.read_bytes())
+                file.write_bytes(data)
+                told.append(f"{file.name}: {_difference(data)}")
+            else:
+                file.unlink()
+                told.append(f"no {file.name}")
+            if not any(model.iterdir()):
+                break
+        return " | ".join(told)
+
+    def datasets(self, random: Random, place: Path) -> tuple[str, list[str]]:
+        """A directory of JSON lines."""
+        dataset = place / "dataset"
+        shutil.copytree(self.sound / "dataset", dataset)
+        file = random.choice(sorted(dataset.iterdir()))
+        lines = file.read_bytes().splitlines()
+        at = random.randrange(len(lines))
+        if random.random() < 0.7:
+            lines[at] = side_file(random, lines[at])
+            file.write_bytes(b"\n".join(lines))
+        else:
+            file.write_bytes(damaged(random, file.read_bytes()))
+        _grid_for(place, "tiny-chatglm3", dataset=str(dataset))
+        return f"{file.name} line {at}", ["dataset", "dataset", "plan"]
+
+    def reference(self, random: Random, place: Path) -> tuple[str, list[str]]:
+        """The published figures and data sheets."""
+        self._results(place)
+        name = random.choice(["published.csv", "devices.csv"])
+        content = (ROOT / "results" / name).read_bytes()
+        lines = content.decode().splitlines()
+        if random.random() < 0.7:
+            at = random.randrange(len(lines))
+            cells = lines[at].split(",")
+            cells[random.randrange(len(cells))] = text(random)[:2000]
+            lines[at] = ",".join(cells)
+            content = "\n".join(lines).encode("utf-8", "surrogatepass")
+        else:
+            content = damaged(random, content)
+        (place / name).write_bytes(content)
+        return name, ["report"]
+
+    def grids(self, random: Random, place: Path) -> tuple[str, list[str]]:
+        """A grid file."""
+        self._results(place)
+        data = _grid(random)
+        (place / "grid.yaml").write_bytes(data)
+        return f"{data[:80]!r}", ["plan", "plan", "simulate", "verify", "run", "submit"]
+
+    def command_lines(self, random: Random, place: Path) -> tuple[str, list[str]]:
+        """Sound files, and words that are not."""
+        self._results(place)
+        self._model(random, place, sound=True)
+        shutil.copytree(self.sound / "dataset", place / "dataset")
+        return "", _all_commands()
+
+
+KINDS: dict[str, tuple[float, Callable[..., tuple[str, list[str]]]]] = {
+    "rows": (42, Worlds.rows),
+    "side file": (16, Worlds.side_files),
+    "place": (9, Worlds.places),
+    "model": (6, Worlds.models),
+    "dataset": (2, Worlds.datasets),
+    "reference": (2, Worlds.reference),
+    "grid": (8, Worlds.grids),
+    "command line": (15, Worlds.command_lines),
+}
+
+
+def _readers() -> list[str]:
+    """Commands that read results and start nothing."""
+    return [
+        n
+        for n in commands()
+        if reads_results(n) and n not in ("watch", "doctor", "run", "submit", "verify")
+    ]
+
+
+def _all_commands() -> list[str]:
+    return [name for name in commands() if name != "watch"]
+
+
+def _status(run: str) -> RunStatus:
+    card = CardStatus(
+        card="hpu-1/HPU0", worker_id="w", phase="measure", phase_age_s=3.0, job="x", attempt_id="y"
+    )
+    failure = FailedAttempt(
+        at=1e9, job="j", state="FAILED", failure_class="oom", reason="r", card="c", final=True
+    )
+    return RunStatus(
+        run=run, at=1e9, started_at=1e9 - 60, total=4, done=3, counts={"SUCCEEDED": 3}, attempts=3,
+        emulated=True, cards=(card,), eta_s=5.0, jobs_run=3, failure_counts={"oom": 1},
+        rates=(Rate(unit="tokens/s", per_s=5.0, jobs=2),), failures=(failure,),
+    )  # fmt: skip
+
+
+def _begun(random: Random, content: bytes) -> bytes:
+    """Notes with a fitting checksum, and something wrong in them."""
+    _, _, note_text = content.split(b"\n")[0].partition(b" ")
+    changed = json.dumps(mutated(random, json.loads(note_text)))
+    data = (json_text(random) if random.random() < 0.2 else changed).encode(
+        "utf-8", "surrogatepass"
+    )
+    data = data.replace(b"\n", b" ")
+    return fragments.digest(data).encode() + b" " + data + b"\n" + content * random.choice([0, 1])
+
+
+def _grid(random: Random) -> bytes:
+    choice = random.random()
+    if choice < 0.6:
+        document = mutated(random, yaml.safe_load(GRID))
+        with contextlib.suppress(yaml.YAMLError, RecursionError, ValueError):
+            return yaml.safe_dump(document, allow_unicode=True).encode("utf-8", "replace")
+        return b""
+    if choice < 0.8:
+        return damaged(random, GRID.encode())
+    return side_file(random, json.dumps(yaml.safe_load(GRID)).encode())
+
+
+def _grid_for(place: Path, model: str, **settings: str) -> None:
+    document = yaml.safe_load(GRID)
+    document["defaults"] |= {"model": model} | settings
+    (place / "grid.yaml").write_text(yaml.safe_dump(document))
+    (place / "results").mkdir()
+
+
+def _safetensors(random: Random, data: bytes) -> bytes:
+    (length,) = struct.unpack("<Q", data[:8])
+    if random.random() < 0.3:
+        return (
+            struct.pack("<Q", random.choice([0, 1, length - 1, 2**32, 2**63, 2**64 - 1])) + data[8:]
+        )
+    header = side_file(random, data[8 : 8 + length])
+    return struct.pack("<Q", len(header)) + header + data[8 + length :]
+
+
+def _difference(data: bytes) -> str:
+    return f"{len(data)} bytes, {data[:60]!r}"
+
+
+# ---------------------------------------------------------------- in the place of files
+
+
+def a_directory(path: Path) -> None:
+    path.mkdir()
+    (path / "x").write_text("")
+
+
+def a_pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def a_socket(path: Path) -> None:
+    here = os.getcwd()
+    os.chdir(path.parent)
+    try:
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind(path.name)
+    finally:
+        os.chdir(here)
+
+
+def a_loop(path: Path) -> None:
+    path.symlink_to(path.name)
+
+
+def a_dangling_link(path: Path) -> None:
+    path.symlink_to("nothing")
+
+
+def a_link_to_a_device(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+def a_link_to_the_kernel(path: Path) -> None:
+    path.symlink_to("/proc/kmsg")
+
+
+def a_link_up(path: Path) -> None:
+    path.symlink_to("..")
+
+
+def nothing_readable(path: Path) -> None:
+    path.write_bytes(b"x")
+    path.chmod(0)
+
+
+def no_entry(path: Path) -> None:
+    path.mkdir()
+    (path / "x.parquet").write_bytes(b"x")
+    path.chmod(0)
+
+
+def no_search(path: Path) -> None:
+    path.mkdir()
+    (path / "x.parquet").write_bytes(b"x")
+    path.chmod(0o444)
+
+
+def an_empty_file(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def a_sparse_file(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(2**40)
+
+
+PLACES = [
+    *(a_directory, a_pipe, a_socket, a_loop, a_dangling_link, a_link_to_a_device, a_link_up),
+    *(a_link_to_the_kernel, nothing_readable, no_entry, no_search, an_empty_file, a_sparse_file),
+]
+
+
+def force_remove(path: Path) -> None:
+    """Remove whatever is there, readable or not."""
+    if path.is_symlink() or not path.is_dir():
+        with contextlib.suppress(FileNotFoundError):
+            path.unlink()
+        return
+    path.chmod(0o700)
+    for directory, names, _ in os.walk(path):
+        for name in names:
+            if not os.path.islink(os.path.join(directory, name)):
+                os.chmod(os.path.join(directory, name), 0o700)
+    shutil.rmtree(path)
+
+
+def silence() -> contextlib.AbstractContextManager[io.StringIO]:
+    """Nothing is printed meanwhile."""
+    return contextlib.redirect_stdout(io.StringIO())
