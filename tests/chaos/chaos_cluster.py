@@ -75,6 +75,7 @@ class ChaosCluster:
         with socket.socket() as probe:
             probe.bind(("127.0.0.2", 0))
             self.port = probe.getsockname()[1]
+        self.stay_away(*self.names)  # until each is started, below
         try:
             self._start_head()
             self._wait_for(1)

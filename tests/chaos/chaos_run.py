@@ -23,7 +23,8 @@ def main(arguments: list[str]) -> int:
     from orchestrator.on_ray import claims, executor
 
     limits: Any = watchdog.LIMITS
-    limits.update(warmup=HANG_S, measure=HANG_S)
+    # A worker that is frozen between two jobs never tells that the next one began.
+    limits.update(start=2 * HANG_S, warmup=HANG_S, measure=HANG_S)
     setattr(watchdog, "MEASURE_FACTOR", 0.0)  # noqa: B010
     claims.PRELOAD = ("orchestrator.worker.card_worker", "chaos_worker")
     logs = Path(os.environ[LOGS]) if os.environ.get(LOGS) else None

@@ -58,6 +58,7 @@ def test_a_run_survives_every_kind_of_fault_and_the_death_of_its_driver(tmp_path
             aside=tmp_path / "aside",
             seed=SEED,
             clock=clock,
+            say=print,
         )
         night.drive(
             [(FIRST_S + EVERY_S * n, kind) for n, kind in enumerate(kinds)],
