@@ -59,6 +59,7 @@ quick: $(VENV)/.installed-test
 
 rehearsal: $(VENV)/.installed-test
 	$(VENV)/bin/python tests/chaos/rehearsal.py --output rehearsal
+	NIGHTGRID_NIGHTS=2200 $(VENV)/bin/python -m pytest tests/night -k "nights_with or letters"
 
 lint: $(VENV)/.installed-test
 	$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check . && $(VENV)/bin/mypy

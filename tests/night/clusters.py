@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from nights import Night
 
 _HOW = ScheduleSettings()
+_MOST_LOOKS = 10_000
 _CRASHES = (
     *(FailureClass.CRASH, FailureClass.CRASH, FailureClass.CRASH),
     *(FailureClass.HOST_OUT_OF_MEMORY, FailureClass.COLLECTIVE, FailureClass.IMPORT),
@@ -111,6 +112,7 @@ class NightExecutor:
         self.failed: dict[str, set[Card]] = {}  # by job id: where its last attempt failed
         self.suspects: set[Card] = set()  # where anything has failed
         self.gangs = self.overtaken = 0
+        self.looks = 0  # one after the other, without waiting
         self.books = Books(night)
         self.hanging = Random(f"hanging {night.shape.seed} {cluster.driver}")
         self.hung: set[str] = set()  # attempts of which nothing more is heard
@@ -139,12 +141,11 @@ class NightExecutor:
         night, attempt = self.night, command.attempt
         failed = self.failed.pop(attempt.job_id, set())
         if len(attempt.cards) == 1:
-            sound = [
-                card
-                for node in self.cluster.nodes.values()
-                for card in node.cards
-                if card not in self.suspects and card not in self.cluster.bad
-            ]
+            processes = self.cluster.processes.values()
+            unsound = self.suspects | self.cluster.bad
+            unsound |= {each.card for each in processes if each.state == "stopping"}
+            nodes = self.cluster.nodes.values()
+            sound = [card for node in nodes for card in node.cards if card not in unsound]
             same = set(attempt.cards) & failed
             must(not same or not sound, f"{attempt.attempt_id} runs where the last attempt failed")
         if night.shape.crowded:
@@ -198,6 +199,8 @@ class NightExecutor:
             self.books.must_be_punctual()
         if night.trips():
             raise ClusterError("the cluster was away for a moment")
+        self.looks = 0 if timeout_s else self.looks + 1
+        must(self.looks < _MOST_LOOKS, f"no end after {self.looks} looks for what never comes")
         if not cluster.queue or cluster.queue[0][0] > night.now + timeout_s:
             night.now += timeout_s
             cluster.now = night.now

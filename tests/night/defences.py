@@ -348,6 +348,7 @@ DEFENCES = (
     ),
     Defence(
         name="an end to jobs for which no cards are left",
+        first=11,
         without="no end after",
         take_away=_of(Pool, "newly_hopeless", lambda *_: []),
     ),
@@ -383,8 +384,9 @@ DEFENCES = (
     ),
     Defence(
         name="spilled rows brought home",
+        first=15,
         without="is lost",
-        take_away=_of(Store, "_adopt_spilled"),
+        take_away=_of(Store, "_adopt_spilled", lambda store: store.run_id),
         on_disk=True,
     ),
     Defence(
@@ -415,6 +417,7 @@ DEFENCES = (
     ),
     Defence(
         name="timers by a clock that never jumps",
+        first=4,
         without="s late",
         take_away=_of(Night, "steady", lambda night: night.now + night.set_by()),
     ),
@@ -426,8 +429,8 @@ DEFENCES = (
     ),
     Defence(
         name="a budget that does not",
+        first=54,
         without="finished with workers left",
-        first=34,
         take_away=_moving_budgets,
     ),
     Defence(
@@ -474,7 +477,8 @@ DEFENCES = (
     ),
     Defence(
         name="no use of a card whose process does not end",
-        without="has a process of driver",
+        first=11,
+        without="no end after",
         take_away=_of(Pool, "lock_away"),
     ),
     Defence(
@@ -494,6 +498,7 @@ DEFENCES = (
     ),
     Defence(
         name="no start of what has ended while it waited for room",
+        first=36,
         without="has ended and is started",
         take_away=_run_what_has_ended,
     ),

@@ -13,7 +13,7 @@ from orchestrator.scheduling.estimate import Estimate
 from orchestrator.scheduling.virtual_cluster import Faults
 
 #: A job that is open after so long a virtual time starves.
-TOO_LONG_S = 3e5
+TOO_LONG_S = 1e5
 #: Two strikes, then one after each of three quarantines; then it is used no more.
 MOST_BAD_STARTS = 5
 
@@ -137,7 +137,7 @@ class Shape:
                 node_losses=tuple(losses),
                 rejoin_after_s=draw.choice([30.0, 600.0]),
                 no_start=rate / 8,
-                stuck=rate / 8,
+                stuck=more.choice([rate / 8, rate / 8, 0.03]) if rate else 0.0,
                 stuck_s=more.choice([600.0, 600.0, None]),
                 poison=more.choice([0.0, rate / 4]),
                 late_results=draw.random() < 0.5,

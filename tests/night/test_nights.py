@@ -8,11 +8,15 @@ from pathlib import Path
 import pytest
 from defences import DEFENCES, Defence, caught_by
 from disk_model import NOWHERE, SimulatedDisk
-from nights import Tally, run_night
+from nights import run_night
+from post import run_post
+from shapes import Tally
 
 #: ``NIGHTGRID_SEED=17 pytest tests/night`` looks at other nights.
 FIRST = int(os.environ.get("NIGHTGRID_SEED", "0"))
-IN_MEMORY, ON_DISK = 200, 24
+#: ``NIGHTGRID_NIGHTS=2200 pytest tests/night`` looks at more of them: a million events.
+IN_MEMORY = int(os.environ.get("NIGHTGRID_NIGHTS", "400"))
+ON_DISK = IN_MEMORY * 24 // 400
 BATCH = 50
 
 TOTAL = Tally()
@@ -47,6 +51,12 @@ def test_nights_with_the_real_store_on_a_disk_that_fails(first: int) -> None:
     """Torn writes, lost renames, a full disk and flipped bits under the store as it is."""
     for seed in range(first, first + 8):
         TOTAL.add(run_night(seed, on_disk=True))
+
+
+def test_letters_arrive_once_and_in_order_whatever_calls_are_lost() -> None:
+    """Calls between a driver and a node that get lost, come twice, or overtake others."""
+    for seed in range(FIRST, FIRST + IN_MEMORY // 4):
+        TOTAL.add(run_post(seed))
 
 
 def test_one_seed_is_one_night() -> None:
