@@ -405,19 +405,19 @@ DEFENCES = (
     ),
     Defence(
         name="durations by a clock that never jumps",
-        first=29,
+        first=39,
         without="about the time it took",
         take_away=_of(Night, "steady", lambda night: night.now + night.set_by()),
     ),
     Defence(
         name="a watchdog whose clock never jumps",
-        first=39,
+        first=45,
         without="a healthy worker is called hung",
         take_away=_watch_by_the_time_of_day,
     ),
     Defence(
         name="timers by a clock that never jumps",
-        first=4,
+        first=8,
         without="s late",
         take_away=_of(Night, "steady", lambda night: night.now + night.set_by()),
     ),
@@ -429,13 +429,13 @@ DEFENCES = (
     ),
     Defence(
         name="a budget that does not",
-        first=54,
+        first=122,
         without="finished with workers left",
         take_away=_moving_budgets,
     ),
     Defence(
         name="the watchdog",
-        first=11,
+        first=32,
         without="no end after",
         take_away=_of(Watchdog, "overdue", lambda *_: []),
     ),
@@ -461,9 +461,15 @@ DEFENCES = (
     ),
     Defence(
         name="the circuit breaker",
-        first=27,
-        without="no worker starts, and",
+        first=3,
+        without="others are tried",
         take_away=_of(Breaker, "failure"),
+    ),
+    Defence(
+        name="a breaker that watches others for those withdrawn",
+        first=387,
+        without="others are tried",
+        take_away=_of(Breaker, "withdrawn"),
     ),
     Defence(
         name="jobs that wait for those they need",

@@ -101,7 +101,7 @@ class Shape:
             return cls(
                 seed=seed,
                 on_disk=False,
-                jobs=40,
+                jobs=200,
                 nodes=3,
                 cards=8,
                 deaths=(),
@@ -115,6 +115,7 @@ class Shape:
         draw = Random(f"night {seed}")
         more = Random(f"more of night {seed}")
         flaky = more.choice([0.0, 0.0, 0.0, 0.01])
+        watched = more.random() < 0.4
         ends = more.choice([None, None, None, more.uniform(600, 9000)])
         rate = draw.choice([0.0, 0.0, 0.03, 0.1])
         bad = draw.choice([0.0, 0.0, 0.2])
@@ -145,11 +146,11 @@ class Shape:
             join_at=draw.choice([None, 100.0]),
             full=draw.choice([None, None, (start, start + draw.uniform(30, 4000))]),
             flips=draw.choice([0, 0, 2]) if on_disk else 0,
-            accidents=rate > 0 or flaky > 0 or ends is not None,
+            accidents=rate > 0 or flaky > 0 or watched or ends is not None,
             clock_steps=_clock_steps(more),
             ends_after_s=ends,
             budget=more.random() < 0.5,
-            watched=more.random() < 0.4,
+            watched=watched,
             flaky=flaky,
             needy=more.random() < 0.3,
         )
