@@ -51,6 +51,7 @@ def run(
     retry_failed: bool = False,
     force: bool = False,
     resume: bool = False,
+    adopt: Sequence[str] = (),
     ends_at: float | datetime | None = None,
     remote_code: Sequence[str] = (),
     quiet: bool = False,
@@ -71,6 +72,7 @@ def run(
         retry_failed: also run what failed earlier.
         force: run everything, measured already or not.
         resume: take the run over from a driver that may only seem dead.
+        adopt: run ids of which rows that were spilled to another disk come to this run.
         ends_at: when the report must be there; a number is seconds since the epoch.
         remote_code: models of the grid that may run the Python code that comes with them.
         quiet: print nothing.
@@ -97,6 +99,7 @@ def run(
         retry_failed=retry_failed,
         force=force,
         resume=resume,
+        adopt=tuple(adopt),
         ends_at=ends_at.timestamp() if isinstance(ends_at, datetime) else ends_at,
         remote_code=tuple(remote_code),
         quiet=quiet,

@@ -302,7 +302,7 @@ WRONG: list[tuple[list[str], int, str]] = [
     (["describe", "tiny-chatglm3", "--lora-rank", "0"], 2, "whole number from 1"),
     (["convert", "nowhere", "out"], 1, "nowhere"),
     (["dataset", "advertisegen", "nowhere"], 1, "nowhere"),
-    (["dataset", "synthetic", "made", "--count", "none"], 2, "whole number of at least 1"),
+    (["dataset", "synthetic", "made", "--count", "none"], 2, "whole number from 1 to 10,000,000"),
     (["schema", "everything"], 2, "choose from"),
     (["completion", "csh"], 2, "choose from"),
     (["repotr"], 2, "choose from"),

@@ -161,7 +161,7 @@ def test_what_is_no_file_is_said_plainly(tmp_path: Path) -> None:
     """A missing file and a directory are problems of the file, without a position."""
     with pytest.raises(GridError, match=r"none\.yaml: cannot be read: No such file"):
         grid_yaml.read(tmp_path / "none.yaml")
-    with pytest.raises(GridError, match="Is a directory"):
+    with pytest.raises(GridError, match="it is a directory"):
         grid_yaml.read(tmp_path)
     with pytest.raises(GridError, match="not a file name"):
         grid_yaml.read("a\0b")

@@ -91,10 +91,10 @@ def runs(results_dir: Path) -> list[str]:
     Raises:
         StoreError: the directory is there and cannot be read.
     """
-    if not os.path.isdir(results_dir):
-        return []
     try:
         names = disk.names(results_dir)
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # a NUL in the name
+        return []
     except OSError as error:
         raise StoreError(f"{results_dir} cannot be read: {error.strerror or error}") from error
     written: dict[str, float] = {}

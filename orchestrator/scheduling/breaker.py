@@ -29,6 +29,11 @@ class Breaker:
         if self._armed and len(self._failed) < self._limit:
             self._failed.setdefault(subject, False)
 
+    def withdrawn(self, subject: str) -> None:
+        """It was stopped before it could do well or fail: the next one is watched in its place."""
+        if self._failed.get(subject) is False:
+            del self._failed[subject]
+
     def success(self) -> None:
         """Something worked: the surroundings are sound."""
         self._armed = False

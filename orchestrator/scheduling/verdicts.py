@@ -8,7 +8,7 @@ held to account).
 from __future__ import annotations
 
 from orchestrator.attempt import Outcome, RankOutcome
-from orchestrator.events import Command, RunAttempt, StartWorker
+from orchestrator.events import Command, RunAttempt, StartWorker, StopWorker
 from orchestrator.failure import Failure, FailureClass
 from orchestrator.job import State
 from orchestrator.scheduling.batch_search import largest_fit, next_probe
@@ -31,11 +31,15 @@ class Verdicts:
         limits = (self.settings.breaker_failures, self.settings.breaker_within_s)
         self._attempts = Breaker("attempts", *limits)
         self._starts = Breaker("workers", *limits)
+        self._cards: dict[str, str] = {}  # of workers that were started
 
     def begun(self, command: Command) -> None:
-        """A worker or an attempt is being started."""
+        """A worker or an attempt is being started, or a worker stopped."""
         if isinstance(command, StartWorker):
             self._starts.begun(str(command.card))
+            self._cards[command.worker_id] = str(command.card)
+        elif isinstance(command, StopWorker):  # a gang's, say, of which another did not start
+            self._starts.withdrawn(self._cards.pop(command.worker_id, ""))
         elif isinstance(command, RunAttempt):
             self._attempts.begun(command.attempt.job_id)
 

@@ -44,6 +44,9 @@ if TYPE_CHECKING:
     from nights import Night
 
 _HOW = ScheduleSettings()
+_MOST_LOOKS = 10_000
+#: Longer than the first workers take, one after the other; a quarantine ends after 300 s.
+SENSELESS_S = 120.0
 _CRASHES = (
     *(FailureClass.CRASH, FailureClass.CRASH, FailureClass.CRASH),
     *(FailureClass.HOST_OUT_OF_MEMORY, FailureClass.COLLECTIVE, FailureClass.IMPORT),
@@ -111,6 +114,7 @@ class NightExecutor:
         self.failed: dict[str, set[Card]] = {}  # by job id: where its last attempt failed
         self.suspects: set[Card] = set()  # where anything has failed
         self.gangs = self.overtaken = 0
+        self.looks = 0  # one after the other, without waiting
         self.books = Books(night)
         self.hanging = Random(f"hanging {night.shape.seed} {cluster.driver}")
         self.hung: set[str] = set()  # attempts of which nothing more is heard
@@ -139,12 +143,17 @@ class NightExecutor:
         night, attempt = self.night, command.attempt
         failed = self.failed.pop(attempt.job_id, set())
         if len(attempt.cards) == 1:
-            sound = [
-                card
+            processes = self.cluster.processes.values()
+            unsound = self.suspects | self.cluster.bad
+            unsound |= {each.card for each in processes if each.state == "stopping"}
+            # A node that was lost often, or of which many cards failed, is out of use as a whole.
+            nodes = [
+                node
                 for node in self.cluster.nodes.values()
-                for card in node.cards
-                if card not in self.suspects and card not in self.cluster.bad
+                if self.books.losses[node.name] < _HOW.node_strikes
+                and sum(card in unsound for card in node.cards) < _HOW.node_strikes
             ]
+            sound = [card for node in nodes for card in node.cards if card not in unsound]
             same = set(attempt.cards) & failed
             must(not same or not sound, f"{attempt.attempt_id} runs where the last attempt failed")
         if night.shape.crowded:
@@ -198,6 +207,8 @@ class NightExecutor:
             self.books.must_be_punctual()
         if night.trips():
             raise ClusterError("the cluster was away for a moment")
+        self.looks = 0 if timeout_s else self.looks + 1
+        must(self.looks < _MOST_LOOKS, f"no end after {self.looks} looks for what never comes")
         if not cluster.queue or cluster.queue[0][0] > night.now + timeout_s:
             night.now += timeout_s
             cluster.now = night.now
@@ -213,7 +224,7 @@ class NightExecutor:
         ]
         for each in happened:
             if isinstance(each, AttemptEnded):
-                self._ended(each.outcome)
+                self._ended(each.outcome, each.at)
             elif isinstance(each, WorkerStopped) and each.failure is not None:
                 self.suspects |= {c for c, w in self.workers.items() if w == each.worker_id}
         return happened
@@ -231,7 +242,7 @@ class NightExecutor:
         """Whether an attempt hangs; that it was stopped is heard."""
         return outcome.attempt_id in self.hung and outcome.state is not State.LOST
 
-    def _ended(self, outcome: Outcome) -> None:
+    def _ended(self, outcome: Outcome, at: float) -> None:
         attempt_id = outcome.attempt_id
         run = self.cluster.invariants.running.get(attempt_id)
         if run is None:
@@ -242,7 +253,7 @@ class NightExecutor:
             self.suspects |= set(run.attempt.cards)
             if POLICIES[outcome.failure.failure_class].elsewhere == "card":
                 self.failed[run.attempt.job_id] = set(run.attempt.cards)
-            self.books.failed(run.attempt.job_id, outcome.failure.failure_class)
+            self.books.failed(run.attempt.job_id, outcome.failure.failure_class, at)
 
     def progress(self) -> dict[str, Progress]:
         """All that run, measure."""
@@ -271,18 +282,16 @@ class Books:
         self.failed_at: dict[str, tuple[float, FailureClass]] = {}  # by job: the last of them
         self.starting: dict[str, Card] = {}  # by worker
         self.no_start_at: dict[Card, float] = {}  # when a worker last failed to start
-        self.no_starts, self.starts = 0, 0
         self.losses: Counter[str] = Counter()  # of nodes, by name
         self.joined: dict[str, tuple[str, float]] = {}  # by node id: its name, and when
 
     def heard(self, event: Event) -> None:
         """The schedule is told of something."""
-        now = self.night.now
+        now = event.at
         if isinstance(event, Tick):
             while self.wakes and self.wakes[0] <= event.at:
                 heappop(self.wakes)
         elif isinstance(event, WorkerReady):
-            self.starts += 1
             self.starting.pop(event.worker_id, None)
             self.busy_since.pop(event.worker_id, None)
         elif isinstance(event, WorkerStopped):
@@ -290,20 +299,19 @@ class Books:
             card = self.starting.pop(event.worker_id, None)
             if card is not None and event.failure is not None:
                 self.no_start_at[card] = now
-                self.no_starts += 1
         elif isinstance(event, WorkerOverdue):
             since, limit = self.busy_since.get(event.worker_id, (-inf, 0.0))
-            took = now - since
+            took = self.night.now - since
             must(took >= limit - 1.0, f"a healthy worker is called hung after {took:.0f} s")
         elif isinstance(event, NodeJoined):
             self.joined[event.node.node_id] = event.node.name, now
         elif isinstance(event, NodeLeft) and event.node_id in self.joined:
-            self.losses[self.joined[event.node_id][0]] += 1
+            self.losses[self.joined.pop(event.node_id)[0]] += 1
 
-    def failed(self, job_id: str, kind: FailureClass) -> None:
+    def failed(self, job_id: str, kind: FailureClass, at: float) -> None:
         """An attempt of a job has failed."""
         self.failures.setdefault(job_id, Counter())[kind] += 1
-        self.failed_at[job_id] = self.night.now, kind
+        self.failed_at[job_id] = at, kind
 
     def performs(self, command: StartWorker | StopWorker | RunAttempt) -> None:
         """The driver has something done."""
@@ -314,10 +322,10 @@ class Books:
             self.busy_since[command.worker_id] = now, LIMITS["starting"]
             rested_s = now - self.no_start_at.get(card, -inf)
             must(rested_s >= _HOW.card_rest_s - 0.01, f"{card} had {rested_s:.1f} s of rest")
-            cards = sum(len(node.cards) for node in night.nodes)
-            senseless = night.shape.broken and not self.starts and self.no_starts > 3 * cards
-            must(not senseless, f"no worker starts, and the {self.no_starts + 1}th is tried")
-            name, joined_at = self.joined[card.node_id]
+            senseless = night.shape.broken and now > SENSELESS_S
+            must(not senseless, f"no worker starts, and after {now:.0f} s others are tried")
+            # A start that waited for room may come after its node has gone, and comes to nothing.
+            name, joined_at = self.joined.get(card.node_id, ("", -inf))
             lost, here_s = self.losses[name], now - joined_at
             sound = lost < _HOW.node_strikes or here_s >= _HOW.quarantine_s - 0.01
             must(sound, f"{name} was lost {lost} times and is used after {here_s:.0f} s")

@@ -348,6 +348,7 @@ DEFENCES = (
     ),
     Defence(
         name="an end to jobs for which no cards are left",
+        first=11,
         without="no end after",
         take_away=_of(Pool, "newly_hopeless", lambda *_: []),
     ),
@@ -383,8 +384,9 @@ DEFENCES = (
     ),
     Defence(
         name="spilled rows brought home",
+        first=15,
         without="is lost",
-        take_away=_of(Store, "_adopt_spilled"),
+        take_away=_of(Store, "_adopt_spilled", lambda store: store.run_id),
         on_disk=True,
     ),
     Defence(
@@ -403,18 +405,19 @@ DEFENCES = (
     ),
     Defence(
         name="durations by a clock that never jumps",
-        first=29,
+        first=39,
         without="about the time it took",
         take_away=_of(Night, "steady", lambda night: night.now + night.set_by()),
     ),
     Defence(
         name="a watchdog whose clock never jumps",
-        first=39,
+        first=45,
         without="a healthy worker is called hung",
         take_away=_watch_by_the_time_of_day,
     ),
     Defence(
         name="timers by a clock that never jumps",
+        first=8,
         without="s late",
         take_away=_of(Night, "steady", lambda night: night.now + night.set_by()),
     ),
@@ -426,13 +429,13 @@ DEFENCES = (
     ),
     Defence(
         name="a budget that does not",
+        first=122,
         without="finished with workers left",
-        first=34,
         take_away=_moving_budgets,
     ),
     Defence(
         name="the watchdog",
-        first=11,
+        first=32,
         without="no end after",
         take_away=_of(Watchdog, "overdue", lambda *_: []),
     ),
@@ -458,9 +461,15 @@ DEFENCES = (
     ),
     Defence(
         name="the circuit breaker",
-        first=27,
-        without="no worker starts, and",
+        first=3,
+        without="others are tried",
         take_away=_of(Breaker, "failure"),
+    ),
+    Defence(
+        name="a breaker that watches others for those withdrawn",
+        first=387,
+        without="others are tried",
+        take_away=_of(Breaker, "withdrawn"),
     ),
     Defence(
         name="jobs that wait for those they need",
@@ -474,7 +483,8 @@ DEFENCES = (
     ),
     Defence(
         name="no use of a card whose process does not end",
-        without="has a process of driver",
+        first=11,
+        without="no end after",
         take_away=_of(Pool, "lock_away"),
     ),
     Defence(
@@ -494,6 +504,7 @@ DEFENCES = (
     ),
     Defence(
         name="no start of what has ended while it waited for room",
+        first=36,
         without="has ended and is started",
         take_away=_run_what_has_ended,
     ),

@@ -13,7 +13,7 @@ from orchestrator.scheduling.estimate import Estimate
 from orchestrator.scheduling.virtual_cluster import Faults
 
 #: A job that is open after so long a virtual time starves.
-TOO_LONG_S = 3e5
+TOO_LONG_S = 1e5
 #: Two strikes, then one after each of three quarantines; then it is used no more.
 MOST_BAD_STARTS = 5
 
@@ -101,7 +101,7 @@ class Shape:
             return cls(
                 seed=seed,
                 on_disk=False,
-                jobs=40,
+                jobs=200,
                 nodes=3,
                 cards=8,
                 deaths=(),
@@ -115,6 +115,7 @@ class Shape:
         draw = Random(f"night {seed}")
         more = Random(f"more of night {seed}")
         flaky = more.choice([0.0, 0.0, 0.0, 0.01])
+        watched = more.random() < 0.4
         ends = more.choice([None, None, None, more.uniform(600, 9000)])
         rate = draw.choice([0.0, 0.0, 0.03, 0.1])
         bad = draw.choice([0.0, 0.0, 0.2])
@@ -137,7 +138,7 @@ class Shape:
                 node_losses=tuple(losses),
                 rejoin_after_s=draw.choice([30.0, 600.0]),
                 no_start=rate / 8,
-                stuck=rate / 8,
+                stuck=more.choice([rate / 8, rate / 8, 0.03]) if rate else 0.0,
                 stuck_s=more.choice([600.0, 600.0, None]),
                 poison=more.choice([0.0, rate / 4]),
                 late_results=draw.random() < 0.5,
@@ -145,11 +146,11 @@ class Shape:
             join_at=draw.choice([None, 100.0]),
             full=draw.choice([None, None, (start, start + draw.uniform(30, 4000))]),
             flips=draw.choice([0, 0, 2]) if on_disk else 0,
-            accidents=rate > 0 or flaky > 0 or ends is not None,
+            accidents=rate > 0 or flaky > 0 or watched or ends is not None,
             clock_steps=_clock_steps(more),
             ends_after_s=ends,
             budget=more.random() < 0.5,
-            watched=more.random() < 0.4,
+            watched=watched,
             flaky=flaky,
             needy=more.random() < 0.3,
         )

@@ -8,11 +8,14 @@ from pathlib import Path
 import pytest
 from defences import DEFENCES, Defence, caught_by
 from disk_model import NOWHERE, SimulatedDisk
-from nights import Tally, run_night
+from nights import run_night
+from post import run_post
+from shapes import Tally
 
 #: ``NIGHTGRID_SEED=17 pytest tests/night`` looks at other nights.
 FIRST = int(os.environ.get("NIGHTGRID_SEED", "0"))
-IN_MEMORY, ON_DISK = 200, 24
+IN_MEMORY = 400
+ON_DISK = 24
 BATCH = 50
 
 TOTAL = Tally()
@@ -47,6 +50,12 @@ def test_nights_with_the_real_store_on_a_disk_that_fails(first: int) -> None:
     """Torn writes, lost renames, a full disk and flipped bits under the store as it is."""
     for seed in range(first, first + 8):
         TOTAL.add(run_night(seed, on_disk=True))
+
+
+def test_letters_arrive_once_and_in_order_whatever_calls_are_lost() -> None:
+    """Calls between a driver and a node that get lost, come twice, or overtake others."""
+    for seed in range(FIRST, FIRST + IN_MEMORY // 4):
+        TOTAL.add(run_post(seed))
 
 
 def test_one_seed_is_one_night() -> None:
