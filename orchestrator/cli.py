@@ -127,6 +127,9 @@ def _main(arguments: list[str]) -> int:
     if not arguments:
         parser.print_help(sys.stderr)
         return GridError.exit_code
+    for word in arguments[: arguments.index("--") if "--" in arguments else None]:
+        if word.startswith("--") and word.endswith("=--"):  # argparse makes a list of it
+            parser.error(f"argument {word[:-3]}: expected one argument, not --")
     args, unknown = parser.parse_known_args(arguments)
     if unknown:  # with the usage of the command, not that of the program
         args.refuse(f"unrecognized arguments: {' '.join(unknown)}")

@@ -9,6 +9,7 @@ the night went on adds what is new. Needs the extra ``mlflow``.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterable
 from dataclasses import fields
 from pathlib import Path
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 ATTEMPT_TAG = "nightgrid.attempt"
+_PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "30"}
 _LONGEST = 500  # characters of a parameter or tag; servers refuse much longer ones
 _MEASURED = ("load_s", "compile_s", "warmup_s", "weight_bytes", "parameter_count",
              "peak_host_memory_bytes", "peak_device_memory_bytes")  # fmt: skip
@@ -43,6 +45,8 @@ def export_mlflow(results: Path, uri: str, runs: Iterable[str] = ()) -> dict[str
     from orchestrator.results.finding import existing_runs, find_run
 
     names = list(runs) or sorted(existing_runs(results))
+    for variable, value in _PATIENCE.items():  # else a server that is away is asked for minutes
+        os.environ.setdefault(variable, value)
     written = {}
     try:
         client = MlflowClient(tracking_uri=uri)

@@ -74,7 +74,7 @@ def is_ours(path: Path) -> bool:
     """Whether it is a directory of this user's, and no link to one."""
     try:
         found = path.lstat()
-    except OSError:
+    except (OSError, ValueError):  # a ValueError: a NUL in the name
         return False
     return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
 

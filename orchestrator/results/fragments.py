@@ -171,14 +171,23 @@ def recover(directory: Path, quarantine: Path) -> list[Damage]:
         try:
             data = disk.read(path)
         except OSError as error:  # a directory or a dangling link of this name, or a bad sector
-            found.append(Damage(path=set_aside(path, quarantine), reason=str(error)))
+            found.append(_aside_or_left(path, quarantine, str(error)))
             continue
         reason = damage_of(target or name, data)
         if reason is not None:
-            found.append(Damage(path=set_aside(path, quarantine), reason=reason))
+            found.append(_aside_or_left(path, quarantine, reason))
         elif target is not None:
             write_durably(directory, target, data)
     return found
+
+
+def _aside_or_left(path: Path, quarantine: Path, reason: str) -> Damage:
+    """Set a file aside; what we may not move, another user's directory for one, stays there."""
+    try:
+        return Damage(path=set_aside(path, quarantine), reason=reason)
+    except OSError as error:
+        left = f"{reason}; it cannot be set aside: {error.strerror or error}"
+        return Damage(path=path, reason=left)
 
 
 def set_aside_earlier(quarantine: Path) -> list[Damage]:

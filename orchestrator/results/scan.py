@@ -38,12 +38,15 @@ class Scan:
     tables: dict[str, pa.Table]  # by file name, each row once
     damaged: list[Damage]
     covered: list[str]  # leftovers of a compaction
+    together: pa.Table | None = None  # all tables as one, if they have been put together
 
     def joined(self) -> pa.Table:
         """All tables as one; there is at least one."""
         import pyarrow as pa
 
-        return pa.concat_tables(self.tables.values()).combine_chunks()
+        if self.together is None:
+            self.together = pa.concat_tables(self.tables.values()).combine_chunks()
+        return self.together
 
 
 def scan_rows(
@@ -87,6 +90,8 @@ def _row_files(directory: Path) -> set[str]:
 def _read_files(
     directory: Path, names: set[str], columns: list[str], known: Mapping[str, pa.Table]
 ) -> Scan:
+    import pyarrow as pa
+
     from orchestrator.results.validation import faults
 
     scan = Scan(directory, {}, [], [])
@@ -110,9 +115,13 @@ def _read_files(
         del scan.tables[name]
         scan.covered.append(name)
     new = {n: t for n, t in scan.tables.items() if n not in known and n not in compacted}
-    for name, reason in faults(new).items():
+    if new:
+        scan.together = pa.concat_tables(scan.tables.values()).combine_chunks()
+    whole = len(new) == len(scan.tables) and all(table.num_rows for table in new.values())
+    for name, reason in faults(new, scan.together if whole else None).items():
         del scan.tables[name]
         scan.damaged.append(_not_rows(directory / name, reason))
+        scan.together = None
     return scan
 
 

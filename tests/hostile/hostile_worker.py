@@ -58,7 +58,9 @@ def serve(pipe: Connection, base: Path, seed: int, stacks: str) -> None:
         worlds = Worlds(base, seed)
         pipe.send("ready")
         while (number := pipe.recv()) is not None:
+            faulthandler.dump_traceback_later(limit_s(), file=file)
             case = worlds.case(number)
+            faulthandler.cancel_dump_traceback_later()
             pipe.send(("case", case.kind, case.about, case.lines))
             for line in case.lines:
                 file.seek(0)
@@ -219,6 +221,9 @@ def _write(results: Path) -> int:
     except NightgridError as error:
         print(error)
         return error.exit_code
+    except OSError as error:  # which ``main`` tells of in the same way
+        print(error)
+        return NightgridError.exit_code
     return 0
 
 

@@ -217,6 +217,8 @@ def _write_configs(source: _Source, aside: Path) -> None:
 
 
 def _check_destination(destination: Path, source: Path, force: bool) -> None:
+    if "\0" in f"{source}{destination}":
+        raise BadConfiguration("the name of a directory holds a NUL character")
     if destination.resolve() == source.expanduser().resolve():
         raise BadConfiguration("source and destination are the same directory")
     if not destination.exists():
