@@ -25,7 +25,7 @@ def settle(told: dict[str, Any]) -> None:
     page = None
     try:
         if store.exists:
-            page = write_page(store, *read_summary(store))
+            page = write_page(store, *read_summary(store, lean=True))
     except Exception as error:  # who asked is told all the same
         output.say_aside(f"the report of {store.path} could not be written: {error}")
     try:

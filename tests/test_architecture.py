@@ -184,7 +184,7 @@ TIME_OF_DAY = {
         "GuardedFile._losses_told": "since when output was lost, for people",
     },
     "orchestrator/report/__init__.py": {
-        "read_summary": "how old a driver's last word is, which may be on another host",
+        "_read": "how old a driver's last word is, which may be on another host",
     },
     "orchestrator/results/lock.py": {
         "Holder.this_process": "since when a run is held, for people",
