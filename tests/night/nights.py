@@ -444,9 +444,9 @@ class Night:
             must(not missing, f"attempts that began and left no row: {sorted(missing)[:3]}")
 
     def _too_few_cards(self, job: Job) -> bool:
-        """Whether bad cards may have left no set for it, or let as many of its workers down as a
-        job may have."""
-        return bool(self.shape.faults.bad_cards) and (job.cards > 1 or self.most_bad >= 5)
+        """Whether bad cards may have left no set for it, let as many of its workers down as a job
+        may have, or put their node out of use, as half of a server's cards do."""
+        return bool(self.shape.faults.bad_cards) and (job.cards > 1 or self.most_bad >= 4)
 
     @property
     def replay(self) -> str:
