@@ -51,6 +51,7 @@ SECTIONS = {
         "night.md",
         "benchmarks.md",
         "decisions.md",
+        "lab-log.md",
     ),
 }
 #: Files outside docs/ that pages link to go along under this name.
