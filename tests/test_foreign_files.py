@@ -84,7 +84,7 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path, name: str, capsys: Any) -> Non
 @pytest.mark.parametrize(
     "damage",
     [
-        lambda data: data[: len(data) // 2].rpartition(b",")[0],
+        lambda data: data[: len(data) // 2].rpartition(b"\n")[0] + b"\nx,y",
         lambda data: b"\xff" + data,
         lambda data: b"",
         lambda data: data.replace(b"source", b"sauce", 1),
