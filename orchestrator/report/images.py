@@ -160,8 +160,9 @@ def _curve(number: int, table: Table) -> Image:
             sizes, values, lows, highs = zip(*known, strict=True)
             highest = max(highest, *values)
             # The logarithm of no throughput is below zero tokens: a bar ends there.
-            below = [value - max(0.0, low) for value, low in zip(values, lows, strict=True)]
-            above = [high - value for value, high in zip(values, highs, strict=True)]
+            # The value may lie outside: it is of all repeats together, the ends of their mean.
+            below = [max(0.0, v - max(0.0, low)) for v, low in zip(values, lows, strict=True)]
+            above = [max(0.0, high - v) for v, high in zip(values, highs, strict=True)]
             style = precision_style(precision)
             axes.errorbar(
                 sizes,
