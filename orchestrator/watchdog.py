@@ -28,7 +28,7 @@ LIMITS: Mapping[str, float] = {
 }
 #: The timed part is cut short after its time limit, but one batch is always finished.
 MEASURE_FACTOR = 3.0
-#: Somebody looks every second. Of a longer pause between two looks so much counts.
+#: The driver looks every second. Of a longer pause between two looks so much counts.
 LONGEST_PAUSE_S = 5.0
 
 
@@ -46,6 +46,7 @@ class Watchdog:
     """Looks at the cards now and then; ``overdue`` names each hung worker once."""
 
     limits: Mapping[str, float] = field(default_factory=lambda: LIMITS)
+    longest_pause_s: float = LONGEST_PAUSE_S
     _asked_s: dict[str, float] = field(default_factory=dict)  # worker -> time limit of its job
     _seen: dict[str, _Seen] = field(default_factory=dict)
     _told: set[str] = field(default_factory=set)
@@ -82,7 +83,7 @@ class Watchdog:
         disk: what workers have told meanwhile is heard only after the first look."""
         left_out = 0.0
         if self._looked_at is not None:
-            left_out = max(0.0, now - self._looked_at - LONGEST_PAUSE_S)
+            left_out = max(0.0, now - self._looked_at - self.longest_pause_s)
         self._looked_at = now
         if left_out:
             for worker_id, seen in self._seen.items():

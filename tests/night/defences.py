@@ -7,6 +7,7 @@ night must break, and the seed says which: a check that nothing can fail would p
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -183,7 +184,8 @@ def _deaf_to_clocks() -> contextlib.AbstractContextManager[Any]:
 
 
 def _watch_by_the_time_of_day() -> contextlib.AbstractContextManager[Any]:
-    """How long a worker has been in its phase is counted by the time of day."""
+    """How long a worker has been in its phase is counted by the time of day, and all of a pause
+    counts: else a step forward would pass for a pause of the driver."""
     show = Driver._show
 
     class Watch(Watchdog):
@@ -194,7 +196,7 @@ def _watch_by_the_time_of_day() -> contextlib.AbstractContextManager[Any]:
 
     def watched(driver: Driver, *, force: bool = False) -> None:
         if driver.watchdog is not None and not isinstance(driver.watchdog, Watch):
-            known, driver.watchdog = driver.watchdog, Watch()
+            known, driver.watchdog = driver.watchdog, Watch(longest_pause_s=math.inf)
             driver.watchdog._asked_s = known._asked_s
             driver.watchdog.driver = driver
         show(driver, force=force)
@@ -386,7 +388,7 @@ DEFENCES = (
         name="spilled rows brought home",
         first=15,
         without="is lost",
-        take_away=_of(Store, "_adopt_spilled", lambda store: store.run_id),
+        take_away=_of(Store, "_bring_home", lambda *_: 0),
         on_disk=True,
     ),
     Defence(

@@ -44,6 +44,8 @@ from orchestrator.scheduling.virtual_cluster import SimulationSettings
 from orchestrator.watchdog import Watchdog
 
 ELSEWHERE = Path("/elsewhere")
+#: Longest wait of a simulated driver for an event: a night has hours, whose seconds cost time here.
+POLL_S = 60.0
 _DISK_CALLS = (
     *(
         "create",
@@ -322,12 +324,12 @@ class Night:
             notes=Notes(run="night", invocation_id=f"i{number}"),
             board=board,
             view=_View(self),
-            watchdog=Watchdog() if self.shape.watched else None,
+            watchdog=Watchdog(longest_pause_s=2 * POLL_S) if self.shape.watched else None,
             stop=StopSignal(),
             clock=lambda: self.steady(),
             wall=self.wall,
             sleep=self._sleep,
-            poll_s=60.0,
+            poll_s=POLL_S,
         )
 
     def _needs(self, number: int, job: Job) -> tuple[str, ...]:
