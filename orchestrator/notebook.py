@@ -52,6 +52,7 @@ def run(
     force: bool = False,
     resume: bool = False,
     ends_at: float | datetime | None = None,
+    budget: bool = False,
     remote_code: Sequence[str] = (),
     quiet: bool = False,
 ) -> Run:
@@ -72,6 +73,7 @@ def run(
         force: run everything, measured already or not.
         resume: take the run over from a driver that may only seem dead.
         ends_at: when the report must be there; a number is seconds since the epoch.
+        budget: ``ends_at`` is so long from now: if the clock is set meanwhile, it does not move.
         remote_code: models of the grid that may run the Python code that comes with them.
         quiet: print nothing.
 
@@ -98,6 +100,7 @@ def run(
         force=force,
         resume=resume,
         ends_at=ends_at.timestamp() if isinstance(ends_at, datetime) else ends_at,
+        budget=budget,
         remote_code=tuple(remote_code),
         quiet=quiet,
     )
