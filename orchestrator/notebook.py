@@ -53,6 +53,7 @@ def run(
     resume: bool = False,
     adopt: Sequence[str] = (),
     ends_at: float | datetime | None = None,
+    budget: bool = False,
     remote_code: Sequence[str] = (),
     quiet: bool = False,
 ) -> Run:
@@ -74,6 +75,7 @@ def run(
         resume: take the run over from a driver that may only seem dead.
         adopt: run ids of which rows that were spilled to another disk come to this run.
         ends_at: when the report must be there; a number is seconds since the epoch.
+        budget: ``ends_at`` is so long from now: if the clock is set meanwhile, it does not move.
         remote_code: models of the grid that may run the Python code that comes with them.
         quiet: print nothing.
 
@@ -101,6 +103,7 @@ def run(
         resume=resume,
         adopt=tuple(adopt),
         ends_at=ends_at.timestamp() if isinstance(ends_at, datetime) else ends_at,
+        budget=budget,
         remote_code=tuple(remote_code),
         quiet=quiet,
     )

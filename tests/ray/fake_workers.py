@@ -63,7 +63,7 @@ class FakeWorker:
         return Failure(failure_class=classify(error), message=str(error))
 
     def run(self, attempt: Attempt, rank: int, rendezvous: Any) -> RankOutcome:
-        started_at = time.time()
+        started_at, began = time.time(), time.monotonic()
         self._progress = Progress(
             worker_id=self.config.worker_id,
             attempt_id=attempt.attempt_id,
@@ -112,7 +112,7 @@ class FakeWorker:
             state=State.SUCCEEDED,
             started_at=started_at,
             ended_at=ended_at,
-            timed=(started_at, ended_at),
+            timed=(began, time.monotonic()),
             result=Result(samples=self.samples(), stop_reason="max_repeats", details=details),
             worker=self._info,
         )
