@@ -53,7 +53,7 @@ def export_mlflow(results: Path, uri: str, runs: Iterable[str] = ()) -> dict[str
         for name in names:
             rows = newest_final(find_run(name, results).measurements(samples=False))
             written[name] = _export_run(client, name, rows)
-    except MlflowException as error:
+    except (MlflowException, ValueError) as error:  # a ValueError: no address looks like this
         raise StoreError(f"MLflow at {uri}: {error}") from error
     return written
 
