@@ -188,8 +188,8 @@ def test_locks_follow_no_planted_link(tmp_path: Path, precious: Path) -> None:
         disk.open_to_append(guard)
 
 
-def test_a_picture_takes_the_place_of_a_planted_pipe(tmp_path: Path) -> None:
-    """`describe --svg FILE` writes aside and renames, as all that is written."""
+def test_a_picture_does_not_take_the_place_of_a_pipe(tmp_path: Path) -> None:
+    """`describe --svg FILE` neither waits for the pipe's reader nor removes it: it is refused."""
     svg = tmp_path / "model.svg"
     os.mkfifo(svg)
     done = subprocess.run(
@@ -199,5 +199,5 @@ def test_a_picture_takes_the_place_of_a_planted_pipe(tmp_path: Path) -> None:
         timeout=50,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
     )
-    assert done.returncode == 0, done.stderr
-    assert svg.read_text().startswith("<svg")
+    assert done.returncode == 4 and "no ordinary file" in done.stderr
+    assert svg.is_fifo()

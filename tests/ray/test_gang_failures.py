@@ -37,8 +37,9 @@ experiments:
     max_length: 48
     measure: {warmup: 1, time_limit_s: 600}
 """
-#: `nightgrid run` that is short of patience between two signals; on a busy machine an attempt of
-#: which nothing is frozen may take longer than that.
+OPTIONS = ("--emulate", "1x4:HPU", "--no-restart")
+#: `nightgrid run` without a supervisor, so that it gets the two signals itself: between them it is
+#: short of patience. On a busy machine an attempt of which nothing is frozen may take longer.
 COMMAND = f"""
 import signal, sys
 from orchestrator import watchdog
@@ -78,7 +79,7 @@ class Training:
         environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
         with (directory / "output.txt").open("w") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", COMMAND, "run", "grid.yaml", "--emulate", "1x4:HPU"],
+                [sys.executable, "-c", COMMAND, "run", "grid.yaml", *OPTIONS],
                 cwd=directory,
                 env=environment | {"PYTHONPATH": str(ROOT)},
                 stdout=output,

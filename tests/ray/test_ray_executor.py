@@ -73,15 +73,15 @@ def test_nobody_else_gets_a_claimed_card(bench: Bench) -> None:
 
 
 def test_nothing_of_ray_runs_that_nobody_asks(bench: Bench) -> None:
-    """The emulated cluster's own processes are the control store and, for the head and each node,
-    a raylet."""
+    """The emulated cluster's own processes are the control store, a raylet for the head and for
+    each node, and the guard that ends them all should this process die."""
     assert bench.cluster.temp_dir is not None
     own = [
-        process.name()
+        "guard" if "orchestrator.worker.guard" in process.cmdline() else process.name()
         for process in psutil.Process().children()
         if alive(process.pid) and bench.cluster.temp_dir in " ".join(process.cmdline())
     ]
-    assert sorted(own) == ["gcs_server", *["raylet"] * 4]
+    assert sorted(own) == ["gcs_server", "guard", *["raylet"] * 4]
 
 
 def test_every_worker_sees_only_its_own_card(bench: Bench) -> None:
