@@ -30,7 +30,7 @@ def _exchange(rank: int, rendezvous: Rendezvous, listener: Any = None) -> dict[s
         gang.barrier()
         seen = gang.gather({"rank": rank})
         sockets = psutil.Process().net_connections("inet")
-        listening = {each.laddr.ip for each in sockets if each.status == psutil.CONN_LISTEN}
+        listening = {_version_4(each.laddr.ip) for each in sockets if each.status == "LISTEN"}
         variables = (os.environ["RANK"], os.environ["WORLD_SIZE"], os.environ["MASTER_PORT"])
     import torch.distributed as dist
 
@@ -40,6 +40,11 @@ def _exchange(rank: int, rendezvous: Rendezvous, listener: Any = None) -> dict[s
         "listening": listening,
         "left": not dist.is_initialized() and dict(os.environ) == before,
     }
+
+
+def _version_4(address: str) -> str:
+    """An address as IP version 4 has it: a socket of version 6 shows it as ``::ffff:…``."""
+    return address.removeprefix("::ffff:")
 
 
 def _die(rendezvous: Rendezvous) -> None:

@@ -25,7 +25,8 @@ def night(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         [sys.executable, str(HERE / "two_servers.py"), str(tmp_path_factory.mktemp("night"))],
         capture_output=True,
         text=True,
-        env=environment | {"PYTHONPATH": f"{HERE.parents[1]}{os.pathsep}{HERE}"},
+        env=environment
+        | {"PYTHONPATH": os.pathsep.join(map(str, (HERE.parents[1], HERE.parent, HERE)))},
         timeout=patience(360),
     )
     assert done.returncode == 0, done.stderr[-4000:]
