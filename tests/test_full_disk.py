@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from driver_cases import MOMENT, FakeClock, FakeExecutor, job, node, plan
 from measurements import row
+from small_disks import fill, small_disk
 from test_driver import Lines
 
 from orchestrator.derive import measurement_of
@@ -30,17 +29,10 @@ ROOM = 2 * 2**20
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
+def disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of two megabytes."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", f"size={ROOM}", "nightgrid-test", str(disk)]
-    if shutil.which("mount") is None or subprocess.run(command, capture_output=True).returncode:
-        pytest.skip("this process may not mount a file system")
-    try:
-        yield disk
-    finally:
-        subprocess.run(["umount", "--lazy", str(disk)], check=True)
+    with small_disk(tmp_path / "disk", ROOM) as directory:
+        yield directory
 
 
 @pytest.fixture
@@ -49,13 +41,6 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     place = tmp_path / "elsewhere"
     monkeypatch.setattr(store_module, "spill_directories", lambda run_id: [place])
     return place
-
-
-def fill(disk: Path) -> None:
-    """Leave no byte of the disk."""
-    with (disk / "ballast").open("ab", buffering=0) as file, contextlib.suppress(OSError):
-        while True:
-            file.write(bytes(4096))
 
 
 class Same:
@@ -143,10 +128,10 @@ class Night:
         return sum(each.state is State.SUCCEEDED for each in rows)
 
 
-def test_a_run_pauses_on_a_full_disk_and_goes_on(small_disk: Path, elsewhere: Path) -> None:
+def test_a_run_pauses_on_a_full_disk_and_goes_on(disk: Path, elsewhere: Path) -> None:
     """A real file system fills up while attempts run and has room again two minutes later: every
     job has its row, nothing was started meanwhile, and line, status and file told why."""
-    with Store.open(small_disk, "night") as store:
+    with Store.open(disk, "night") as store:
         night = Night(store, full_from=6, full_until=120)
         assert night.driver.drive().finished
         assert night.succeeded() == 6
@@ -159,12 +144,10 @@ def test_a_run_pauses_on_a_full_disk_and_goes_on(small_disk: Path, elsewhere: Pa
         assert not elsewhere.exists()
 
 
-def test_rows_that_never_find_room_are_brought_home_later(
-    small_disk: Path, elsewhere: Path
-) -> None:
+def test_rows_that_never_find_room_are_brought_home_later(disk: Path, elsewhere: Path) -> None:
     """Stopped while the disk is full, the run ends; its rows lie elsewhere, the line says where,
     and the next driver fetches them."""
-    with Store.open(small_disk, "night") as store:
+    with Store.open(disk, "night") as store:
         night = Night(store, full_from=6, at={60: lambda: night.stop.request("SIGTERM received")})
         assert night.driver.drive().finished
         measured = sum("SUCCEEDED" in line for line in night.view.lines)
@@ -175,8 +158,8 @@ def test_rows_that_never_find_room_are_brought_home_later(
         ids = {
             command.attempt.job_id for command in night.executor.log if type(command) is RunAttempt
         }
-    (small_disk / "ballast").unlink()
-    with Store.open(small_disk, "night") as store:
+    (disk / "ballast").unlink()
+    with Store.open(disk, "night") as store:
         rows = store.measurements()
         assert store.rescued > 0 and not elsewhere.exists()
     assert {each.job_id for each in rows if each.final} == {each.job_id for each in night.jobs}
@@ -184,11 +167,11 @@ def test_rows_that_never_find_room_are_brought_home_later(
 
 
 def test_rows_without_any_place_are_printed(
-    small_disk: Path, elsewhere: Path, capfd: pytest.CaptureFixture[str]
+    disk: Path, elsewhere: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """When no other disk takes them either, standard error does."""
     elsewhere.write_text("a file is in the way")
-    with Store.open(small_disk, "night") as store:
+    with Store.open(disk, "night") as store:
         night = Night(store, full_from=6, at={60: lambda: night.stop.request("SIGTERM received")})
         assert night.driver.drive().finished
     printed = capfd.readouterr().err
@@ -196,27 +179,27 @@ def test_rows_without_any_place_are_printed(
     assert "are printed above" in night.view.lines[-1]
 
 
-def test_all_is_measured_and_the_disk_stays_full(small_disk: Path, elsewhere: Path) -> None:
+def test_all_is_measured_and_the_disk_stays_full(disk: Path, elsewhere: Path) -> None:
     """After two minutes of waiting for room for the last rows, the run ends with them elsewhere."""
-    with Store.open(small_disk, "night") as store:
+    with Store.open(disk, "night") as store:
         night = Night(store, full_from=0, jobs=1)
         assert night.driver.drive().finished
         assert 120 <= night.clock() - MOMENT < 140
         assert len(list(elsewhere.glob("*.parquet"))) == 1
 
 
-def test_a_reserve_keeps_room_for_the_status(small_disk: Path) -> None:
+def test_a_reserve_keeps_room_for_the_status(disk: Path) -> None:
     """On a disk without a free byte, the side files can still be replaced."""
-    with Store.open(small_disk, "night") as store:
-        fill(small_disk)
+    with Store.open(disk, "night") as store:
+        fill(disk)
         with pytest.raises(StoreFull):
             store.append(row())
         store.write_file("status.json", "{}")
         assert (store.path / "status.json").read_text() == "{}"
         with pytest.raises(StoreFull):
-            fill(small_disk)
+            fill(disk)
             store.make_reserve()
-        os.unlink(small_disk / "ballast")
+        os.unlink(disk / "ballast")
         store.make_reserve()
         store.append(row())
 
@@ -247,39 +230,37 @@ def test_the_final_row_of_an_attempt_that_was_given_up_is_set_aside(
 
 
 def test_a_place_that_takes_no_row_is_left_as_it_was(
-    small_disk: Path, monkeypatch: pytest.MonkeyPatch
+    disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A disk that is full too gets no empty directory for rows."""
-    place = small_disk / ".nightgrid-unsaved-1"
+    place = disk / ".nightgrid-unsaved-1"
     monkeypatch.setattr(store_module, "spill_directories", lambda run_id: [place])
-    with Store.open(small_disk, "night") as store:
+    with Store.open(disk, "night") as store:
         store.append(row())  # so that there is a run.id
         with contextlib.suppress(StoreError):
             store.run_id  # noqa: B018
-        fill(small_disk)
+        fill(disk)
         assert store.spill(row(1)) is None
         assert not place.exists()
-        os.unlink(small_disk / "ballast")
+        os.unlink(disk / "ballast")
         store.append(row(1))
 
 
 @pytest.mark.parametrize("name", ["driver.lock", ".driver.lock.guard"])
-def test_a_lock_that_finds_no_room_leaves_nothing_and_names_its_path(
-    small_disk: Path, name: str
-) -> None:
+def test_a_lock_that_finds_no_room_leaves_nothing_and_names_its_path(disk: Path, name: str) -> None:
     """Not a lock that nobody holds, nor the file that was to become one."""
-    store = Store.open(small_disk, "night")
+    store = Store.open(disk, "night")
     store.tables_path.mkdir(parents=True)
     if name == "driver.lock":
         (store.path / ".driver.lock.guard").touch()
-    fill(small_disk)
+    fill(disk)
     before = sorted(os.listdir(store.path))
     with pytest.raises(StoreError, match=r"driver\.lock.*No space left"), store:
         pass
     assert [n for n in sorted(os.listdir(store.path)) if n != ".driver.lock.guard"] == [
         n for n in before if n != ".driver.lock.guard"
     ]
-    os.unlink(small_disk / "ballast")
+    os.unlink(disk / "ballast")
     with store:
         store.append(row())
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import yaml
+from documents import places
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -159,16 +160,6 @@ SETTINGS = st.sampled_from(
         "<<",
     ]
 )
-
-
-def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Every place in a document, its root last."""
-    inner: list[tuple[Any, ...]] = []
-    if isinstance(value, dict):
-        inner = [p for key, item in value.items() for p in places(item, (*path, key))]
-    elif isinstance(value, list):
-        inner = [p for index, item in enumerate(value) for p in places(item, (*path, index))]
-    return [*inner, path]
 
 
 def parent_of(document: Any, path: tuple[Any, ...]) -> Any:

@@ -12,6 +12,7 @@ from random import Random
 from typing import Any
 
 import pyarrow as pa
+from documents import places
 
 INTEGERS = [0, -1, 1, 2, 3, 7, 255, 2**31 - 1, 2**31, -(2**31), 2**53, 2**62, 2**63 - 1, -(2**63)]
 FLOATS = [
@@ -108,16 +109,6 @@ def mutated(random: Random, document: Any, changes: int | None = None) -> Any:
         else:
             parent.append(json_value(random))
     return document
-
-
-def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Every place in a document, its root last."""
-    inner: list[tuple[Any, ...]] = []
-    if isinstance(value, dict):
-        inner = [p for key, item in value.items() for p in places(item, (*path, key))]
-    elif isinstance(value, list):
-        inner = [p for index, item in enumerate(value) for p in places(item, (*path, index))]
-    return [*inner, path]
 
 
 def side_file(random: Random, sound: bytes) -> bytes:
