@@ -12,7 +12,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -37,9 +36,6 @@ from orchestrator.watchdog import Watchdog
 from orchestrator.worker.letters import Answers, Bag, Letter
 from orchestrator.worker.node_workers import NodeWorkers
 
-#: libfaketime 0.9.10 breaks ``time.sleep``, in Python 3.11 an absolute ``clock_nanosleep``: the
-#: driver alone runs under it, and waits for what never comes instead.
-PAUSE = threading.Event()
 CARDS, JOBS = 2, 4
 NODE = Node(
     node_id="node",
@@ -135,7 +131,7 @@ def main() -> list[dict[str, Any]]:
     deadline = time.monotonic() + 60
     while not os.path.exists(SERVER):
         assert time.monotonic() < deadline and server.poll() is None
-        PAUSE.wait(0.05)
+        time.sleep(0.05)
     executor_module.end_predecessors = list
     executor_module.Claims = OneNode  # type: ignore[assignment,misc]
     quiet = SimpleNamespace(wait=lambda _: None, clear=lambda: None, add=lambda *_: None)
@@ -160,7 +156,7 @@ def main() -> list[dict[str, Any]]:
             view=PlainView(sys.stdout),
             write_status=lambda text: store.write_file("status.json", text),
             watchdog=Watchdog(),
-            sleep=PAUSE.wait,
+            sleep=time.sleep,
         )
         assert driver.drive().finished
         rows = store.measurements()
@@ -177,7 +173,6 @@ def main() -> list[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    os.environ.pop("LD_PRELOAD", None)  # not for the workers
     HOME = Path(sys.argv[1])
     SERVER = str(HOME / "server")
     (HOME / "logs").mkdir()

@@ -31,27 +31,23 @@ from orchestrator.scheduling.schedule import Schedule, ScheduleSettings
 from orchestrator.scheduling.virtual_cluster import _INFO
 
 HERE = Path(__file__).parent
-HOURS_S = 7200.0
+sys.path.insert(0, str(HERE / "chaos"))
+
+from chaos_clock import SteppedClock, stepped_clock  # noqa: E402
+
+HOURS_S = 7200
 PATIENCE_S = 120.0
 
 
 # ---------------------------------------------------------------- a real driver
 
 
-def faketime() -> str | None:
-    """The library that sets the clock of a process, where it is installed."""
-    places = [*Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1")]
-    places += [Path("/usr/lib/faketime/libfaketimeMT.so.1")]
-    return next((str(place) for place in places if place.is_file()), None)
-
-
 class Stepped:
     """A driver with workers, in a process whose time of day the test sets."""
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, clock: SteppedClock) -> None:
         self.home = home
-        self._clock = home / "clock"
-        self.set_clock(0)
+        self.set_clock = clock.step
         path = os.pathsep.join([str(HERE.parent), str(HERE), str(HERE / "ray")])
         self.process = subprocess.Popen(
             [sys.executable, str(HERE / "stepped_driver.py"), str(home)],
@@ -59,22 +55,8 @@ class Stepped:
             stderr=subprocess.STDOUT,
             text=True,
             start_new_session=True,
-            env=os.environ
-            | {
-                "PYTHONPATH": path,
-                "LD_PRELOAD": faketime() or "",
-                "FAKETIME_TIMESTAMP_FILE": str(self._clock),
-                "FAKETIME_NO_CACHE": "1",
-                "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-                "NO_FAKE_STAT": "1",
-            },
+            env=os.environ | clock.environment() | {"PYTHONPATH": path},
         )
-
-    def set_clock(self, by_s: float) -> None:
-        """Set the time of day, by so much from the true one."""
-        aside = self._clock.with_suffix(".new")
-        aside.write_text(f"{by_s:+.0f}\n")
-        aside.replace(self._clock)
 
     def status(self) -> dict[str, Any]:
         """What the driver wrote last."""
@@ -100,9 +82,11 @@ class Stepped:
 @pytest.fixture
 def stepped(tmp_path: Path) -> Iterator[Stepped]:
     """Ended with all its workers."""
-    if faketime() is None:
-        pytest.skip("libfaketime is not installed: `apt-get install faketime` as root")
-    running = Stepped(tmp_path)
+    (tmp_path / "clock").mkdir()
+    clock = stepped_clock(tmp_path / "clock")
+    if clock is None:
+        pytest.skip("there is no C compiler for the library that sets a process's clock")
+    running = Stepped(tmp_path, clock)
     yield running
     if running.process.poll() is None:
         os.killpg(running.process.pid, 9)

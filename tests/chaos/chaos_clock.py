@@ -24,7 +24,7 @@ class SteppedClock:
         return {"LD_PRELOAD": str(self.library), "CHAOS_CLOCK": str(self.offset)}
 
     def step(self, seconds: int) -> None:
-        """Let it be so many seconds later than it is (earlier, if negative)."""
+        """Let it be so many seconds later than it truly is (earlier, if negative)."""
         with self.offset.open("r+b", buffering=0) as file:
             file.write(struct.pack("l", seconds))
 

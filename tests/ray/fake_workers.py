@@ -106,7 +106,7 @@ class FakeWorker:
         elif action == "rank":
             time.sleep(600)
         self._progress = None
-        ended_at = time.time()
+        ended_at = started_at + time.monotonic() - began
         return RankOutcome(
             rank=rank,
             state=State.SUCCEEDED,
