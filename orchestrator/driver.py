@@ -332,7 +332,8 @@ class Driver:
         return []
 
     def _begin(self, attempts: Sequence[Attempt]) -> None:
-        """Note that attempts start. A note that cannot be made is missed only if we die."""
+        """Note that attempts start. Where the notes find no room, the attempts wait for it; one
+        that cannot be made for another reason is missed only if we die."""
         if not attempts:
             return
         now = self.wall()
@@ -341,6 +342,8 @@ class Driver:
             self.store.begin(*notes)
         except StoreLocked:
             raise  # another driver has the run, and perhaps these cards
+        except StoreFull as full:  # else a successor might give the same number to another attempt
+            self._pause(full)
         except (OSError, StoreError):
             pass
 
@@ -373,13 +376,16 @@ class Driver:
         try:
             self._patiently("the store", lambda: self.store.append(*measurements), StoreError)
         except StoreFull as full:
-            self._held = Held(since=self.clock())
-            self._look_for_room_at = self.clock() + ROOM_INTERVAL_S
-            self.board.paused = f"no room for results: {full}"
-            self.view.line(
-                f"PAUSED: {full}. Nothing new is started; what runs goes on, its rows are kept "
-                f"until there is room"
-            )
+            self._pause(full)
+
+    def _pause(self, full: StoreFull) -> None:
+        self._held = Held(since=self.clock())
+        self._look_for_room_at = self.clock() + ROOM_INTERVAL_S
+        self.board.paused = f"no room for results: {full}"
+        self.view.line(
+            f"PAUSED: {full}. Nothing new is started; what runs goes on, its rows are kept "
+            f"until there is room"
+        )
 
     def _recorded(self, command: RecordRow, measurement: Measurement) -> None:
         """A row is safe."""
