@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from orchestrator.errors import ControlStoreLost
 from orchestrator.on_ray.control_store import (
     PATIENCE_VARIABLE,
     SILENT_AFTER_S,
@@ -17,6 +18,8 @@ from orchestrator.on_ray.control_store import (
     outlived,
     within,
 )
+from orchestrator.on_ray.predecessors import end_predecessors
+from orchestrator.worker.leftovers import Owner
 
 #: Fails what waits for something that does not come.
 MOST_S = 30.0
@@ -179,3 +182,21 @@ def test_who_joins_a_cluster_outlives_its_store(monkeypatch: pytest.MonkeyPatch)
     with outlived():
         assert os.environ[PATIENCE_VARIABLE] == "7"
     assert os.environ[PATIENCE_VARIABLE] == "7"
+
+
+def test_a_head_that_goes_while_a_driver_joins_is_no_crash(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ray speaks of a wrong token then; the driver says what it is, and another one may go on."""
+
+    def refused(**_: object) -> list[dict[str, str]]:
+        raise RuntimeError(
+            "RPC error: WrongClusterID: Perhaps the client is accessing GCS after it has restarted."
+        )
+
+    monkeypatch.setattr("ray.util.list_named_actors", refused)
+    with (
+        Owner(run_id="0123456789ab", invocation_id="i").marks_this_process(),
+        pytest.raises(ControlStoreLost, match="the cluster's head went"),
+    ):
+        end_predecessors()

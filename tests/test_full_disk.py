@@ -182,10 +182,19 @@ def test_rows_without_any_place_are_printed(
 def test_all_is_measured_and_the_disk_stays_full(disk: Path, elsewhere: Path) -> None:
     """After two minutes of waiting for room for the last rows, the run ends with them elsewhere."""
     with Store.open(disk, "night") as store:
-        night = Night(store, full_from=0, jobs=1)
+        night = Night(store, full_from=6, jobs=1)
         assert night.driver.drive().finished
         assert 120 <= night.clock() - MOMENT < 140
         assert len(list(elsewhere.glob("*.parquet"))) == 1
+
+
+def test_an_attempt_whose_note_finds_no_room_waits_for_it(disk: Path, elsewhere: Path) -> None:
+    """Started without a note, its driver killed, its number would be given away once more."""
+    with Store.open(disk, "night") as store:
+        night = Night(store, full_from=0, full_until=60, jobs=1)
+        assert night.driver.drive().finished
+        assert night.clock() - MOMENT > 60
+        assert night.succeeded() == 1 and night.started_while_full == 0
 
 
 def test_a_reserve_keeps_room_for_the_status(disk: Path) -> None:

@@ -77,6 +77,11 @@ class RayExecutor:
         preload: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """Join the nodes.
+
+        Raises:
+            ControlStoreLost: Ray's control store went meanwhile.
+        """
         self._factory = factory
         self._clock = clock
         self._workers: dict[str, Worker] = {}

@@ -10,6 +10,8 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
+from orchestrator.errors import ControlStoreLost
+from orchestrator.on_ray.control_store import is_absence
 from orchestrator.worker.leftovers import Owner
 
 
@@ -27,7 +29,21 @@ def owner_in(name: str) -> Owner | None:
 
 def end_predecessors() -> list[str]:
     """Kill the actors and remove the placement groups of earlier drivers of this process's run;
-    their names."""
+    their names.
+
+    Raises:
+        ControlStoreLost: the control store cannot be asked.
+    """
+    try:
+        return _end_predecessors()
+    except Exception as error:
+        if not is_absence(error):
+            raise
+        reason = " ".join(str(error).split())[:200]
+        raise ControlStoreLost(f"the cluster's head went while it was joined: {reason}") from error
+
+
+def _end_predecessors() -> list[str]:
     import ray
     from ray.util import list_named_actors, placement_group_table, remove_placement_group
 
