@@ -67,7 +67,8 @@ def expected_end(row: Measurement) -> tuple[set[State], str]:
 
 def with_true_times(rows: Iterable[Measurement], faults: Iterable[Fault]) -> list[Measurement]:
     """The rows with the times that a clock would have told that was never stepped. A night is much
-    shorter than a step, so it is plain which times are wrong."""
+    shorter than a step, so it is plain which times are wrong. The end of an attempt is as much
+    later than its start as it lasted, so both are wrong by the same."""
     steps = [fault for fault in faults if fault.offset_s]
 
     def true(at: float | None) -> float | None:
@@ -76,17 +77,15 @@ def with_true_times(rows: Iterable[Measurement], faults: Iterable[Fault]) -> lis
                 return at - step.offset_s
         return at
 
-    if not steps:
-        return list(rows)
-    return [
-        dataclasses.replace(
-            row,
-            started_at=true(row.started_at),
-            ended_at=true(row.ended_at),
-            recorded_at=true(row.recorded_at),
+    def dated_anew(row: Measurement) -> Measurement:
+        start, end = true(row.started_at), true(row.ended_at)
+        if None not in (start, row.started_at, row.ended_at) and start != row.started_at:
+            end = row.ended_at + (start - row.started_at)  # type: ignore[operator]
+        return dataclasses.replace(
+            row, started_at=start, ended_at=end, recorded_at=true(row.recorded_at)
         )
-        for row in rows
-    ]
+
+    return [dated_anew(row) for row in rows] if steps else list(rows)
 
 
 def lost(rows: Iterable[Measurement], jobs: Collection[str]) -> list[str]:

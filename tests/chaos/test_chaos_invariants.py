@@ -160,6 +160,14 @@ def test_times_of_a_stepped_clock_become_true(offset: int, begins: float, at: fl
     assert (true.started_at, true.recorded_at) == (5.0, None)
 
 
+def test_the_end_of_an_attempt_is_wrong_as_its_start_is() -> None:
+    """It began while the clock was wrong, and ended when it was right again."""
+    step = everywhere("step the clock", at=100.0, until=120.0, offset_s=-7200)
+    told = worked(0, started_at=110.0 - 7200, ended_at=160.0 - 7200, recorded_at=160.0)
+    (true,) = chaos_invariants.with_true_times([told], [step])
+    assert (true.started_at, true.ended_at, true.recorded_at) == (110.0, 160.0, 160.0)
+
+
 # ---------------------------------------------------------------- what is left behind
 
 
