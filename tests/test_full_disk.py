@@ -285,3 +285,20 @@ def test_files_of_another_user_are_not_brought_home(
             assert store.spill(row(1)) is None
     with Store.open(tmp_path, "night") as store:
         assert store.rescued == 0 and store.measurements() == []
+
+
+@pytest.mark.parametrize("torn", [False, True])
+def test_a_spilled_row_whose_renaming_was_lost_comes_home(
+    tmp_path: Path, elsewhere: Path, torn: bool
+) -> None:
+    """A power failure can take the renaming back; what is torn goes to quarantine."""
+    with Store.open(tmp_path, "night") as store:
+        spilled = Path(str(store.spill(row())))
+    partial = spilled.with_name(f".{spilled.name}.partial")
+    spilled.rename(partial)
+    if torn:
+        partial.write_bytes(partial.read_bytes()[:-9])
+    with Store.open(tmp_path, "night") as store:
+        assert store.rescued == (not torn) == len(store.measurements())
+        assert (store.quarantine_path / spilled.name).exists() == torn
+    assert not elsewhere.exists()

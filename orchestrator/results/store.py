@@ -307,11 +307,19 @@ class Store:
         recorded = self._attempts_recorded() if directories else set()
         before = self.rescued
         for directory in directories:
-            for name in sorted(disk.names(directory)):
-                data = disk.read(directory / name)
-                if reason := fragments.damage_of(name, data):  # it stays where it is
-                    _LOG.warning("not brought home: %s: %s", directory / name, reason)
-                    continue
+            for found in sorted(disk.names(directory)):
+                data = disk.read(directory / found)
+                # A power failure can take the renaming of a whole file back.
+                unfinished = fragments.partial_target(found)
+                name = unfinished or found
+                if reason := fragments.damage_of(name, data):
+                    if unfinished is not None:  # torn: nobody was told that it is safe
+                        disk.make_directory(self.quarantine_path)
+                        fragments.write_durably(self.quarantine_path, name, data)
+                        disk.remove(directory / found)
+                        continue
+                    _LOG.warning("not brought home: %s: %s", directory / found, reason)
+                    continue  # it stays where it is
                 there = disk.is_there(self.tables_path / name)
                 if fragments.attempt_of(name) in recorded and not there and _is_final(data):
                     disk.make_directory(self.quarantine_path)
@@ -320,7 +328,7 @@ class Store:
                 else:
                     fragments.write_durably(self.tables_path, name, data)
                     self.rescued += 1
-                disk.remove(directory / name)
+                disk.remove(directory / found)
             disk.remove_empty_directory(directory)
         return self.rescued - before
 
