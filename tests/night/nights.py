@@ -84,7 +84,7 @@ class Night:
         self.promised: dict[tuple[str, str], Measurement] = {}
         self.files: dict[tuple[str, str], str] = {}  # of promised rows, by the same keys
         self.notes: dict[str, Note] = {}  # in the store
-        self.noted: dict[str, Note] = {}  # that it ever got
+        self.noted: dict[str, list[Note]] = {}  # all that it ever got
         self.rowed: set[str] = set()  # attempts of which this driver has handed over a row
         self.copied: set[str] = set()  # attempts that wait for room, with a copy elsewhere
         self.flakiness = Random(f"flaky {shape.seed}")
@@ -421,7 +421,7 @@ class Night:
         """Whether a row is what an attempt's note stands for."""
         if row.state != State.LOST or row.attempt_id not in self.noted:
             return False
-        return row == self.noted[row.attempt_id].row()
+        return any(row == note.row() for note in self.noted[row.attempt_id])
 
     def _check_end(self) -> None:
         """Every job has ended exactly once, and every attempt that began has a row."""

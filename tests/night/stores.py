@@ -134,7 +134,8 @@ class Promises:
 
     def begin(self, *notes: Note) -> None:
         """Note attempts."""
-        self.night.noted |= {note.attempt_id: note for note in notes}
+        for note in notes:  # after a power failure a number may be given away once more
+            self.night.noted.setdefault(note.attempt_id, []).append(note)
         self.store.begin(*notes)
 
     def append(self, *measurements: Measurement) -> None:
