@@ -53,12 +53,12 @@ from orchestrator.job import State
 from orchestrator.live import View, event_line, row_line, unrun_lines
 from orchestrator.measurement import Measurement
 from orchestrator.notes import Note, Notes
+from orchestrator.results.fragments import MOST_TOGETHER
 from orchestrator.run_status import Board, RunStatus
 from orchestrator.watchdog import Watchdog
 
 STATUS_INTERVAL_S = 1.0
 ROOM_INTERVAL_S = 5.0  # between looks for room on a full disk
-ROWS_TOGETHER = 1000  # in one file, at most
 ROWS_WAIT_S = 0.1  # for others to be written with, at most
 AT_ONCE = 3  # the request that is not discussed any more
 FORCE_AFTER_S = 10.0  # later the process ends, whatever it hangs in
@@ -357,7 +357,7 @@ class Driver:
         """Make safe what waits to be written."""
         unrun = [row for row, _ in self._unwritten if row.attempt is None]
         while self._unwritten:
-            rows = self._unwritten[:ROWS_TOGETHER]
+            rows = self._unwritten[:MOST_TOGETHER]
             if self._held is None:
                 self._append(rows)
             del self._unwritten[: len(rows)]

@@ -19,6 +19,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from workloads import files
+
 MARKER = ".nightgrid-owner.json"
 _FORMAT = 1
 _LONGEST_MARKER_BYTES = 4096
@@ -109,16 +111,12 @@ def make_owned_directory(prefix: str, base: Path, owner: str = "") -> OwnedDirec
     path = Path(tempfile.mkdtemp(prefix=f"{prefix}{process.pid}-", dir=base))
     marker = {"format": _FORMAT, **asdict(process), "owner": owner}
     try:
-        with os.fdopen(_create(path / MARKER), "w", encoding="utf-8") as file:
+        with os.fdopen(files.create(path / MARKER, 0o600), "w", encoding="utf-8") as file:
             json.dump(marker, file)
     except BaseException:
         shutil.rmtree(path, ignore_errors=True)
         raise
     return OwnedDirectory(path=path, process=process, owner=owner)
-
-
-def _create(path: Path) -> int:
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
 
 
 def abandoned_directories(prefix: str, base: Path) -> list[OwnedDirectory]:

@@ -37,8 +37,6 @@ if TYPE_CHECKING:
 
     from orchestrator.results.store import Contents, Store
 
-#: Rows of one file, at most (``driver.ROWS_TOGETHER``).
-MOST_TOGETHER = 1000
 #: Rows of a table that are converted together: enough to be fast, few enough to stay small.
 _TOGETHER = 8192
 _ENUMS: dict[str, type[Enum]] = {"state": State, "accelerator": Accelerator}
@@ -80,7 +78,7 @@ def about_how_many(names: Iterable[str]) -> int:
         if fragments.is_compacted(name):
             count += int(name.split("-")[1])
         elif attempt is not None:
-            count += MOST_TOGETHER if attempt[0] == fragments.TOGETHER else 1
+            count += fragments.MOST_TOGETHER if attempt[0] == fragments.TOGETHER else 1
     return count
 
 

@@ -96,37 +96,19 @@ def names(directory: Path) -> list[str]:
     return os.listdir(directory)
 
 
-def read(path: Path, limit_bytes: int = LARGEST_BYTES) -> bytes:
+def read(path: Path, limit_bytes: int = LARGEST_BYTES, *, follow: bool = True) -> bytes:
     """The content of an ordinary file, and of nothing else that may lie in its place: a pipe would
-    be waited for for ever, and a device never ends.
+    be waited for for ever, and a device never ends. ``follow``: it may be a symbolic link.
 
     Raises:
         OSError: it cannot be read, is no ordinary file, or is larger than the limit.
     """
-    return files.read_bytes(path, limit_bytes=limit_bytes)
+    return files.read_bytes(path, limit_bytes=limit_bytes, follow=follow)
 
 
 def is_there(path: Path) -> bool:
     """Whether the name is taken, also by a link that leads nowhere."""
     return os.path.lexists(path)
-
-
-def read_small(path: Path, most_bytes: int) -> bytes:
-    """The content of an ordinary file that is no link and not longer than ``most_bytes``.
-
-    Raises:
-        OSError: it cannot be read, or is something else.
-    """
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        found = os.fstat(handle)
-        if not stat.S_ISREG(found.st_mode):
-            raise OSError(errno.EINVAL, "it is no ordinary file")
-        if found.st_size > most_bytes:
-            raise OSError(errno.EFBIG, f"it has {found.st_size:,} bytes")
-        return os.read(handle, most_bytes)
-    finally:
-        os.close(handle)
 
 
 def numbers(directory: Path) -> tuple[int, int, int]:

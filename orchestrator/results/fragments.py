@@ -32,6 +32,8 @@ _COMPACTED = re.compile(r"compacted-(?P<rows>\d+)-(?P<digest>[0-9a-f]{16})\.parq
 _PARTIAL = re.compile(r"\.(?P<name>.+\.parquet)\.partial")
 #: Stands in a name for the jobs of rows that were written together.
 TOGETHER = "rows"
+#: So many of them at most.
+MOST_TOGETHER = 1000
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 

@@ -123,7 +123,7 @@ def identify(directory: Path, quarantine: Path) -> Identity:
     """
     here = place_of(directory)
     try:
-        record = _parse(disk.read_small(directory / NAME, _MOST_BYTES))
+        record = _parse(disk.read(directory / NAME, _MOST_BYTES, follow=False))
     except FileNotFoundError:
         return _new(directory, here)
     except (OSError, ValueError) as error:
@@ -225,7 +225,7 @@ def _original_is_there(record: _Record, here: Place) -> bool:
 def _id_at(directory: Path) -> str | None:
     """The id in a directory; None where there is none."""
     try:
-        return _parse(disk.read_small(directory / NAME, _MOST_BYTES)).run_id
+        return _parse(disk.read(directory / NAME, _MOST_BYTES, follow=False)).run_id
     except (OSError, ValueError):
         return None
 

@@ -26,6 +26,7 @@ from pathlib import Path
 from orchestrator.errors import StoreError, StoreLocked
 from orchestrator.results import disk
 from workloads import files
+from workloads.owned_directory import started_ticks
 
 LOCK_NAME = "driver.lock"
 _GUARD_NAME = ".driver.lock.guard"
@@ -297,14 +298,9 @@ def _inode(path: Path) -> tuple[int, int]:
 
 def _process_started(pid: int) -> float | None:
     """When a process started; None if it is gone (a zombie is)."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            words = file.read().rpartition(b")")[2].split()
-        return None if words[0] in (b"Z", b"X") else float(words[19])
-    except (OSError, IndexError, ValueError):
-        pass
     if os.path.exists("/proc/self/stat"):
-        return None
+        ticks = started_ticks(pid)
+        return None if ticks is None else float(ticks)
     import psutil
 
     try:

@@ -54,7 +54,6 @@ _LOG = logging.getLogger("nightgrid.store")
 COMPACT_FROM = 200
 _FEW_ROWS = 64
 _RESERVE_BYTES = 64 * 2**10
-_ID_BYTES = 4096
 
 _HISTORY_COLUMNS = (
     "job_id",

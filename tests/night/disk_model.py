@@ -157,12 +157,14 @@ class SimulatedDisk:
         """The names now."""
         return list(self._directory(directory).now)
 
-    def read(self, path: Path, limit_bytes: int = 0) -> bytes:
-        """The content now."""
+    def read(self, path: Path, limit_bytes: int = 0, *, follow: bool = True) -> bytes:
+        """The content now; no file is a link here."""
         try:
-            return bytes(self._directory(path.parent).now[path.name].content)
+            data = bytes(self._directory(path.parent).now[path.name].content)
         except KeyError:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path)) from None
+        assert not limit_bytes or len(data) <= limit_bytes
+        return data
 
     def is_there(self, path: Path) -> bool:
         """Whether it is a file or a directory."""
@@ -170,12 +172,6 @@ class SimulatedDisk:
             return True
         parent = self.directories.get(path.parent)
         return parent is not None and path.name in parent.now
-
-    def read_small(self, path: Path, most_bytes: int) -> bytes:
-        """The content now; no file is a link here."""
-        data = self.read(path)
-        assert len(data) <= most_bytes
-        return data
 
     def numbers(self, directory: Path) -> tuple[int, int, int]:
         """One file system; a directory keeps its place, which is its number."""

@@ -60,7 +60,7 @@ _DISK_CALLS = (
         "is_there",
     ),
     *("make_directory", "make_private_directory", "is_ours", "sync_directory"),
-    *("read_small", "numbers"),
+    "numbers",
 )
 
 

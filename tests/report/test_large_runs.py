@@ -22,7 +22,7 @@ from orchestrator.report.export import document, json_parts, to_json
 from orchestrator.report.grouping import Differences, Setting, varying_parameters
 from orchestrator.report.page import render
 from orchestrator.report.summary import summarize
-from orchestrator.results import bulk
+from orchestrator.results import bulk, fragments
 from orchestrator.results.bulk import about_how_many, measurements_of, with_raw
 from orchestrator.results.schema import from_table, to_table
 from orchestrator.results.store import Store
@@ -171,7 +171,7 @@ def test_rows_are_counted_by_the_names_of_their_files() -> None:
     digest = "0" * 16
     names = [f"compacted-250-{digest}.parquet", f"ab-1-{digest}.parquet", ".x.partial", "note.txt"]
     assert about_how_many(names) == 251
-    assert about_how_many([f"rows-2-{digest}.parquet"]) == bulk.MOST_TOGETHER
+    assert about_how_many([f"rows-2-{digest}.parquet"]) == fragments.MOST_TOGETHER
 
 
 # ---------------------------------------------------------------- the page of a large run
