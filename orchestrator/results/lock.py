@@ -26,7 +26,7 @@ from pathlib import Path
 from orchestrator.errors import StoreError, StoreLocked
 from orchestrator.results import disk
 from workloads import files
-from workloads.owned_directory import started_ticks
+from workloads.process_stat import started_ticks
 
 LOCK_NAME = "driver.lock"
 _GUARD_NAME = ".driver.lock.guard"
