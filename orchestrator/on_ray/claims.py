@@ -52,6 +52,9 @@ _CLOSE_S = 15.0
 #: How long the control store may be silent while no node is ours. Nodes that Ray ends for want of
 #: it are gone after 60 s, and count as lost 20 s later; one that was only frozen is back before.
 SILENCE_PATIENCE_S = 90.0
+#: The same from the moment in which the last node was lost: less than the minute after which jobs
+#: that no card is left for are given up, since another driver may yet have cards for them.
+BEREFT_PATIENCE_S = 45.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +134,7 @@ class Claims:
         self._retry_at: dict[str, float] = {}
         self._next_poll = 0.0
         self._empty_since = clock()
+        self._last_ours: float | None = None  # when a node was ours, the last time
         self._trouble = ""  # why the last claim came to nothing
         self._looking = False  # whether the control store was asked and has not answered yet
         self._error: Exception | None = None  # what its answer leads to, for ``poll``
@@ -221,16 +225,23 @@ class Claims:
     def _mind_silence(self, now: float) -> None:
         """While the control store is silent, no other patience runs out; its own does once there
         is nothing left that works without it."""
+        if self.joined():
+            self._last_ours = now
         silent_s = self._store.silent_s
         if not silent_s:
             return
         patience_s = _RETRY_S if self._store.replaced else SILENCE_PATIENCE_S
-        if silent_s > patience_s and not self.joined():
+        gone = silent_s > patience_s or self._bereft_s(now, silent_s) > BEREFT_PATIENCE_S
+        if gone and not self.joined():
             raise ControlStoreLost(f"{self._store.trouble}, and no node of the cluster is left")
         self._empty_since = now
         for claim in self._claims.values():
             if not claim.joined:
                 claim.since = now
+
+    def _bereft_s(self, now: float, silent_s: float) -> float:
+        """For how long no node is ours, of those that were, and the control store is silent."""
+        return 0.0 if self._last_ours is None else min(now - self._last_ours, silent_s)
 
     # ------------------------------------------------------------ one node
 
