@@ -15,7 +15,7 @@ from typing import Any
 
 from orchestrator.domain.job import Job
 from orchestrator.grid.fields import FIELD_NAMES, Vocabulary
-from orchestrator.grid.model import parse_grid
+from orchestrator.grid.reader import parse_grid
 from workloads.registry import WORKLOADS
 
 FROZEN = [
