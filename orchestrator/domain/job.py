@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal
 
+from orchestrator.domain import identity
 from workloads.engines import process_kind
 from workloads.measure_settings import MeasureSettings
 
@@ -90,8 +91,6 @@ class Job(_Identified):
 
     def identity(self) -> dict[str, object]:
         """What the job means (``identity.py``)."""
-        from orchestrator.domain import identity
-
         return identity.identity(self)
 
     @property
@@ -100,8 +99,6 @@ class Job(_Identified):
         try:
             known: str = self._job_id
         except AttributeError:
-            from orchestrator.domain import identity
-
             known = identity.job_id(self)
             object.__setattr__(self, "_job_id", known)
         return known
@@ -114,8 +111,6 @@ class Job(_Identified):
     @property
     def residency_key(self) -> str:
         """Jobs with equal keys can share a loaded model in a warm worker."""
-        from orchestrator.domain import identity
-
         return identity.residency_key(self)
 
     @property
