@@ -111,6 +111,7 @@ def run_grid(
         store = Store.existing(options.results, store.run).resume()
         options = with_cards_of(store.path, options)
     store.adopt(*options.adopt)
+    store.refuse_if_held()  # before the cluster is asked, which may be away
     with remote_code.permitted(options.remote_code), _session(options, grid) as session:
         session = _with_its_nodes(options, session, say)
         _tell(options, address=session.address, cards=cards_by_kind(session.nodes))
