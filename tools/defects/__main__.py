@@ -32,7 +32,7 @@ def quick_expression(makefile: str) -> str:
     """The marks that ``make quick`` selects by."""
     found = re.search(r"^quick:.*\n\t.*-m \"([^\"]+)\"", makefile, re.MULTILINE)
     if found is None:
-        raise ValueError("the Makefile has no target `quick` with -m \"...\"")
+        raise ValueError('the Makefile has no target `quick` with -m "..."')
     return found[1]
 
 

@@ -7,6 +7,7 @@ and what each test came to, with its time.
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import shutil
@@ -19,6 +20,7 @@ from pathlib import Path
 
 from coverage import CoverageData
 from defects import plugin
+from defects.mutations import Mutation, lines_of_functions
 
 HERE = Path(__file__).resolve().parent
 _RC = """[run]
@@ -59,7 +61,7 @@ def pytest_command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "pytest", "-q", "-p", "defects.plugin", *arguments]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Test:
     """A test as it was recorded."""
 
@@ -87,6 +89,7 @@ def record(project: Project, files: Iterable[str], to: Path, *, only_quick: bool
             continue
         shutil.rmtree(place, ignore_errors=True)
         place.mkdir(parents=True)
+        (place / "file.txt").write_text(name)
         sources = ",".join(str(project.root / package) for package in project.packages)
         rc = place / "coveragerc"
         rc.write_text(_RC.format(data=place / "coverage", sources=sources, test=plugin.TEST))
@@ -122,7 +125,8 @@ class Record:
     """Read recordings: which tests execute a line."""
 
     def __init__(self, place: Path) -> None:
-        self._places = sorted(path.parent for path in place.glob("*/coveragerc"))
+        found = sorted(path.parent for path in place.glob("*/file.txt"))
+        self._places = {path: (path / "file.txt").read_text() for path in found}
         self.tests: dict[str, Test] = {}
         for line in self._lines():
             test = self.tests.setdefault(line["test"], Test(line["test"]))
@@ -141,27 +145,43 @@ class Record:
             if (place / "tests.jsonl").exists():
                 yield from map(json.loads, (place / "tests.jsonl").read_text().splitlines())
 
-    def executing(self, path: str, line: int) -> set[Test]:
-        """The tests that execute a line, and passed when they were recorded. Of a line that runs
-        when its module is imported, those that execute any line of a function of the module."""
-        contexts = self._contexts(path)
-        found = contexts.get(line, set())
-        names: set[str] = set()
-        for each in found - {""} or (set().union(*contexts.values()) if "" in found else set()):
-            names |= self._by_fixture.get(each, {each})
-        return {test for name in names if (test := self.tests.get(name)) and test.passed}
+    def executing(self, defect: Mutation, source: str) -> list[Test]:
+        """The tests that execute the line of a defect, those with short runs first, then the others
+        of their files, since what is kept from test to test is executed within the first.
+
+        What a line of a module's own, such as a constant, has made is executed by the tests that
+        call the functions of the module; a module without any stands for all who import it.
+        """
+        contexts = self._contexts(defect.path)
+        if not defect.at_import:
+            names = set(contexts.get(defect.line, ()))
+        else:
+            inside = lines_of_functions(ast.parse(source))
+            names = set().union(*(found for at, found in contexts.items() if at in inside))
+        names |= {name for each in names for name in self._by_fixture.get(each, ())}
+        files = {name.partition("::")[0] for name in names}
+        if defect.at_import:
+            files |= self._importing(defect.path)
+        tests = (test for test in self.tests.values() if test.passed and test.file in files)
+        return sorted(tests, key=lambda test: (test.name not in names, test.seconds))
+
+    def _importing(self, path: str) -> set[str]:
+        """The test files in whose run a module was imported."""
+        return {file for place, file in self._places.items() if self._measured(place, path)}
 
     @lru_cache(maxsize=8)  # noqa: B019 - one record a process
     def _contexts(self, path: str) -> dict[int, set[str]]:
         merged: dict[int, set[str]] = {}
         for place in self._places:
-            if not (place / "coverage").exists():
-                continue
-            data = CoverageData(basename=str(place / "coverage"))
-            data.read()
-            measured = next((m for m in data.measured_files() if m.endswith(f"/{path}")), None)
-            for line, contexts in data.contexts_by_lineno(measured or path).items():
-                # A process that a test started has its name as static context.
-                names = {part for each in contexts for part in (each.rpartition("|")[2] or each,)}
-                merged.setdefault(line, set()).update(names)
+            for line, contexts in self._measured(place, path).items():
+                merged.setdefault(line, set()).update(contexts)
         return merged
+
+    @staticmethod
+    def _measured(place: Path, path: str) -> dict[int, list[str]]:
+        if not (place / "coverage").exists():
+            return {}
+        data = CoverageData(basename=str(place / "coverage"))
+        data.read()
+        measured = next((m for m in data.measured_files() if m.endswith(f"/{path}")), None)
+        return data.contexts_by_lineno(measured) if measured else {}

@@ -40,10 +40,12 @@ _EXTREMES = {"min": "max", "max": "min"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mutation:
-    """One changed line. ``nth`` tells equal lines of one function apart."""
+    """One changed line. ``nth`` tells equal lines of one function apart; ``at_import`` says that
+    the line runs when its module is imported."""
 
     path: str
     scope: str
+    at_import: bool
     kind: str
     line: int
     before: str
@@ -70,7 +72,9 @@ def mutations(source: str, path: str) -> list[Mutation]:
     lines = source.splitlines()
     seen: dict[tuple[str, str, str], int] = defaultdict(int)
     found = []
-    for scope, kind, node, text in _candidates(ast.parse(source), ()):
+    tree = ast.parse(source)
+    in_functions = lines_of_functions(tree)
+    for scope, kind, node, text in _candidates(tree, ()):
         if node.lineno != node.end_lineno:
             continue
         before = lines[node.lineno - 1]
@@ -81,6 +85,7 @@ def mutations(source: str, path: str) -> list[Mutation]:
             Mutation(
                 path=path,
                 scope=at[0],
+                at_import=node.lineno not in in_functions,
                 kind=kind,
                 line=node.lineno,
                 before=before,
@@ -98,6 +103,21 @@ def is_defect(mutation: Mutation, source: str) -> bool:
         return ast.dump(ast.parse(mutation.applied(source))) != ast.dump(ast.parse(source))
     except SyntaxError:
         return False
+
+
+def lines_of_functions(tree: ast.Module) -> set[int]:
+    """The lines that run when a function is called, and not when its module is imported."""
+    bodies = (
+        node.body
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    )
+    return {
+        line
+        for body in bodies
+        for statement in body
+        for line in range(statement.lineno, (statement.end_lineno or statement.lineno) + 1)
+    }
 
 
 _Candidate = tuple[tuple[str, ...], str, ast.expr | ast.stmt, str]

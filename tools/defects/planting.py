@@ -69,7 +69,7 @@ def plant(
     before all others. The whole suite catches what its quick tests catch."""
     for defect in defects:
         known = results(to)
-        executing = sorted(record.executing(defect.path, defect.line), key=lambda t: t.seconds)
+        executing = record.executing(defect, (project.root / defect.path).read_text())
         caught_by = ""
         for suite in suites:
             if (old := known.get((defect.key, suite))) is not None:
