@@ -19,6 +19,7 @@ from collections import Counter
 from pathlib import Path
 
 import yaml
+
 from defects.executed import Project, Record, record
 from defects.mutations import chosen
 from defects.planting import Result, plant, results

@@ -19,6 +19,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from coverage import CoverageData
+
 from defects import plugin
 from defects.mutations import Mutation, lines_of_functions
 
@@ -35,7 +36,7 @@ disable_warnings = no-data-collected,module-not-measured,module-not-imported,no-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Project:
-    """A copy of the tree that defects are planted in, its packages, and the tests that are quick."""
+    """A copy of the tree to plant defects in, its packages, and the marks of quick tests."""
 
     root: Path
     packages: tuple[str, ...]

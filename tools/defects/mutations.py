@@ -107,11 +107,8 @@ def is_defect(mutation: Mutation, source: str) -> bool:
 
 def lines_of_functions(tree: ast.Module) -> set[int]:
     """The lines that run when a function is called, and not when its module is imported."""
-    bodies = (
-        node.body
-        for node in ast.walk(tree)
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-    )
+    functions = ast.FunctionDef | ast.AsyncFunctionDef
+    bodies = (node.body for node in ast.walk(tree) if isinstance(node, functions))
     return {
         line
         for body in bodies
@@ -205,11 +202,14 @@ def _statements(node: ast.stmt, scope: tuple[str, ...]) -> Iterator[tuple[str, a
     )
     if scope and (is_call or is_jump or is_state or isinstance(node, ast.AugAssign)):
         yield "removed", node, "pass"
-    if isinstance(node, ast.AugAssign) and type(node.op) in _ARITHMETIC:
-        if not _is_text(node.value):
-            other = copy.deepcopy(node)
-            other.op = _ARITHMETIC[type(node.op)]()
-            yield "arithmetic", node, ast.unparse(other)
+    if (
+        isinstance(node, ast.AugAssign)
+        and type(node.op) in _ARITHMETIC
+        and not _is_text(node.value)
+    ):
+        other = copy.deepcopy(node)
+        other.op = _ARITHMETIC[type(node.op)]()
+        yield "arithmetic", node, ast.unparse(other)
 
 
 def _is_text(node: ast.expr) -> bool:
