@@ -164,6 +164,17 @@ def _retry_at_once() -> contextlib.AbstractContextManager[Any]:
     return patch.object(Ledger, "retry", lambda _, pool, record, __: pool.enqueue(record))
 
 
+def _watch_the_first_only() -> contextlib.AbstractContextManager[Any]:
+    """A place that becomes free goes to the next that is begun, whoever has failed meanwhile."""
+    begun = Breaker.begun
+
+    def while_there_is_room(breaker: Breaker, subject: str) -> None:
+        if len(breaker._begun) < breaker._limit:
+            begun(breaker, subject)
+
+    return patch.object(Breaker, "begun", while_there_is_room)
+
+
 def _trust_nodes() -> contextlib.AbstractContextManager[Any]:
     """A node that comes back is as good as a new one, however often it was lost."""
 
@@ -349,6 +360,12 @@ DEFENCES = (
         take_away=_of(JobRecord, "send_elsewhere"),
     ),
     Defence(
+        name="another card also when one comes later",
+        first=101_471,
+        without="runs where the last attempt failed",
+        take_away=_of(Pool, "_cards_came"),
+    ),
+    Defence(
         name="an end to jobs for which no cards are left",
         first=11,
         without="no end after",
@@ -472,6 +489,12 @@ DEFENCES = (
         first=387,
         without="others are tried",
         take_away=_of(Breaker, "withdrawn"),
+    ),
+    Defence(
+        name="a breaker that counts who has failed already",
+        first=100_899,
+        without="others are tried",
+        take_away=_watch_the_first_only,
     ),
     Defence(
         name="jobs that wait for those they need",
