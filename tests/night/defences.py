@@ -326,6 +326,7 @@ DEFENCES = (
     ),
     Defence(
         name="fencing by attempt id",
+        first=24,
         without="final row",
         take_away=_count_late_rows,
     ),
@@ -346,6 +347,7 @@ DEFENCES = (
     ),
     Defence(
         name="cards drained for gangs",
+        first=7,
         without="starves: ",
         take_away=_of(Assigner, "_reserve"),
     ),
@@ -356,6 +358,7 @@ DEFENCES = (
     ),
     Defence(
         name="another card for the next attempt",
+        first=4,
         without="runs where the last attempt failed",
         take_away=_of(JobRecord, "send_elsewhere"),
     ),
@@ -373,30 +376,35 @@ DEFENCES = (
     ),
     Defence(
         name="sync of a file before it gets its name",
+        first=18,
         without="is lost",
         take_away=_of(SimulatedDisk, "sync"),
         on_disk=True,
     ),
     Defence(
         name="sync of the directory after it",
+        first=17,
         without="is lost",
         take_away=_of(SimulatedDisk, "sync_directory"),
         on_disk=True,
     ),
     Defence(
         name="a write until all is written",
+        first=8,
         without="is lost",
         take_away=_half_writes,
         on_disk=True,
     ),
     Defence(
         name="checksums of rows",
+        first=1,
         without="",
         take_away=_of(fragments, "damage_of", lambda *_: None),
         on_disk=True,
     ),
     Defence(
         name="a copy of each row that waits for room",
+        first=1,
         without="without a copy",
         take_away=_of(Store, "spill"),
         on_disk=True,
@@ -417,7 +425,7 @@ DEFENCES = (
     ),
     Defence(
         name="rows of attempts that a dead driver had running",
-        first=19,
+        first=118,
         without="left no row",
         take_away=_of(Store, "_record_interrupted", lambda _: ()),
         on_disk=True,
@@ -454,7 +462,7 @@ DEFENCES = (
     ),
     Defence(
         name="the watchdog",
-        first=32,
+        first=45,
         without="no end after",
         take_away=_of(Watchdog, "overdue", lambda *_: []),
     ),
@@ -475,6 +483,7 @@ DEFENCES = (
     ),
     Defence(
         name="quarantine of nodes that are lost again and again",
+        first=4,
         without="times and is used after",
         take_away=_trust_nodes,
     ),
@@ -514,16 +523,19 @@ DEFENCES = (
     ),
     Defence(
         name="patience with what fails for a moment",
+        first=4,
         without="was away for a moment",
         take_away=_impatient,
     ),
     Defence(
         name="a command that is refused is an event",
+        first=4,
         without="",
         take_away=_of(driver_module, "_refusal"),
     ),
     Defence(
         name="a worker is stopped when the executor took the command",
+        first=9,
         without="has a process of driver",
         take_away=_free_what_was_not_stopped,
     ),
