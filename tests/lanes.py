@@ -1,4 +1,4 @@
-"""Share the suite out among several pytest processes (``pytest -n 3``, pytest-xdist).
+"""Share the suite out among several pytest processes (``pytest -n 2``, pytest-xdist).
 
 A test file stays in one process, so that what its tests share is made once. The files that start
 Ray clusters stay in one process together: clusters take turns, since two at once, of a dozen
