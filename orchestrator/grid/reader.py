@@ -25,7 +25,7 @@ from orchestrator.grid.experiment import Experiment, ExperimentReader
 from orchestrator.grid.fields import FIELD_NAMES, Vocabulary, explain, shown, suggestion
 from orchestrator.grid.model import Grid
 from orchestrator.grid.strict_yaml import Document, Path_, parse, read
-from orchestrator.planning.needs import adapter_problems
+from orchestrator.planning.needs import Thing, problems_of_needs
 from orchestrator.planning.planner import card_problems, refusal_problems
 from workloads.errors import WorkloadError
 from workloads.measure_settings import MeasureSettings
@@ -97,7 +97,7 @@ class GridReader:
             },
         )
         self.problems += refusal_problems(grid, self.vocabulary.workloads)
-        self.problems += adapter_problems(grid, self._adapter_exists)
+        self.problems += problems_of_needs(grid, self._exists)
         if self.nodes_for is not None:
             self.problems += card_problems(grid, self.nodes_for(grid.accelerators()))
         if self.problems:
@@ -214,11 +214,13 @@ class GridReader:
                 return False
         return True
 
-    def _adapter_exists(self, name: str) -> bool:
-        if self.vocabulary.find_adapter is None:
+    def _exists(self, thing: Thing) -> bool:
+        kind, name = thing
+        find = {"adapter": self.vocabulary.find_adapter}.get(kind)
+        if find is None:
             return True  # cannot be told on this machine
         try:
-            self.vocabulary.find_adapter(name)
+            find(name)
         except WorkloadError:
             return False
         return True
