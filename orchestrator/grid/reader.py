@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from orchestrator.domain.job import Accelerator
+from orchestrator.domain.job import Accelerator, Scalar
 from orchestrator.domain.topology import Node
 from orchestrator.errors import GridError, Problem
 from orchestrator.grid.axes import MAX_JOBS
@@ -69,6 +69,7 @@ class GridReader:
         self.vocabulary = vocabulary
         self.nodes_for = nodes_for
         self.problems: list[Problem] = []
+        self.old_names: dict[str, None] = {}
 
     def read(self) -> Grid:
         """The grid.
@@ -88,7 +89,7 @@ class GridReader:
             name=top.get("name", ""),
             description=top.get("description", ""),
             planned=planned,
-            notes=expander.notes(),
+            notes=(*self.old_names, *expander.notes()),
             document=self.document,
             origins={
                 (experiment.name, *origin): path
@@ -103,6 +104,11 @@ class GridReader:
         if self.problems:
             raise GridError(self._in_file_order())
         return grid
+
+    def renamed(self, path: Path_, name: str, old: Scalar, new: Scalar) -> None:
+        """Note that the grid says a value by the name that an earlier version gave it."""
+        line, _ = self.document.position(path)
+        self.old_names[f"line {line}: `{name}: {old}` is called `{name}: {new}` now"] = None
 
     def complain(self, path: Path_, message: str, hint: str = "", *, key: bool = False) -> None:
         """Note a problem at ``path``."""
