@@ -55,7 +55,7 @@ class JobFields(Settings):
         role="choice",
         loads=True,
         always_in_id=True,
-        description="Format of the weights; `nightgrid schema precisions` says what it means where.",
+        description="Format of the weights; `nightgrid schema precisions` says what each means.",
     )
     batch_size: Annotated[int, Field(ge=1, le=1_000_000)] | Literal["max"] = setting(
         1,
