@@ -20,19 +20,19 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.domain.job import State
 from orchestrator.errors import ExtraMissing
-from orchestrator.job import State
 
 if TYPE_CHECKING:
     import pandas
     import polars
     import pyarrow as pa
 
-    from orchestrator.comparison import RunComparison
+    from orchestrator.domain.measurement import Measurement
     from orchestrator.grid.model import Grid
-    from orchestrator.measurement import Measurement
-    from orchestrator.plan import Plan
-    from orchestrator.query import Answer
+    from orchestrator.planning.plan import Plan
+    from orchestrator.report.comparison import RunComparison
+    from orchestrator.report.query import Answer
     from orchestrator.report.summary import Summary
     from orchestrator.results.store import Store
 
@@ -89,7 +89,7 @@ def run(
         KeyboardInterrupt: a third interrupt ended it at once.
     """
     from orchestrator.results.directory import default_results_dir
-    from orchestrator.running import RunOptions, run_grid
+    from orchestrator.runtime.run import RunOptions, run_grid
 
     options = RunOptions(
         results=Path(results) if results is not None else default_results_dir(),
@@ -238,7 +238,7 @@ class Run:
             before: a run, or what ``load`` takes, looked for where this run lies.
             options: of ``comparison.compare``: ``confidence``, ``noise``, ``allow``.
         """
-        from orchestrator.comparison import compare
+        from orchestrator.report.comparison import compare
 
         if not isinstance(before, Run):
             before = load(before, results=self.store.path.parent)
@@ -252,7 +252,7 @@ class Run:
             ExtraMissing: duckdb is not installed.
             QueryError: the statement is refused.
         """
-        from orchestrator.query import query
+        from orchestrator.report.query import query
 
         return query(self.store.path.parent, sql, [self.name])
 
@@ -261,10 +261,10 @@ class Run:
 
     def _repr_html_(self) -> str:
         """What a notebook shows: the verdict, what is not real, and the first rows."""
-        from orchestrator.plan_text import html_table
         from orchestrator.report.cells import choice, plus_minus
         from orchestrator.report.safe import one_line
         from orchestrator.report.units import number
+        from orchestrator.watching.plan_text import html_table
 
         said = [f"<b>{escape(self.name)}</b>: {escape(self.summary.verdict)}"]
         for flag in self.summary.flags:

@@ -7,7 +7,7 @@ import time
 from datetime import datetime
 from pathlib import Path
 
-from orchestrator.deadline import parse_budget, parse_deadline
+from orchestrator.domain.deadline import parse_budget, parse_deadline
 from orchestrator.results.directory import default_results_dir
 
 

@@ -10,9 +10,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orchestrator import output
+from orchestrator.host import output
+from orchestrator.host.visible import visible_json
 from orchestrator.report import PAGE_NAME, page_text, read_summary, units, write_aside
-from orchestrator.visible import visible_json
 
 if TYPE_CHECKING:
     from orchestrator.report.summary import Summary

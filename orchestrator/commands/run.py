@@ -12,18 +12,19 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from orchestrator import exit_codes, output
-from orchestrator.clock import CallAt, Interval
+from orchestrator import exit_codes
 from orchestrator.commands.options import add_deadline_arguments, add_notify_argument, ends_at
 from orchestrator.commands.plan import add_grid_arguments
 from orchestrator.errors import ControlStoreLost, NightgridError
+from orchestrator.host import output
+from orchestrator.host.clock import CallAt, Interval
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from orchestrator.results.store import Store
-    from orchestrator.running import RunOptions, RunOutcome
-    from orchestrator.supervised import Charge
+    from orchestrator.runtime.run import RunOptions, RunOutcome
+    from orchestrator.runtime.supervised import Charge
 
 #: Set to anything, it means --no-restart.
 NO_RESTART_VARIABLE = "NIGHTGRID_NO_RESTART"
@@ -116,11 +117,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Plan, measure, report and tell who asked; the exit code says how the jobs ended."""
-    from orchestrator.supervised import take_charge
+    from orchestrator.runtime.supervised import take_charge
 
     charge = take_charge()
     if charge is None and (command := _command_to_supervise(args)):
-        from orchestrator.supervisor import Supervisor
+        from orchestrator.runtime.supervisor import Supervisor
 
         return Supervisor(command=command, notify=args.notify, ends_at=ends_at(args)).run()
     code = 1
@@ -177,7 +178,7 @@ def _command_to_supervise(args: argparse.Namespace) -> list[str] | None:
 
 def _drive(args: argparse.Namespace, charge: Charge | None) -> int:
     from orchestrator.errors import GridError
-    from orchestrator.notify import hooks_of, notice_of_failure, notice_of_run, tell_all
+    from orchestrator.watching.notify import hooks_of, notice_of_failure, notice_of_run, tell_all
 
     hooks = hooks_of(args.notify)  # refused before anything starts
     source, options = _asked(args, charge)
@@ -206,7 +207,7 @@ def _drive(args: argparse.Namespace, charge: Charge | None) -> int:
 def _asked(args: argparse.Namespace, charge: Charge | None) -> tuple[Path, RunOptions]:
     """What is to be run, and how."""
     from orchestrator.errors import GridError, Problem
-    from orchestrator.running import RunOptions, grid_to_resume
+    from orchestrator.runtime.run import RunOptions, grid_to_resume
 
     options = RunOptions(
         results=args.results,
@@ -243,7 +244,7 @@ def _measure_and_report(
 ) -> tuple[RunOutcome, Path | None, Iterable[str]]:
     """The outcome, the page, which there is unless the run was cut short, and with ``as_json`` the
     report that is still to be printed."""
-    from orchestrator.running import run_grid
+    from orchestrator.runtime.run import run_grid
 
     # With --json standard output holds one document and nothing else.
     with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():

@@ -7,11 +7,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orchestrator import exit_codes, output
+from orchestrator import exit_codes
 from orchestrator.commands.options import add_results_argument
+from orchestrator.host import output
 
 if TYPE_CHECKING:
-    from orchestrator.verifying import Verified
+    from orchestrator.planning.verification_grid import Verified
 
 EPILOG = """\
 The same prompts go through each engine on its card and through stock transformers on the CPU of
@@ -50,9 +51,9 @@ def run(args: argparse.Namespace) -> int:
     """Run the questions as jobs like any others, and print the answers."""
     from orchestrator.errors import GridError, Problem
     from orchestrator.grid.model import Grid
+    from orchestrator.planning.verification_grid import verification_grid, verified
     from orchestrator.report import read_summary
-    from orchestrator.running import RunOptions, run_grid
-    from orchestrator.verifying import verification_grid, verified
+    from orchestrator.runtime.run import RunOptions, run_grid
 
     source = Grid.from_file(args.grid)
     asked = verification_grid(

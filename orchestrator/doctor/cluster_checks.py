@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
 from orchestrator.doctor.facts import ClusterFacts, Finding, Level, Versions
-from orchestrator.job import Accelerator
+from orchestrator.domain.job import Accelerator
 
 #: Packages that rows of two nodes must share to be comparable.
 _COMPARED = ("nightgrid", "torch", "transformers", "optimum-habana", "deepspeed", "peft")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from orchestrator.doctor.facts import Finding, Level, NodeFacts, Probe
-from orchestrator.job import Accelerator
+from orchestrator.domain.job import Accelerator
 
 #: Times in rows of different nodes are compared to the second, and leases to half of it.
 CLOCK_LIMIT_S = 0.5

@@ -20,8 +20,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from orchestrator.doctor.facts import CardFacts, Probe, SharedFacts, Space
-from orchestrator.environment import driver_version, kernel, versions
-from orchestrator.job import Accelerator
+from orchestrator.domain.job import Accelerator
+from orchestrator.host.environment import driver_version, kernel, versions
 
 #: What every node imports for a job, by the name it is imported by.
 NEEDED = ("torch", "transformers", "peft", "datasets", "accelerate", "safetensors", "pyarrow")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from orchestrator.domain.job import Accelerator, Job, Parameters, Scalar
 from orchestrator.errors import Problem
 from orchestrator.grid.axes import Axis, product, without
 from orchestrator.grid.experiment import Experiment
 from orchestrator.grid.fields import FIELD_NAMES, Vocabulary, shown
 from orchestrator.grid.strict_yaml import Document
-from orchestrator.job import Accelerator, Job, Parameters, Scalar
 
 _ACCELERATORS = {kind.value: kind for kind in Accelerator}
 _FIELDS = frozenset(FIELD_NAMES)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.domain.job import Scalar
 from orchestrator.grid.axes import (
     RANGE_HINT,
     Axis,
@@ -17,7 +18,6 @@ from orchestrator.grid.axes import (
 from orchestrator.grid.fields import FIELD_NAMES, Fault, JobFields, shown
 from orchestrator.grid.model import ExperimentBlock
 from orchestrator.grid.strict_yaml import Path_
-from orchestrator.job import Scalar
 from workloads.measure_settings import MeasureSettings
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from orchestrator.job import Scalar
+from orchestrator.domain.job import Scalar
 
 
 class JobFields(BaseModel):

@@ -21,14 +21,14 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from orchestrator.cluster import Node
+from orchestrator.domain.job import Accelerator, Job, Scalar
+from orchestrator.domain.topology import Node
 from orchestrator.errors import GridError, Problem
 from orchestrator.grid.fields import Vocabulary
 from orchestrator.grid.strict_yaml import Document, Path_, parse, read
-from orchestrator.job import Accelerator, Job, Scalar
 
 if TYPE_CHECKING:
-    from orchestrator.plan import Plan
+    from orchestrator.planning.plan import Plan
 
 NodesFor = Callable[[Sequence[Accelerator]], Sequence[Node]]
 
@@ -179,7 +179,7 @@ class Grid:
             StoreError: earlier rows cannot be read.
         """
         from orchestrator.results.directory import default_results_dir
-        from orchestrator.running import RunOptions, plan_grid
+        from orchestrator.runtime.run import RunOptions, plan_grid
 
         options = RunOptions(
             results=Path(results) if results is not None else default_results_dir(),

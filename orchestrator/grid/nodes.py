@@ -15,8 +15,8 @@ from typing import Any
 
 import yaml
 
+from orchestrator.domain.job import Scalar
 from orchestrator.errors import Problem
-from orchestrator.job import Scalar
 
 MAX_DEPTH = 24  # a grid needs six
 MAX_ALIASED_VALUES = 20_000  # values that aliases may add to those written out

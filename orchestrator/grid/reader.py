@@ -20,8 +20,8 @@ from orchestrator.grid.experiment import Experiment, ExperimentReader
 from orchestrator.grid.fields import FIELD_NAMES, Vocabulary, explain, shown, suggestion
 from orchestrator.grid.model import ExperimentBlock, Grid, GridFile, MeasureBlock, NodesFor
 from orchestrator.grid.strict_yaml import Document, Path_
-from orchestrator.needs import adapter_problems
-from orchestrator.planning import card_problems, refusal_problems
+from orchestrator.planning.needs import adapter_problems
+from orchestrator.planning.planner import card_problems, refusal_problems
 from workloads.errors import WorkloadError
 from workloads.measure_settings import MeasureSettings
 

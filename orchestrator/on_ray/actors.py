@@ -19,12 +19,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from orchestrator import __version__, output
-from orchestrator.card_sampler import CardSampler
-from orchestrator.energy import Energy
+from orchestrator import __version__
+from orchestrator.domain.energy import Energy
+from orchestrator.domain.executor import Progress
+from orchestrator.domain.job import Accelerator
 from orchestrator.errors import ClusterError
-from orchestrator.executor import Progress
-from orchestrator.job import Accelerator
+from orchestrator.host import output
+from orchestrator.worker.card_sampler import CardSampler
 from orchestrator.worker.leftovers import Owner, end_leftovers
 from orchestrator.worker.letters import Answers, Bag, InOrder
 from orchestrator.worker.node_workers import NodeWorkers

@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator import __version__
-from orchestrator.cluster import Node
+from orchestrator.domain.failure import Failure
+from orchestrator.domain.job import Accelerator
+from orchestrator.domain.topology import Node
 from orchestrator.errors import ClusterError, ControlStoreLost
-from orchestrator.failure import Failure
-from orchestrator.job import Accelerator
 from orchestrator.on_ray.actors import HostFacts, NodeAgent
 from orchestrator.on_ray.calls import Calls
 from orchestrator.on_ray.cluster import node_of, nodes_of

@@ -20,9 +20,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.cluster import Node
+from orchestrator.domain.job import Accelerator
+from orchestrator.domain.topology import Node
 from orchestrator.errors import ClusterError
-from orchestrator.job import Accelerator
 from orchestrator.on_ray.actors import threads_asked
 from orchestrator.on_ray.control_store import answers, outlived, within
 from orchestrator.on_ray.private_ray import LOOPBACK, PrivateRay, joining_on_loopback, private_ray

@@ -19,7 +19,7 @@ from typing import Any
 
 from orchestrator.doctor.facts import ClockOffset, ClusterFacts, NodeFacts, Probe
 from orchestrator.doctor.probe import NEEDED, NEEDED_BY_KIND, examine
-from orchestrator.job import Accelerator
+from orchestrator.domain.job import Accelerator
 from orchestrator.on_ray.calls import answer_of
 from orchestrator.on_ray.cluster import EMULATED, RayCluster, describe_cards, name_of
 from orchestrator.on_ray.submission import versions_here

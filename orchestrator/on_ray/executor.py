@@ -21,9 +21,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from orchestrator.attempt import RankOutcome, WorkerInfo
-from orchestrator.cluster import Card
-from orchestrator.events import (
+from orchestrator.domain.attempt import RankOutcome, WorkerInfo
+from orchestrator.domain.events import (
     AttemptEnded,
     Event,
     NodeJoined,
@@ -34,9 +33,10 @@ from orchestrator.events import (
     WorkerReady,
     WorkerStopped,
 )
-from orchestrator.executor import Progress
-from orchestrator.failure import Failure, FailureClass
-from orchestrator.job import Accelerator, State
+from orchestrator.domain.executor import Progress
+from orchestrator.domain.failure import Failure, FailureClass
+from orchestrator.domain.job import Accelerator, State
+from orchestrator.domain.topology import Card
 from orchestrator.on_ray.calls import Calls
 from orchestrator.on_ray.claims import Claim, Claims
 from orchestrator.on_ray.control_store import ControlStore

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from orchestrator.failure import Failure, FailureClass
+from orchestrator.domain.failure import Failure, FailureClass
 from orchestrator.worker.redaction import redact
 
 

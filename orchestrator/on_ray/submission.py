@@ -23,17 +23,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from orchestrator import output
 from orchestrator.doctor.facts import Versions
-from orchestrator.environment import GIT_COMMIT_VARIABLE, GIT_DIRTY_VARIABLE, git_state
 from orchestrator.errors import SubmitError
+from orchestrator.host import output
+from orchestrator.host.environment import GIT_COMMIT_VARIABLE, GIT_DIRTY_VARIABLE, git_state
 from orchestrator.on_ray.token import asks_for_token, missing_token, take_own_token, token_advice
 from orchestrator.on_ray.upload import Upload, program_files, upload_of
 from orchestrator.results.directory import VARIABLE as RESULTS_VARIABLE
 from orchestrator.worker.redaction import redact
 
 if TYPE_CHECKING:
-    from orchestrator.job import Job
+    from orchestrator.domain.job import Job
 
 DEFAULT_PORT = 8265
 _TIMEOUT_S = 5.0

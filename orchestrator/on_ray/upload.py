@@ -21,10 +21,10 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from orchestrator.errors import SubmitError
-from orchestrator.reference_data import find
+from orchestrator.report.reference_data import find
 
 if TYPE_CHECKING:
-    from orchestrator.job import Job
+    from orchestrator.domain.job import Job
 
 PACKAGES = ("orchestrator", "workloads")
 _REFERENCE = ("published.csv", "devices.csv")

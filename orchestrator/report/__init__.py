@@ -21,10 +21,10 @@ from workloads.files import SMALL_BYTES
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from orchestrator.measurement import Measurement
+    from orchestrator.domain.measurement import Measurement
     from orchestrator.report.summary import Summary
     from orchestrator.results.store import Contents, Store
-    from orchestrator.run_status import RunStatus
+    from orchestrator.runtime.status import RunStatus
 
 PAGE_NAME = "report.html"
 
@@ -107,7 +107,7 @@ def read_summary(store: Store, *, lean: bool = False) -> tuple[Summary, tuple[Me
 
 
 def _read_large(store: Store) -> tuple[Summary, tuple[Measurement, ...]]:
-    from orchestrator.job import State
+    from orchestrator.domain.job import State
     from orchestrator.report.shown import ORDINARY_ROWS
     from orchestrator.report.steps import step_times_of
     from orchestrator.results.bulk import read_lean, with_raw
@@ -129,9 +129,9 @@ def _read_large(store: Store) -> tuple[Summary, tuple[Measurement, ...]]:
 
 
 def _read(store: Store, read: Callable[[], Contents]) -> tuple[Summary, tuple[Measurement, ...]]:
-    from orchestrator.reference_data import reference
     from orchestrator.report.effects import workload_defaults
     from orchestrator.report.progress import underway_of
+    from orchestrator.report.reference_data import reference
     from orchestrator.report.summary import summarize
 
     status = read_status(store)  # before the rows, so that it never counts more of them
@@ -148,7 +148,7 @@ def _read(store: Store, read: Callable[[], Contents]) -> tuple[Summary, tuple[Me
 
 def read_status(store: Store) -> RunStatus | None:
     """What the run's driver wrote last; None where there is no such word, or none to understand."""
-    from orchestrator.run_status import RunStatus
+    from orchestrator.runtime.status import RunStatus
 
     try:
         return RunStatus.from_json(disk.read(store.path / "status.json", SMALL_BYTES).decode())

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from orchestrator.job import State
-from orchestrator.measurement import Measurement
+from orchestrator.domain.job import State
+from orchestrator.domain.measurement import Measurement
 from orchestrator.report import units
 from orchestrator.report.contests import memory_kind, peak_memory_bytes
 from orchestrator.report.summary import SHORT_STATE, Table

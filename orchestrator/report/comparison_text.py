@@ -10,9 +10,9 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from orchestrator.comparison import Change, Refused, RunComparison, Turned
-from orchestrator.measurement import Measurement
+from orchestrator.domain.measurement import Measurement
 from orchestrator.report import cells, units
+from orchestrator.report.comparison import Change, Refused, RunComparison, Turned
 from orchestrator.report.safe import finite, one_line, visible
 
 MOST_LINES = 40

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from orchestrator.job import State
-from orchestrator.measurement import Measurement
+from orchestrator.domain.job import State
+from orchestrator.domain.measurement import Measurement
 from orchestrator.report.grouping import Setting
 
 #: Parameters that change how the work is done, not what work it is. Any other parameter is taken

@@ -15,11 +15,11 @@ from dataclasses import dataclass, replace
 from functools import cache
 from statistics import geometric_mean
 
-from orchestrator.job import State
-from orchestrator.measurement import Measurement
-from orchestrator.ratio import Ratio, pooled, rate_of, ratio_of
+from orchestrator.domain.job import State
+from orchestrator.domain.measurement import Measurement
 from orchestrator.report.contests import peak_memory_bytes
 from orchestrator.report.grouping import Setting, precision_rank, scalar
+from orchestrator.report.ratio import Ratio, pooled, rate_of, ratio_of
 
 #: Parameters that say how much work there is, or that do not touch speed at all.
 WORK_PARAMETERS = frozenset(

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from orchestrator.job import State
+from orchestrator.domain.job import State
 from orchestrator.report import units
 from orchestrator.report.contests import interval
 from orchestrator.report.drawing import (

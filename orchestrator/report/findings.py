@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from orchestrator.ratio import Ratio
 from orchestrator.report import cells, units
 from orchestrator.report.grouping import Differences, described, unusual
 from orchestrator.report.published import REFERENCES
+from orchestrator.report.ratio import Ratio
 from orchestrator.report.summary import Summary
 
 

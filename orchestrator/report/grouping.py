@@ -12,8 +12,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from orchestrator.job import Accelerator, Scalar, State, supersedes
-from orchestrator.measurement import Measurement
+from orchestrator.domain.job import Accelerator, Scalar, State, supersedes
+from orchestrator.domain.measurement import Measurement
 
 #: Report order; a precision that is not listed comes after these, by name.
 PRECISION_ORDER = ("fp32", "tf32", "fp16", "bf16", "fp8", "int8", "int4")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from orchestrator.measurement import Measurement
+from orchestrator.domain.measurement import Measurement
 from orchestrator.report import cells, units
 from orchestrator.report.findings import Finding, findings
 from orchestrator.report.grouping import Differences, described

@@ -14,9 +14,8 @@ from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
-from orchestrator.job import State
-from orchestrator.measurement import Measurement
-from orchestrator.reference_data import DeviceSheet
+from orchestrator.domain.job import State
+from orchestrator.domain.measurement import Measurement
 from orchestrator.report import cells, units
 from orchestrator.report.causes import SETTLED, STATE_ORDER
 from orchestrator.report.contests import interval
@@ -32,6 +31,7 @@ from orchestrator.report.plots import (
     scaling_figure,
 )
 from orchestrator.report.published import REFERENCES
+from orchestrator.report.reference_data import DeviceSheet
 from orchestrator.report.roofline import Share
 from orchestrator.report.safe import one_line, script_json, tail, visible
 from orchestrator.report.scaling import Scaling

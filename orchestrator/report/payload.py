@@ -12,8 +12,8 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from orchestrator.job import State
-from orchestrator.measurement import Measurement
+from orchestrator.domain.job import State
+from orchestrator.domain.measurement import Measurement
 from orchestrator.report import cells
 from orchestrator.report.contests import memory_kind, peak_memory_bytes
 from orchestrator.report.grouping import Differences, described

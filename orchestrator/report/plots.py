@@ -6,9 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from orchestrator.measurement import Measurement
-from orchestrator.ratio import Ratio
-from orchestrator.reference_data import DeviceSheet
+from orchestrator.domain.measurement import Measurement
 from orchestrator.report import cells, units
 from orchestrator.report.drawing import (
     BOTTOM,
@@ -27,6 +25,8 @@ from orchestrator.report.drawing import (
     y_axis,
 )
 from orchestrator.report.fronts import Front, latency, throughput
+from orchestrator.report.ratio import Ratio
+from orchestrator.report.reference_data import DeviceSheet
 from orchestrator.report.roofline import Share
 from orchestrator.report.scaling import Scaling
 

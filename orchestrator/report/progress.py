@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from orchestrator.report.units import moment, plural, seconds
-from orchestrator.run_status import CardStatus, RunStatus
+from orchestrator.runtime.status import CardStatus, RunStatus
 
 #: A living driver writes its status every second; after this long it is worth a look.
 STALE_AFTER_S = 120.0

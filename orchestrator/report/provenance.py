@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from orchestrator.job import State
-from orchestrator.measurement import Measurement
+from orchestrator.domain.job import State
+from orchestrator.domain.measurement import Measurement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,9 +12,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from orchestrator.job import State
-from orchestrator.measurement import Measurement
-from orchestrator.reference_data import Published
+from orchestrator.domain.job import State
+from orchestrator.domain.measurement import Measurement
+from orchestrator.report.reference_data import Published
 
 #: Published task -> workloads of ours that do it.
 TASKS: dict[str, frozenset[str]] = {

@@ -14,9 +14,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from orchestrator.job import State
-from orchestrator.measurement import Measurement
-from orchestrator.reference_data import DeviceSheet
+from orchestrator.domain.job import State
+from orchestrator.domain.measurement import Measurement
+from orchestrator.report.reference_data import DeviceSheet
 
 #: What drivers call a card -> its name in devices.csv. The whole name must match: a slice of a
 #: card (MIG) or another board of the same chip is not that card.

@@ -14,9 +14,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from orchestrator.job import State
-from orchestrator.measurement import Measurement
-from orchestrator.reference_data import Reference
+from orchestrator.domain.job import State
+from orchestrator.domain.measurement import Measurement
 from orchestrator.report.causes import (
     SETTLED,
     STATE_ORDER,
@@ -39,6 +38,7 @@ from orchestrator.report.grouping import (
 from orchestrator.report.progress import Underway
 from orchestrator.report.provenance import Flag, Provenance, flags_of, provenance_of
 from orchestrator.report.published import Comparison, against_published
+from orchestrator.report.reference_data import Reference
 from orchestrator.report.roofline import Roofline, roofline_of
 from orchestrator.report.scaling import Scaling, scalings_of
 from orchestrator.report.steps import StepTime, step_times_of

@@ -9,7 +9,7 @@ from rich.console import Console, JustifyMethod
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from orchestrator.job import State
+from orchestrator.domain.job import State
 from orchestrator.report import cells, units
 from orchestrator.report.findings import findings
 from orchestrator.report.grouping import Differences, described

@@ -14,10 +14,10 @@ import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 
+from orchestrator.domain.measurement import Measurement
 from orchestrator.errors import SchemaMismatch, StoreError, StoreFull
-from orchestrator.measurement import Measurement
-from orchestrator.notes import Note, row_of
 from orchestrator.results import disk, fragments
+from orchestrator.results.notes import Note, row_of
 
 _LONG_BYTES = 2**20
 _LARGEST_BYTES = 256 * 2**20  # of a foreign one: ours is replaced when it has grown long

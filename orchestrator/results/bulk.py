@@ -16,9 +16,9 @@ from enum import Enum
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.domain.job import Accelerator, State
+from orchestrator.domain.measurement import Measurement, Metrics
 from orchestrator.errors import SchemaMismatch, StoreError
-from orchestrator.job import Accelerator, State
-from orchestrator.measurement import Measurement, Metrics
 from orchestrator.results import disk, fragments
 from orchestrator.results.fragments import Damage
 from orchestrator.results.scan import scan_rows

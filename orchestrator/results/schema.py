@@ -25,8 +25,8 @@ from functools import lru_cache
 from operator import attrgetter
 from typing import Any
 
+from orchestrator.domain.measurement import Measurement, Metrics
 from orchestrator.errors import SchemaMismatch, StoreError
-from orchestrator.measurement import Measurement, Metrics
 from orchestrator.results.schema_docs import COLUMN_DOCS, NESTED_DOCS, RANK, Doc, Range
 from workloads.api import Item, MeasureSettings, Sample
 

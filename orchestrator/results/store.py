@@ -34,9 +34,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.domain.history import PastRow
+from orchestrator.domain.job import Accelerator, Scalar, State
 from orchestrator.errors import StoreError, StoreFull
-from orchestrator.history import PastRow
-from orchestrator.job import Accelerator, Scalar, State
 from orchestrator.results import disk, fragments, identity
 from orchestrator.results.fragments import Damage
 from orchestrator.results.lock import SILENCE_S, Holder, RunLock
@@ -45,9 +45,9 @@ from orchestrator.results.scan import COVERS_KEY, Scan, scan_rows
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from orchestrator.measurement import Measurement
-    from orchestrator.notes import Note
+    from orchestrator.domain.measurement import Measurement
     from orchestrator.results.begun import BegunLog
+    from orchestrator.results.notes import Note
 
 _LOG = logging.getLogger("nightgrid.store")
 #: A writer that ends with this many files compacts them: ten thousand take a reader half a minute.

@@ -16,8 +16,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from orchestrator.job import Job
-from orchestrator.plan import Action, PlannedJob
+from orchestrator.domain.job import Job
+from orchestrator.planning.plan import Action, PlannedJob
 from orchestrator.scheduling.record import configuration_of
 
 #: Parameters that say how much is done, not how. All others are techniques.

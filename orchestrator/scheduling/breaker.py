@@ -9,7 +9,7 @@ fails late or in another way, disarms it for good.
 
 from __future__ import annotations
 
-from orchestrator.failure import FailureClass
+from orchestrator.domain.failure import FailureClass
 from orchestrator.scheduling.retry import POLICIES
 
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable
 from heapq import heapify, heappop, heappush
 from math import inf
 
-from orchestrator.attempt import Outcome
-from orchestrator.job import Accelerator
+from orchestrator.domain.attempt import Outcome
+from orchestrator.domain.job import Accelerator
 from orchestrator.scheduling.leases import Lease
 from orchestrator.scheduling.record import Estimates, JobRecord, LearningEstimates, Phase
 

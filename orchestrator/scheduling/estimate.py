@@ -20,8 +20,8 @@ from functools import lru_cache
 from math import ceil, exp, log, sqrt
 from typing import Protocol
 
-from orchestrator.history import PastRow
-from orchestrator.job import Accelerator, Job, Scalar, State
+from orchestrator.domain.history import PastRow
+from orchestrator.domain.job import Accelerator, Job, Scalar, State
 from workloads.measure_settings import MeasureSettings
 
 #: Prior for loading a model when nothing is known, seconds.

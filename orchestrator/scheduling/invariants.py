@@ -14,8 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from math import inf
 
-from orchestrator.cluster import Card, CardSet, Node, legal_groups
-from orchestrator.events import (
+from orchestrator.domain.events import (
     AttemptEnded,
     ClockSet,
     Command,
@@ -31,7 +30,8 @@ from orchestrator.events import (
     WorkerReady,
     WorkerStopped,
 )
-from orchestrator.job import Job, State
+from orchestrator.domain.job import Job, State
+from orchestrator.domain.topology import Card, CardSet, Node, legal_groups
 
 _LATE_S = 0.01  # timers come due a moment after their time
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from orchestrator.attempt import Attempt
-from orchestrator.events import Command, RunAttempt, StartWorker, StopWorker
+from orchestrator.domain.attempt import Attempt
+from orchestrator.domain.events import Command, RunAttempt, StartWorker, StopWorker
 from orchestrator.scheduling.cards import CardPool, Slot, SlotSet, Worker, WorkerState
 from orchestrator.scheduling.pending import Bucket, PendingJobs
 from orchestrator.scheduling.record import JobRecord, ScheduleSettings

@@ -18,7 +18,7 @@ from heapq import heapify, heappop, heappush
 from itertools import islice
 from math import inf
 
-from orchestrator.cluster import Card
+from orchestrator.domain.topology import Card
 from orchestrator.scheduling.cards import Worker, WorkerState
 from orchestrator.scheduling.record import JobRecord
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from orchestrator.attempt import Outcome
-from orchestrator.cluster import Card, Node
-from orchestrator.events import Command
-from orchestrator.failure import FailureClass
-from orchestrator.job import Accelerator
+from orchestrator.domain.attempt import Outcome
+from orchestrator.domain.events import Command
+from orchestrator.domain.failure import FailureClass
+from orchestrator.domain.job import Accelerator
+from orchestrator.domain.topology import Card, Node
 from orchestrator.scheduling.assignment import Assigner
 from orchestrator.scheduling.cards import CardPool, Slot
 from orchestrator.scheduling.leases import Lease, Leases

@@ -8,9 +8,9 @@ from enum import Enum
 from math import inf
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
-from orchestrator.cluster import Card
-from orchestrator.failure import FailureClass
-from orchestrator.job import Job, State
+from orchestrator.domain.failure import FailureClass
+from orchestrator.domain.job import Job, State
+from orchestrator.domain.topology import Card
 from orchestrator.scheduling.estimate import SEARCH_FACTOR, Estimate
 from workloads.measure_settings import MeasureSettings
 

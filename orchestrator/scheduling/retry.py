@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from orchestrator.attempt import Outcome
-from orchestrator.failure import FailureClass
-from orchestrator.job import State
+from orchestrator.domain.attempt import Outcome
+from orchestrator.domain.failure import FailureClass
+from orchestrator.domain.job import State
 
 #: The longest pause before a retry, seconds.
 MAX_BACKOFF_S = 300.0

@@ -17,8 +17,8 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 
-from orchestrator.attempt import Attempt, Outcome
-from orchestrator.events import (
+from orchestrator.domain.attempt import Attempt, Outcome
+from orchestrator.domain.events import (
     AttemptEnded,
     ClockSet,
     Command,
@@ -35,9 +35,9 @@ from orchestrator.events import (
     WorkerReady,
     WorkerStopped,
 )
-from orchestrator.failure import Failure, FailureClass
-from orchestrator.job import Accelerator, State
-from orchestrator.plan import Action, PlannedJob
+from orchestrator.domain.failure import Failure, FailureClass
+from orchestrator.domain.job import Accelerator, State
+from orchestrator.planning.plan import Action, PlannedJob
 from orchestrator.scheduling.anchors import anchors
 from orchestrator.scheduling.cards import Worker, WorkerState
 from orchestrator.scheduling.deadline import LatestStarts, Learning

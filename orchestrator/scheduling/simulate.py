@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 
-from orchestrator.cluster import Node
-from orchestrator.events import Event, NodeJoined, RecordRow, Tick
-from orchestrator.job import Job
-from orchestrator.plan import Action, PlannedJob
+from orchestrator.domain.events import Event, NodeJoined, RecordRow, Tick
+from orchestrator.domain.job import Job
+from orchestrator.domain.topology import Node
+from orchestrator.planning.plan import Action, PlannedJob
 from orchestrator.scheduling.estimate import Estimate
 from orchestrator.scheduling.record import Estimates, LearningEstimates
 from orchestrator.scheduling.schedule import Schedule, ScheduleSettings

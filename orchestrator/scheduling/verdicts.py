@@ -7,10 +7,10 @@ held to account).
 
 from __future__ import annotations
 
-from orchestrator.attempt import Outcome, RankOutcome
-from orchestrator.events import Command, RunAttempt, StartWorker, StopWorker
-from orchestrator.failure import Failure, FailureClass
-from orchestrator.job import State
+from orchestrator.domain.attempt import Outcome, RankOutcome
+from orchestrator.domain.events import Command, RunAttempt, StartWorker, StopWorker
+from orchestrator.domain.failure import Failure, FailureClass
+from orchestrator.domain.job import State
 from orchestrator.scheduling.batch_search import largest_fit, next_probe
 from orchestrator.scheduling.breaker import Breaker
 from orchestrator.scheduling.cards import Worker, WorkerState

@@ -13,9 +13,8 @@ from heapq import heappop, heappush
 from math import exp
 from random import Random
 
-from orchestrator.attempt import Outcome, RankOutcome, WorkerInfo
-from orchestrator.cluster import Card, Node
-from orchestrator.events import (
+from orchestrator.domain.attempt import Outcome, RankOutcome, WorkerInfo
+from orchestrator.domain.events import (
     AttemptEnded,
     Command,
     Event,
@@ -31,8 +30,9 @@ from orchestrator.events import (
     WorkerReady,
     WorkerStopped,
 )
-from orchestrator.failure import Failure, FailureClass
-from orchestrator.job import Job, State
+from orchestrator.domain.failure import Failure, FailureClass
+from orchestrator.domain.job import Job, State
+from orchestrator.domain.topology import Card, Node
 from orchestrator.scheduling.estimate import Estimate
 from orchestrator.scheduling.invariants import Invariants, InvariantViolated
 from orchestrator.scheduling.schedule import Schedule

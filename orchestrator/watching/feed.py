@@ -21,14 +21,14 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.domain.job import State
 from orchestrator.errors import StoreError
-from orchestrator.job import State
 from orchestrator.report.progress import STALE_AFTER_S, underway_of
 from orchestrator.report.safe import one_line
 from orchestrator.report.units import number, plural, seconds
 from orchestrator.results import disk
 from orchestrator.results.scan import scan_rows
-from orchestrator.run_status import RunStatus
+from orchestrator.runtime.status import RunStatus
 from workloads.files import SMALL_BYTES
 
 if TYPE_CHECKING:

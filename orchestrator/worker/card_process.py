@@ -23,11 +23,11 @@ from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
-from orchestrator.attempt import Attempt, RankOutcome, WorkerInfo
-from orchestrator.clock import Interval
-from orchestrator.executor import Progress
-from orchestrator.failure import Failure, FailureClass, classify
-from orchestrator.job import State
+from orchestrator.domain.attempt import Attempt, RankOutcome, WorkerInfo
+from orchestrator.domain.executor import Progress
+from orchestrator.domain.failure import Failure, FailureClass, classify
+from orchestrator.domain.job import State
+from orchestrator.host.clock import Interval
 from orchestrator.worker.process_server import ServedProcess
 from orchestrator.worker.redaction import finish_output, redact, redact_output, redacted_end
 from orchestrator.worker.wire import packed

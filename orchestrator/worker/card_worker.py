@@ -18,12 +18,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.attempt import Attempt, RankOutcome, WorkerInfo
-from orchestrator.clock import Interval
-from orchestrator.cluster import Card
-from orchestrator.executor import Progress
-from orchestrator.failure import Failure, FailureClass
-from orchestrator.job import Accelerator, State
+from orchestrator.domain.attempt import Attempt, RankOutcome, WorkerInfo
+from orchestrator.domain.executor import Progress
+from orchestrator.domain.failure import Failure, FailureClass
+from orchestrator.domain.job import Accelerator, State
+from orchestrator.domain.topology import Card
+from orchestrator.host.clock import Interval
 from orchestrator.worker.failure_record import describe, one_line
 from orchestrator.worker.memory_limit import MemoryLimit
 from orchestrator.worker.redaction import redact
@@ -108,7 +108,7 @@ class CardWorker:
         import torch
         import transformers  # noqa: F401 - paid for here, not in the first job
 
-        from orchestrator.environment import versions
+        from orchestrator.host.environment import versions
         from workloads.isolation import ProcessState
 
         torch.set_num_threads(self.config.threads)

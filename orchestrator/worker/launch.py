@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from orchestrator.cluster import Node
-from orchestrator.events import StartWorker
+from orchestrator.domain.events import StartWorker
+from orchestrator.domain.topology import Node
 from orchestrator.on_ray.actors import HostFacts
 from orchestrator.worker.card_process import Launch
 from orchestrator.worker.card_worker import VISIBLE_CARDS, WorkerConfig

@@ -14,10 +14,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.attempt import RankOutcome, WorkerInfo
-from orchestrator.energy import Energy
-from orchestrator.executor import Progress
-from orchestrator.failure import Failure
+from orchestrator.domain.attempt import RankOutcome, WorkerInfo
+from orchestrator.domain.energy import Energy
+from orchestrator.domain.executor import Progress
+from orchestrator.domain.failure import Failure
 from orchestrator.worker.card_process import Launch, Order
 from workloads.devices.telemetry import CardTelemetry
 

@@ -12,10 +12,10 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from orchestrator.attempt import RankOutcome
-from orchestrator.energy import Energy
-from orchestrator.executor import Progress
-from orchestrator.failure import Failure, FailureClass
+from orchestrator.domain.attempt import RankOutcome
+from orchestrator.domain.energy import Energy
+from orchestrator.domain.executor import Progress
+from orchestrator.domain.failure import Failure, FailureClass
 from orchestrator.worker.card_process import CardProcess
 from orchestrator.worker.letters import (
     Answer,

@@ -43,7 +43,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from orchestrator import output
+from orchestrator.host import output
 from orchestrator.worker.redaction import redact
 from workloads import files
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import TextIO
 
-from orchestrator import output
+from orchestrator.host import output
 from orchestrator.worker.secret_values import SHORTEST_SECRET, is_parameter_of_secret, secrets_of
 
 _URL_CREDENTIALS = re.compile(r"(?<=://)[^\s/?#\"']+@")

@@ -12,9 +12,9 @@ from typing import Literal
 
 from fake_workers import FakeWorker
 
-from orchestrator.attempt import Attempt
-from orchestrator.executor import Progress
-from orchestrator.failure import Failure, FailureClass
+from orchestrator.domain.attempt import Attempt
+from orchestrator.domain.executor import Progress
+from orchestrator.domain.failure import Failure, FailureClass
 from workloads import registry
 from workloads.api import JobContext, Phase, Request, Result, Sample
 from workloads.parameters import WorkloadParameters

@@ -11,10 +11,8 @@ from typing import TYPE_CHECKING
 
 from shapes import MOST_BAD_STARTS, NOTICED_S, TOO_LONG_S, must
 
-from orchestrator.attempt import Outcome
-from orchestrator.cluster import Card
-from orchestrator.errors import ClusterError
-from orchestrator.events import (
+from orchestrator.domain.attempt import Outcome
+from orchestrator.domain.events import (
     AttemptEnded,
     ClockSet,
     Command,
@@ -31,13 +29,15 @@ from orchestrator.events import (
     WorkerReady,
     WorkerStopped,
 )
-from orchestrator.executor import Progress
-from orchestrator.failure import FailureClass
-from orchestrator.job import State
+from orchestrator.domain.executor import Progress
+from orchestrator.domain.failure import FailureClass
+from orchestrator.domain.job import State
+from orchestrator.domain.topology import Card
+from orchestrator.errors import ClusterError
+from orchestrator.runtime.watchdog import LIMITS, MEASURE_FACTOR
 from orchestrator.scheduling.retry import POLICIES
 from orchestrator.scheduling.schedule import Schedule, ScheduleSettings
 from orchestrator.scheduling.virtual_cluster import VirtualCluster
-from orchestrator.watchdog import LIMITS, MEASURE_FACTOR
 from workloads.devices.telemetry import CardTelemetry
 
 if TYPE_CHECKING:

@@ -19,14 +19,15 @@ from nights import Night, run_night
 from post import run_post
 from stores import Lock, Promises
 
-from orchestrator import driver as driver_module
-from orchestrator.driver import Driver
+from orchestrator.domain.events import Event, RecordRow, StopWorker, WorkerOverdue, WorkerStopped
 from orchestrator.errors import StoreFull
-from orchestrator.events import Event, RecordRow, StopWorker, WorkerOverdue, WorkerStopped
-from orchestrator.held import Held, Row
 from orchestrator.on_ray import correspondence
 from orchestrator.results import disk, fragments
 from orchestrator.results.store import Store
+from orchestrator.runtime import driver as driver_module
+from orchestrator.runtime.driver import Driver
+from orchestrator.runtime.held import Held, Row
+from orchestrator.runtime.watchdog import Watchdog
 from orchestrator.scheduling import cards, retry, verdicts
 from orchestrator.scheduling import schedule as schedule_module
 from orchestrator.scheduling.assignment import Assigner
@@ -38,7 +39,6 @@ from orchestrator.scheduling.needs import Needs
 from orchestrator.scheduling.pool import Pool
 from orchestrator.scheduling.record import JobRecord
 from orchestrator.scheduling.schedule import Schedule
-from orchestrator.watchdog import Watchdog
 from orchestrator.worker import letters
 
 

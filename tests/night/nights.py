@@ -25,23 +25,23 @@ from shapes import EPOCH_S, NOTICED_S, Broken, Died, Estimates, Shape, Tally, is
 from stores import DiskStore, MemoryStore, Promises
 
 from clusters import NightCluster, NightExecutor
-from orchestrator import driver as driver_module
-from orchestrator.cluster import Card
-from orchestrator.derive import measurement_of
-from orchestrator.driver import Driver, StopSignal
+from orchestrator.domain.events import NodeJoined
+from orchestrator.domain.job import Job, State
+from orchestrator.domain.measurement import Measurement
+from orchestrator.domain.topology import Card
 from orchestrator.errors import StoreFull, StoreLocked
-from orchestrator.events import NodeJoined
-from orchestrator.job import Job, State
-from orchestrator.measurement import Measurement
-from orchestrator.notes import Note, Notes
-from orchestrator.plan import Action, Plan, PlannedJob
+from orchestrator.planning.plan import Action, Plan, PlannedJob
 from orchestrator.results import disk as real_disk
 from orchestrator.results import store as store_module
-from orchestrator.run_status import Board, RunStatus
+from orchestrator.results.derive import measurement_of
+from orchestrator.results.notes import Note, Notes
+from orchestrator.runtime import driver as driver_module
+from orchestrator.runtime.driver import Driver, StopSignal
+from orchestrator.runtime.status import Board, RunStatus
+from orchestrator.runtime.watchdog import Watchdog
 from orchestrator.scheduling.invariants import InvariantViolated
 from orchestrator.scheduling.schedule import Schedule, ScheduleSettings
 from orchestrator.scheduling.virtual_cluster import SimulationSettings
-from orchestrator.watchdog import Watchdog
 
 ELSEWHERE = Path("/elsewhere")
 #: Longest wait of a simulated driver for an event: a night has hours, whose seconds cost time here.

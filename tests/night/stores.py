@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from disk_model import NOWHERE
 from shapes import is_late, must
 
+from orchestrator.domain.measurement import Measurement
 from orchestrator.errors import StoreError, StoreFull, StoreLocked
-from orchestrator.measurement import Measurement
-from orchestrator.notes import Note
+from orchestrator.results.notes import Note
 from orchestrator.results.store import Store
 
 if TYPE_CHECKING:

@@ -15,8 +15,7 @@ import pytest
 from patience import patience
 from ray_bench import Bench, emulated_node
 
-from orchestrator.cluster import legal_card_sets
-from orchestrator.events import (
+from orchestrator.domain.events import (
     AttemptEnded,
     NodeJoined,
     NodeLeft,
@@ -25,8 +24,9 @@ from orchestrator.events import (
     WorkerReady,
     WorkerStopped,
 )
-from orchestrator.failure import FailureClass
-from orchestrator.job import Accelerator, State
+from orchestrator.domain.failure import FailureClass
+from orchestrator.domain.job import Accelerator, State
+from orchestrator.domain.topology import legal_card_sets
 from orchestrator.on_ray import executor
 from orchestrator.on_ray.actors import physical_cores
 from orchestrator.worker.letters import Ended
@@ -385,8 +385,8 @@ def test_a_node_that_goes_away_takes_everything_along(bench: Bench) -> None:
 
 _DRIVER = """
 import time
-from orchestrator.cluster import parse_emulation
-from orchestrator.events import NodeJoined, StartWorker, WorkerReady
+from orchestrator.domain.topology import parse_emulation
+from orchestrator.domain.events import NodeJoined, StartWorker, WorkerReady
 from orchestrator.on_ray.cluster import emulate
 from orchestrator.on_ray.executor import RayExecutor
 

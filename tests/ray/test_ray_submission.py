@@ -24,7 +24,7 @@ from pathlib import Path
 import pytest
 from patience import patience
 
-from orchestrator.job import State
+from orchestrator.domain.job import State
 from orchestrator.results.store import Store
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]

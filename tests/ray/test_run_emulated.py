@@ -19,10 +19,10 @@ import psutil
 import pytest
 from patience import patience
 
-from orchestrator.job import State
-from orchestrator.measurement import Measurement
+from orchestrator.domain.job import State
+from orchestrator.domain.measurement import Measurement
 from orchestrator.results.store import Store
-from orchestrator.run_status import RunStatus
+from orchestrator.runtime.status import RunStatus
 from orchestrator.worker.leftovers import Owner, leftovers
 from orchestrator.worker.private_directory import abandoned_private_directories
 

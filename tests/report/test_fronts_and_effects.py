@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from measurement_factory import Night, a_job, precision_grid
 
-from orchestrator.job import MAX, State
-from orchestrator.measurement import Measurement
+from orchestrator.domain.job import MAX, State
+from orchestrator.domain.measurement import Measurement
 from orchestrator.report.effects import baseline, effects_of, workload_defaults
 from orchestrator.report.fronts import fronts_of, latency, pareto, throughput
 from orchestrator.report.grouping import settings_of

@@ -27,10 +27,10 @@ import holding_worker
 import pytest
 from holding_worker import FOUND, HOLDS, MARK
 
-from orchestrator.attempt import WorkerInfo
-from orchestrator.cluster import Card
-from orchestrator.failure import Failure, FailureClass
-from orchestrator.job import Accelerator
+from orchestrator.domain.attempt import WorkerInfo
+from orchestrator.domain.failure import Failure, FailureClass
+from orchestrator.domain.job import Accelerator
+from orchestrator.domain.topology import Card
 from orchestrator.worker.card_process import CardProcess, Launch
 from orchestrator.worker.card_worker import VISIBLE_CARDS, WorkerConfig
 from workloads.devices import device_class, environment_for

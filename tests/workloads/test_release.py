@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from recorded_hl_smi import GAUDI2_TABLE, GAUDI3_CSV
 from schedule_cases import Cluster, job, node, planned
 
-from orchestrator.cluster import Card
-from orchestrator.failure import Failure, FailureClass, classify
-from orchestrator.job import Accelerator
+from orchestrator.domain.failure import Failure, FailureClass, classify
+from orchestrator.domain.job import Accelerator
+from orchestrator.domain.topology import Card
 from orchestrator.on_ray import actors
 from orchestrator.worker import card_worker
 from orchestrator.worker.card_worker import CardWorker, WorkerConfig
