@@ -49,6 +49,8 @@ def plain(value: Any) -> Any:
         return value
     if isinstance(value, (list, tuple)):
         return [plain(item) for item in value]
+    if isinstance(value, dict):
+        return {name: plain(item) for name, item in value.items()}
     names = [field[0] for field in getattr(value, "_fields_", ())]
     return {name: plain(getattr(value, name)) for name in names} or str(value)
 

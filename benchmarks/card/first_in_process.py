@@ -4,8 +4,8 @@
 
 Every pair is of one fresh process. All processes import first, beside each other; then they take
 the card one after the other. ``order`` (LoRA, product defaults) comes in five pairs, and once with
-cuDNN's attention; ``pass`` (generation, one prompt) alternates between on and off. Rows are written
-as they come, so what a limit of time cuts off is only the end.
+cuDNN's attention; ``pass`` (generation, one prompt) alternates between on and off; one LoRA has
+expandable segments. Rows are written as they come, so a limit of time cuts off the end alone.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from orchestrator.domain.attempt import Attempt
 from orchestrator.domain.job import Accelerator, Job
 from orchestrator.domain.topology import Card
 from workloads.api import MeasureSettings
+from workloads.devices.cuda import CUDNN_ATTENTION
 
 SMALL = "tiny-chatglm3"
 
@@ -82,32 +83,35 @@ def main() -> int:
     args = parser.parse_args()
     began = time.monotonic()
     big = args.accelerator is not Accelerator.CPU
-    measured = lora(args.model, args.accelerator, steps=12 if big else 2, batch=16 if big else 2)
+    measured = lora(args.model, args.accelerator, steps=16 if big else 2, batch=16 if big else 2)
     small = lora(SMALL, args.accelerator, steps=2, batch=2)
     one = generation(args.model, args.accelerator, 128 if big else 4, 2)
     five = [measured, small, generation(SMALL, args.accelerator, 4, 1), small, measured]
-    series: list[tuple[str, str, list[Job]]] = [
-        ("pass", "1", [one]),
-        ("pass", "0", [one]),
-        *[("order", "0", five)] * 5,
-        ("order", "1", five),
-        ("pass", "1", [one]),
-        ("pass", "0", [one]),
+    with_cudnn = {CUDNN_ATTENTION: "1"}
+    expanding = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+    series: list[tuple[str, dict[str, str], list[Job]]] = [
+        ("pass", with_cudnn, [one]),
+        ("pass", {}, [one]),
+        *[("order", {}, five)] * 5,
+        ("order", with_cudnn, five),
+        ("order", expanding, [measured]),
+        ("pass", {}, [one]),
+        ("pass", with_cudnn, [one]),
     ]
     if args.only:
         series = [series[int(number)] for number in args.only.split(",")]
     processes = [
-        _start(cudnn, args.out / f"process-{number}.log")
-        for number, (_, cudnn, _) in enumerate(series)
+        _start(more, args.out / f"process-{number}.log")
+        for number, (_, more, _) in enumerate(series)
     ]
     for process in processes:
         print(process.stdout.readline().strip(), flush=True)  # type: ignore[union-attr]
     print(f"all imported after {time.monotonic() - began:.1f} s", flush=True)
     with (args.out / "first_in_process.jsonl").open("w") as out:
-        for number, (kind, cudnn, jobs) in enumerate(series):
+        for number, (kind, more, jobs) in enumerate(series):
             if time.monotonic() - began < args.seconds:
                 for row in _run(processes[number], jobs):
-                    told = {"series": number, "kind": kind, "cudnn": cudnn} | row
+                    told = {"series": number, "kind": kind, "environment": more} | row
                     out.write(json.dumps(told) + "\n")
                     out.flush()
                     print(
@@ -118,9 +122,9 @@ def main() -> int:
     return 0
 
 
-def _start(cudnn: str, log: Path) -> subprocess.Popen[str]:
-    environment = os.environ | {
-        "NIGHTGRID_CUDNN_ATTENTION": cudnn,
+def _start(more: dict[str, str], log: Path) -> subprocess.Popen[str]:
+    environment = {name: value for name, value in os.environ.items() if name != CUDNN_ATTENTION}
+    environment |= more | {
         "CUDA_VISIBLE_DEVICES": "0",
         "OMP_NUM_THREADS": str(THREADS),
         "TOKENIZERS_PARALLELISM": "false",
