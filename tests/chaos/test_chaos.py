@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 SEED = 20261121
 MIB = 2**20
 GRID = {"single": 60, "pairs": 6, "nodes": 2}
-FIRST_S, EVERY_S = 8.0, 3.0
+FIRST_S, EVERY_S = 6.0, 2.0
 LIMIT_S, FAULTS_UNTIL_S = 300.0, 150.0
 #: Kinds that take too long for here; `make rehearsal` has them.
 TOO_LONG = (
