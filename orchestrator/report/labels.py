@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from orchestrator.domain.declared import as_declared, usual_engine
+from orchestrator.domain.declared import usual_engine
 from orchestrator.domain.job import Scalar
 from orchestrator.domain.job_fields import FIELDS
 from orchestrator.domain.measurement import Measurement
@@ -54,11 +54,12 @@ def _batch_size(row: Measurement) -> str:
 
 
 def _unusual(row: Measurement, role: Role) -> Iterator[str]:
-    """The parameters of a role that are not at their defaults."""
-    values = as_declared(row.workload, row.engine, row.parameters)
+    """The parameters of a role that are not at their defaults, in the order of declaration."""
     for name, declaration in registry.declared(row.workload, row.engine).items():
-        if declaration.role == role and not declaration.is_default(values[name]):
-            yield _said(name.replace("_", " "), values[name])
+        if declaration.role == role and name in row.parameters:
+            value = declaration.current(row.parameters[name])
+            if not declaration.is_default(value):
+                yield _said(name.replace("_", " "), value)
 
 
 def _said(name: str, value: Scalar) -> str:
