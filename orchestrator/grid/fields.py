@@ -16,7 +16,17 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from orchestrator.domain.job import Scalar
+from orchestrator.domain.job import Accelerator, Scalar, default_accelerator
+from workloads.devices import own_devices
+
+
+def _told_kinds() -> str:
+    """Our kinds of cards: "HPU (Intel Gaudi), GPU (NVIDIA) or CPU"."""
+    told = [
+        f"{spec.accelerator} ({spec.summary})" if spec.summary else spec.accelerator
+        for spec in own_devices()
+    ]
+    return f"{', '.join(told[:-1])} or {told[-1]}"
 
 
 class JobFields(BaseModel):
@@ -36,10 +46,10 @@ class JobFields(BaseModel):
         description="An embedded dataset (advertisegen-synthetic, english-prompts), a file of JSON "
         "lines with `content` and `summary`, or an AdvertiseGen directory.",
     )
-    accelerator: Literal["HPU", "GPU", "CPU"] = Field(
-        default="HPU",
-        description="The kind of card: HPU (Intel Gaudi), GPU (NVIDIA) or CPU. Several may be "
-        "listed; each job is then run on each.",
+    accelerator: str = Field(
+        default=default_accelerator().value,
+        description=f"The kind of card: {_told_kinds()}. Several may be listed; each job is then "
+        "run on each.",
     )
     cards: int = Field(
         default=1,
@@ -156,6 +166,8 @@ class Vocabulary:
         if name == "workload":
             known = value in self.workloads  # asked without looking for what others have installed
             return None if known else _not_among(value, self.workloads, "workload")
+        if name == "accelerator":
+            return _unknown_accelerator(value)
         if name == "precision":
             return _not_among(value, self.precisions, "precision")
         if name == "engine":
@@ -236,6 +248,15 @@ def explain(details: list[Any], value: object) -> Fault:
         digits = value.strip().lstrip("0") or "0"
         hint = f"write {digits}" if digits.isdigit() else ""
     return Fault(f"{shown(value)} is not {' or '.join([*wanted, *choices])}", hint)
+
+
+def _unknown_accelerator(value: Scalar) -> Fault | None:
+    """Other packages are looked for only where it is none of our own kinds."""
+    try:
+        Accelerator(str(value))
+    except ValueError:
+        return _not_among(value, list(Accelerator), "possible value")
+    return None
 
 
 def _not_among(value: object, names: Iterable[str], noun: str) -> Fault | None:

@@ -13,6 +13,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from orchestrator.domain.job import Accelerator
 from orchestrator.grid.fields import JobFields, Vocabulary
 from orchestrator.grid.model import ExperimentBlock, GridFile, MeasureBlock
 
@@ -96,6 +97,7 @@ def _settings(vocabulary: Vocabulary) -> dict[str, Schema]:
     """Every setting with the schema of one value of it."""
     settings = _properties(JobFields)
     settings["workload"]["enum"] = list(vocabulary.workloads)
+    settings["accelerator"]["enum"] = list(Accelerator)
     settings["precision"]["enum"] = list(vocabulary.precisions)
     engines = [name for entry in vocabulary.workloads.values() for name in entry.engines]
     settings["engine"]["enum"] = list(dict.fromkeys(engines))

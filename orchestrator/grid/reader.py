@@ -22,6 +22,7 @@ from orchestrator.grid.model import ExperimentBlock, Grid, GridFile, MeasureBloc
 from orchestrator.grid.strict_yaml import Document, Path_
 from orchestrator.planning.needs import adapter_problems
 from orchestrator.planning.planner import card_problems, refusal_problems
+from workloads.devices import own_devices
 from workloads.errors import WorkloadError
 from workloads.measure_settings import MeasureSettings
 
@@ -33,7 +34,7 @@ _HABITS = {  # what people write, and where it belongs
     "grid": "the axes of an experiment go under `axes:`",
     "sweep": "the axes of an experiment go under `axes:`",
     "jobs": "a grid has `experiments:`",
-    "device": "write `accelerator: HPU`, GPU or CPU",
+    "device": f"write `accelerator: {own_devices()[0].accelerator}`, or another kind of card",
     "dtype": "write `precision:`",
     "max_new_tokens": "write `output_tokens:`",
 }

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 
 from orchestrator.domain.energy import Energy, energy_between
-from workloads.devices.telemetry import CardTelemetry
+from workloads.devices.monitoring.telemetry import CardTelemetry
 
 Read = Callable[[], Mapping[int, CardTelemetry]]
 

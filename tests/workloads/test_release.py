@@ -19,11 +19,11 @@ from orchestrator.domain.topology import Card
 from orchestrator.on_ray import actors
 from orchestrator.worker import card_worker
 from orchestrator.worker.card_worker import CardWorker, WorkerConfig
-from workloads.devices import hl_smi, nvml
 from workloads.devices.cuda import CudaDevice
 from workloads.devices.hpu import HpuDevice
-from workloads.devices.identity import CardIdentity, difference
-from workloads.devices.release import (
+from workloads.devices.monitoring import hl_smi, nvml
+from workloads.devices.monitoring.identity import CardIdentity, difference
+from workloads.devices.monitoring.release import (
     IDLE_MEMORY_BYTES,
     SLACK_BYTES,
     CardUse,
@@ -31,7 +31,7 @@ from workloads.devices.release import (
     idle_memory_bytes,
     occupation,
 )
-from workloads.devices.telemetry import Holder
+from workloads.devices.monitoring.telemetry import Holder
 from workloads.errors import CardNotAcquired
 
 MIB = 2**20

@@ -129,7 +129,7 @@ class Strategy(Technique):
         if self.strategy in _ZERO:
             from workloads.parallel import deepspeed_engine
 
-            deepspeed_engine.announce(loading.device.name)
+            deepspeed_engine.announce(loading.device.spec.torch_type)
 
     def on_cards(self, training: Training) -> None:
         if training.cards == 1:
@@ -159,7 +159,7 @@ class Strategy(Technique):
 
         config = deepspeed_config(
             stage=_ZERO.index(self.strategy),
-            device=training.device.name,
+            device=training.device.spec,
             precision=training.precision,
             batch_size=training.batch_size,
             micro_batches=training.micro_batches,
