@@ -12,7 +12,7 @@ import difflib
 import importlib
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 
@@ -26,6 +26,7 @@ from workloads.parameters import (
     WorkloadParameters,
 )
 from workloads.refusal import Asked, Refusal
+from workloads.settings import Declaration, Value, declarations
 
 if TYPE_CHECKING:
     from workloads.api import Workload
@@ -42,6 +43,13 @@ class WorkloadEntry:
     engines: tuple[str, ...] = ENGINES  # that can run it; the first is the default
     #: What speaks against a job; pure and without torch, since the plan asks. None: nothing does.
     refuse: Callable[[Asked], Sequence[Refusal]] | None = None
+    #: Settings that an earlier version had here and an engine or a device has now, with the value
+    #: that stands in the ids of jobs that do not have them any more.
+    moved: Mapping[str, Value] = field(default_factory=dict)
+
+    def declared(self, engine: str) -> Mapping[str, Declaration]:
+        """The declaration of every setting that jobs with this engine have beside a job's own."""
+        return declarations(self.parameters)
 
     def validate(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
         """All parameters with their defaults filled in, as plain values.
@@ -156,6 +164,13 @@ def find_workload(name: str) -> WorkloadEntry:
         there_is = ", ".join(WORKLOADS)
         raise BadConfiguration(f"no workload '{name}'{hint or '.'} There is: {there_is}.")
     return WORKLOADS[name]
+
+
+def declared(workload: str, engine: str) -> Mapping[str, Declaration]:
+    """The declaration of every setting that such jobs have beside a job's own, by name; empty for
+    a workload that is not installed."""
+    entry = WORKLOADS.get(workload)
+    return entry.declared(engine) if entry is not None else {}
 
 
 def load(name: str) -> Workload:

@@ -111,6 +111,7 @@ def run_grid(
         store = Store.existing(options.results, store.run).resume()
         options = with_cards_of(store.path, options)
     store.adopt(*options.adopt)
+    store.refuse_if_held()  # before the cluster is asked, which may be away
     with remote_code.permitted(options.remote_code), _session(options, grid) as session:
         session = _with_its_nodes(options, session, say)
         _tell(options, address=session.address, cards=cards_by_kind(session.nodes))
@@ -179,7 +180,8 @@ def plan_grid(source: Grid | str | os.PathLike[str], options: RunOptions) -> Pla
         ClusterError: the nodes make no sense.
         StoreError: earlier rows cannot be read.
     """
-    from orchestrator.grid.model import Grid, load_grid
+    from orchestrator.grid.model import Grid
+    from orchestrator.grid.reader import load_grid
     from orchestrator.planning.planner import make_plan
 
     grid = (
@@ -224,7 +226,8 @@ def earlier_rows(results: Path, run: str) -> list[PastRow]:
 
 
 def _grid(source: Grid | str | os.PathLike[str], options: RunOptions) -> Grid:
-    from orchestrator.grid.model import Grid, load_grid
+    from orchestrator.grid.model import Grid
+    from orchestrator.grid.reader import load_grid
 
     if isinstance(source, Grid):
         return source
@@ -445,9 +448,10 @@ def _drive(
     from orchestrator.results.derive import measurement_of
     from orchestrator.results.notes import Notes
     from orchestrator.runtime.clean_output import CleanView, clean_row
-    from orchestrator.runtime.driver import Driver, StopSignal
+    from orchestrator.runtime.driver import Driver
     from orchestrator.runtime.in_process import InProcessExecutor
     from orchestrator.runtime.status import Board
+    from orchestrator.runtime.stop_signal import StopSignal
     from orchestrator.runtime.watchdog import Watchdog
     from orchestrator.scheduling.schedule import Schedule, ScheduleSettings
     from orchestrator.watching.live import open_view
