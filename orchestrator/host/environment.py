@@ -75,7 +75,6 @@ def _versions() -> tuple[tuple[str, str], ...]:
         "python": platform.python_version(),
         "kernel": kernel(),
         "host": socket.gethostname(),
-        "cpu": cpu_model(),
     }
     for package in PACKAGES:
         try:
@@ -128,16 +127,6 @@ def driver_version(accelerator: Accelerator) -> str | None:
     output = _output(command) if command else None
     lines = (output or "").split()
     return lines[0] if lines else None
-
-
-def cpu_model() -> str:
-    """Name of the host's processor, e.g. ``AMD EPYC 9B14``."""
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        text = ""
-    match = re.search(r"^(?:model name|Model|cpu model)\s*:\s*(.+)$", text, re.MULTILINE)
-    return match[1].strip() if match else platform.processor() or platform.machine()
 
 
 def kernel() -> str:

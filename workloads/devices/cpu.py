@@ -10,8 +10,10 @@ import contextlib
 import gc
 import os
 import platform
+import re
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from workloads.devices import NF4, CardProcess, DeviceSpec
@@ -33,6 +35,16 @@ def _variables(process: CardProcess) -> dict[str, str]:
     return hidden if threads is None else hidden | {"MKL_NUM_THREADS": str(threads)}
 
 
+def processor() -> str:
+    """The model of the host's processor, e.g. ``AMD EPYC 9B14``."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        text = ""
+    match = re.search(r"^(?:model name|Model|cpu model)\s*:\s*(.+)$", text, re.MULTILINE)
+    return match[1].strip() if match else platform.processor() or platform.machine()
+
+
 SPEC = DeviceSpec(
     name="cpu",
     accelerator="CPU",
@@ -44,6 +56,7 @@ SPEC = DeviceSpec(
     ray_resource="CPU",
     ray_option="num_cpus",
     variables=_variables,
+    versions=lambda: {"cpu": processor()},
     precisions={
         "fp32": supported("float32 weights and products"),
         "fp16": supported("float16 weights and products; most CPUs convert, so slower than fp32"),
@@ -81,14 +94,7 @@ class CpuDevice(Device):
         return rapl.telemetry()  # of all the host: a CPU node is one card
 
     def device_name(self) -> str:
-        try:
-            with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
-                for line in lines:
-                    if line.lower().startswith("model name"):
-                        return line.partition(":")[2].strip()
-        except OSError:
-            pass
-        return platform.processor() or platform.machine()
+        return processor()
 
     def driver_version(self) -> str:
         return f"{platform.system()} {platform.release()}"
