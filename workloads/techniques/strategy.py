@@ -171,7 +171,7 @@ class Strategy(Technique):
 
         config = deepspeed_config(
             stage=_ZERO.index(self.strategy),
-            device=training.device.spec,
+            device=training.device.name,
             precision=training.precision,
             batch_size=training.batch_size,
             micro_batches=training.micro_batches,
