@@ -16,8 +16,9 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from orchestrator.domain.job import Scalar
-from orchestrator.domain.job_fields import JobFields
+from orchestrator.domain.job import Accelerator, Scalar
+from orchestrator.domain.job_fields import FIELDS, JobFields
+from workloads.settings import declarations
 
 FIELD_NAMES = tuple(JobFields.model_fields)
 
@@ -96,6 +97,15 @@ class Vocabulary:
             self.checked[known] = self._check(workload, name, value)
         return self.checked[known]
 
+    def renamed(self, workload: str | None, name: str, value: Scalar) -> Scalar:
+        """What a value of an earlier version is called now; any other value as it is."""
+        if name in FIELD_NAMES:
+            declared = FIELDS
+        else:
+            entry = self.workloads.get(workload or "")
+            declared = {} if entry is None else declarations(entry.parameters)
+        return declared[name].current(value) if name in declared else value
+
     def _check(self, workload: str | None, name: str, value: Scalar) -> tuple[Scalar, Fault | None]:
         if name not in FIELD_NAMES:
             entry = self.workloads.get(workload or "")
@@ -110,6 +120,8 @@ class Vocabulary:
         if name == "workload":
             known = value in self.workloads  # asked without looking for what others have installed
             return None if known else _not_among(value, self.workloads, "workload")
+        if name == "accelerator":
+            return _unknown_accelerator(value)
         if name == "precision":
             return _not_among(value, self.precisions, "precision")
         if name == "engine":
@@ -190,6 +202,15 @@ def explain(details: list[Any], value: object) -> Fault:
         digits = value.strip().lstrip("0") or "0"
         hint = f"write {digits}" if digits.isdigit() else ""
     return Fault(f"{shown(value)} is not {' or '.join([*wanted, *choices])}", hint)
+
+
+def _unknown_accelerator(value: Scalar) -> Fault | None:
+    """Other packages are looked for only where it is none of our own kinds."""
+    try:
+        Accelerator(str(value))
+    except ValueError:
+        return _not_among(value, list(Accelerator), "possible value")
+    return None
 
 
 def _not_among(value: object, names: Iterable[str], noun: str) -> Fault | None:

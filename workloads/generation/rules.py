@@ -11,19 +11,22 @@ PACKABLE = ("fp32", "bf16", "fp16")
 
 
 def batching_refusals(asked: Asked) -> Iterator[Refusal]:
-    """What speaks against refilling rows in this job; sorting goes with everything."""
+    """Refusals of continuous batching in this job; sorting goes with everything."""
     yield from _packing_refusals(asked)
-    if asked.parameters.get("batching") != "refill":
+    if asked.parameters.get("batching") != "continuous":
         return
     hint = "use batching static or sorted"
     if asked.engine != "transformers":
         reason = f"the engine {asked.engine} batches in its own way"
-    elif asked.device == "hpu":
-        reason = "rows that come and go change shapes at every step, which Gaudi compiles anew"
+    elif not asked.on.can("dynamic_shapes"):
+        reason = (
+            f"rows that come and go change shapes at every step, which {asked.on.title} compiles "
+            "anew"
+        )
     elif asked.parameters.get("attention", "sdpa") != "sdpa":
         reason = f"attention {asked.parameters['attention']} knows no rows of unlike length"
     elif (asked.parameters.get("tensor_parallel") or 1) > 1:
-        reason = "cards that split a model would have to refill alike, which is not built"
+        reason = "cards that split a model would have to admit prompts alike, which is not built"
     else:
         return
     yield Refusal(setting="batching", reason=reason, hint=hint, unsupported=True)
@@ -32,7 +35,7 @@ def batching_refusals(asked: Asked) -> Iterator[Refusal]:
 def _packing_refusals(asked: Asked) -> Iterator[Refusal]:
     if not asked.parameters.get("packed_weights"):
         return
-    if asked.device != "cpu":
+    if not asked.on.can("packed_linear"):
         reason = f"oneDNN's layout is one of CPUs, not of {asked.device}"
     elif asked.engine != "transformers":
         reason = f"the engine {asked.engine} lays out its weights itself"
