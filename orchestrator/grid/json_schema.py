@@ -13,8 +13,10 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from orchestrator.domain.job_fields import FIELDS, JobFields
 from orchestrator.grid.blocks import ExperimentBlock, GridFile, MeasureBlock
-from orchestrator.grid.fields import JobFields, Vocabulary
+from orchestrator.grid.fields import Vocabulary
+from workloads.settings import Declaration, declarations
 
 #: What a range looks like; ``grid_axes.parse_range`` says what it means.
 _RANGE = r"^\s*[0-9]{1,15}\s*\.\.\s*[0-9]{1,15}\s*([*+]\s*[0-9]{1,15})?\s*$"
@@ -94,14 +96,21 @@ def _tidy(schema: Schema) -> Schema:
 
 def _settings(vocabulary: Vocabulary) -> dict[str, Schema]:
     """Every setting with the schema of one value of it."""
-    settings = _properties(JobFields)
+    settings = {
+        name: {**schema, "description": f"{schema['description']} (Role: {FIELDS[name].role}.)"}
+        for name, schema in _properties(JobFields).items()
+    }
     settings["workload"]["enum"] = list(vocabulary.workloads)
     settings["precision"]["enum"] = list(vocabulary.precisions)
     engines = [name for entry in vocabulary.workloads.values() for name in entry.engines]
     settings["engine"]["enum"] = list(dict.fromkeys(engines))
     for workload, entry in vocabulary.workloads.items():
+        declared = declarations(entry.parameters)
         for name, schema in _properties(entry.parameters).items():
-            said = f"{schema.get('description', '')} (Parameter of {workload}.)".strip()
+            declaration = declared.get(name)
+            role = f", role {declaration.role}" if declaration is not None else ""
+            said = f"{schema.get('description', '')} (Parameter of {workload}{role}.)".strip()
+            schema = _with_old_names(schema, declaration)
             if name in settings:  # two workloads share the name: either meaning is fine here
                 both = [_undescribed(settings[name]), _undescribed(schema)]
                 said = f"{settings[name]['description']} {said}"
@@ -109,6 +118,17 @@ def _settings(vocabulary: Vocabulary) -> dict[str, Schema]:
             else:
                 settings[name] = {**schema, "description": said}
     return settings
+
+
+def _with_old_names(schema: Schema, declaration: Declaration | None) -> Schema:
+    """The schema of a setting that also takes the names which its values had earlier."""
+    if declaration is None or not declaration.renamed:
+        return schema
+    old = [
+        {"const": before, "deprecated": True, "description": f"It is called {now} now."}
+        for before, now in declaration.renamed
+    ]
+    return {"default": schema.get("default"), "anyOf": [_undescribed(schema), *old]}
 
 
 def _undescribed(schema: Schema) -> Schema:

@@ -11,9 +11,9 @@ PACKABLE = ("fp32", "bf16", "fp16")
 
 
 def batching_refusals(asked: Asked) -> Iterator[Refusal]:
-    """What speaks against refilling rows in this job; sorting goes with everything."""
+    """Refusals of continuous batching in this job; sorting goes with everything."""
     yield from _packing_refusals(asked)
-    if asked.parameters.get("batching") != "refill":
+    if asked.parameters.get("batching") != "continuous":
         return
     hint = "use batching static or sorted"
     if asked.engine != "transformers":
@@ -23,7 +23,7 @@ def batching_refusals(asked: Asked) -> Iterator[Refusal]:
     elif asked.parameters.get("attention", "sdpa") != "sdpa":
         reason = f"attention {asked.parameters['attention']} knows no rows of unlike length"
     elif (asked.parameters.get("tensor_parallel") or 1) > 1:
-        reason = "cards that split a model would have to refill alike, which is not built"
+        reason = "cards that split a model would have to admit prompts alike, which is not built"
     else:
         return
     yield Refusal(setting="batching", reason=reason, hint=hint, unsupported=True)
