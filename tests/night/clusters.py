@@ -38,7 +38,7 @@ from orchestrator.runtime.watchdog import LIMITS, MEASURE_FACTOR
 from orchestrator.scheduling.retry import POLICIES
 from orchestrator.scheduling.schedule import Schedule, ScheduleSettings
 from orchestrator.scheduling.virtual_cluster import VirtualCluster
-from workloads.devices.telemetry import CardTelemetry
+from workloads.devices.monitoring.telemetry import CardTelemetry
 
 if TYPE_CHECKING:
     from nights import Night
