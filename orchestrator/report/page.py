@@ -105,7 +105,6 @@ def render(
             unusual=unusual(summary.settings[one.row.job_id] for one in summary.steps),
             roofline_groups=roofline_groups(summary.roofline.shares),
             heat=heat,
-            label=label,
             without_precision=lambda row: summary.chosen(row).partition(" ")[2],
             bar=bar,
             tops=_tops(summary),
@@ -194,6 +193,8 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         finalize=lambda value: visible(value) if type(value) is str else value,
     )
+    environment.filters["chosen"] = lambda row, summary: summary.chosen(row)
+    environment.filters["label"] = label
     environment.filters["one_line"] = one_line
     environment.filters["tail"] = tail
     environment.filters["state_class"] = lambda state: f"s-{str(state).lower()}"
