@@ -127,6 +127,8 @@ class NightExecutor:
         """What the schedule is about to be told."""
         self.books.heard(event)
         self.night.tally.clock_steps += isinstance(event, ClockSet) and bool(event.by_s)
+        if isinstance(event, WorkerOverdue) and event.worker_id in self.books.started:
+            self.suspects.add(self.books.started[event.worker_id][0])
 
     def decided(self, commands: list[Command]) -> None:
         """What the schedule has said."""
