@@ -23,7 +23,7 @@ class Asked:
     batch_size: int | Literal["max"]  # per card
     cards: int
     parameters: Mapping[str, Any]  # the workload's own, all of them
-    engine: str = "transformers"
+    engine: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

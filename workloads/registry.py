@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import difflib
 import importlib
-import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 
-from workloads.engines import ENGINES
+from workloads.declared import installed
+from workloads.engines import ENGINES, default_engine, engines_for
 from workloads.errors import BadConfiguration
 from workloads.generation_rules import refuse as refuse_generation
+from workloads.generation_rules import refuse_calibration
 from workloads.parameters import (
     CalibrationParameters,
     TextGenerationParameters,
@@ -39,7 +40,9 @@ class WorkloadEntry:
     function: str  # "module:function", imported only where it runs
     parameters: type[WorkloadParameters]
     summary: str  # one line for `nightgrid schema` and the documentation
-    engines: tuple[str, ...] = ENGINES  # that can run it; the first is the default
+    #: What an engine must be able to do to run it (``EngineSpec.abilities``); None: nothing, since
+    #: the function runs no engine.
+    ability: str | None = None
     #: What speaks against a job; pure and without torch, since the plan asks. None: nothing does.
     refuse: Callable[[Asked], Sequence[Refusal]] | None = None
 
@@ -51,6 +54,21 @@ class WorkloadEntry:
         """
         return self.parameters.model_validate(dict(parameters)).model_dump()
 
+    @property
+    def engines(self) -> tuple[str, ...]:
+        """The names of the engines that can run it, the default first."""
+        return engines_for(self.ability)
+
+    @property
+    def default_engine(self) -> str:
+        """The engine of a job whose grid names none."""
+        return default_engine(self.ability)
+
+    def takes_engine(self, name: str) -> bool:
+        """Whether an engine of this name can run it."""
+        spec = ENGINES.get(name)
+        return spec is not None and (self.ability is None or self.ability in spec.abilities)
+
 
 _ENTRIES = (
     WorkloadEntry(
@@ -58,6 +76,7 @@ _ENTRIES = (
         function="workloads.text_generation:run",
         parameters=TextGenerationParameters,
         summary="Greedy generation with a causal language model: tokens/s, TTFT, latency.",
+        ability="generate",
         refuse=refuse_generation,
     ),
     WorkloadEntry(
@@ -65,15 +84,16 @@ _ENTRIES = (
         function="workloads.verification:run",
         parameters=VerificationParameters,
         summary="An engine's greedy tokens and logits against those of stock transformers.",
+        ability="generate",
         refuse=refuse_generation,
     ),
     WorkloadEntry(
         name="fp8-calibration",
-        function="workloads.fp8_calibration:run",
+        function="workloads.calibration:run",
         parameters=CalibrationParameters,
-        summary="Largest values of every layer, which optimum-habana's fp8 on Gaudi starts from.",
-        engines=("optimum-habana",),
-        refuse=refuse_generation,
+        summary="Largest values of every layer, which fp8 on Gaudi starts from.",
+        ability="calibrate",
+        refuse=refuse_calibration,
     ),
 )
 
@@ -89,7 +109,7 @@ def _finetuning() -> WorkloadEntry:
         function="workloads.finetuning:run",
         parameters=FinetuningParameters,
         summary="Fine-tuning of a causal language model by method and technique: samples/s, loss.",
-        engines=("transformers", "optimum-habana"),
+        ability="train",
         refuse=refuse,
     )
 
@@ -101,28 +121,13 @@ _OURS: Mapping[str, WorkloadEntry | Callable[[], WorkloadEntry]] = {
 }
 
 GROUP = "nightgrid.workloads"
-_LOG = logging.getLogger("nightgrid.workloads")
 
 
 @cache
 def _installed() -> dict[str, WorkloadEntry]:
-    """Entries of other packages, under names that are not ours. One that is broken must not take
-    all others with it."""
-    import importlib.metadata
-
-    entries = {}
-    for point in importlib.metadata.entry_points(group=GROUP):
-        try:
-            entry = point.load()
-        except Exception as error:
-            _LOG.warning("workload %s (%s) is left out: %r", point.name, point.value, error)
-            continue
-        if not isinstance(entry, WorkloadEntry) or entry.name != point.name:
-            _LOG.warning("workload %s: %s is no entry of that name", point.name, point.value)
-            continue
-        if entry.name not in _OURS:
-            entries[entry.name] = entry
-    return entries
+    """Entries of other packages, under names that are not ours."""
+    found = installed(GROUP, WorkloadEntry)
+    return {name: entry for name, entry in found.items() if name not in _OURS}
 
 
 class _Workloads(Mapping[str, WorkloadEntry]):

@@ -9,7 +9,7 @@ from enum import Enum
 from functools import lru_cache
 from typing import Literal
 
-from workloads.engines import process_kind
+from workloads.engines import default_engine, process_kind
 from workloads.measure_settings import MeasureSettings
 
 Scalar = str | int | float | bool | None
@@ -110,7 +110,7 @@ class Job(_Identified):
     cards: int
     precision: str
     batch_size: int | Literal["max"]
-    engine: str = "transformers"
+    engine: str = field(default_factory=default_engine)
     isolation: Literal["warm", "process"] = "warm"
     parameters: Parameters = ()
     measure: MeasureSettings = field(default_factory=MeasureSettings)

@@ -124,7 +124,7 @@ class ExperimentReader:
         }
         if self.workload is not None and self.workload in vocabulary.workloads:
             entry = vocabulary.workloads[self.workload]
-            fixed["engine"] = entry.engines[0]
+            fixed["engine"] = entry.default_engine
             fixed.update(vocabulary.parameter_defaults(self.workload))
         experiment.fixed = fixed
         own = [key for key in self.block if key not in STRUCTURE]

@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from orchestrator.domain.job import Scalar
+from workloads.engines import default_engine
 
 
 class JobFields(BaseModel):
@@ -57,7 +58,7 @@ class JobFields(BaseModel):
         description="Prompts (or training samples) per batch and card; `max` finds the largest "
         "that fits.",
     )
-    engine: str = Field(default="transformers", description="The library that runs the model.")
+    engine: str = Field(default=default_engine(), description="The library that runs the model.")
     isolation: Literal["warm", "process"] = Field(
         default="warm",
         description="`warm`: a worker keeps its model loaded for the next job that can use it; "
@@ -80,7 +81,8 @@ class Fault:
 class Vocabulary:
     """The names that a grid may use, and the check of single values.
 
-    ``workloads`` maps a name to an entry with ``.parameters`` (a pydantic model) and ``.engines``.
+    ``workloads`` maps a name to an entry with ``.parameters`` (a pydantic model) and
+    ``.engines``.
     ``find_model``, ``find_dataset`` and ``find_adapter`` raise when there is no such thing; None
     leaves names unchecked, for a machine that is not the one where the grid will run.
     """
@@ -161,7 +163,10 @@ class Vocabulary:
         if name == "engine":
             if workload is None or workload not in self.workloads:
                 return None
-            return _not_among(value, self.workloads[workload].engines, f"engine of {workload}")
+            entry = self.workloads[workload]
+            if entry.takes_engine(str(value)):
+                return None
+            return _not_among(value, entry.engines, f"engine of {workload}")
         find = {"model": self.find_model, "dataset": self.find_dataset}.get(name)
         if find is None:
             return None

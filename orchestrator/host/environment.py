@@ -20,14 +20,14 @@ from pathlib import Path
 
 from orchestrator.domain.job import Accelerator
 from orchestrator.results.derive import Provenance
+from workloads.engines import engine_packages
 
 GIT_COMMIT_VARIABLE = "NIGHTGRID_GIT_COMMIT"
 GIT_DIRTY_VARIABLE = "NIGHTGRID_GIT_DIRTY"
 
-#: Packages whose version may explain a difference between two rows.
+#: Packages whose version may explain a difference between two rows, beside those of engines.
 PACKAGES = (
     "torch",
-    "transformers",
     "peft",
     "ray",
     "datasets",
@@ -42,7 +42,6 @@ PACKAGES = (
     "diffusers",
     "gguf",
     "optimum",
-    "optimum-habana",
     "habana-torch-plugin",
     "triton",
 )
@@ -80,7 +79,7 @@ def _versions() -> tuple[tuple[str, str], ...]:
         "host": socket.gethostname(),
         "cpu": cpu_model(),
     }
-    for package in PACKAGES:
+    for package in (*PACKAGES, *engine_packages()):
         try:
             found[package] = metadata.version(package)
         except metadata.PackageNotFoundError:

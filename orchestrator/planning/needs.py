@@ -1,8 +1,8 @@
 """Which jobs must wait for which: an adapter has to be trained before a model runs with it. Pure.
 
 Nobody writes the order down: a job with ``adapter: NAME`` needs the job of the same grid that has
-``save_adapter: NAME``. A name that no job of the grid saves must exist already. What runs in fp8 on
-Gaudi needs its calibration (``calibrations.py``).
+``save_adapter: NAME``. A name that no job of the grid saves must exist already. What runs in a
+precision that needs a calibration waits for it (``implied_jobs.py``).
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.domain.job import Job, Scalar
 from orchestrator.errors import Problem
-from orchestrator.planning.implied_jobs import WORKLOAD as CALIBRATION
-from orchestrator.planning.implied_jobs import calibration_of
+from orchestrator.planning.implied_jobs import calibrated, calibration_of, is_calibration
 from orchestrator.planning.plan import Action, PlannedJob
 
 if TYPE_CHECKING:
@@ -47,15 +46,15 @@ def _naming(jobs: Sequence[Job], parameter: str) -> Iterator[tuple[Job, str]]:
 def needs_of(jobs: Sequence[Job]) -> dict[str, tuple[str, ...]]:
     """For each job that needs others: their ids."""
     saved = savers(jobs)
-    measured = {(job.model, job.cards): job for job in jobs if job.workload == CALIBRATION}
+    measured = {calibrated(job): job for job in jobs if is_calibration(job)}
     if not saved and not measured:
         return {}
     needs: dict[str, tuple[str, ...]] = {}
     for job in jobs:
         wanted = dict(job.parameters).get(USES)
         found = [*saved.get(wanted, ())] if isinstance(wanted, str) else []
-        if calibration_of(job) is not None and (job.model, job.cards) in measured:
-            found.append(measured[job.model, job.cards])
+        if measured and (calibration := calibration_of(job)) is not None:
+            found += [measured[key] for key in [calibrated(calibration)] if key in measured]
         if found:
             needs[job.job_id] = tuple(other.job_id for other in found)
     return needs
@@ -74,7 +73,7 @@ def with_needs(planned: Sequence[PlannedJob]) -> list[PlannedJob]:
         lacking = [other for other in lacking if other.action is Action.UNSUPPORTED]
         item = replace(item, needs=wanted)
         if lacking and item.action is Action.RUN:
-            what = "calibration" if lacking[0].job.workload == CALIBRATION else "adapter"
+            what = "calibration" if is_calibration(lacking[0].job) else "adapter"
             reason = f"needs the {what} of job {lacking[0].job.job_id}, which is unsupported: "
             item = replace(
                 item,

@@ -10,6 +10,7 @@ from orchestrator.domain.measurement import Measurement
 from orchestrator.report import units
 from orchestrator.report.contests import memory_kind, peak_memory_bytes
 from orchestrator.report.summary import SHORT_STATE, Table
+from workloads.engines import default_engine
 
 #: Choices that go without saying. ``contests.FREE_PARAMETERS`` has the names of all.
 USUAL: Mapping[str, object] = {
@@ -60,7 +61,7 @@ def plus_minus(row: Measurement) -> str:
 def choice(row: Measurement) -> str:
     """The free choices of a row, short: ``bf16 b=32``, with what else of them is not usual."""
     words = [row.precision, f"b={row.batch_size if row.batch_size is not None else '?'}"]
-    if row.engine != "transformers":
+    if row.engine != default_engine():
         words.append(row.engine)
     if row.parameters.get("compile"):
         words.append("compiled")

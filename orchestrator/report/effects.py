@@ -191,7 +191,7 @@ def workload_defaults(workload: str) -> Mapping[str, str]:
         return {}
     fields = entry.parameters.model_fields
     known = {name: scalar(field.default) for name, field in fields.items()}
-    usual = {"engine": "transformers", "isolation": "warm"}
+    usual = {"engine": entry.default_engine, "isolation": "warm"}
     return usual | {name: value for name, value in known.items() if name not in WORK_PARAMETERS}
 
 

@@ -321,7 +321,7 @@ class TunedEntry:
     """A registry entry of another workload."""
 
     parameters = TunedParameters
-    engines = ("tuner", "transformers")
+    default_engine = "tuner"
 
 
 TWO = Vocabulary(workloads={"tuning": TunedEntry(), **WORKLOADS}, precisions=("fp32", "bf16"))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -149,7 +148,7 @@ def test_a_matrix_that_is_needed_twice_is_there_once() -> None:
     model = torch.nn.Sequential(torch.nn.Embedding(160, 96), torch.nn.Linear(96, 160, bias=False))
     model[1].weight = model[0].weight
     untied = torch.nn.Sequential(torch.nn.Linear(96, 160), model)
-    assert pack(SimpleNamespace(model=untied)) == 2
+    assert pack(untied) == 2
     assert isinstance(untied[0], PackedLinear)
     assert isinstance(model[1], LeftLinear) and model[1].weight is model[0].weight
 
