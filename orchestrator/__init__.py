@@ -16,15 +16,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from orchestrator.grid.model import Grid
-    from orchestrator.notebook import Run, load, run
+    from orchestrator.notebook import Grid, Run, load, run
 
 __version__ = "0.1.0"
 __all__ = ["Grid", "Run", "load", "run"]
 
 #: Imported when asked for: the command line must not pay for what a notebook needs.
 _HOMES = {
-    "Grid": "orchestrator.grid.model",
+    "Grid": "orchestrator.notebook",
     "Run": "orchestrator.notebook",
     "load": "orchestrator.notebook",
     "run": "orchestrator.notebook",

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from datetime import datetime
 from functools import cached_property
 from html import escape
@@ -22,6 +23,10 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.domain.job import State
 from orchestrator.errors import ExtraMissing
+from orchestrator.grid.model import Grid as GridValue
+from orchestrator.grid.reader import grid_of_values, load_grid, parse_grid
+from orchestrator.planning.plan import Plan
+from orchestrator.watching.plan_text import html_table, plan_html
 
 if TYPE_CHECKING:
     import pandas
@@ -29,14 +34,95 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from orchestrator.domain.measurement import Measurement
-    from orchestrator.grid.model import Grid
-    from orchestrator.planning.plan import Plan
     from orchestrator.report.comparison import RunComparison
     from orchestrator.report.query import Answer
     from orchestrator.report.summary import Summary
     from orchestrator.results.store import Store
 
 MOST_ROWS_SHOWN = 20
+
+
+class ShownPlan(Plan):
+    """A plan that a notebook shows as a table."""
+
+    __slots__ = ()
+
+    @classmethod
+    def of(cls, plan: Plan) -> ShownPlan:
+        """The same plan."""
+        return cls(**{each.name: getattr(plan, each.name) for each in fields(plan)})
+
+    def _repr_html_(self) -> str:
+        """What `nightgrid plan` prints."""
+        return plan_html(self)
+
+
+class Grid(GridValue):
+    """A grid with the ways of reading one, and its plan."""
+
+    __slots__ = ()
+
+    @classmethod
+    def _of(cls, grid: GridValue) -> Grid:
+        return cls(**{each.name: getattr(grid, each.name) for each in fields(grid)})
+
+    @classmethod
+    def from_file(cls, path: Path | str) -> Grid:
+        """Read a grid file; see ``load_grid``."""
+        return cls._of(load_grid(path))
+
+    @classmethod
+    def from_text(cls, text: str) -> Grid:
+        """Read a grid that is in memory as YAML.
+
+        Raises:
+            GridError: all that is wrong with it, each with its line and column in ``text``.
+        """
+        return cls._of(parse_grid(text.encode(), "grid"))
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Grid:
+        """Read a grid from what its file would say: mappings, lists and plain values.
+
+        Raises:
+            GridError: all that is wrong with it, each with its path.
+        """
+        return cls._of(grid_of_values(values))
+
+    def plan(
+        self,
+        *,
+        emulate: str | None = None,
+        name: str | None = None,
+        results: Path | str | None = None,
+        retry_failed: bool = False,
+        force: bool = False,
+    ) -> ShownPlan:
+        """What a run would do with every job, and why; starts nothing, writes nothing.
+
+        Args:
+            emulate: emulated nodes, such as ``2x8``; None: one server of eight cards of each kind.
+            name: of the run that would go on; None: the grid's.
+            results: directory of runs; None: NIGHTGRID_RESULTS, else ``./results``.
+            retry_failed: also run what failed earlier.
+            force: run everything, measured already or not.
+
+        Raises:
+            GridError: these nodes can never give a job its cards.
+            ClusterError: the nodes make no sense.
+            StoreError: earlier rows cannot be read.
+        """
+        from orchestrator.results.directory import default_results_dir
+        from orchestrator.runtime.run import RunOptions, plan_grid
+
+        options = RunOptions(
+            results=Path(results) if results is not None else default_results_dir(),
+            name=name,
+            emulate=emulate,
+            retry_failed=retry_failed,
+            force=force,
+        )
+        return ShownPlan.of(plan_grid(self, options))
 
 
 def run(
@@ -264,7 +350,6 @@ class Run:
         from orchestrator.report.cells import choice, plus_minus
         from orchestrator.report.safe import one_line
         from orchestrator.report.units import number
-        from orchestrator.watching.plan_text import html_table
 
         said = [f"<b>{escape(self.name)}</b>: {escape(self.summary.verdict)}"]
         for flag in self.summary.flags:

@@ -139,7 +139,7 @@ def _until(args: argparse.Namespace, plan: Plan) -> tuple[list[str], Forecast | 
     if at is None:
         return [], None
     from orchestrator.domain.deadline import Deadline
-    from orchestrator.grid.model import load_grid
+    from orchestrator.grid.reader import load_grid
     from orchestrator.runtime.run import earlier_rows, forecast_of
     from orchestrator.watching.plan_text import deadline_lines
 

@@ -263,7 +263,7 @@ def _report_in_any_case(source: Path, options: RunOptions) -> Iterator[None]:
     """What was measured gets its report even if this process cannot write it: because it hangs in
     a call into a dead cluster as the deadline comes, or gives up the cluster."""
     from orchestrator.errors import ClusterError
-    from orchestrator.grid.model import load_grid
+    from orchestrator.grid.reader import load_grid
 
     run = options.name or load_grid(source).name
     command = [sys.executable, "-m", "orchestrator", "report", run]

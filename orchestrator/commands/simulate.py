@@ -61,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Simulate the plan and print how it went."""
     from orchestrator.domain.deadline import Deadline
-    from orchestrator.grid.model import load_grid
+    from orchestrator.grid.reader import load_grid
     from orchestrator.planning.planner import estimator_for
     from orchestrator.runtime.run import earlier_rows
     from orchestrator.scheduling.schedule import ScheduleSettings

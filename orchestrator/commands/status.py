@@ -79,7 +79,7 @@ def job_lines(job: JobInfo, *, details: bool) -> str:
     """A job in one line, or with its command and times."""
     line = f"{job.submission_id}  {job.status}"
     if job.started_at is not None:
-        from orchestrator.watching.live import duration
+        from orchestrator.watching.live_text import duration
 
         line += f"  for {duration((job.ended_at or time.time()) - job.started_at)}"
     if not details:
@@ -116,7 +116,7 @@ def final_rows(store: Store) -> int:
 def run_lines(store: Store) -> str:
     """How a run stands: what its driver wrote last, else how many rows there are."""
     from orchestrator.report import read_status
-    from orchestrator.watching.live import duration, summary_line
+    from orchestrator.watching.live_text import duration, summary_line
 
     status = read_status(store)
     if status is None:

@@ -67,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Check, send, and say how to find the job again."""
-    from orchestrator.grid.model import load_grid
+    from orchestrator.grid.reader import load_grid
     from orchestrator.on_ray.submission import JobServer, Submission, new_submission_id
     from orchestrator.watching.notify import concealed, is_address
 

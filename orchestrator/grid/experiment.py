@@ -15,8 +15,8 @@ from orchestrator.grid.axes import (
     parse_range,
     product_size,
 )
+from orchestrator.grid.blocks import ExperimentBlock
 from orchestrator.grid.fields import FIELD_NAMES, Fault, JobFields, shown
-from orchestrator.grid.model import ExperimentBlock
 from orchestrator.grid.strict_yaml import Path_
 from workloads.measure_settings import MeasureSettings
 

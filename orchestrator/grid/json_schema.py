@@ -13,8 +13,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from orchestrator.grid.blocks import ExperimentBlock, GridFile, MeasureBlock
 from orchestrator.grid.fields import JobFields, Vocabulary
-from orchestrator.grid.model import ExperimentBlock, GridFile, MeasureBlock
 
 #: What a range looks like; ``grid_axes.parse_range`` says what it means.
 _RANGE = r"^\s*[0-9]{1,15}\s*\.\.\s*[0-9]{1,15}\s*([*+]\s*[0-9]{1,15})?\s*$"

@@ -29,8 +29,9 @@ from orchestrator.worker.card_sampler import CardSampler
 from orchestrator.worker.leftovers import Owner, end_leftovers
 from orchestrator.worker.letters import Answers, Bag, InOrder
 from orchestrator.worker.node_workers import NodeWorkers
-from orchestrator.worker.process_server import open_log, wait_for_end
+from orchestrator.worker.process_server import open_log
 from orchestrator.worker.redaction import redact
+from orchestrator.worker.served_process import wait_for_end
 from orchestrator.worker.wire import packed, unpacked
 from workloads.devices import device_class, environment_for
 from workloads.devices.release import idle_memory_bytes

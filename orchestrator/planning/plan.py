@@ -46,9 +46,3 @@ class Plan:
         counts = Counter(item.action for item in self.jobs)
         told = ", ".join(f"{counts[action]:,} {action}" for action in Action)
         return f"<Plan of {self.grid_name!r}: {told}>"
-
-    def _repr_html_(self) -> str:
-        """What a notebook shows: what `nightgrid plan` prints."""
-        from orchestrator.watching.plan_text import plan_html
-
-        return plan_html(self)

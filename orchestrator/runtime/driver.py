@@ -55,7 +55,8 @@ from orchestrator.results.notes import Note, Notes
 from orchestrator.runtime.held import Held, Row
 from orchestrator.runtime.status import Board, RunStatus
 from orchestrator.runtime.watchdog import Watchdog
-from orchestrator.watching.live import View, event_line, row_line, unrun_lines
+from orchestrator.watching.live import View
+from orchestrator.watching.live_text import event_line, row_line, unrun_lines
 
 STATUS_INTERVAL_S = 1.0
 ROOM_INTERVAL_S = 5.0  # between looks for room on a full disk

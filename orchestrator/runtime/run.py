@@ -179,7 +179,8 @@ def plan_grid(source: Grid | str | os.PathLike[str], options: RunOptions) -> Pla
         ClusterError: the nodes make no sense.
         StoreError: earlier rows cannot be read.
     """
-    from orchestrator.grid.model import Grid, load_grid
+    from orchestrator.grid.model import Grid
+    from orchestrator.grid.reader import load_grid
     from orchestrator.planning.planner import make_plan
 
     grid = (
@@ -224,7 +225,8 @@ def earlier_rows(results: Path, run: str) -> list[PastRow]:
 
 
 def _grid(source: Grid | str | os.PathLike[str], options: RunOptions) -> Grid:
-    from orchestrator.grid.model import Grid, load_grid
+    from orchestrator.grid.model import Grid
+    from orchestrator.grid.reader import load_grid
 
     if isinstance(source, Grid):
         return source

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.domain.job import State
 from orchestrator.runtime.status import CardStatus, FailedAttempt, RunStatus
-from orchestrator.watching.live import duration, printable, rate_texts, shortened
+from orchestrator.watching.live_text import duration, printable, rate_texts, shortened
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType

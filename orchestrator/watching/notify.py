@@ -244,7 +244,7 @@ def notice_of_run(outcome: RunOutcome, page: Path | None, exit_code: int) -> Not
 
 def notice_of_failure(source: Path, options: RunOptions, error: BaseException) -> Notice:
     """Of a run that could not go on, with what rows it has, if they can be read."""
-    from orchestrator.grid.model import load_grid
+    from orchestrator.grid.reader import load_grid
     from orchestrator.results.store import Store
 
     name = options.name or Path(source).stem

@@ -28,8 +28,8 @@ from orchestrator.domain.executor import Progress
 from orchestrator.domain.failure import Failure, FailureClass, classify
 from orchestrator.domain.job import State
 from orchestrator.host.clock import Interval
-from orchestrator.worker.process_server import ServedProcess
 from orchestrator.worker.redaction import finish_output, redact, redact_output, redacted_end
+from orchestrator.worker.served_process import ServedProcess
 from orchestrator.worker.wire import packed
 from workloads import files
 

@@ -272,7 +272,7 @@ class Night:
     def _job_ids(self) -> list[str]:
         from chaos_worker import register
 
-        from orchestrator.grid.model import load_grid
+        from orchestrator.grid.reader import load_grid
         from workloads import registry
 
         before = registry.WORKLOADS  # of a process in which other tests run, too

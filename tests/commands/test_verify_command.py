@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from orchestrator.cli import main
-from orchestrator.grid.model import Grid
+from orchestrator.grid.reader import grid_of_values, parse_grid
 from orchestrator.planning.verification_grid import verification_grid
 from workloads.stock_reference import Reference
 from workloads.verification import EQUAL, NEAR_TIES, NO, QUANTIZED, compare
@@ -26,10 +26,10 @@ experiments:
 
 def test_each_way_of_computing_is_asked_about_once() -> None:
     """Twelve jobs that differ in size alone make two questions; training makes none."""
-    jobs = Grid.from_text(GRID).jobs()
+    jobs = parse_grid(GRID.encode(), "grid").jobs()
     asked = verification_grid("night", jobs, prompts=2, output_tokens=4, batch_size=2)
     assert asked is not None and asked["name"] == "verify-night"
-    grid = Grid.from_dict(asked)
+    grid = grid_of_values(asked)
     assert [(job.workload, job.precision, job.cards) for job in grid.jobs()] == [
         ("verification", "fp32", 1),
         ("verification", "bf16", 1),

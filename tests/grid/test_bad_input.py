@@ -15,7 +15,7 @@ import pytest
 
 from orchestrator.cli import main
 from orchestrator.errors import GridError
-from orchestrator.grid.model import load_grid
+from orchestrator.grid.reader import load_grid
 from orchestrator.runtime.run import planned_nodes
 
 TOP = "name: g\ndefaults: {workload: text-generation, model: tiny-chatglm3}\nexperiments:\n"

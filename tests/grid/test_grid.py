@@ -17,9 +17,10 @@ from pydantic import BaseModel, model_validator
 from orchestrator.domain.job import Accelerator, Job
 from orchestrator.errors import GridError
 from orchestrator.grid.axes import parse_range
+from orchestrator.grid.blocks import MeasureBlock
 from orchestrator.grid.experiment import STRUCTURE
 from orchestrator.grid.fields import FIELD_NAMES, Fault, JobFields, Vocabulary
-from orchestrator.grid.model import MeasureBlock, load_grid, parse_grid
+from orchestrator.grid.reader import load_grid, parse_grid
 from workloads.api import MeasureSettings
 from workloads.registry import WORKLOADS
 

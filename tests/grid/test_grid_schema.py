@@ -14,7 +14,7 @@ from orchestrator.cli import main
 from orchestrator.errors import GridError
 from orchestrator.grid.fields import FIELD_NAMES
 from orchestrator.grid.json_schema import grid_schema, grid_schema_text
-from orchestrator.grid.model import load_grid
+from orchestrator.grid.reader import load_grid
 from workloads.precision import DEVICES, PRECISIONS
 from workloads.registry import WORKLOADS
 

@@ -8,7 +8,8 @@ import pytest
 from grid_cases import vocabulary
 
 from orchestrator.domain.topology import parse_emulation
-from orchestrator.grid.model import Grid, load_grid
+from orchestrator.grid.model import Grid
+from orchestrator.grid.reader import load_grid
 from orchestrator.planning.plan import Action
 from orchestrator.planning.planner import make_plan
 from workloads.techniques import TECHNIQUES

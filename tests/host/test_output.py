@@ -190,7 +190,7 @@ def test_commands_whose_product_is_their_output_say_when_it_is_lost(
 def test_nothing_is_printed_into_a_file_that_got_a_closed_descriptor(tmp_path: Path) -> None:
     """A file opened by a program without standard output would become its standard output."""
     code = (
-        "import os, sys\nfrom orchestrator import output\n"
+        "import os, sys\nfrom orchestrator.host import output\n"
         "with output.standard_streams(working=True):\n"
         "    opened = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT)\n"
         "    assert opened > 2\n"
@@ -218,7 +218,7 @@ def test_visible_json_says_the_same(text: str) -> None:
 def test_what_python_and_libraries_say_of_errors_is_visible(tmp_path: Path) -> None:
     """Tracebacks, also of threads, and warnings that are logged quote names of files."""
     code = (
-        "import logging, sys, threading\nfrom orchestrator import output\n"
+        "import logging, sys, threading\nfrom orchestrator.host import output\n"
         f"hostile = {HOSTILE!r}\n"
         "def fail():\n    raise ValueError(hostile)\n"
         "with output.standard_streams(working=True):\n"

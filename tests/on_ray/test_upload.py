@@ -10,7 +10,7 @@ import pytest
 
 from orchestrator.cli import main
 from orchestrator.errors import SubmitError
-from orchestrator.grid.model import load_grid
+from orchestrator.grid.reader import load_grid
 from orchestrator.on_ray.upload import Upload, is_secret_file, program_files, upload_of
 
 GRID = """\

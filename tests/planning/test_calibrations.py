@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from orchestrator.domain.job import Accelerator
 from orchestrator.domain.topology import Node
-from orchestrator.grid.model import Grid
+from orchestrator.grid.reader import parse_grid
 from orchestrator.planning.implied_jobs import calibration_of, with_calibrations
 from orchestrator.planning.plan import Action
 from orchestrator.planning.planner import make_plan
@@ -24,7 +24,7 @@ CARDS = [
 
 def test_each_model_and_card_count_is_measured_once_before_its_jobs() -> None:
     """Four jobs in fp8 on one and on two cards wait for two calibrations, in bf16."""
-    plan = make_plan(Grid.from_text(GRID), CARDS, [])
+    plan = make_plan(parse_grid(GRID.encode(), "grid"), CARDS, [])
     measured = [item for item in plan.jobs if item.job.workload == WORKLOAD]
     assert [(item.job.cards, item.job.precision) for item in measured] == [(1, "bf16"), (2, "bf16")]
     by_cards = {item.job.cards: item.job.job_id for item in measured}
@@ -38,16 +38,16 @@ def test_each_model_and_card_count_is_measured_once_before_its_jobs() -> None:
 
 def test_what_runs_otherwise_needs_no_calibration() -> None:
     """bf16, another engine, another card, and the calibration itself."""
-    jobs = Grid.from_text(GRID.replace("optimum-habana", "transformers")).jobs()
+    jobs = parse_grid(GRID.replace("optimum-habana", "transformers").encode(), "grid").jobs()
     assert with_calibrations(jobs) == jobs
-    measured = with_calibrations(Grid.from_text(GRID).jobs())
+    measured = with_calibrations(parse_grid(GRID.encode(), "grid").jobs())
     assert [calibration_of(job) for job in measured if job.workload == WORKLOAD] == [None, None]
 
 
 def test_where_the_measurement_cannot_run_the_jobs_say_so() -> None:
     """On emulated cards without Gaudi's software neither can."""
     emulated = [Node(**{**_fields(CARDS[0]), "emulated": True})]
-    plan = make_plan(Grid.from_text(GRID), emulated, [])
+    plan = make_plan(parse_grid(GRID.encode(), "grid"), emulated, [])
     assert {item.action for item in plan.jobs} == {Action.UNSUPPORTED}
 
 

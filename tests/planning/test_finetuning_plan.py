@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from orchestrator.domain.job import Accelerator
 from orchestrator.domain.topology import parse_emulation
 from orchestrator.errors import GridError
-from orchestrator.grid.model import Grid, load_grid
+from orchestrator.grid.model import Grid
+from orchestrator.grid.reader import load_grid
 from orchestrator.planning.plan import Action
 from orchestrator.planning.planner import make_plan
 from orchestrator.results.derive import metrics_of

@@ -19,7 +19,7 @@ from orchestrator.domain.history import PastRow
 from orchestrator.domain.job import Accelerator, Job, State
 from orchestrator.domain.topology import Node, parse_emulation
 from orchestrator.errors import GridError
-from orchestrator.grid.model import load_grid
+from orchestrator.grid.reader import load_grid
 from orchestrator.planning.needs import needs_of, with_needs
 from orchestrator.planning.plan import Action, PlannedJob
 from orchestrator.planning.planner import make_plan

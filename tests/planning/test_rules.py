@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from orchestrator.domain.job import Accelerator, Job, Scalar
-from orchestrator.grid.model import Grid
+from orchestrator.grid.reader import parse_grid
 from orchestrator.planning.rules import Rule, Rules
 from workloads.refusal import Asked, Refusal
 from workloads.registry import WORKLOADS
@@ -158,7 +158,7 @@ def test_the_rules_of_our_workloads_answer_as_if_asked_for_each_job() -> None:
     """For every job of a grid that rules have much to say about, on every device."""
     rules = Rules(WORKLOADS)
     refused = 0
-    jobs = Grid.from_text(GRID).jobs()
+    jobs = parse_grid(GRID.encode(), "grid").jobs()
     wrong = [replace(each, precision="fp16") for each in jobs]  # some a grid would not take
     for each, device in product((*jobs, *wrong), ("hpu", "cuda", "cpu")):
         asked = Asked(

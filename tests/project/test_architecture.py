@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import graphlib
 import subprocess
 import sys
 from pathlib import Path
@@ -22,6 +23,7 @@ PURE = sorted(
     ]
 )
 EDGES = {"cli", "commands", "host", "on_ray", "results", "runtime", "watching", "worker"}
+PRODUCT = ("orchestrator", "workloads")
 HEAVY = ("torch", "transformers", "ray", "pyarrow", "pydantic")
 
 
@@ -213,3 +215,24 @@ class Poll:
         "Poll",
         "Poll.stamp",
     }
+
+
+def test_no_module_imports_in_a_circle() -> None:
+    """Every module can be read, and imported, before those that use it; imports inside functions
+    count, those for type checkers do not."""
+    files = {module_name(path): path for top in PRODUCT for path in modules(top)}
+    arrows = {}
+    for name, path in files.items():
+        found = imported(path) & files.keys()
+        # `from package import module` is of the module; the package's own file says nothing here.
+        packages = {each for each in found if any(o.startswith(f"{each}.") for o in found)}
+        arrows[name] = found - packages - {name}
+    try:
+        graphlib.TopologicalSorter(arrows).prepare()
+    except graphlib.CycleError as error:
+        pytest.fail(f"these import each other: {' <- '.join(error.args[1])}")
+
+
+def module_name(path: Path) -> str:
+    """``orchestrator/grid/__init__.py`` -> ``orchestrator.grid``."""
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")

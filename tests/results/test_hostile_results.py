@@ -423,7 +423,7 @@ def test_a_report_is_not_written_over_what_is_no_file(
 )
 def test_a_run_goes_on_beside_a_foreign_file(results: Path, kind: str) -> None:
     """Everything is measured, so `nightgrid run` starts nothing, reuses all and reports."""
-    from orchestrator.grid.model import parse_grid
+    from orchestrator.grid.reader import parse_grid
 
     (job,) = parse_grid(GRID.encode(), "grid.yaml").jobs()
     assert isinstance(job.batch_size, int)

@@ -149,12 +149,14 @@ def test_the_nearer_the_rows_the_smaller_the_margin() -> None:
 def test_the_margin_covers_nine_of_ten(spread: float, seed: int) -> None:
     """Whatever the scatter of the rows, of those that follow few exceed what was foretold."""
     random = Random(seed)
-    times = [60 * random.lognormvariate(0, spread) for _ in range(400)]
-    estimator = Estimator.from_history([row(job("x"), seconds + 5) for seconds in times[:200]])
-    estimate = estimator.estimate(job("x"))
-    exceeded = sum(seconds > estimate.run_s * estimate.margin for seconds in times[200:])
-    assert exceeded <= 0.2 * 200
-    assert estimate.margin <= 1.1 * exp(2.5 * spread)
+    exceeded = 0
+    for _ in range(5):  # one history of few rows may mislead; the law is of many
+        times = [60 * random.lognormvariate(0, spread) for _ in range(400)]
+        estimator = Estimator.from_history([row(job("x"), seconds + 5) for seconds in times[:200]])
+        estimate = estimator.estimate(job("x"))
+        exceeded += sum(seconds > estimate.run_s * estimate.margin for seconds in times[200:])
+        assert estimate.margin <= 1.1 * exp(2.5 * spread)
+    assert exceeded <= 0.2 * 5 * 200
 
 
 def test_learning_within_a_run_is_learning_from_its_rows() -> None:

@@ -14,12 +14,10 @@ from orchestrator.domain.failure import Failure, FailureClass
 from orchestrator.domain.job import State
 from orchestrator.results.derive import measurement_of
 from orchestrator.runtime.status import Board, Rate
-from orchestrator.watching.live import (
-    PlainView,
-    QuietView,
+from orchestrator.watching.live import PlainView, QuietView, open_view
+from orchestrator.watching.live_text import (
     duration,
     event_line,
-    open_view,
     row_line,
     summary_line,
     unrun_lines,

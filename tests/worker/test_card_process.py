@@ -27,7 +27,8 @@ from orchestrator.domain.job import Accelerator, Job, State
 from orchestrator.domain.topology import Card
 from orchestrator.worker import card_process
 from orchestrator.worker.card_process import CardProcess, Launch, Order
-from orchestrator.worker.process_server import ServedProcess, end_process, oom_kills, wait_for_end
+from orchestrator.worker.process_server import oom_kills
+from orchestrator.worker.served_process import ServedProcess, end_process, wait_for_end
 
 JOB = Job(
     experiment="e",
