@@ -11,7 +11,7 @@ from __future__ import annotations
 import difflib
 import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 
@@ -27,6 +27,7 @@ from workloads.parameters import (
     WorkloadParameters,
 )
 from workloads.refusal import Asked, Refusal
+from workloads.settings import Declaration, Value, declarations
 
 if TYPE_CHECKING:
     from workloads.api import Workload
@@ -45,6 +46,13 @@ class WorkloadEntry:
     ability: str | None = None
     #: What speaks against a job; pure and without torch, since the plan asks. None: nothing does.
     refuse: Callable[[Asked], Sequence[Refusal]] | None = None
+    #: Settings that an earlier version had here and an engine or a device has now, with the value
+    #: that stands in the ids of jobs that do not have them any more.
+    moved: Mapping[str, Value] = field(default_factory=dict)
+
+    def declared(self, engine: str) -> Mapping[str, Declaration]:
+        """The declaration of every setting that jobs with this engine have beside a job's own."""
+        return declarations(self.parameters)
 
     def validate(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
         """All parameters with their defaults filled in, as plain values.
@@ -161,6 +169,13 @@ def find_workload(name: str) -> WorkloadEntry:
         there_is = ", ".join(WORKLOADS)
         raise BadConfiguration(f"no workload '{name}'{hint or '.'} There is: {there_is}.")
     return WORKLOADS[name]
+
+
+def declared(workload: str, engine: str) -> Mapping[str, Declaration]:
+    """The declaration of every setting that such jobs have beside a job's own, by name; empty for
+    a workload that is not installed."""
+    entry = WORKLOADS.get(workload)
+    return entry.declared(engine) if entry is not None else {}
 
 
 def load(name: str) -> Workload:

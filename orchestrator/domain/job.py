@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import lru_cache
 from typing import Literal
 
+from orchestrator.domain import identity
 from workloads.engines import default_engine, process_kind
 from workloads.measure_settings import MeasureSettings
 
@@ -67,30 +65,6 @@ def supersedes(newer: State, older: State) -> bool:
     return not (older is State.SUCCEEDED and newer in (State.NOT_STARTED, State.LOST))
 
 
-_canonical_json = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
-
-
-@lru_cache(maxsize=4096, typed=True)  # thousands of jobs share their values
-def _value_json(value: Scalar) -> str:
-    return _canonical_json(value)
-
-
-#: And their parameters, known by identity, since 1, 1.0 and True are equal and other settings.
-#: What is kept here lives, so that no other tuple can have its id.
-_known_parameters: dict[int, tuple[Parameters, str]] = {}
-_MOST_PARAMETERS = 4096
-
-
-def _parameters_json(parameters: Parameters) -> str:
-    known = _known_parameters.get(id(parameters))
-    if known is None:
-        if len(_known_parameters) >= _MOST_PARAMETERS:
-            _known_parameters.clear()
-        known = (parameters, _canonical_json(dict(parameters)))
-        _known_parameters[id(parameters)] = known
-    return known[1]
-
-
 class _Identified:
     """A slot for the cached id: not a field, so it is neither compared nor pickled."""
 
@@ -116,35 +90,8 @@ class Job(_Identified):
     measure: MeasureSettings = field(default_factory=MeasureSettings)
 
     def identity(self) -> dict[str, object]:
-        """What the job means. The experiment's name and the stopping rule carry no meaning:
-        renaming an experiment or asking for more repeats does not make it another job."""
-        return {
-            "workload": self.workload,
-            "model": self.model,
-            "dataset": self.dataset,
-            "accelerator": self.accelerator.value,
-            "cards": self.cards,
-            "precision": self.precision,
-            "batch_size": self.batch_size,
-            "engine": self.engine,
-            "isolation": self.isolation,
-            "parameters": dict(self.parameters),
-        }
-
-    def _canonical(self) -> str:
-        """``identity`` as JSON with sorted keys, put together from what many jobs share."""
-        return (
-            f'{{"accelerator":{_value_json(self.accelerator.value)}'
-            f',"batch_size":{_value_json(self.batch_size)}'
-            f',"cards":{_value_json(self.cards)}'
-            f',"dataset":{_value_json(self.dataset)}'
-            f',"engine":{_value_json(self.engine)}'
-            f',"isolation":{_value_json(self.isolation)}'
-            f',"model":{_value_json(self.model)}'
-            f',"parameters":{_parameters_json(self.parameters)}'
-            f',"precision":{_value_json(self.precision)}'
-            f',"workload":{_value_json(self.workload)}}}'
-        )
+        """What the job means (``identity.py``)."""
+        return identity.identity(self)
 
     @property
     def job_id(self) -> str:
@@ -152,7 +99,7 @@ class Job(_Identified):
         try:
             known: str = self._job_id
         except AttributeError:
-            known = hashlib.sha256(self._canonical().encode()).hexdigest()[:16]
+            known = identity.job_id(self)
             object.__setattr__(self, "_job_id", known)
         return known
 
@@ -164,11 +111,7 @@ class Job(_Identified):
     @property
     def residency_key(self) -> str:
         """Jobs with equal keys can share a loaded model in a warm worker."""
-        loading = {"attention", "compile", "adapter", "tensor_parallel", "hpu_mode"}
-        loading |= {"packed_weights"}  # a packed model has no plain matrices left
-        shared = [self.workload, self.model, self.precision, self.engine]
-        shared += [f"{name}={value}" for name, value in self.parameters if name in loading]
-        return "|".join(shared)
+        return identity.residency_key(self)
 
     @property
     def label(self) -> str:

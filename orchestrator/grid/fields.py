@@ -12,59 +12,12 @@ import difflib
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from orchestrator.domain.job import Scalar
-from workloads.engines import default_engine
-
-
-class JobFields(BaseModel):
-    """The settings that every job has. An absent one takes its default; two have none."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, defer_build=True)
-
-    workload: str = Field(description="What is run. One experiment has one workload.")
-    model: str = Field(
-        min_length=1,
-        description="An embedded model (tiny-chatglm3, smollm2-135m-instruct), a directory that "
-        "transformers loads, or a Hugging Face Hub id.",
-    )
-    dataset: str = Field(
-        default="advertisegen-synthetic",
-        min_length=1,
-        description="An embedded dataset (advertisegen-synthetic, english-prompts), a file of JSON "
-        "lines with `content` and `summary`, or an AdvertiseGen directory.",
-    )
-    accelerator: Literal["HPU", "GPU", "CPU"] = Field(
-        default="HPU",
-        description="The kind of card: HPU (Intel Gaudi), GPU (NVIDIA) or CPU. Several may be "
-        "listed; each job is then run on each.",
-    )
-    cards: int = Field(
-        default=1,
-        ge=1,
-        le=4096,
-        description="Cards that one job holds, all of one node or several whole nodes. On Gaudi "
-        "1, 2, 4 or 8 of a server.",
-    )
-    precision: str = Field(
-        default="bf16",
-        description="Format of the weights. What it means on each device is in docs/grids.md.",
-    )
-    batch_size: Annotated[int, Field(ge=1, le=1_000_000)] | Literal["max"] = Field(
-        default=1,
-        description="Prompts (or training samples) per batch and card; `max` finds the largest "
-        "that fits.",
-    )
-    engine: str = Field(default=default_engine(), description="The library that runs the model.")
-    isolation: Literal["warm", "process"] = Field(
-        default="warm",
-        description="`warm`: a worker keeps its model loaded for the next job that can use it; "
-        "`process`: every job gets a process of its own.",
-    )
-
+from orchestrator.domain.job_fields import JobFields
 
 FIELD_NAMES = tuple(JobFields.model_fields)
 

@@ -24,9 +24,14 @@ from orchestrator.domain.job import Accelerator
 from orchestrator.domain.topology import Node
 from orchestrator.errors import ClusterError
 from orchestrator.on_ray.actors import threads_asked
-from orchestrator.on_ray.control_store import answers, outlived, within
+from orchestrator.on_ray.control_store import answers, first_answer, outlived, within
 from orchestrator.on_ray.private_ray import LOOPBACK, PrivateRay, joining_on_loopback, private_ray
-from orchestrator.on_ray.token import missing_token, refused_token, take_own_token
+from orchestrator.on_ray.token import (
+    asks_for_token,
+    missing_token,
+    take_own_token,
+    token_advice,
+)
 
 #: Custom Ray resources by which a node says what Ray has no word for.
 EMULATED = "emulated"
@@ -36,6 +41,8 @@ CARD_MEMORY_MIB = "card_memory_mib"  # whole numbers: Ray takes no fractions abo
 
 _GAUDI_SERVER_CARDS = 8
 _PROBE_TIMEOUT_S = 5.0
+#: For a control store that takes connections: on a busy head the first answer takes seconds.
+_FIRST_ANSWER_S = 30.0
 _VISIBLE = {Accelerator.HPU: "HABANA_VISIBLE_MODULES", Accelerator.GPU: "CUDA_VISIBLE_DEVICES"}
 
 
@@ -178,8 +185,9 @@ def _join(address: str, **options: Any) -> None:
     if ray.is_initialized():
         return
     take_own_token()
-    if wrong := missing_token() or refused_token(address):
+    if wrong := missing_token():
         raise ClusterError(wrong)
+    _ask(address)
     try:
         with outlived():
             ray.init(
@@ -194,6 +202,24 @@ def _join(address: str, **options: Any) -> None:
             f"cannot join the Ray cluster at {address}: {error}; is this machine part of the "
             "cluster, with the same Ray and Python version?"
         ) from error
+
+
+def _ask(address: str) -> None:
+    """Ask the control store for anything at all, since ``ray.init`` waits without end and without a
+    word for one that is frozen.
+
+    Raises:
+        ClusterError: it does not answer, or refuses this process.
+    """
+    answer = first_answer(address, patience_s=_FIRST_ANSWER_S)
+    if answer is None:
+        raise ClusterError(
+            f"the control store of the Ray cluster at {address} takes connections, but has not "
+            f"answered for {_FIRST_ANSWER_S:.0f} s: it is frozen, overloaded or still starting. "
+            f"Try again once `ray health-check --address {address}` ends with 0 on the head node"
+        )
+    if asks_for_token(answer):
+        raise ClusterError(token_advice(f"the Ray cluster at {address}"))
 
 
 def _leave() -> None:

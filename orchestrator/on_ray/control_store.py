@@ -20,6 +20,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from orchestrator.host import output
+
 #: A node as ``ray.nodes()`` has it.
 RayNode = Mapping[str, Any]
 Act = Callable[[], Any]
@@ -170,6 +172,35 @@ def is_absence(value: Any) -> bool:
         return False
     silent = type(value).__name__ in ("RpcError", "GetTimeoutError")
     return silent or "GCS" in str(value) or _REPLACED in str(value)
+
+
+def first_answer(address: str, *, patience_s: float) -> Any:
+    """What a control store answers to a process that is to join its cluster: what it is asked for,
+    or the exception that there was instead; None if nothing came in this time. The wait is told."""
+    answer: Any = None
+
+    def ask() -> None:
+        nonlocal answer
+        from ray._raylet import GcsClient  # type: ignore[attr-defined]  # a compiled module
+
+        try:
+            answer = GcsClient(address=address).get_all_node_info(timeout=patience_s)
+        except Exception as error:
+            answer = error
+
+    told = threading.Timer(SILENT_AFTER_S, _tell_wait, [address, patience_s])
+    told.start()
+    try:
+        return answer if within(patience_s, ask) else None
+    finally:
+        told.cancel()
+
+
+def _tell_wait(address: str, patience_s: float) -> None:
+    output.say_aside(
+        f"waiting up to {patience_s:.0f} s for the control store of the Ray cluster at {address}, "
+        "which does not answer"
+    )
 
 
 def answers() -> bool:

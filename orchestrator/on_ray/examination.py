@@ -263,8 +263,10 @@ def _write_shared(
 def _asks_for_token(address: str) -> bool:
     """Whether the cluster refuses a stranger: a process that is told to send no token tries."""
     code = (
-        "import sys; from orchestrator.on_ray.token import refused_token; "
-        "sys.exit(17 if refused_token(sys.argv[1]) else 0)"
+        "import sys; from orchestrator.on_ray.control_store import first_answer; "
+        "from orchestrator.on_ray.token import asks_for_token; "
+        "answer = first_answer(sys.argv[1], patience_s=20); "
+        "sys.exit(17 if answer is None or asks_for_token(answer) else 0)"
     )
     kept = {k: v for k, v in os.environ.items() if not k.startswith("RAY_AUTH_")}
     environment = kept | {"RAY_AUTH_MODE": "disabled", "PYTHONPATH": os.pathsep.join(sys.path)}

@@ -94,7 +94,7 @@ def _read_environment_again() -> None:
         loader.instance().reset_cache()
 
 
-def asks_for_token(error: BaseException) -> bool:
+def asks_for_token(error: object) -> bool:
     """Whether Ray refused for want of the right token. Its class is not in every version."""
     return type(error).__name__ == "AuthenticationError"
 
@@ -130,18 +130,6 @@ def token_advice(where: str) -> str:
     else:
         why = f"none was sent, because {MODE} is {mode or 'not set'}"
     return f"{where} asks for a token, and {why}. {_ADVICE}"
-
-
-def refused_token(address: str) -> str | None:
-    """What to set if the control store at ``address`` refuses this process; None if it does not."""
-    from ray._raylet import GcsClient  # type: ignore[attr-defined]  # a compiled module
-
-    try:
-        GcsClient(address=address)
-    except Exception as error:  # whatever else it is, joining will say
-        if asks_for_token(error):
-            return token_advice(f"the Ray cluster at {address}")
-    return None
 
 
 _ADVICE = (

@@ -111,22 +111,47 @@ class RunLock:
             StoreError: the lock cannot be written.
         """
         me = Holder.this_process()
-        guard = self._directory / _GUARD_NAME
-        with _guard(guard):
-            dead = self.holder()
+        with _guard(self._guard_path):
+            dead = self._dead_holder(me)
             if dead is not None:
-                alive = dead.alive(me)
-                if alive is None and dead.on_kernel_of(me) and dead.flocked:
-                    alive = not _flock_is_free(self.path)
-                if alive is None and self._silent_s(guard) > self.silence_means_death_s:
-                    alive = False
-                if alive is not False:
-                    raise StoreLocked(self._refusal(dead, alive, self._silent_s(guard), here=me))
                 self.path.unlink()
             self._create(me)
         self._released = threading.Event()
         threading.Thread(target=self._beat, name="lock", daemon=True).start()
         return dead
+
+    def refuse_if_held(self) -> None:
+        """Refuse as ``acquire`` would now, and take nothing.
+
+        Raises:
+            StoreLocked: another driver holds the run, or may.
+            StoreError: the lock cannot be read.
+        """
+        if os.path.lexists(self.path):  # else there is nothing to guard either
+            with _guard(self._guard_path):
+                self._dead_holder(Holder.this_process())
+
+    @property
+    def _guard_path(self) -> Path:
+        return self._directory / _GUARD_NAME
+
+    def _dead_holder(self, me: Holder) -> Holder | None:
+        """Who left the lock behind; None if there is none. To be asked under the guard.
+
+        Raises:
+            StoreLocked: its holder lives, or may.
+        """
+        holder = self.holder()
+        if holder is None:
+            return None
+        alive = holder.alive(me)
+        if alive is None and holder.on_kernel_of(me) and holder.flocked:
+            alive = not _flock_is_free(self.path)
+        if alive is None and self._silent_s() > self.silence_means_death_s:
+            alive = False
+        if alive is not False:
+            raise StoreLocked(self._refusal(holder, alive, self._silent_s(), here=me))
+        return holder
 
     def _beat(self) -> None:
         """Leave a sign of life every few seconds, as long as the lock is ours."""
@@ -137,11 +162,11 @@ class RunLock:
                     return
                 os.utime(self.path)
 
-    def _silent_s(self, guard: Path) -> float:
+    def _silent_s(self) -> float:
         """How long the holder has given no sign of life, by the clock of the file system."""
         try:
-            os.utime(guard)
-            return guard.stat().st_mtime - self.path.stat().st_mtime
+            os.utime(self._guard_path)
+            return self._guard_path.stat().st_mtime - self.path.stat().st_mtime
         except OSError:
             return 0.0
 

@@ -195,6 +195,15 @@ class Store:
             raise
         return self
 
+    def refuse_if_held(self) -> None:
+        """Refuse as ``with store:`` would now, before anything is waited for that may be away.
+
+        Raises:
+            StoreLocked: another driver holds the run; the message names it.
+            StoreError: the lock cannot be read.
+        """
+        self._lock.refuse_if_held()
+
     def resume(self) -> Store:
         """Let ``with store:`` take the run from a holder on another host, whose death cannot be
         seen from here, if it has given no sign of life for a minute."""

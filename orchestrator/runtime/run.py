@@ -111,6 +111,7 @@ def run_grid(
         store = Store.existing(options.results, store.run).resume()
         options = with_cards_of(store.path, options)
     store.adopt(*options.adopt)
+    store.refuse_if_held()  # before the cluster is asked, which may be away
     with remote_code.permitted(options.remote_code), _session(options, grid) as session:
         session = _with_its_nodes(options, session, say)
         _tell(options, address=session.address, cards=cards_by_kind(session.nodes))
@@ -447,9 +448,10 @@ def _drive(
     from orchestrator.results.derive import measurement_of
     from orchestrator.results.notes import Notes
     from orchestrator.runtime.clean_output import CleanView, clean_row
-    from orchestrator.runtime.driver import Driver, StopSignal
+    from orchestrator.runtime.driver import Driver
     from orchestrator.runtime.in_process import InProcessExecutor
     from orchestrator.runtime.status import Board
+    from orchestrator.runtime.stop_signal import StopSignal
     from orchestrator.runtime.watchdog import Watchdog
     from orchestrator.scheduling.schedule import Schedule, ScheduleSettings
     from orchestrator.watching.live import open_view

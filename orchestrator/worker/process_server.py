@@ -40,10 +40,10 @@ import sys
 import time
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from orchestrator.host import output
+from orchestrator.worker.memory_kills import memory_kills
 from orchestrator.worker.redaction import redact
 from workloads import files
 
@@ -73,7 +73,7 @@ class _Child:
     pid: int
     name: str
     connection: socket.socket
-    oom_kills_before: int
+    memory_kills_before: int
     asked: bool = False  # the asker ended it
     status: int | None = None  # exit code, or minus the signal, once it is reaped
     dead_since: float = 0.0  # monotonic
@@ -148,7 +148,7 @@ class ProcessServer:
         if "end" in request:
             self._end(request["end"], connection)
             return
-        before = oom_kills()
+        before = memory_kills()
         pid = os.fork()
         if pid == 0:
             self._become_worker(request, fds[0], connection)
@@ -157,7 +157,7 @@ class ProcessServer:
             os.setpgid(pid, pid)
         connection.settimeout(None)
         self.children[pid] = _Child(
-            pid=pid, name=request["name"], connection=connection, oom_kills_before=before
+            pid=pid, name=request["name"], connection=connection, memory_kills_before=before
         )
         self.selector.register(connection, selectors.EVENT_READ, pid)
         _tell(connection, {"pid": pid})
@@ -247,7 +247,7 @@ class ProcessServer:
         for child in [child for child in self.children.values() if child.status is not None]:
             if self._left_of(child):
                 continue
-            oom = child.status == -signal.SIGKILL and oom_kills() > child.oom_kills_before
+            oom = child.status == -signal.SIGKILL and memory_kills() > child.memory_kills_before
             message = {"exit": child.status, "asked": child.asked, "host_oom": oom}
             _tell(child.connection, message)
             with contextlib.suppress(KeyError, ValueError):
@@ -279,17 +279,6 @@ class ProcessServer:
         for process in left:
             _kill(process.identity[0])
         return _kill_group(child.pid) or bool(left)
-
-
-def oom_kills() -> int:
-    """How many processes the kernel has killed on this host for want of memory; 0 if unknown."""
-    try:
-        for line in Path("/proc/vmstat").read_text().splitlines():
-            if line.startswith("oom_kill "):
-                return int(line.split()[1])
-    except OSError:
-        pass
-    return 0
 
 
 def preload(modules: Sequence[str]) -> bool:

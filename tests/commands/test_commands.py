@@ -160,7 +160,7 @@ def test_json_is_all_of_standard_output(
     arguments, check = JSON[command]
     if command == "convert":
         pytest.importorskip("torch")
-        from models.chatglm3_reference import random_state, write_checkpoint
+        from chatglm3_reference import random_state, write_checkpoint
 
         write_checkpoint(place / "checkpoint", random_state())
     if command == "query":

@@ -27,6 +27,7 @@ from orchestrator.results.store import Store
 from orchestrator.runtime import driver as driver_module
 from orchestrator.runtime.driver import Driver
 from orchestrator.runtime.held import Held, Row
+from orchestrator.runtime.row_writer import Patience, RowWriter
 from orchestrator.runtime.watchdog import Watchdog
 from orchestrator.scheduling import cards, retry, verdicts
 from orchestrator.scheduling import schedule as schedule_module
@@ -69,11 +70,11 @@ def _nothing(*_: Any, **__: Any) -> None:
 def _forget_full_rows() -> contextlib.AbstractContextManager[Any]:
     """A row that finds no room is dropped."""
 
-    def dropping(driver: Driver, rows: Sequence[Row]) -> None:
+    def dropping(writer: RowWriter, rows: Sequence[Row]) -> None:
         with contextlib.suppress(StoreFull):
-            driver.store.append(*(measurement for _, measurement in rows))
+            writer.store.append(*(measurement for _, measurement in rows))
 
-    return patch.object(Driver, "_append", dropping)
+    return patch.object(RowWriter, "_append", dropping)
 
 
 def _start_while_full() -> contextlib.AbstractContextManager[Any]:
@@ -218,11 +219,10 @@ def _moving_budgets() -> contextlib.AbstractContextManager[Any]:
 def _impatient() -> contextlib.AbstractContextManager[Any]:
     """A call that fails once ends the run."""
 
-    def at_once(driver: Driver, what: str, act: Callable[[], Any], last: type) -> list[Event]:
-        result = act()
-        return result if isinstance(result, list) else []
+    def at_once(patience: Patience, what: str, attempt: Callable[[], Any], last: type) -> Any:
+        return attempt()
 
-    return patch.object(Driver, "_patiently", at_once)
+    return patch.object(Patience, "act", at_once)
 
 
 def _free_what_was_not_stopped() -> contextlib.AbstractContextManager[Any]:
@@ -301,7 +301,7 @@ DEFENCES = (
     Defence(
         name="rows before the driver waits",
         without="the driver waits and rows are not safe",
-        take_away=_of(Driver, "_write_rows"),
+        take_away=_of(RowWriter, "write"),
     ),
     Defence(
         name="rows kept while the disk is full",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import shutil
@@ -13,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +29,6 @@ from orchestrator.domain.job import Accelerator, Job, State
 from orchestrator.domain.topology import Card
 from orchestrator.worker import card_process
 from orchestrator.worker.card_process import CardProcess, Launch, Order
-from orchestrator.worker.process_server import oom_kills
 from orchestrator.worker.served_process import ServedProcess, end_process, wait_for_end
 
 JOB = Job(
@@ -591,9 +592,22 @@ def info_of_pid(process: CardProcess) -> int:
     return process._info.pid
 
 
+def _leave(members: Path, parent: Path) -> bool:
+    """Move processes to another control group; whether none is left."""
+    for pid in members.read_text().split():
+        with contextlib.suppress(OSError):
+            parent.write_text(pid)
+    return not members.read_text()
+
+
+#: More than ``small_cgroup`` holds.
+TOO_MUCH = "[bytearray(b'x' * 2**20) for _ in range(512)]"
+
+
 @pytest.fixture
 def small_cgroup() -> Iterator[str]:
-    """A control group that holds 64 MiB; its file of processes."""
+    """A control group that holds 64 MiB; its file of processes. Who is in it leaves it in the
+    end."""
     for parent, limit in (
         (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes"),
         (Path("/sys/fs/cgroup"), "memory.max"),
@@ -608,8 +622,10 @@ def small_cgroup() -> Iterator[str]:
         except OSError:
             group.rmdir()
             continue
-        yield str(group / "cgroup.procs")
-        eventually(lambda group=group: not (group / "cgroup.procs").read_text())  # type: ignore[misc]
+        members = group / "cgroup.procs"
+        yield str(members)
+
+        eventually(partial(_leave, members, parent / members.name))
         group.rmdir()
         return
     pytest.skip("no control group with a memory limit can be made here")
@@ -619,11 +635,8 @@ def test_a_worker_that_the_kernel_kills_for_memory_is_told_from_one_that_is_kill
     server: Server, small_cgroup: str
 ) -> None:
     """The same signal, and another class: this one is tried on another node, after a while."""
-    source = (
-        f"open({small_cgroup!r}, 'w').write(str(os.getpid()))\n"
-        "kept = [bytearray(b'x' * 2**20) for _ in range(512)]\n"
-    )
-    process = server.process(run=source)
+    Path(small_cgroup).write_text(str(server.pid))  # as a node's Ray is in one with its workers
+    process = server.process(run=f"kept = {TOO_MUCH}")
     info_of(process)
     outcome = ran(process)
     assert outcome.state is State.FAILED and outcome.failure is not None
@@ -631,6 +644,21 @@ def test_a_worker_that_the_kernel_kills_for_memory_is_told_from_one_that_is_kill
     assert "the kernel killed the worker for want of host memory" in outcome.failure.message
 
 
-def test_the_kernels_count_of_memory_kills_can_be_read() -> None:
-    """A number on Linux, and never an error."""
-    assert oom_kills() >= 0
+def test_a_worker_is_not_taken_for_one_that_the_kernel_killed_elsewhere(
+    server: Server, small_cgroup: str
+) -> None:
+    """The kernel kills a process of another control group, of which there are many on a host, in
+    the moment in which somebody kills the worker."""
+    stranger = f"open({small_cgroup!r}, 'w').write(str(os.getpid())); kept = {TOO_MUCH}"
+    source = f"""
+import signal, subprocess, sys
+done = subprocess.run([sys.executable, "-c", "import os; " + {stranger!r}])
+assert done.returncode == -signal.SIGKILL, done
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    process = server.process(run=source)
+    info_of(process)
+    outcome = ran(process)
+    assert outcome.failure is not None
+    assert outcome.failure.failure_class is FailureClass.CRASH
+    assert "SIGKILL" in outcome.failure.message

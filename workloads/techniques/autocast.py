@@ -11,9 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import ClassVar, Literal
 
-from pydantic import Field
-
 from workloads.refusal import Asked, Refusal
+from workloads.settings import setting
 from workloads.techniques.base import Technique, Training
 
 
@@ -22,8 +21,10 @@ class Autocast(Technique):
 
     title: ClassVar[str] = "mixed precision"
 
-    autocast: Literal["none", "bf16", "fp16"] = Field(
-        default="none",
+    autocast: Literal["none", "bf16", "fp16"] = setting(
+        "none",
+        role="choice",
+        always_in_id=True,
         description="Format of matrix products under automatic mixed precision, with weights in "
         "the job's precision: bf16, or fp16 with loss scaling; none computes in the precision.",
     )

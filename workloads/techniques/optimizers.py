@@ -12,10 +12,9 @@ import importlib.util
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from pydantic import Field
-
 from workloads.errors import Unsupported
 from workloads.refusal import Asked, Refusal
+from workloads.settings import setting
 from workloads.techniques.base import Technique, Training
 
 if TYPE_CHECKING:
@@ -36,8 +35,10 @@ class OptimizerChoice(Technique):
 
     optimizer: Literal[
         "adamw", "adamw-fused", "adamw-8bit", "adamw-8bit-paged", "adamw-8bit-torchao", "adafactor"
-    ] = Field(
-        default="adamw",
+    ] = setting(
+        "adamw",
+        role="choice",
+        always_in_id=True,
         description="adamw is PyTorch's, adamw-fused its one-pass kernel (on Gaudi: Habana's), "
         "adamw-8bit and adamw-8bit-paged are bitsandbytes', adamw-8bit-torchao torchao's. No "
         "weight decay, constant learning rate.",
