@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from workloads.engines import default_engine
 from workloads.settings import Settings, declarations, setting
 
 
@@ -66,7 +67,7 @@ class JobFields(Settings):
         "that fits.",
     )
     engine: str = setting(
-        "transformers",
+        default_engine(),
         role="choice",
         loads=True,
         always_in_id=True,

@@ -145,7 +145,7 @@ def test_unsupported_precisions_carry_the_tables_reason() -> None:
 
 def test_an_emulated_card_must_also_manage_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the CPU cannot do is unsupported on emulated nodes only."""
-    from orchestrator.planning.planner import planner as planning
+    from orchestrator.planning import planner as planning
 
     def table(precision: str, device: str, engine: str) -> object:
         if device == "cpu":
