@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 
+from pydantic import create_model
+
 from workloads.declared import installed
 from workloads.engines import ENGINES, default_engine, engines_for
 from workloads.errors import BadConfiguration
@@ -27,7 +29,7 @@ from workloads.parameters import (
     WorkloadParameters,
 )
 from workloads.refusal import Asked, Refusal
-from workloads.settings import Declaration, Value, declarations
+from workloads.settings import Declaration, Settings, Value, declarations
 
 if TYPE_CHECKING:
     from workloads.api import Workload
@@ -50,17 +52,44 @@ class WorkloadEntry:
     #: that stands in the ids of jobs that do not have them any more.
     moved: Mapping[str, Value] = field(default_factory=dict)
 
+    def setting_models(self) -> tuple[type[Settings], ...]:
+        """The models whose settings a grid may write: the workload's own, then those of engines."""
+        found = (spec.settings(self.ability) for spec in ENGINES.known())
+        return tuple(dict.fromkeys((self.parameters, *(model for model in found if model))))
+
+    def model(self, engine: str) -> type[Settings]:
+        """The settings of jobs with this engine: the workload's own and the engine's."""
+        spec = ENGINES.get(engine)
+        settings = spec.settings(self.ability) if spec is not None else None
+        return self.parameters if settings is None else _joined(self.parameters, settings)
+
     def declared(self, engine: str) -> Mapping[str, Declaration]:
         """The declaration of every setting that jobs with this engine have beside a job's own."""
-        return declarations(self.parameters)
+        return declarations(self.model(engine))
 
-    def validate(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
-        """All parameters with their defaults filled in, as plain values.
+    def validate(self, settings: Mapping[str, Any], engine: str = "") -> dict[str, Any]:
+        """All settings with their defaults filled in, as plain values.
+
+        Args:
+            settings: the workload's, and those of the engine.
+            engine: whose settings they are beside the workload's; "": no engine's.
 
         Raises:
             pydantic.ValidationError: an unknown name, a wrong type or a value out of range.
         """
-        return self.parameters.model_validate(dict(parameters)).model_dump()
+        return self.model(engine).model_validate(dict(settings)).model_dump()
+
+    def split(
+        self, settings: Mapping[str, Any], engine: str
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """All settings, validated, apart: the workload's own and the engine's.
+
+        Raises:
+            pydantic.ValidationError: an unknown name, a wrong type or a value out of range.
+        """
+        all_of_them = self.validate(settings, engine)
+        own = {name: all_of_them.pop(name) for name in self.parameters.model_fields}
+        return own, all_of_them
 
     @property
     def engines(self) -> tuple[str, ...]:
@@ -78,6 +107,19 @@ class WorkloadEntry:
         return spec is not None and (self.ability is None or self.ability in spec.abilities)
 
 
+@cache
+def _joined(parameters: type[Settings], settings: type[Settings]) -> type[Settings]:
+    """Both as one model.
+
+    Raises:
+        TypeError: a workload and an engine have a setting of the same name.
+    """
+    if twice := parameters.model_fields.keys() & settings.model_fields.keys():
+        raise TypeError(f"{parameters.__name__} and {settings.__name__} both have {min(twice)}")
+    name = f"{parameters.__name__}And{settings.__name__}"
+    return create_model(name, __base__=(parameters, settings))
+
+
 _ENTRIES = (
     WorkloadEntry(
         name="text-generation",
@@ -86,6 +128,7 @@ _ENTRIES = (
         summary="Greedy generation with a causal language model: tokens/s, TTFT, latency.",
         ability="generate",
         refuse=refuse_generation,
+        moved={"hpu_mode": None, "packed_weights": False},
     ),
     WorkloadEntry(
         name="verification",
@@ -94,6 +137,7 @@ _ENTRIES = (
         summary="An engine's greedy tokens and logits against those of stock transformers.",
         ability="generate",
         refuse=refuse_generation,
+        moved={"hpu_mode": None},
     ),
     WorkloadEntry(
         name="fp8-calibration",

@@ -15,6 +15,7 @@ from pydantic import BaseModel
 
 from orchestrator.grid.blocks import ExperimentBlock, GridFile, MeasureBlock
 from orchestrator.grid.fields import JobFields, Vocabulary
+from workloads.engines import ENGINES
 
 #: What a range looks like; ``grid_axes.parse_range`` says what it means.
 _RANGE = r"^\s*[0-9]{1,15}\s*\.\.\s*[0-9]{1,15}\s*([*+]\s*[0-9]{1,15})?\s*$"
@@ -100,15 +101,25 @@ def _settings(vocabulary: Vocabulary) -> dict[str, Schema]:
     engines = [name for entry in vocabulary.workloads.values() for name in entry.engines]
     settings["engine"]["enum"] = list(dict.fromkeys(engines))
     for workload, entry in vocabulary.workloads.items():
-        for name, schema in _properties(entry.parameters).items():
-            said = f"{schema.get('description', '')} (Parameter of {workload}.)".strip()
-            if name in settings:  # two workloads share the name: either meaning is fine here
-                both = [_undescribed(settings[name]), _undescribed(schema)]
-                said = f"{settings[name]['description']} {said}"
-                settings[name] = {"description": said, "anyOf": both}
-            else:
-                settings[name] = {**schema, "description": said}
+        _add(settings, entry.parameters, f"Parameter of {workload}.")
+    for spec in ENGINES.values():
+        for ability in spec.abilities:
+            if model := spec.settings(ability):
+                _add(settings, model, f"Setting of the engine {spec.name}.")
     return settings
+
+
+def _add(settings: dict[str, Schema], model: type[BaseModel], whose: str) -> None:
+    """Add the settings of a model; where two share a name, either meaning is fine here."""
+    for name, schema in _properties(model).items():
+        known = settings.get(name, schema)
+        text = schema.get("description", "")
+        described = known.get("description", "") if name in settings else text
+        if text not in described:
+            described = f"{described} {text}"
+        one, other = _undescribed(known), _undescribed(schema)
+        both = one if one in (other, {"anyOf": [other]}) else {"anyOf": [one, other]}
+        settings[name] = {"description": f"{described} ({whose})".strip(), **both}
 
 
 def _undescribed(schema: Schema) -> Schema:

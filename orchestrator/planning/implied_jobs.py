@@ -32,7 +32,7 @@ def calibration_of(job: Job) -> Job | None:
         precision="bf16",  # in which it is measured
         batch_size=1,
         engine=job.engine,
-        parameters=_parameters(workload),
+        parameters=_parameters(workload, job.engine),
         measure=job.measure,
     )
 
@@ -65,7 +65,7 @@ def with_calibrations(jobs: Sequence[Job]) -> tuple[Job, ...]:
 
 
 @cache
-def _parameters(workload: str) -> tuple[tuple[str, Scalar], ...]:
+def _parameters(workload: str, engine: str) -> tuple[tuple[str, Scalar], ...]:
     from workloads.registry import find_workload
 
-    return tuple(sorted(find_workload(workload).validate({}).items()))
+    return tuple(sorted(find_workload(workload).validate({}, engine).items()))

@@ -20,7 +20,7 @@ from workloads.errors import Unsupported
 from workloads.generation.packed import LeftLinear, PackedLinear, pack
 from workloads.generation.refill import Text, _Plan
 from workloads.generation.rows import Rows
-from workloads.generation.rules import batching_refusals
+from workloads.generation_rules import refuse
 from workloads.refusal import Asked
 
 
@@ -201,10 +201,11 @@ def test_what_rows_cannot_stand_in_for_is_refused(dataset: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"engine": "vllm"}, "batches in its own way"),
+        ({"engine": "vllm", "device": "cuda"}, "batches in its own way"),
         ({"device": "hpu"}, "compiles anew"),
         ({"parameters": {"batching": "refill", "attention": "eager"}}, "attention eager"),
-        ({"parameters": {"batching": "refill", "tensor_parallel": 2}}, "not built"),
+        ({"parameters": {"batching": "refill", "tensor_parallel": 2}, "cards": 2}, "not built"),
+        ({"parameters": {"packed_weights": True}, "engine": "vllm", "device": "cuda"}, "has no"),
         ({"parameters": {"packed_weights": True}, "device": "cuda"}, "one of CPUs"),
         ({"parameters": {"packed_weights": True}, "precision": "int8"}, "not int8"),
         ({"parameters": {"packed_weights": True, "adapter": "a"}}, "plain matrices"),
@@ -220,9 +221,10 @@ def test_the_plan_says_what_is_not_to_be_had(changes: dict[str, object], words: 
         "batch_size": 4,
         "cards": 1,
         "parameters": {"batching": "refill"},
+        "engine": "transformers",
     }
-    assert not list(batching_refusals(Asked(**usual)))  # type: ignore[arg-type]
-    (refusal,) = batching_refusals(Asked(**(usual | changes)))  # type: ignore[arg-type]
+    assert not refuse(Asked(**usual))  # type: ignore[arg-type]
+    (refusal,) = refuse(Asked(**(usual | changes)))  # type: ignore[arg-type]
     assert (
         refusal.setting in ("batching", "packed_weights")
         and words in refusal.reason

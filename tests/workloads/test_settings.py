@@ -99,7 +99,7 @@ def id_of(monkeypatch: pytest.MonkeyPatch) -> Any:
     return id_of
 
 
-def a_job(workload: str, **parameters: Any) -> Job:
+def a_job(workload: str, engine: str = "transformers", **parameters: Any) -> Job:
     """A job with these parameters, all given."""
     return Job(
         experiment="x",
@@ -110,6 +110,7 @@ def a_job(workload: str, **parameters: Any) -> Job:
         cards=1,
         precision="fp32",
         batch_size=1,
+        engine=engine,
         parameters=tuple(sorted(parameters.items())),
     )
 
@@ -137,12 +138,13 @@ def test_a_setting_that_moved_keeps_the_ids_of_jobs_without_it(id_of: Any) -> No
 def test_a_setting_that_loads_never_shares_a_resident_model(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Of every workload: unequal values, unequal keys; any other setting shares the model."""
+    """Of every workload and its engine: unequal values, unequal keys; any other setting shares the
+    model."""
     tiny_workload.register(monkeypatch)
     for name, entry in registry.WORKLOADS.items():
-        declared = declarations(entry.parameters)
+        declared = entry.declared(entry.default_engine)
         plain = {key: declaration.default for key, declaration in declared.items()}
-        key = a_job(name, **plain).residency_key
+        key = a_job(name, entry.default_engine, **plain).residency_key
         for changed, declaration in declared.items():
-            other = a_job(name, **{**plain, changed: "another"}).residency_key
+            other = a_job(name, entry.default_engine, **{**plain, changed: "another"}).residency_key
             assert (other != key) is declaration.loads, (name, changed)

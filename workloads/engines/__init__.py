@@ -20,15 +20,14 @@ if TYPE_CHECKING:
     from workloads.refusal import Asked, Refusal
 
 #: Every engine that a grid may name.
-ENGINES: Mapping[str, EngineSpec] = Declared(__name__, EngineSpec, "nightgrid.engines")
+ENGINES: Declared[EngineSpec] = Declared(__name__, EngineSpec, "nightgrid.engines")
 
 
 @cache
 def default_engine(ability: str | None = None) -> str:
     """The engine of a job whose grid names none: the declared default if it has the ability, else
     the first of ours that has."""
-    own = _own()
-    able = [spec for spec in own if ability is None or ability in spec.abilities]
+    able = [spec for spec in ENGINES.known() if ability is None or ability in spec.abilities]
     chosen = [spec.name for spec in able if spec.default] or [spec.name for spec in able]
     return chosen[0] if chosen else next(iter(engines_for(ability)), "")
 
@@ -114,10 +113,11 @@ def engine_refusals(asked: Asked, ability: str) -> Iterator[Refusal]:
         yield Refusal(setting="engine", reason=_elsewhere(spec, asked.device), unsupported=True)
         return
     yield from _mode_refusals(spec, asked)
+    yield from _setting_refusals(spec, asked, ability)
     if (asked.parameters.get("tensor_parallel") or 1) > 1 and (
         "tensor_parallel" not in spec.features
     ):
-        able = [other.name for other in _own() if "tensor_parallel" in other.features]
+        able = [other.name for other in ENGINES.known() if "tensor_parallel" in other.features]
         yield Refusal(
             setting="tensor_parallel",
             reason=f"with the engine {spec.name} this version gives every card the whole model",
@@ -150,10 +150,24 @@ def _mode_refusals(spec: EngineSpec, asked: Asked) -> Iterator[Refusal]:
         yield Refusal(setting=modes.setting, reason=reason, hint=hint, unsupported=True)
 
 
-def _own() -> tuple[EngineSpec, ...]:
-    """Our own engines; other packages are not looked for."""
-    assert isinstance(ENGINES, Declared)
-    return tuple(ENGINES[name] for name in ENGINES.own)
+def _setting_refusals(spec: EngineSpec, asked: Asked, ability: str) -> Iterator[Refusal]:
+    """Settings of other engines that this one has not."""
+    from workloads.refusal import Refusal
+    from workloads.settings import declarations
+
+    own = declarations(settings) if (settings := spec.settings(ability)) else {}
+    told = set(own)
+    for other in ENGINES.known():
+        settings = other.settings(ability)
+        for name, declaration in declarations(settings).items() if settings else ():
+            value = asked.parameters.get(name, declaration.default)
+            if name not in told and not declaration.is_default(value):
+                told.add(name)
+                yield Refusal(
+                    setting=name,
+                    reason=f"the engine {spec.name} has no {name}; {other.name} has",
+                    unsupported=True,
+                )
 
 
 def _elsewhere(spec: EngineSpec, device: str) -> str:

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from workloads.api import Request
     from workloads.devices.base import Device
-    from workloads.parameters import WorkloadParameters
     from workloads.refusal import Asked, Refusal
+    from workloads.settings import Settings
     from workloads.support import Support
     from workloads.weights import ModelWeights
 
@@ -38,6 +38,8 @@ class Ability:
     function: str  # "module:function", imported only where it runs
     #: What this engine refuses of it, beside the workload's own rules; pure, the plan asks.
     refuse: Callable[[Asked], Iterable[Refusal]] | None = None
+    #: The engine's own settings of it, which a grid writes beside the workload's.
+    settings: type[Settings] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,8 +87,11 @@ class EngineSpec:
     #: What settings of workloads may ask for: ``tensor_parallel`` splits matrices over cards,
     #: ``continuous_batching`` gives rows that have ended to the next prompt.
     features: frozenset[str] = frozenset()
-    #: Its own settings, which a grid writes beside the workload's.
-    settings: type[WorkloadParameters] | None = None
+
+    def settings(self, ability: str | None) -> type[Settings] | None:
+        """Its own settings of an ability; None where it has none, or not the ability."""
+        able = self.abilities.get(ability) if ability is not None else None
+        return able.settings if able is not None else None
 
     def mode(self, device: str, settings: Mapping[str, Any]) -> str:
         """The way in which a job executes on a device; ``ORDINARY_MODE`` where there is one."""

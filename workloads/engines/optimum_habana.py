@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from workloads.engines.base import Ability, EngineSpec, Modes, Package
+from workloads.engines.gaudi.settings import GaudiSettings
 from workloads.errors import WorkloadError
 from workloads.refusal import Asked, Refusal
 from workloads.support import supported, unsupported
@@ -74,7 +75,9 @@ SPEC = EngineSpec(
     devices=("hpu",),
     abilities={
         "generate": Ability(
-            function="workloads.engines.gaudi.generation:load", refuse=_refuse_generation
+            function="workloads.engines.gaudi.generation:load",
+            refuse=_refuse_generation,
+            settings=GaudiSettings,
         ),
         "train": Ability(function="workloads.engines.gaudi.training:run", refuse=_refuse_training),
         "calibrate": Ability(function="workloads.engines.gaudi.calibration:run"),

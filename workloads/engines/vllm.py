@@ -10,13 +10,13 @@ VLLM = Package(name="vllm", module="vllm")
 #: Precisions that vLLM reads from checkpoints which are in them already.
 QUANTIZED = ("fp8", "int8", "int4")
 
-GENERATE = Ability(function="workloads.generation.vllm_engine:load")
+LOADER = "workloads.generation.vllm_engine:load"
 
 SPEC = EngineSpec(
     name="vllm",
     summary="vLLM: continuous batching with paged attention.",
     devices=("cuda",),
-    abilities={"generate": GENERATE},
+    abilities={"generate": Ability(function=LOADER)},
     install="pip install vllm",
     packages=(VLLM,),
     precisions={

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from workloads.engines.base import EngineSpec, Modes, Package
-from workloads.engines.vllm import GENERATE, QUANTIZED, VLLM
+from workloads.engines.base import Ability, EngineSpec, Modes, Package
+from workloads.engines.gaudi.settings import GaudiSettings
+from workloads.engines.vllm import LOADER, QUANTIZED, VLLM
 from workloads.support import unsupported
 
 SPEC = EngineSpec(
     name="vllm-gaudi",
     summary="vLLM with Habana's plugin.",
     devices=("hpu",),
-    abilities={"generate": GENERATE},
+    abilities={"generate": Ability(function=LOADER, settings=GaudiSettings)},
     install="pip install vllm-gaudi",
     packages=(VLLM, Package(name="vllm-gaudi", module="vllm_gaudi")),
     modes={

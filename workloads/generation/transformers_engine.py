@@ -176,7 +176,7 @@ def load(request: Request, device: Device) -> TransformersEngine:
     if int(request.parameters.get("tensor_parallel") or 1) > 1:
         details["tensor_parallel_plan"] = _split(model, int(request.parameters["tensor_parallel"]))
         details["weight_bytes_per_card"] = str(weights.held_bytes(model))
-    if request.parameters.get("packed_weights"):
+    if request.settings.get("packed_weights"):
         from workloads.generation import packed
 
         packed.pack(model)

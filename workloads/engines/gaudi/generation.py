@@ -161,7 +161,7 @@ def load(request: Request, device: Device) -> OptimumHabanaEngine:
     transformers_logging.disable_progress_bar()
     hpu: HpuDevice = device  # type: ignore[assignment]  # prepare() takes no other
     precisions.require(request.precision, device.name, ENGINE)
-    mode = SPEC.mode(device.name, request.parameters)
+    mode = SPEC.mode(device.name, request.settings)
     _check_mode(mode, hpu)
     source = open_model(request.model, layout="original")
     tokenizer = load_tokenizer(source)
