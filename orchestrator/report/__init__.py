@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator.errors import StoreError
-from orchestrator.results import disk
+from orchestrator.results import disk, paths
 from workloads import files
 from workloads.files import SMALL_BYTES
 
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from orchestrator.report.summary import Summary
     from orchestrator.results.store import Contents, Store
     from orchestrator.runtime.status import RunStatus
-
-PAGE_NAME = "report.html"
 
 
 def write_report(store: Store) -> Path:
@@ -46,7 +44,7 @@ def write_page(store: Store, summary: Summary, measurements: Sequence[Measuremen
     Raises:
         StoreError: the page cannot be written.
     """
-    return write_aside(store.path / PAGE_NAME, page_text(store, summary, measurements))
+    return write_aside(store.path / paths.REPORT, page_text(store, summary, measurements))
 
 
 def page_text(store: Store, summary: Summary, measurements: Sequence[Measurement]) -> str:
@@ -151,7 +149,7 @@ def read_status(store: Store) -> RunStatus | None:
     from orchestrator.runtime.status import RunStatus
 
     try:
-        return RunStatus.from_json(disk.read(store.path / "status.json", SMALL_BYTES).decode())
+        return RunStatus.from_json(disk.read(store.path / paths.STATUS, SMALL_BYTES).decode())
     except (OSError, ValueError):
         return None
 

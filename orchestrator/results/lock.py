@@ -24,12 +24,10 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 from orchestrator.errors import StoreError, StoreLocked
-from orchestrator.results import disk
+from orchestrator.results import disk, paths
 from workloads import files
 from workloads.owned_directory import started_ticks
 
-LOCK_NAME = "driver.lock"
-_GUARD_NAME = ".driver.lock.guard"
 HEARTBEAT_S = 5.0
 _LARGEST_BYTES = 2**16
 #: The most that a number of the lock file can be: of the last, the year 2286.
@@ -89,7 +87,7 @@ class RunLock:
     """The lock of one run directory. ``acquire``, ``still_mine`` before each write, ``release``."""
 
     def __init__(self, directory: Path) -> None:
-        self.path = directory / LOCK_NAME
+        self.path = directory / paths.LOCK
         self._directory = directory
         self._holder: Holder | None = None
         self._inode: tuple[int, int] | None = None
@@ -133,7 +131,7 @@ class RunLock:
 
     @property
     def _guard_path(self) -> Path:
-        return self._directory / _GUARD_NAME
+        return self._directory / paths.LOCK_GUARD
 
     def _dead_holder(self, me: Holder) -> Holder | None:
         """Who left the lock behind; None if there is none. To be asked under the guard.
@@ -171,7 +169,7 @@ class RunLock:
             return 0.0
 
     def _create(self, me: Holder) -> None:
-        aside = self.path.with_name(f".{LOCK_NAME}.{me.token}")
+        aside = self.path.with_name(f".{paths.LOCK}.{me.token}")
         file = None
         ours: tuple[int, int] | None = None
         try:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from orchestrator.domain.deadline import Deadline
 from orchestrator.domain.job import Accelerator, State
 from orchestrator.errors import ClusterError
+from orchestrator.results import paths
 from orchestrator.results.directory import default_results_dir
 from workloads import files
 
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
 Say = Callable[[str], None]
 
 #: Where a run keeps which cards it was given, for ``with_cards_of``.
-OPTIONS_FILE = "options.json"
 _PLACE = ("emulate", "address", "in_process", "card_memory_bytes")
 
 #: How long nodes may take to join a head that was started anew.
@@ -103,7 +103,7 @@ def run_grid(
     from orchestrator.results.store import Store
     from workloads.models import remote_code
 
-    grid = _grid(source, options)
+    grid = grid_of(source, options)
     _check_models(grid, options.remote_code)
     store = Store.open(options.results, options.name or grid.name)
     _tell(options, run=store.run, results=str(options.results.resolve()))
@@ -123,8 +123,8 @@ def run_grid(
             deadline = _deadline(options, plan)
             _announce(session, plan, store, deadline, say)
             _clear_up(store, say)
-            store.write_file("grid.yaml", grid.text)
-            store.write_file(OPTIONS_FILE, json.dumps({n: getattr(options, n) for n in _PLACE}))
+            store.write_file(paths.GRID, grid.text)
+            store.write_file(paths.OPTIONS, json.dumps({n: getattr(options, n) for n in _PLACE}))
             result = _drive(options, session, plan, store, deadline, say)
             states = final_states(plan, store.history()) if result.finished else {}
     return RunOutcome(store=store, plan=plan, result=result, states=states)
@@ -144,7 +144,7 @@ def grid_to_resume(options: RunOptions) -> tuple[Path, str]:
     if options.name is None and not known:
         raise StoreError(f"no run to resume in {options.results}")
     store = Store.existing(options.results, options.name or known[0])
-    grid = store.path / "grid.yaml"
+    grid = store.path / paths.GRID
     if not os.path.isfile(grid):
         raise StoreError(f"run {store.run!r} has no {grid.name}; name the grid file to resume it")
     return grid, store.run
@@ -155,7 +155,7 @@ def with_cards_of(run: Path, options: RunOptions) -> RunOptions:
     if any(getattr(options, name) for name in _PLACE):
         return options
     with contextlib.suppress(OSError, ValueError, RecursionError):
-        before = json.loads(files.read_text(run / OPTIONS_FILE))
+        before = json.loads(files.read_text(run / paths.OPTIONS))
         if isinstance(before, dict):
             places = {name: before[name] for name in _PLACE if name in before}
             known = {name: value for name, value in places.items() if _is_place(name, value)}
@@ -225,7 +225,12 @@ def earlier_rows(results: Path, run: str) -> list[PastRow]:
     return _history(Store.open(results, run))
 
 
-def _grid(source: Grid | str | os.PathLike[str], options: RunOptions) -> Grid:
+def grid_of(source: Grid | str | os.PathLike[str], options: RunOptions) -> Grid:
+    """The grid of a file, or the one that is given.
+
+    Raises:
+        GridError: it is refused.
+    """
     from orchestrator.grid.model import Grid
     from orchestrator.grid.reader import load_grid
 
@@ -479,7 +484,7 @@ def _drive(
     with contextlib.ExitStack() as signals, contextlib.ExitStack() as stack:
         if any(planned.action is Action.RUN for planned in plan.jobs):
             say(f"starting on {session.description} …")
-            executor = stack.enter_context(session.executor(store.run, store.path / "logs"))
+            executor = stack.enter_context(session.executor(store.run, store.path / paths.LOGS))
         else:
             executor = stack.enter_context(contextlib.closing(InProcessExecutor([])))
         stop = signals.enter_context(StopSignal().on_signals())
@@ -509,7 +514,7 @@ def _drive(
             view=CleanView(view),
             publish=session.publish,
             trouble=lambda: getattr(executor, "trouble", ""),
-            write_status=lambda text: store.write_file("status.json", redact(text, os.environ)),
+            write_status=lambda text: store.write_file(paths.STATUS, redact(text, os.environ)),
             # Of this very process it could end only all.
             watchdog=None if options.in_process else Watchdog(),
             stop=stop,

@@ -26,6 +26,7 @@ from typing import Any
 
 from orchestrator.exit_codes import INTERRUPTED
 from orchestrator.host import output
+from orchestrator.results import paths
 from orchestrator.runtime.supervised import Charge
 from orchestrator.runtime.supervision import (
     AT_ONCE,
@@ -139,7 +140,7 @@ class Supervisor:
     def _rows_changed(self) -> int:
         """When a file of rows last came or went, as the file system counts; 0 if there is none."""
         with contextlib.suppress(OSError, KeyError):
-            return os.stat(Path(self._facts["results"], self._facts["run"], "rows")).st_mtime_ns
+            return os.stat(Path(self._facts["results"], self._facts["run"], paths.ROWS)).st_mtime_ns
         return 0
 
     # ------------------------------------------------------------ signals

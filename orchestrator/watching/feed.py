@@ -26,7 +26,7 @@ from orchestrator.errors import StoreError
 from orchestrator.report.progress import STALE_AFTER_S, underway_of
 from orchestrator.report.safe import one_line
 from orchestrator.report.units import number, plural, seconds
-from orchestrator.results import disk
+from orchestrator.results import disk, paths
 from orchestrator.results.scan import scan_rows
 from orchestrator.runtime.status import RunStatus
 from workloads.files import SMALL_BYTES
@@ -118,12 +118,12 @@ class RunFeed:
             # What the driver counts in this invocation; rows may be of earlier ones, too.
             "states": _final_states(self._rows) if status is None else dict(status.counts),
             "damaged": self._damaged,
-            "report": _is_file(self._store.path / "report.html"),
+            "report": _is_file(self._store.path / paths.REPORT),
         }
 
     def _read_status(self) -> None:
         try:
-            text = disk.read(self._store.path / "status.json", SMALL_BYTES).decode()
+            text = disk.read(self._store.path / paths.STATUS, SMALL_BYTES).decode()
         except FileNotFoundError:
             self._status_trouble = ""
             return

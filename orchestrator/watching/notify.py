@@ -242,19 +242,15 @@ def notice_of_run(outcome: RunOutcome, page: Path | None, exit_code: int) -> Not
     return _notice(outcome.store, ending, outcome.result.reason, exit_code, page)
 
 
-def notice_of_failure(source: Path, options: RunOptions, error: BaseException) -> Notice:
+def notice_of_failure(run: str, options: RunOptions, error: BaseException) -> Notice:
     """Of a run that could not go on, with what rows it has, if they can be read."""
-    from orchestrator.grid.reader import load_grid
     from orchestrator.results.store import Store
 
-    name = options.name or Path(source).stem
-    with contextlib.suppress(Exception):
-        name = options.name or load_grid(Path(source)).name
     exit_code = error.exit_code if isinstance(error, NightgridError) else 1
     if isinstance(error, KeyboardInterrupt):
         exit_code = INTERRUPTED
     reason = f"{type(error).__name__}: {_clean(error)}".rstrip(": ")
-    return _notice(Store.open(options.results, name), Ending.FAILED, reason, exit_code, None)
+    return _notice(Store.open(options.results, run), Ending.FAILED, reason, exit_code, None)
 
 
 def notice_of_death(

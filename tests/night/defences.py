@@ -23,6 +23,7 @@ from orchestrator.domain.events import Event, RecordRow, StopWorker, WorkerOverd
 from orchestrator.errors import StoreFull
 from orchestrator.on_ray import correspondence
 from orchestrator.results import disk, fragments
+from orchestrator.results.spilled import SpilledRows
 from orchestrator.results.store import Store
 from orchestrator.runtime import driver as driver_module
 from orchestrator.runtime.driver import Driver
@@ -388,7 +389,7 @@ DEFENCES = (
         name="spilled rows brought home",
         first=15,
         without="is lost",
-        take_away=_of(Store, "_bring_home", lambda *_: 0),
+        take_away=_of(SpilledRows, "bring_home", lambda *_: 0),
         on_disk=True,
     ),
     Defence(

@@ -32,7 +32,7 @@ from orchestrator.domain.topology import Card
 from orchestrator.errors import StoreFull, StoreLocked
 from orchestrator.planning.plan import Action, Plan, PlannedJob
 from orchestrator.results import disk as real_disk
-from orchestrator.results import store as store_module
+from orchestrator.results import paths
 from orchestrator.results.derive import measurement_of
 from orchestrator.results.notes import Note, Notes
 from orchestrator.runtime import driver as driver_module
@@ -209,9 +209,7 @@ class Night:
         with contextlib.ExitStack() as stack:
             for name in _DISK_CALLS:
                 stack.enter_context(patch.object(real_disk, name, getattr(self.disk, name)))
-            stack.enter_context(
-                patch.object(store_module, "spill_directories", lambda _: [ELSEWHERE])
-            )
+            stack.enter_context(patch.object(paths, "spill_directories", lambda _: [ELSEWHERE]))
             stack.enter_context(
                 patch.object(driver_module, "STATUS_INTERVAL_S", self.status_interval_s)
             )

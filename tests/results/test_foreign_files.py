@@ -11,7 +11,8 @@ import pytest
 
 from orchestrator.cli import main
 from orchestrator.report import reference_data
-from orchestrator.runtime.run import OPTIONS_FILE, RunOptions, with_cards_of
+from orchestrator.results import paths
+from orchestrator.runtime.run import RunOptions, with_cards_of
 from workloads.data.examples import read_json_lines
 from workloads.errors import BadConfiguration, DataMissing
 from workloads.models.chatglm3 import from_original_config, sizes_of
@@ -124,10 +125,10 @@ def test_a_table_of_figures_that_rotted_is_left_out(
 )  # fmt: skip
 def test_options_of_a_run_that_make_no_sense_are_left_out(tmp_path: Path, content: str) -> None:
     """A run that is resumed takes its cards from there only where they are some."""
-    (tmp_path / OPTIONS_FILE).write_text(content)
+    (tmp_path / paths.OPTIONS).write_text(content)
     options = RunOptions(results=tmp_path)
     assert with_cards_of(tmp_path, options) == options
-    (tmp_path / OPTIONS_FILE).write_text('{"emulate": "1x2:HPU", "address": null}')
+    (tmp_path / paths.OPTIONS).write_text('{"emulate": "1x2:HPU", "address": null}')
     assert with_cards_of(tmp_path, options).emulate == "1x2:HPU"
 
 

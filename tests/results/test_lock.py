@@ -19,8 +19,7 @@ from patience import patience
 from store_processes import CONTEXT
 
 from orchestrator.errors import StoreError, StoreLocked
-from orchestrator.results import lock
-from orchestrator.results.lock import LOCK_NAME
+from orchestrator.results import lock, paths
 from orchestrator.results.store import Store
 
 
@@ -42,7 +41,7 @@ def kill(process: BaseProcess) -> None:
 
 def edit_lock(results: Path, **changes: Any) -> None:
     """Make the lock say something else of its holder."""
-    path = results / "night" / LOCK_NAME
+    path = results / "night" / paths.LOCK
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
@@ -78,7 +77,7 @@ def test_a_killed_holder_is_taken_over(tmp_path: Path) -> None:
         assert store.taken_over_from is not None
         assert store.taken_over_from.pid == first.pid
         store.append(row())
-    assert not (tmp_path / "night" / LOCK_NAME).exists()
+    assert not (tmp_path / "night" / paths.LOCK).exists()
 
 
 def test_an_orderly_end_leaves_no_lock(tmp_path: Path) -> None:
@@ -105,7 +104,7 @@ def test_a_reboot_frees_the_run(tmp_path: Path) -> None:
         edit_lock(tmp_path, boot_id="of yesterday", machine_id="")
         with pytest.raises(StoreLocked, match="cannot be seen"), Store.open(tmp_path, "night"):
             pass
-        me = json.loads((tmp_path / "night" / LOCK_NAME).read_text())
+        me = json.loads((tmp_path / "night" / paths.LOCK).read_text())
         machine = store_machine()
         if not machine:
             pytest.skip("this machine has no id")
@@ -127,7 +126,7 @@ def test_a_holder_on_another_host_is_never_taken_over(tmp_path: Path) -> None:
     first = holder(tmp_path)
     kill(first)
     edit_lock(tmp_path, host="node-7", boot_id="another", machine_id="another")
-    lock = tmp_path / "night" / LOCK_NAME
+    lock = tmp_path / "night" / paths.LOCK
     with pytest.raises(StoreLocked) as refused, Store.open(tmp_path, "night"):
         pass
     assert "on node-7" in str(refused.value)
@@ -153,7 +152,7 @@ def test_another_container_of_this_host_is_looked_up_by_its_file_lock(tmp_path: 
 def test_a_lock_that_cannot_be_read_is_respected(tmp_path: Path, content: str) -> None:
     """Nobody knows who holds it, so the user decides."""
     (tmp_path / "night").mkdir()
-    (tmp_path / "night" / LOCK_NAME).write_text(content)
+    (tmp_path / "night" / paths.LOCK).write_text(content)
     with pytest.raises(StoreLocked, match="delete the file"), Store.open(tmp_path, "night"):
         pass
 
@@ -162,7 +161,7 @@ def test_a_writer_whose_lock_was_taken_away_stops_writing(tmp_path: Path) -> Non
     """Somebody deleted the file and another driver started: no two writers."""
     with Store.open(tmp_path, "night") as store:
         store.append(row(0))
-        (tmp_path / "night" / LOCK_NAME).unlink()
+        (tmp_path / "night" / paths.LOCK).unlink()
         with pytest.raises(StoreLocked, match="taken over"):
             store.append(row(1))
         with Store.open(tmp_path, "night") as usurper:
@@ -171,7 +170,7 @@ def test_a_writer_whose_lock_was_taken_away_stops_writing(tmp_path: Path) -> Non
             with pytest.raises(StoreLocked):
                 store.append(row(1))
             store.__exit__(None, None, None)
-            for name in (LOCK_NAME, "begun.log", ".reserve"):
+            for name in (paths.LOCK, "begun.log", ".reserve"):
                 assert (tmp_path / "night" / name).exists(), "it is the usurper's"
     assert [m.batch_size for m in store.measurements()] == [1, 3]
 

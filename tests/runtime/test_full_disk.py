@@ -16,7 +16,7 @@ from test_driver import Lines
 from orchestrator.domain.events import RunAttempt, StartWorker
 from orchestrator.domain.job import State
 from orchestrator.errors import StoreError, StoreFull
-from orchestrator.results import store as store_module
+from orchestrator.results import paths
 from orchestrator.results.derive import measurement_of
 from orchestrator.results.notes import Notes
 from orchestrator.results.store import Store
@@ -40,7 +40,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where rows go that find no room."""
     place = tmp_path / "elsewhere"
-    monkeypatch.setattr(store_module, "spill_directories", lambda run_id: [place])
+    monkeypatch.setattr(paths, "spill_directories", lambda run_id: [place])
     return place
 
 
@@ -244,7 +244,7 @@ def test_a_place_that_takes_no_row_is_left_as_it_was(
 ) -> None:
     """A disk that is full too gets no empty directory for rows."""
     place = disk / ".nightgrid-unsaved-1"
-    monkeypatch.setattr(store_module, "spill_directories", lambda run_id: [place])
+    monkeypatch.setattr(paths, "spill_directories", lambda run_id: [place])
     with Store.open(disk, "night") as store:
         store.append(row())  # so that there is a run.id
         with contextlib.suppress(StoreError):

@@ -16,9 +16,9 @@ from measurements import note, row
 from orchestrator.domain.job import State
 from orchestrator.errors import SchemaMismatch, StoreError, StoreFull, StoreLocked
 from orchestrator.on_ray.predecessors import owned, owner_in
-from orchestrator.results import begun, disk
+from orchestrator.results import begun, disk, paths
 from orchestrator.results.begun import read_begun
-from orchestrator.results.lock import LOCK_NAME, SILENCE_S
+from orchestrator.results.lock import SILENCE_S
 from orchestrator.results.notes import Note
 from orchestrator.results.schema import SCHEMA_VERSION
 from orchestrator.results.store import Store
@@ -233,7 +233,7 @@ def test_the_mark_is_on_what_is_started_within_the_block() -> None:
 
 def silent(results: Path, seconds: float) -> None:
     """Make the lock that of another host which was last seen so long ago."""
-    lock = results / "night" / LOCK_NAME
+    lock = results / "night" / paths.LOCK
     there = {"host": "node-7", "boot_id": "another", "machine_id": "another"}
     lock.write_text(json.dumps({**json.loads(lock.read_text()), **there}))
     seen = time.time() - seconds

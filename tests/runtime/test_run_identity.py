@@ -22,10 +22,8 @@ from measurements import row
 
 from orchestrator.cli import main
 from orchestrator.errors import StoreError, StoreLocked
-from orchestrator.results import identity
-from orchestrator.results import store as store_module
+from orchestrator.results import identity, paths
 from orchestrator.results.identity import Place, Relation, relation
-from orchestrator.results.lock import LOCK_NAME
 from orchestrator.results.store import Store
 from orchestrator.runtime.run import _clear_up, _owner
 
@@ -54,7 +52,7 @@ def elsewhere(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
     monkeypatch.setenv("TMPDIR", str(place))
     monkeypatch.setattr(tempfile, "tempdir", None)
     monkeypatch.setattr(
-        store_module, "spill_directories", lambda run_id: [place / f".nightgrid-unsaved-{run_id}"]
+        paths, "spill_directories", lambda run_id: [place / f".nightgrid-unsaved-{run_id}"]
     )
     return place
 
@@ -106,7 +104,7 @@ def copy(run: Path, name: str) -> Path:
     """A copy of a run's directory, of which somebody has deleted the lock."""
     target = run.with_name(name)
     shutil.copytree(run, target, symlinks=True)
-    (target / LOCK_NAME).unlink(missing_ok=True)
+    (target / paths.LOCK).unlink(missing_ok=True)
     return target
 
 
