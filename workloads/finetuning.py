@@ -17,8 +17,8 @@ from workloads.api import JobContext, Request, Result, Workload
 from workloads.engines import engine_function
 from workloads.errors import BadConfiguration
 from workloads.finetuning_parameters import FinetuningParameters
-from workloads.finetuning_rules import require
-from workloads.refusal import Asked
+from workloads.refusal import Asked, require
+from workloads.registry import find_workload
 
 
 def run(request: Request, context: JobContext) -> Result:
@@ -26,17 +26,16 @@ def run(request: Request, context: JobContext) -> Result:
     parameters = FinetuningParameters.model_validate(dict(request.parameters)).model_dump()
     if request.batch_size < 1:
         raise BadConfiguration(f"batch size {request.batch_size}; at least 1 is needed")
-    require(
-        Asked(
-            model=request.model,
-            dataset=request.dataset,
-            precision=request.precision,
-            device=context.device.name,
-            batch_size=request.batch_size,
-            cards=context.world_size,
-            parameters=parameters,
-            engine=request.engine,
-        )
+    asked = Asked(
+        model=request.model,
+        dataset=request.dataset,
+        precision=request.precision,
+        device=context.device.name,
+        batch_size=request.batch_size,
+        cards=context.world_size,
+        parameters={**parameters, **request.settings},
+        engine=request.engine,
     )
+    require(find_workload(request.workload).refusals(asked))
     train: Workload = engine_function(request.engine, "train", context.device.name)
     return train(replace(request, parameters=parameters), context)

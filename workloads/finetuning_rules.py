@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from workloads.engines import engine_refusals
-from workloads.errors import BadConfiguration, Unsupported
+from workloads.errors import BadConfiguration
 from workloads.finetuning_parameters import ADAPTER_METHODS, MethodParameters, method_of
 from workloads.models import targets
 from workloads.precision import quantized, support
@@ -22,10 +21,9 @@ TRAINED_IN = ("fp32", "fp16", "bf16")
 
 
 def refuse(asked: Asked) -> tuple[Refusal, ...]:
-    """All that speaks against a job."""
+    """All that speaks against a job, beside its engine and its model."""
     method = method_of(asked.parameters)
     found = [
-        *engine_refusals(asked, "train"),
         *_precision(asked, method),
         *_quantization(asked, method),
         *_adapter(asked, method),
@@ -33,20 +31,6 @@ def refuse(asked: Asked) -> tuple[Refusal, ...]:
     for technique in chosen(asked.parameters):
         found += technique.refusals(asked)
     return tuple(found)
-
-
-def require(asked: Asked) -> None:
-    """For the process that is about to train.
-
-    Raises:
-        BadConfiguration: the job contradicts itself.
-        Unsupported: it cannot run on this device.
-    """
-    refusals = refuse(asked)
-    for refusal in sorted(refusals, key=lambda refusal: refusal.unsupported):
-        hint = f"; {refusal.hint}" if refusal.hint else ""
-        text = f"{refusal.setting}: {refusal.reason}{hint}"
-        raise Unsupported(text) if refusal.unsupported else BadConfiguration(text)
 
 
 def _precision(asked: Asked, method: MethodParameters) -> Iterator[Refusal]:

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any, cast
 from pydantic import create_model
 
 from workloads.declared import installed
-from workloads.engines import ENGINES, default_engine, engines_for
+from workloads.engines import ENGINES, default_engine, engine_refusals, engines_for
 from workloads.errors import BadConfiguration
 from workloads.generation_rules import refuse as refuse_generation
-from workloads.generation_rules import refuse_calibration
+from workloads.models.catalog import ModelEntry, checkpoint_kind
 from workloads.parameters import (
     CalibrationParameters,
     TextGenerationParameters,
@@ -30,6 +30,8 @@ from workloads.parameters import (
 )
 from workloads.refusal import Asked, Refusal
 from workloads.settings import Declaration, Settings, Value, declarations
+from workloads.tasks import TASKS, task_of
+from workloads.tasks.base import TaskSpec
 
 if TYPE_CHECKING:
     from workloads.api import Workload
@@ -46,7 +48,10 @@ class WorkloadEntry:
     #: What an engine must be able to do to run it (``EngineSpec.abilities``); None: nothing, since
     #: the function runs no engine.
     ability: str | None = None
-    #: What speaks against a job; pure and without torch, since the plan asks. None: nothing does.
+    #: The kinds of models that it runs (``workloads/tasks``); none: it looks at no model.
+    tasks: tuple[str, ...] = ()
+    #: What speaks against a job, beside its engine and its model; pure and without torch, since
+    #: the plan asks. None: nothing does.
     refuse: Callable[[Asked], Sequence[Refusal]] | None = None
     #: Settings that an earlier version had here and an engine or a device has now, with the value
     #: that stands in the ids of jobs that do not have them any more.
@@ -91,6 +96,17 @@ class WorkloadEntry:
         own = {name: all_of_them.pop(name) for name in self.parameters.model_fields}
         return own, all_of_them
 
+    def refusals(self, asked: Asked) -> tuple[Refusal, ...]:
+        """All that speaks against a job: its engine, its model, and the workload's own rules."""
+        found: list[Refusal] = []
+        if self.ability is not None:
+            found += engine_refusals(asked, self.ability)
+        if self.tasks:
+            found += _model_refusals(self, asked)
+        if self.refuse is not None:
+            found += self.refuse(asked)
+        return tuple(found)
+
     @property
     def engines(self) -> tuple[str, ...]:
         """The names of the engines that can run it, the default first."""
@@ -105,6 +121,23 @@ class WorkloadEntry:
         """Whether an engine of this name can run it."""
         spec = ENGINES.get(name)
         return spec is not None and (self.ability is None or self.ability in spec.abilities)
+
+
+def _model_refusals(entry: WorkloadEntry, asked: Asked) -> Iterator[Refusal]:
+    """A model of a kind that the workload does not run."""
+    kind = checkpoint_kind(asked.model)
+    task = task_of(kind) if kind is not None else None
+    if kind is None or task is None or task.name in entry.tasks:
+        return  # or it cannot be told: the job itself will look
+    fitting = [other.name for other in WORKLOADS.values() if task.name in other.tasks]
+    yield Refusal(
+        setting="model",
+        reason=f"it is {task.title} ({kind.architecture}), and {entry.name} takes "
+        f"{' or '.join(TASKS[name].title for name in entry.tasks)}",
+        hint=f"write workload: {' or '.join(fitting)}"
+        if fitting
+        else "no workload of this installation takes such a model",
+    )
 
 
 @cache
@@ -127,6 +160,7 @@ _ENTRIES = (
         parameters=TextGenerationParameters,
         summary="Greedy generation with a causal language model: tokens/s, TTFT, latency.",
         ability="generate",
+        tasks=("causal-lm",),
         refuse=refuse_generation,
         moved={"hpu_mode": None, "packed_weights": False},
     ),
@@ -136,6 +170,7 @@ _ENTRIES = (
         parameters=VerificationParameters,
         summary="An engine's greedy tokens and logits against those of stock transformers.",
         ability="generate",
+        tasks=("causal-lm",),
         refuse=refuse_generation,
         moved={"hpu_mode": None},
     ),
@@ -145,7 +180,7 @@ _ENTRIES = (
         parameters=CalibrationParameters,
         summary="Largest values of every layer, which fp8 on Gaudi starts from.",
         ability="calibrate",
-        refuse=refuse_calibration,
+        tasks=("causal-lm",),
     ),
 )
 
@@ -162,6 +197,7 @@ def _finetuning() -> WorkloadEntry:
         parameters=FinetuningParameters,
         summary="Fine-tuning of a causal language model by method and technique: samples/s, loss.",
         ability="train",
+        tasks=("causal-lm",),
         refuse=refuse,
     )
 
@@ -213,6 +249,22 @@ def find_workload(name: str) -> WorkloadEntry:
         there_is = ", ".join(WORKLOADS)
         raise BadConfiguration(f"no workload '{name}'{hint or '.'} There is: {there_is}.")
     return WORKLOADS[name]
+
+
+def task_for(workload: str, model: ModelEntry) -> TaskSpec:
+    """The task by which a workload runs a model.
+
+    Raises:
+        BadConfiguration: the workload takes no such model, or has no task.
+    """
+    names = find_workload(workload).tasks
+    task = task_of(model.checkpoint) or (TASKS[names[0]] if names else None)
+    if task is None or task.name not in names:
+        title = task.title if task is not None else "of a kind that is not known"
+        takes = " or ".join(TASKS[name].title for name in names) or "no model"
+        what = f"{model.name} is {title} ({model.architecture})"
+        raise BadConfiguration(f"{what}, and {workload} takes {takes}")
+    return task
 
 
 def declared(workload: str, engine: str) -> Mapping[str, Declaration]:

@@ -20,8 +20,8 @@ from workloads.errors import Unsupported
 from workloads.generation.packed import LeftLinear, PackedLinear, pack
 from workloads.generation.refill import Text, _Plan
 from workloads.generation.rows import Rows
-from workloads.generation_rules import refuse
 from workloads.refusal import Asked
+from workloads.registry import find_workload
 
 
 @pytest.fixture(scope="module")
@@ -223,6 +223,7 @@ def test_the_plan_says_what_is_not_to_be_had(changes: dict[str, object], words: 
         "parameters": {"batching": "refill"},
         "engine": "transformers",
     }
+    refuse = find_workload("text-generation").refusals
     assert not refuse(Asked(**usual))  # type: ignore[arg-type]
     (refusal,) = refuse(Asked(**(usual | changes)))  # type: ignore[arg-type]
     assert (

@@ -79,7 +79,7 @@ def test_a_checkpoint_that_would_run_code_is_refused(tmp_path: Path, trained: bo
             loading = Loading(
                 device=device_for("cpu"), model_arguments={}, tokenizer_arguments={}, checks=[]
             )
-            load_base(str(directory), "fp32", loading)
+            load_base("finetuning", str(directory), "fp32", loading)
         else:
             load(directory)
     assert not mark.exists()

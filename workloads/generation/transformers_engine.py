@@ -31,11 +31,11 @@ from workloads.errors import BadConfiguration, Unsupported
 from workloads.models.loading import (
     ModelSource,
     encode_prompt,
-    load_causal_model,
     load_config,
     load_tokenizer,
     open_model,
 )
+from workloads.registry import task_for
 from workloads.training import adapters
 from workloads.weights import ModelWeights
 
@@ -156,7 +156,8 @@ def load(request: Request, device: Device) -> TransformersEngine:
     weights.check_shapes(config, request.precision, device.name)
     if "quantization_config" in arguments:
         arguments["device_map"] = {"": device.torch_device}
-    model = load_causal_model(source, attn_implementation=attention, **arguments)
+    load_model = task_for(request.workload, source.entry).function("load")
+    model = load_model(source, attn_implementation=attention, **arguments)
     if "device_map" not in arguments:
         model = model.to(device.torch_device)
     model.eval()

@@ -27,7 +27,7 @@ from workloads.techniques.optimizers import state_bytes
 from workloads.training import adapters, methods
 from workloads.training.base_model import BaseModel, load_base
 from workloads.training.flops import train_flops_per_token
-from workloads.training.samples import TrainingSample, encode_samples
+from workloads.training.samples import TrainingSample
 from workloads.training.step import Steps, batch_maker, plan_data
 from workloads.weights import held_bytes
 
@@ -73,7 +73,12 @@ def _run(request: Request, context: JobContext, ending: contextlib.ExitStack) ->
     )
     samples, tokenization_s, synthetic = _samples(request, context, method, loaded.base, layout)
     data = plan_data(
-        context.device, loaded.base.pad_token_id, method.max_length, request.batch_size, layout
+        context.device,
+        loaded.base.pad_token_id,
+        method.max_length,
+        request.batch_size,
+        layout,
+        loaded.base.task.function("collate"),
     )
     data.ending = ending
     for technique in techniques:
@@ -146,7 +151,10 @@ def _load(
     for technique in techniques:
         technique.before_load(loading)
     base = load_base(
-        request.model, methods.base_precision(method.method, request.precision), loading
+        request.workload,
+        request.model,
+        methods.base_precision(method.method, request.precision),
+        loading,
     )
     device.seed(0)  # adapters start from random numbers
     applied = methods.apply(base.model, method, request.precision, device.name)
@@ -181,7 +189,8 @@ def _samples(
     examples = load_examples(request.dataset)
     count = max(method.samples, request.batch_size * layout.data_size)
     began = context.clock()
-    samples = encode_samples(examples, count, base.tokenizer, base.source, method.max_length)
+    encode = base.task.function("encode")
+    samples = encode(examples, count, base.tokenizer, base.source, method.max_length)
     if request.probe:  # the longest samples decide whether a batch fits
         samples = sorted(samples, key=lambda sample: -len(sample.ids))
         samples = samples[: request.batch_size * layout.data_size]
@@ -217,6 +226,7 @@ def _training(
         model=loaded.applied.model,
         learning_rate=rate,
         make_optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=rate),
+        loss=loaded.base.task.function("loss"),
         backward=lambda loss: loss.backward(),
         update=update,
         enter_phase=context.enter_phase,

@@ -27,8 +27,8 @@ from workloads.finetuning_parameters import MethodParameters, method_for
 from workloads.models.loading import load_tokenizer, open_model
 from workloads.training import adapters, methods
 from workloads.training.flops import train_flops_per_token
+from workloads.training.losses import next_token_loss
 from workloads.training.samples import NOT_LEARNED, TrainingSample, encode_samples
-from workloads.training.step import summed_loss
 
 if TYPE_CHECKING:
     from workloads.devices.hpu import HpuDevice
@@ -252,6 +252,6 @@ def _loss(model: Any, batch: dict[str, torch.Tensor], device: HpuDevice) -> floa
             return_dict=True,
         ).logits
         learned = (on_card["labels"][:, 1:] != NOT_LEARNED).sum()
-        loss = float(summed_loss(logits, on_card["labels"]) / learned)
+        loss = float(next_token_loss(logits, on_card["labels"]) / learned)
     model.train()
     return loss
