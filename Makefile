@@ -5,8 +5,8 @@ PYTHON ?= python3
 VENV ?= .venv
 NIGHTGRID = $(VENV)/bin/nightgrid
 GAUDI_VENV ?= .venv-gaudi
-# Two of the suite's processes compute on two cores while the one with the clusters mostly waits.
-PROCESSES ?= 3
+# Of the suite: one starts clusters and waits half of its time, in which the others compute.
+PROCESSES ?= 2
 PINS = pyproject.toml constraints.txt constraints-hpu.txt tools/install.py
 
 .PHONY: help demo real test test-gaudi quick lint docs clean
@@ -60,7 +60,7 @@ test-gaudi: $(GAUDI_VENV)/.installed
 	PYTHONPATH=$(CURDIR)/tests/gaudi/standin $(GAUDI_VENV)/bin/python -m pytest tests/gaudi
 
 quick: $(VENV)/.installed-test
-	$(VENV)/bin/python -m pytest -n logical -m "not ray and not slow and not real"
+	$(VENV)/bin/python -m pytest -n $(PROCESSES) -m "not ray and not slow and not real"
 
 # One after the other, since each takes the whole machine; `make -k rehearsal` does all in any case.
 rehearsal:

@@ -64,7 +64,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if hasattr(config, "workerinput"):
         from lanes import rank
 
-        items.sort(key=lambda item: rank(item.nodeid.partition("::")[0]))
+        items.sort(key=lambda item: rank(item.path))
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""Share the suite out among several pytest processes (``pytest -n 3``, pytest-xdist).
+"""Share the suite out among several pytest processes (``pytest -n 2``, pytest-xdist).
 
 A test file stays in one process, so that what its tests share is made once. The files that start
 Ray clusters stay in one process together: clusters take turns, since two at once, of a dozen
@@ -14,13 +14,11 @@ from pathlib import Path
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-ROOT = Path(__file__).resolve().parents[1]
-
 
 @cache
-def rank(file: str) -> int:
+def rank(file: Path) -> int:
     """The turn of a test file: those with a Ray cluster, then those with a slow test, the rest."""
-    source = (ROOT / file).read_text()
+    source = file.read_text()
     return 0 if "pytest.mark.ray" in source else 1 if "pytest.mark.slow" in source else 2
 
 
@@ -33,4 +31,4 @@ class Lanes(LoadScopeScheduling):
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
-        return file if rank(file) else "clusters"
+        return file if rank(self.config.rootpath / file) else "clusters"

@@ -53,14 +53,15 @@ class TextGenerationParameters(WorkloadParameters):
         "the dataset's order and from its start again where it is shorter. At least one full "
         "batch on every card is used.",
     )
-    batching: Literal["static", "sorted", "refill"] = setting(
+    batching: Literal["static", "sorted", "continuous"] = setting(
         "static",
         role="choice",
         always_in_id=True,
+        renamed={"refill": "continuous"},
         description="How prompts meet in a batch: static takes them in the dataset's order, sorted "
-        "by length, so that less is padded; refill gives the row of a text that has ended to the "
-        "next prompt and pads nothing (batch_size rows; one pass over all "
-        "prompts is one batch). Greedy texts are the same, up to rounding.",
+        "by length, so that less is padded; continuous (continuous batching) gives the place of a "
+        "text that has ended to the next prompt and pads nothing (batch_size places; one pass over "
+        "all prompts is one batch). Greedy texts are the same, up to rounding.",
     )
     attention: Literal["eager", "sdpa", "flash_attention_2"] = setting(
         "sdpa",

@@ -65,7 +65,7 @@ def run(request: Request, context: JobContext) -> Result:
     context.device.release_memory()
     context.device.reset_peak_memory()
     generation: _Generation | Refilling
-    if parameters.batching == "refill":
+    if parameters.batching == "continuous":
         from workloads.generation.refilling import Refilling
 
         generation = Refilling(
@@ -188,7 +188,7 @@ def _prompts(
 
 def _batches(prompts: list[Prompt], size: int, batching: str) -> list[list[Prompt]]:
     """The prompts as they meet; those of one length stay in their order."""
-    if batching == "refill":
+    if batching == "continuous":
         return [prompts]
     if batching == "sorted":
         prompts = sorted(prompts, key=lambda prompt: len(prompt.ids))

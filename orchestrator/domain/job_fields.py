@@ -56,7 +56,7 @@ class JobFields(Settings):
         role="choice",
         loads=True,
         always_in_id=True,
-        description="Format of the weights. What it means on each device is in docs/grids.md.",
+        description="Format of the weights; `nightgrid schema precisions` says what each means.",
     )
     batch_size: Annotated[int, Field(ge=1, le=1_000_000)] | Literal["max"] = setting(
         1,
@@ -71,7 +71,7 @@ class JobFields(Settings):
         role="choice",
         loads=True,
         always_in_id=True,
-        description="The library that runs the model.",
+        description="The library that runs the model. Left out: the workload's first.",
     )
     isolation: Literal["warm", "process"] = setting(
         "warm",

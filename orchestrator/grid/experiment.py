@@ -171,7 +171,10 @@ class ExperimentReader:
     # Values
 
     def _checked(self, path: Path_, name: str, value: Scalar) -> Values:
-        made, fault = self.grid.vocabulary.check(self.workload, name, value)
+        called_now = self.grid.vocabulary.renamed(self.workload, name, value)
+        if called_now is not value:
+            self.grid.renamed(path, name, value, called_now)
+        made, fault = self.grid.vocabulary.check(self.workload, name, called_now)
         if fault is not None:
             hint = fault.hint
             if name == "batch_size" and not hint:

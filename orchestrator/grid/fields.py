@@ -17,7 +17,8 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from orchestrator.domain.job import Scalar
-from orchestrator.domain.job_fields import JobFields
+from orchestrator.domain.job_fields import FIELDS, JobFields
+from workloads.settings import declarations
 
 FIELD_NAMES = tuple(JobFields.model_fields)
 
@@ -94,6 +95,15 @@ class Vocabulary:
         if known not in self.checked:
             self.checked[known] = self._check(workload, name, value)
         return self.checked[known]
+
+    def renamed(self, workload: str | None, name: str, value: Scalar) -> Scalar:
+        """What a value of an earlier version is called now; any other value as it is."""
+        if name in FIELD_NAMES:
+            declared = FIELDS
+        else:
+            entry = self.workloads.get(workload or "")
+            declared = {} if entry is None else declarations(entry.parameters)
+        return declared[name].current(value) if name in declared else value
 
     def _check(self, workload: str | None, name: str, value: Scalar) -> tuple[Scalar, Fault | None]:
         if name not in FIELD_NAMES:

@@ -13,9 +13,11 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from orchestrator.domain.job_fields import FIELDS, JobFields
 from orchestrator.grid.blocks import ExperimentBlock, GridFile, MeasureBlock
-from orchestrator.grid.fields import JobFields, Vocabulary
+from orchestrator.grid.fields import Vocabulary
 from workloads.engines import ENGINES
+from workloads.settings import Declaration, declarations
 
 #: What a range looks like; ``grid_axes.parse_range`` says what it means.
 _RANGE = r"^\s*[0-9]{1,15}\s*\.\.\s*[0-9]{1,15}\s*([*+]\s*[0-9]{1,15})?\s*$"
@@ -95,31 +97,48 @@ def _tidy(schema: Schema) -> Schema:
 
 def _settings(vocabulary: Vocabulary) -> dict[str, Schema]:
     """Every setting with the schema of one value of it."""
-    settings = _properties(JobFields)
+    settings = {
+        name: {**schema, "description": f"{schema['description']} (Role: {FIELDS[name].role}.)"}
+        for name, schema in _properties(JobFields).items()
+    }
     settings["workload"]["enum"] = list(vocabulary.workloads)
     settings["precision"]["enum"] = list(vocabulary.precisions)
     engines = [name for entry in vocabulary.workloads.values() for name in entry.engines]
     settings["engine"]["enum"] = list(dict.fromkeys(engines))
     for workload, entry in vocabulary.workloads.items():
-        _add(settings, entry.parameters, f"Parameter of {workload}.")
+        _add(settings, entry.parameters, f"Parameter of {workload}")
     for spec in ENGINES.values():
         for ability in spec.abilities:
             if model := spec.settings(ability):
-                _add(settings, model, f"Setting of the engine {spec.name}.")
+                _add(settings, model, f"Setting of the engine {spec.name}")
     return settings
 
 
 def _add(settings: dict[str, Schema], model: type[BaseModel], whose: str) -> None:
     """Add the settings of a model; where two share a name, either meaning is fine here."""
+    declared = declarations(model)
     for name, schema in _properties(model).items():
-        known = settings.get(name, schema)
+        declaration = declared.get(name)
+        role = f", role {declaration.role}" if declaration is not None else ""
         text = schema.get("description", "")
-        described = known.get("description", "") if name in settings else text
+        described = settings[name]["description"] if name in settings else text
         if text not in described:
             described = f"{described} {text}"
-        one, other = _undescribed(known), _undescribed(schema)
-        both = one if one in (other, {"anyOf": [other]}) else {"anyOf": [one, other]}
-        settings[name] = {"description": f"{described} ({whose})".strip(), **both}
+        one = _undescribed(_with_old_names(schema, declaration))
+        known = _undescribed(settings.get(name, one))
+        either = known if known in (one, {"anyOf": [one]}) else {"anyOf": [known, one]}
+        settings[name] = {"description": f"{described} ({whose}{role}.)".strip(), **either}
+
+
+def _with_old_names(schema: Schema, declaration: Declaration | None) -> Schema:
+    """The schema of a setting that also takes the names which its values had earlier."""
+    if declaration is None or not declaration.renamed:
+        return schema
+    old = [
+        {"const": before, "deprecated": True, "description": f"It is called {now} now."}
+        for before, now in declaration.renamed
+    ]
+    return {"default": schema.get("default"), "anyOf": [_undescribed(schema), *old]}
 
 
 def _undescribed(schema: Schema) -> Schema:

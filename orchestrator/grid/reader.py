@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from orchestrator.domain.job import Accelerator
+from orchestrator.domain.job import Accelerator, Scalar
 from orchestrator.domain.topology import Node
 from orchestrator.errors import GridError, Problem
 from orchestrator.grid.axes import MAX_JOBS
@@ -25,7 +25,7 @@ from orchestrator.grid.experiment import Experiment, ExperimentReader
 from orchestrator.grid.fields import FIELD_NAMES, Vocabulary, explain, shown, suggestion
 from orchestrator.grid.model import Grid
 from orchestrator.grid.strict_yaml import Document, Path_, parse, read
-from orchestrator.planning.needs import adapter_problems
+from orchestrator.planning.needs import Thing, problems_of_needs
 from orchestrator.planning.planner import card_problems, refusal_problems
 from workloads.errors import WorkloadError
 from workloads.measure_settings import MeasureSettings
@@ -69,6 +69,7 @@ class GridReader:
         self.vocabulary = vocabulary
         self.nodes_for = nodes_for
         self.problems: list[Problem] = []
+        self.old_names: dict[str, None] = {}
 
     def read(self) -> Grid:
         """The grid.
@@ -88,7 +89,7 @@ class GridReader:
             name=top.get("name", ""),
             description=top.get("description", ""),
             planned=planned,
-            notes=expander.notes(),
+            notes=(*self.old_names, *expander.notes()),
             document=self.document,
             origins={
                 (experiment.name, *origin): path
@@ -97,12 +98,17 @@ class GridReader:
             },
         )
         self.problems += refusal_problems(grid, self.vocabulary.workloads)
-        self.problems += adapter_problems(grid, self._adapter_exists)
+        self.problems += problems_of_needs(grid, self._exists)
         if self.nodes_for is not None:
             self.problems += card_problems(grid, self.nodes_for(grid.accelerators()))
         if self.problems:
             raise GridError(self._in_file_order())
         return grid
+
+    def renamed(self, path: Path_, name: str, old: Scalar, new: Scalar) -> None:
+        """Note that the grid says a value by the name that an earlier version gave it."""
+        line, _ = self.document.position(path)
+        self.old_names[f"line {line}: `{name}: {old}` is called `{name}: {new}` now"] = None
 
     def complain(self, path: Path_, message: str, hint: str = "", *, key: bool = False) -> None:
         """Note a problem at ``path``."""
@@ -214,11 +220,13 @@ class GridReader:
                 return False
         return True
 
-    def _adapter_exists(self, name: str) -> bool:
-        if self.vocabulary.find_adapter is None:
+    def _exists(self, thing: Thing) -> bool:
+        kind, name = thing
+        find = {"adapter": self.vocabulary.find_adapter}.get(kind)
+        if find is None:
             return True  # cannot be told on this machine
         try:
-            self.vocabulary.find_adapter(name)
+            find(name)
         except WorkloadError:
             return False
         return True

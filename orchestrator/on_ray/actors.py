@@ -75,7 +75,7 @@ class NodeAgent:
         self._answers = Answers()
         self._posts = InOrder()
         self._posting = threading.Lock()
-        self._workers = NodeWorkers(self._answers.put, self._energy)
+        self._workers = NodeWorkers(self._answers.put, self._energy, self._readings)
         self._told: Mapping[str, Progress] = {}
         self._look_at = self._read_at = 0.0  # monotonic: for progress, for telemetry
 
@@ -203,6 +203,10 @@ class NodeAgent:
     def _energy(self, index: int, start: float, end: float) -> Energy | None:
         """What a card took between two moments of this host's clock; None where unknown."""
         return self._sampler.energy(index, start, end) if self._sampler is not None else None
+
+    def _readings(self, index: int, start: float, end: float) -> Mapping[str, str]:
+        """What a card said between two moments of this host's clock."""
+        return self._sampler.readings(index, start, end) if self._sampler is not None else {}
 
 
 def _cards_held(kind: str) -> tuple[str, ...]:

@@ -198,10 +198,14 @@ def _join(address: str, **options: Any) -> None:
                 **options,
             )
     except (Exception, SystemExit) as error:  # Ray ends the process where it should raise
-        raise ClusterError(
-            f"cannot join the Ray cluster at {address}: {error}; is this machine part of the "
-            "cluster, with the same Ray and Python version?"
-        ) from error
+        raise _not_joined(address, error) from error
+
+
+def _not_joined(address: str, error: BaseException) -> ClusterError:
+    return ClusterError(
+        f"cannot join the Ray cluster at {address}: {error}; is this machine part of the cluster, "
+        "with the same Ray and Python version?"
+    )
 
 
 def _ask(address: str) -> None:
@@ -220,6 +224,8 @@ def _ask(address: str) -> None:
         )
     if asks_for_token(answer):
         raise ClusterError(token_advice(f"the Ray cluster at {address}"))
+    if isinstance(answer, Exception):
+        raise _not_joined(address, answer) from answer
 
 
 def _leave() -> None:

@@ -28,9 +28,12 @@ Act = Callable[[], Any]
 #: What is done with an answer: its value, or the exception that there was instead.
 Then = Callable[[Any], None]
 
-PATIENCE_VARIABLE = "RAY_gcs_rpc_server_reconnect_timeout_s"
-#: Longer than any night. Ray reads it once, when its library is first used in a process.
-_OUTLIVED_S = 7 * 24 * 3600
+#: What a driver's environment says while it joins. Ray reads the first once, when its library is
+#: first used in a process; the second is in truth a number of attempts, each of up to 40 s.
+JOINING = {
+    "RAY_gcs_rpc_server_reconnect_timeout_s": str(7 * 24 * 3600),  # longer than any night
+    "RAY_gcs_server_port_wait_time_s": "1",
+}
 #: An answer takes milliseconds; on a busy machine, seconds.
 SILENT_AFTER_S = 5.0
 _ANSWER_S = 10
@@ -41,17 +44,17 @@ _REPLACED = "WrongClusterID"
 
 @contextlib.contextmanager
 def outlived() -> Iterator[None]:
-    """Let a process that joins a cluster within the block live on without its control store, unless
-    its environment says otherwise: Ray reads it then. What it starts before or after does not: it
-    would live on without a driver, too."""
-    if PATIENCE_VARIABLE in os.environ:
-        yield
-        return
-    os.environ[PATIENCE_VARIABLE] = str(_OUTLIVED_S)
+    """Let a process that joins a cluster within the block live on without its control store, and
+    fail to join one that dies in that moment after a minute, not after a quarter of an hour; unless
+    its environment says otherwise: Ray reads it then. What it starts before or after does not live
+    on: it would without a driver, too."""
+    ours = {n: v for n, v in JOINING.items() if n not in os.environ}
+    os.environ.update(ours)
     try:
         yield
     finally:
-        os.environ.pop(PATIENCE_VARIABLE, None)
+        for name in ours:
+            os.environ.pop(name, None)
 
 
 class ControlStore:

@@ -423,7 +423,7 @@ class RayExecutor:
 
 
 def _outcome_of(answer: Ended) -> RankOutcome | str:
-    """The outcome of a rank with what its card took; why there is none, if there is none."""
+    """The outcome of a rank with what its card took and said, or why there is none."""
     outcome = answer.outcome
     if outcome is None:
         return _GONE
@@ -433,4 +433,7 @@ def _outcome_of(answer: Ended) -> RankOutcome | str:
         except Exception as error:  # of another version, or with a workload's own class in it
             return f"the outcome of the rank cannot be read: {error!r}"
     assert isinstance(outcome, RankOutcome)
+    if answer.readings and outcome.result is not None:
+        details = {**outcome.result.details, **answer.readings}
+        outcome = replace(outcome, result=replace(outcome.result, details=details))
     return replace(outcome, energy=answer.energy) if answer.energy is not None else outcome

@@ -21,6 +21,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from orchestrator.errors import SubmitError
+from orchestrator.planning.needs import things
 from orchestrator.report.reference_data import find
 
 if TYPE_CHECKING:
@@ -139,15 +140,10 @@ def _named_by(jobs: Iterable[Job], root: Path) -> list[str]:
     from workloads.models import catalog as models
 
     jobs = list(jobs)
-    made = {str(value) for job in jobs for key, value in job.parameters if key == "save_adapter"}
+    made = {thing for _, _, thing in things(jobs, "produces")}
     names = {job.model for job in jobs} - set(models.EMBEDDED)
     names |= {job.dataset for job in jobs} - set(datasets.EMBEDDED)
-    names |= {
-        value
-        for job in jobs
-        for key, value in job.parameters
-        if key == "adapter" and isinstance(value, str) and value not in made
-    }
+    names |= {thing[1] for _, _, thing in things(jobs, "consumes") if thing not in made}
     there = []
     for name in sorted(filter(None, names)):
         if "\0" in name or name.startswith("~") or os.path.isabs(name):

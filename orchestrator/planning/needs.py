@@ -1,6 +1,7 @@
 """Which jobs must wait for which: an adapter has to be trained before a model runs with it. Pure.
 
-Nobody writes the order down: a job with ``adapter: NAME`` needs the job of the same grid that has
+Nobody writes the order down. A setting that ``consumes`` a kind of thing names one, and the job
+needs the job of the same grid whose setting ``produces`` it under that name: ``adapter: NAME`` and
 ``save_adapter: NAME``. A name that no job of the grid saves must exist already. What runs in a
 precision that needs a calibration waits for it (``implied_jobs.py``).
 """
@@ -10,53 +11,65 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
-from orchestrator.domain.job import Job, Scalar
+from orchestrator.domain.job import Job
 from orchestrator.errors import Problem
 from orchestrator.planning.implied_jobs import calibrated, calibration_of, is_calibration
 from orchestrator.planning.plan import Action, PlannedJob
+from workloads import registry
 
 if TYPE_CHECKING:
     from orchestrator.grid.model import Grid
 
-SAVES, USES = "save_adapter", "adapter"
+#: A kind of thing, such as ``adapter``, and the name of one.
+Thing = tuple[str, str]
 
 
-def savers(jobs: Sequence[Job]) -> Mapping[str, list[Job]]:
-    """The jobs that save each adapter, by its name, in order."""
-    found: dict[str, list[Job]] = {}
-    for job, name in _naming(jobs, SAVES):
-        found.setdefault(name, []).append(job)
-    return found
-
-
-def _naming(jobs: Sequence[Job], parameter: str) -> Iterator[tuple[Job, str]]:
-    """The jobs that have a name as this parameter, each with the name."""
-    known: dict[int, Scalar] = {}  # by the id of their parameters, which thousands of jobs share
+def things(
+    jobs: Sequence[Job], way: Literal["produces", "consumes"]
+) -> Iterator[tuple[Job, str, Thing]]:
+    """The jobs that save a thing under a name, or take one: each with the setting that says so."""
+    known: dict[tuple[object, ...], list[tuple[str, Thing]]] = {}  # thousands share parameters
     for job in jobs:
-        key = id(job.parameters)
+        key = (id(job.parameters), job.workload, job.engine)
         if key not in known:
-            known[key] = dict(job.parameters).get(parameter)
-        name = known[key]
-        if isinstance(name, str):
-            yield job, name
+            declared = registry.declared(job.workload, job.engine)
+            kinds = {n: getattr(d, way) for n, d in declared.items() if getattr(d, way)}
+            known[key] = [
+                (name, (kinds[name], value))
+                for name, value in (job.parameters if kinds else ())
+                if name in kinds and isinstance(value, str)
+            ]
+        for name, thing in known[key]:
+            yield job, name, thing
+
+
+def savers(jobs: Sequence[Job]) -> Mapping[Thing, list[Job]]:
+    """The jobs that save each thing, in order."""
+    found: dict[Thing, list[Job]] = {}
+    for job, _, thing in things(jobs, "produces"):
+        found.setdefault(thing, []).append(job)
+    return found
 
 
 def needs_of(jobs: Sequence[Job]) -> dict[str, tuple[str, ...]]:
     """For each job that needs others: their ids."""
     saved = savers(jobs)
-    measured = {calibrated(job): job for job in jobs if is_calibration(job)}
-    if not saved and not measured:
-        return {}
     needs: dict[str, tuple[str, ...]] = {}
-    for job in jobs:
-        wanted = dict(job.parameters).get(USES)
-        found = [*saved.get(wanted, ())] if isinstance(wanted, str) else []
-        if measured and (calibration := calibration_of(job)) is not None:
-            found += [measured[key] for key in [calibrated(calibration)] if key in measured]
-        if found:
-            needs[job.job_id] = tuple(other.job_id for other in found)
+
+    def add(job: Job, needed: Sequence[Job]) -> None:
+        if needed:
+            ids = tuple(other.job_id for other in needed)
+            needs[job.job_id] = needs.get(job.job_id, ()) + ids
+
+    for job, _, thing in things(jobs, "consumes") if saved else ():
+        add(job, saved.get(thing, ()))
+    measured = {calibrated(job): job for job in jobs if is_calibration(job)}
+    for job in jobs if measured else ():
+        calibration = calibration_of(job)
+        if calibration is not None and calibrated(calibration) in measured:
+            add(job, [measured[calibrated(calibration)]])
     return needs
 
 
@@ -73,8 +86,10 @@ def with_needs(planned: Sequence[PlannedJob]) -> list[PlannedJob]:
         lacking = [other for other in lacking if other.action is Action.UNSUPPORTED]
         item = replace(item, needs=wanted)
         if lacking and item.action is Action.RUN:
-            what = "calibration" if is_calibration(lacking[0].job) else "adapter"
-            reason = f"needs the {what} of job {lacking[0].job.job_id}, which is unsupported: "
+            other = lacking[0].job
+            saves = [kind for _, _, (kind, _) in things([other], "produces")]
+            what = "calibration" if is_calibration(other) else " and ".join(saves)
+            reason = f"needs the {what} of job {other.job_id}, which is unsupported: "
             item = replace(
                 item,
                 action=Action.UNSUPPORTED,
@@ -85,28 +100,36 @@ def with_needs(planned: Sequence[PlannedJob]) -> list[PlannedJob]:
     return done
 
 
-def adapter_problems(grid: Grid, exists: Callable[[str], bool]) -> list[Problem]:
-    """A problem for each adapter that a job wants and that nobody saves, or several jobs do.
+def problems_of_needs(grid: Grid, exists: Callable[[Thing], bool]) -> list[Problem]:
+    """A problem for each thing that a job wants and that nobody saves, or several jobs do.
 
-    ``exists`` says whether an adapter of this name, or at this path, is there already.
+    ``exists`` says whether a thing of this name, or at this path, is there already.
     """
     saved = savers(grid.jobs())
-    problems: dict[tuple[str, str], Problem] = {}
-    for job, wanted in _naming(grid.jobs(), USES):
-        if (job.experiment, wanted) in problems:
+    problems: dict[tuple[str, Thing], Problem] = {}
+    for job, setting, thing in things(grid.jobs(), "consumes"):
+        if (job.experiment, thing) in problems:
             continue
-        if wanted not in saved and not exists(wanted):
-            close = difflib.get_close_matches(wanted, saved, n=1, cutoff=0.5)
-            message = f"no job of this grid saves adapter {wanted!r}, and there is none"
-            hint = (
-                f"did you mean {close[0]!r}?"
-                if close
-                else f"train it in a fine-tuning job with save_adapter: {wanted}"
-            )
-        elif len(saved.get(wanted, ())) > 1:
-            message = f"{len(saved[wanted])} jobs of this grid save adapter {wanted!r}"
+        kind, wanted = thing
+        if thing not in saved and not exists(thing):
+            names = [name for other, name in saved if other == kind]
+            close = difflib.get_close_matches(wanted, names, n=1, cutoff=0.5)
+            message = f"no job of this grid saves {kind} {wanted!r}, and there is none"
+            hint = f"did you mean {close[0]!r}?" if close else _how_to_save(kind, wanted)
+        elif len(saved.get(thing, ())) > 1:
+            message = f"{len(saved[thing])} jobs of this grid save {kind} {wanted!r}"
             hint = "each would replace the other's; let one job save it, or give each a name"
         else:
             continue
-        problems[job.experiment, wanted] = grid.problem(job, USES, wanted, message, hint)
+        problems[job.experiment, thing] = grid.problem(job, setting, wanted, message, hint)
     return list(problems.values())
+
+
+def _how_to_save(kind: str, name: str) -> str:
+    ways = [
+        f"{setting}: {name} in a job of workload {workload}"
+        for workload, entry in registry.WORKLOADS.items()
+        for setting, declared in entry.declared(entry.engines[0]).items()
+        if declared.produces == kind
+    ]
+    return f"save one with {' or '.join(ways)}" if ways else f"nothing here saves a {kind}"

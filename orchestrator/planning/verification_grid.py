@@ -10,11 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.domain.job import Job
+from orchestrator.domain.job import Job, Scalar
 from orchestrator.domain.measurement import Measurement
+from workloads import registry
 
-#: Parameters of text generation that change what a model computes, or by which path.
-_CARRIED = ("attention", "adapter", "hpu_mode")
 _WORKLOAD = "verification"
 #: Names of runs have at most 64 characters.
 _LONGEST_NAME = 64
@@ -28,8 +27,7 @@ def verification_grid(
     for job in jobs:
         if job.workload not in ("text-generation", _WORKLOAD):
             continue
-        parameters = dict(job.parameters)
-        carried = {key: parameters[key] for key in _CARRIED if parameters.get(key) is not None}
+        carried = _carried(job.engine, dict(job.parameters))
         asked: dict[str, Any] = {
             "model": job.model,
             "dataset": job.dataset,
@@ -57,6 +55,15 @@ def verification_grid(
     }
 
 
+def _carried(engine: str, parameters: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    """The settings that verification takes over: all that it has itself, but for lengths."""
+    return {
+        name: parameters[name]
+        for name, declaration in registry.declared(_WORKLOAD, engine).items()
+        if not declaration.length and parameters.get(name) is not None
+    }
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verified:
     """What became of one question."""
@@ -65,7 +72,7 @@ class Verified:
     accelerator: str
     engine: str
     precision: str
-    settings: str  # attention, adapter and mode, where the grid says them
+    settings: str  # those taken over from the grid, where it says them
     agrees: str  # the row's word, or the state of a job that gave none
     largest_difference: float | None  # of any logit
     spread: float | None  # standard deviation of the reference's logits
@@ -86,8 +93,7 @@ def verified(rows: Sequence[Measurement]) -> list[Verified]:
 
 def _answer(row: Measurement) -> Verified:
     details: Mapping[str, str] = row.details
-    settings = {name: row.parameters.get(name) for name in _CARRIED}
-    said = [f"{name} {value}" for name, value in settings.items() if value is not None]
+    said = [f"{name} {value}" for name, value in _carried(row.engine, row.parameters).items()]
     return Verified(
         model=row.model,
         accelerator=str(row.accelerator),

@@ -127,7 +127,6 @@ def _read_large(store: Store) -> tuple[Summary, tuple[Measurement, ...]]:
 
 
 def _read(store: Store, read: Callable[[], Contents]) -> tuple[Summary, tuple[Measurement, ...]]:
-    from orchestrator.report.effects import workload_defaults
     from orchestrator.report.progress import underway_of
     from orchestrator.report.reference_data import reference
     from orchestrator.report.summary import summarize
@@ -139,7 +138,6 @@ def _read(store: Store, read: Callable[[], Contents]) -> tuple[Summary, tuple[Me
         [f"{damage.path.name} ({damage.reason})" for damage in contents.damaged],
         underway=underway_of(status, time.time()),
         reference=reference(),
-        defaults=workload_defaults,
     )
     return summary, contents.measurements
 

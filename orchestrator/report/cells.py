@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
-from orchestrator.domain.job import State
+from orchestrator.domain.declared import as_declared, usual_engine
+from orchestrator.domain.job import Scalar, State
+from orchestrator.domain.job_fields import FIELDS
 from orchestrator.domain.measurement import Measurement
 from orchestrator.report import units
 from orchestrator.report.contests import memory_kind, peak_memory_bytes
 from orchestrator.report.summary import SHORT_STATE, Table
-from workloads.engines import default_engine
+from workloads import registry
 
-#: Choices that go without saying. ``contests.FREE_PARAMETERS`` has the names of all.
-USUAL: Mapping[str, object] = {
-    "attention": "sdpa",
-    "autocast": "none",
-    "gradient_accumulation": 1,
-    "gradient_checkpointing": False,
-    "padding": "dynamic",
-}
 #: Of what no sensor told: never zero, and never left out without a word.
 NOT_KNOWN = "not known"
 
@@ -59,18 +52,31 @@ def plus_minus(row: Measurement) -> str:
 
 
 def choice(row: Measurement) -> str:
-    """The free choices of a row, short: ``bf16 b=32``, with what else of them is not usual."""
-    words = [row.precision, f"b={row.batch_size if row.batch_size is not None else '?'}"]
-    if row.engine != default_engine():
+    """How a row did its work, short: ``bf16 b=32``, with every other setting that is free to
+    choose and is not at its default. No two rows that did the same work have the same words."""
+    words = [row.precision, _batch_size(row)]
+    if row.engine != usual_engine(row.workload):
         words.append(row.engine)
-    if row.parameters.get("compile"):
-        words.append("compiled")
-    for name, usual in USUAL.items():
-        value = row.parameters.get(name, usual)
-        if value != usual:
-            told = name.replace("_", " ")
-            words.append(told if value is True else f"{told} {value}")
+    if row.isolation != FIELDS["isolation"].default:
+        words.append(f"isolation {row.isolation}")
+    values = as_declared(row.workload, row.engine, row.parameters)
+    for name, declaration in registry.declared(row.workload, row.engine).items():
+        if declaration.role != "work" and not declaration.is_default(values[name]):
+            words.append(_said(name.replace("_", " "), values[name]))
     return " ".join(words)
+
+
+def _batch_size(row: Measurement) -> str:
+    asked = row.batch_size_requested
+    if asked.isdecimal() or row.batch_size is None:
+        return f"b={asked}"
+    return f"b={row.batch_size} ({asked})"
+
+
+def _said(name: str, value: Scalar) -> str:
+    if isinstance(value, bool) or value is None:
+        return name if value else f"no {name}"
+    return f"{name} {value}"
 
 
 def throughput(row: Measurement) -> str:
@@ -121,7 +127,4 @@ def where(row: Measurement) -> str:
 
 def label(row: Measurement) -> str:
     """A job on one line, for lists: ``chatglm3-6b fp32 b=128 on 1 × HPU``."""
-    return (
-        f"{row.model} {row.precision} b={row.batch_size_requested} "
-        f"on {row.cards} × {row.accelerator}"
-    )
+    return f"{row.model} {choice(row)} on {row.cards} × {row.accelerator}"

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from orchestrator.domain.declared import as_declared
 from orchestrator.domain.job import Accelerator, Scalar, State, supersedes
 from orchestrator.domain.measurement import Measurement
 
@@ -103,9 +104,14 @@ def settings_of(rows: Sequence[Measurement]) -> dict[str, Setting]:
             cards=row.cards,
             engine=row.engine,
             isolation=row.isolation,
-            parameters=tuple(sorted((k, scalar(v)) for k, v in row.parameters.items())),
+            parameters=_parameters(row),
         )
     return settings
+
+
+def _parameters(row: Measurement) -> tuple[tuple[str, str], ...]:
+    declared = as_declared(row.workload, row.engine, row.parameters)
+    return tuple(sorted((name, scalar(value)) for name, value in declared.items()))
 
 
 def varying_parameters(settings: Iterable[Setting]) -> frozenset[str]:

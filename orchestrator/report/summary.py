@@ -25,7 +25,7 @@ from orchestrator.report.causes import (
     retried,
 )
 from orchestrator.report.contests import Contest, hold_contests
-from orchestrator.report.effects import Defaults, Effect, effects_of
+from orchestrator.report.effects import Effect, effects_of
 from orchestrator.report.fronts import Front, fronts_of
 from orchestrator.report.grouping import (
     Differences,
@@ -150,7 +150,6 @@ def summarize(
     *,
     underway: Underway | None = None,
     reference: Reference | None = None,
-    defaults: Defaults = lambda workload: {},
 ) -> Summary:
     """The summary of one run's rows, in the order in which they were written.
 
@@ -159,7 +158,6 @@ def summarize(
         damaged: names of files that should have held rows and could not be read.
         underway: how far the run is, where it is not finished.
         reference: what others published, to compare with.
-        defaults: of a workload's parameters, by its name; they tell a baseline.
     """
     reference = reference or Reference()
     rows = newest_final(measurements)
@@ -177,7 +175,7 @@ def summarize(
         contests=contests,
         tables=_tables(rows, settings),
         fronts=fronts_of(rows, settings),
-        effects=effects_of(rows, settings, defaults),
+        effects=effects_of(rows, settings),
         steps=step_times_of(rows),
         scalings=scalings_of(rows, settings),
         roofline=roofline_of(rows, reference.devices),

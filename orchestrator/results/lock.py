@@ -26,7 +26,7 @@ from pathlib import Path
 from orchestrator.errors import StoreError, StoreLocked
 from orchestrator.results import disk, paths
 from workloads import files
-from workloads.owned_directory import started_ticks
+from workloads.process_stat import started_ticks
 
 HEARTBEAT_S = 5.0
 _LARGEST_BYTES = 2**16

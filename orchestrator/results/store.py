@@ -23,6 +23,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.domain.declared import as_declared
 from orchestrator.domain.history import PastRow
 from orchestrator.domain.job import Accelerator, Scalar, State
 from orchestrator.errors import StoreError, StoreFull
@@ -55,6 +56,7 @@ _HISTORY_COLUMNS = (
     "model",
     "precision",
     "batch_size",
+    "engine",
     "accelerator",
     "cards",
     "parameters",
@@ -484,9 +486,13 @@ def _past_rows(table: pa.Table) -> list[tuple[tuple[bool, Any], PastRow]]:
 
 
 @lru_cache(maxsize=4096)
-def _parameters(pairs: tuple[tuple[str, str], ...]) -> tuple[tuple[str, Scalar], ...]:
-    """A job's parameters from their JSON, as it has them; most rows share theirs with others."""
-    return tuple(sorted((name, json.loads(text)) for name, text in dict(pairs).items()))
+def _parameters(
+    workload: str, engine: str, pairs: tuple[tuple[str, str], ...]
+) -> tuple[tuple[str, Scalar], ...]:
+    """A job's parameters from their JSON, as a job of this version has them; most rows share theirs
+    with others."""
+    said = {name: json.loads(text) for name, text in pairs}
+    return tuple(sorted(as_declared(workload, engine, said).items()))
 
 
 def _past_row(row: dict[str, Any]) -> PastRow:
@@ -502,7 +508,7 @@ def _past_row(row: dict[str, Any]) -> PastRow:
         batch_size=row["batch_size"],
         accelerator=Accelerator(row["accelerator"]),
         cards=row["cards"],
-        parameters=_parameters(tuple(row["parameters"] or ())),
+        parameters=_parameters(row["workload"], row["engine"], tuple(row["parameters"] or ())),
         busy_s=(ended - started).total_seconds() if started and ended else None,
         load_s=row["load_s"],
         reason=row["reason"] or "",

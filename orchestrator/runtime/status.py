@@ -136,8 +136,10 @@ class RunStatus:
         return len({card.attempt_id for card in self.cards if card.attempt_id})
 
     def to_json(self) -> str:
-        """The content of ``status.json``."""
-        return json.dumps({"version": STATUS_VERSION} | dataclasses.asdict(self), indent=1)
+        """The content of ``status.json``, a line for each field."""
+        values = {"version": STATUS_VERSION} | _values_of(self)
+        lines = (f'"{name}": {_ENCODER.encode(value)}' for name, value in values.items())
+        return "{\n" + ",\n".join(lines) + "\n}"
 
     @classmethod
     def from_json(cls, text: str) -> RunStatus:
@@ -158,6 +160,14 @@ class RunStatus:
             return _known(cls, values)
         except (KeyError, TypeError, RecursionError) as error:
             raise ValueError(f"not a run's status: {error}") from error
+
+
+def _values_of(record: Any) -> dict[str, Any]:
+    """The fields of a record; ``dataclasses.asdict`` would copy all that they hold."""
+    return {each.name: getattr(record, each.name) for each in dataclasses.fields(record)}
+
+
+_ENCODER = json.JSONEncoder(default=_values_of)
 
 
 def _known(kind: type[_Record], values: Mapping[str, Any]) -> _Record:

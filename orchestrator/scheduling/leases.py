@@ -31,7 +31,12 @@ class Lease:
     lasts_s: float  # estimated, once it runs
     ends_at: float  # estimated
     ready: dict[int, Worker] = field(default_factory=dict)  # by rank
-    running: bool = False
+    began_at: float | None = None  # when it was told to run
+
+    @property
+    def running(self) -> bool:
+        """Whether its attempt runs; until then its workers are gathered."""
+        return self.began_at is not None
 
 
 class Leases:
@@ -221,7 +226,7 @@ class Leases:
         ends_at = now + lease.lasts_s
         self._ends += width * (ends_at - lease.ends_at)
         lease.ends_at = ends_at
-        lease.running = True
+        lease.began_at = now
         workers = [lease.ready[rank] for rank in range(width)]
         for worker in workers:
             worker.used, worker.key = True, lease.record.key

@@ -73,6 +73,7 @@ class Schedule:
         self._begun = False
         self._closing = False
         self._commands: list[Command] = []
+        self._noted = 0  # of them
         self._unsupported: list[PlannedJob] = []
         self._records: dict[str, JobRecord] = {}
         self._issued: dict[str, Attempt] = {}  # every attempt that ever ran
@@ -139,6 +140,7 @@ class Schedule:
         elif isinstance(event, StopRequested):
             again = self._ledger.stopping != ""
             self._stop(event.reason, abort=again or not self.settings.finish_running)
+        self._note_commands()
         if self._verdicts.tripped and not self._ledger.stopping:
             self._stop(self._verdicts.tripped, abort=False)
         self._ledger.run_due()
@@ -150,15 +152,10 @@ class Schedule:
         self._give_up_hopeless()
         self._settle_needs()
         self._finish_if_done()
+        self._note_commands()
         commands = self._commands[:]
         self._commands.clear()
-        for command in commands:
-            self._verdicts.begun(command)
-            if isinstance(command, RunAttempt):
-                self._issued[command.attempt.attempt_id] = command.attempt
-            elif isinstance(command, StopWorker):
-                patience = self.settings.stop_patience_s
-                self._stops.append((self._ledger.now + patience, command.worker_id))
+        self._noted = 0
         if not self.finished:
             commands += self._wakes()
         return commands
@@ -181,6 +178,17 @@ class Schedule:
         )
 
     # ------------------------------------------------------------ events
+
+    def _note_commands(self) -> None:
+        """Remember what has been begun and stopped since this was done before."""
+        for command in self._commands[self._noted :]:
+            self._verdicts.begun(command)
+            if isinstance(command, RunAttempt):
+                self._issued[command.attempt.attempt_id] = command.attempt
+            elif isinstance(command, StopWorker):
+                patience = self.settings.stop_patience_s
+                self._stops.append((self._ledger.now + patience, command.worker_id))
+        self._noted = len(self._commands)
 
     def _begin(self) -> None:
         self._begun = True
@@ -213,6 +221,7 @@ class Schedule:
         pool = self._pools.get(event.node.accelerator)
         if pool is None:
             return
+        self._verdicts.node_gone(event.node)  # if it was here before
         for lease in pool.join(event.node):
             self._verdicts.lose(pool, lease, "its node came back as a new one")
         # Others may join at the same time; deciding after them spreads the work over all.
@@ -221,6 +230,7 @@ class Schedule:
     def _node_left(self, node_id: str, reason: str) -> None:
         for pool in self._pools.values():
             if node_id in pool.cards.servers:
+                self._verdicts.node_gone(pool.cards.servers[node_id].node)
                 for lease in pool.leave(node_id):
                     self._verdicts.lose(pool, lease, f"node {node_id} is gone: {reason}")
 
@@ -245,7 +255,7 @@ class Schedule:
                 kind = FailureClass.NODE_LOST if asked else FailureClass.CRASH
                 failure = failure or Failure(failure_class=kind, message="its worker stopped")
                 self._verdicts.conclude(
-                    pool, lease, made_up(lease, State.LOST, failure, self._ledger.time_of_day)
+                    pool, lease, made_up(lease, State.LOST, failure, self._ledger)
                 )
             elif (
                 was is WorkerState.STARTING
@@ -395,7 +405,7 @@ class Schedule:
         pool.lock_away(worker.slot, reason)
         if lease is not None and lease.running:
             self._verdicts.conclude(
-                pool, lease, made_up(lease, State.LOST, _hang(reason), self._ledger.time_of_day)
+                pool, lease, made_up(lease, State.LOST, _hang(reason), self._ledger)
             )
         elif lease is not None:
             self._verdicts.card_kept(pool, lease, reason)

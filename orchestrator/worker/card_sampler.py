@@ -12,7 +12,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 
-from orchestrator.domain.energy import Energy, energy_between
+from orchestrator.domain.card_readings import card_readings
+from orchestrator.domain.energy import Energy, Reading, energy_between
 from workloads.devices.telemetry import CardTelemetry
 
 Read = Callable[[], Mapping[int, CardTelemetry]]
@@ -64,9 +65,15 @@ class CardSampler:
             seen = watched and self._readings[-1][0] >= end
         if watched and not seen:
             self.take()
+        return energy_between(self._of(index), start, end)
+
+    def readings(self, index: int, start: float, end: float) -> Mapping[str, str]:
+        """What a card said between two moments that have passed, as details of a row."""
+        return card_readings(self._of(index), start, end)
+
+    def _of(self, index: int) -> list[Reading]:
         with self._lock:
-            mine = [(at, cards[index]) for at, cards in self._readings if index in cards]
-        return energy_between(mine, start, end)
+            return [(at, cards[index]) for at, cards in self._readings if index in cards]
 
     def take(self) -> bool:
         """Take one reading now; whether it says anything."""

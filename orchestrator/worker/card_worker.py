@@ -258,6 +258,7 @@ class CardWorker:
         self._clean_state.restore()
         self._device.seed(SEED)
         self._resident.clean()
+        settings = self._device.configure()
         from workloads import registry
 
         workload = registry.load(attempt.job.workload)
@@ -280,9 +281,9 @@ class CardWorker:
                 f"workload {attempt.job.workload} gave back {type(result).__name__}, not a Result"
             )
         self._enter(attempt.attempt_id, "finish")
+        details = {**settings, **self._device.memory_details(), **result.details}
         return dataclasses.replace(
-            result,
-            details={name: redact(text, os.environ) for name, text in result.details.items()},
+            result, details={name: redact(text, os.environ) for name, text in details.items()}
         )
 
     @contextlib.contextmanager

@@ -53,7 +53,7 @@ def describe(
     )
 
 
-def one_line(text: str, limit: int = 500) -> str:
+def one_line(text: str, limit: int = 2000) -> str:
     """The text with its white space collapsed, cut to ``limit`` characters."""
     line = " ".join(text.split())
     return line if len(line) <= limit else line[: limit - 1] + "…"

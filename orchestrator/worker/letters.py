@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from orchestrator.domain.attempt import RankOutcome, WorkerInfo
@@ -89,6 +89,7 @@ class Ended:
     outcome: bytes | RankOutcome | None
     process_gone: bool
     energy: Energy | None = None  # what the card took while the rank was timed
+    readings: Mapping[str, str] = field(default_factory=dict)  # what it said meanwhile
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,8 @@ from orchestrator.worker.wire import unpacked
 
 #: What the card of this index took between two moments; None where nobody knows.
 EnergyOf = Callable[[int, float, float], Energy | None]
+#: What it said meanwhile, as details of a row.
+ReadingsOf = Callable[[int, float, float], Mapping[str, str]]
 
 
 @dataclass(slots=True, eq=False)
@@ -46,9 +48,14 @@ class _Worker:
 class NodeWorkers:
     """``do`` returns at once; what becomes of a letter is told to ``tell``, from any thread."""
 
-    def __init__(self, tell: Callable[[Answer], None], energy: EnergyOf) -> None:
+    def __init__(
+        self,
+        tell: Callable[[Answer], None],
+        energy: EnergyOf,
+        readings: ReadingsOf = lambda *_: {},
+    ) -> None:
         self._tell = tell
-        self._energy = energy
+        self._energy, self._readings = energy, readings
         self._workers: dict[str, _Worker] = {}
         self._lock = threading.Lock()  # who finds a worker here may put letters into its queue
 
@@ -100,12 +107,13 @@ class NodeWorkers:
             return False
         outcome = process.run(letter.order)
         gone = process.gone
-        energy = None
+        energy, readings = None, dict[str, str]()
         if letter.card_index is not None and isinstance(outcome, bytes):
             read: RankOutcome = unpacked(outcome)
             if read.timed is not None:
                 energy = self._energy(letter.card_index, *read.timed)
-        self._tell(Ended(worker.name, letter.order.attempt_id, outcome, gone, energy))
+                readings |= self._readings(letter.card_index, *read.timed)
+        self._tell(Ended(worker.name, letter.order.attempt_id, outcome, gone, energy, readings))
         return gone
 
     # ------------------------------------------------------------ a stop's thread

@@ -44,6 +44,7 @@ from typing import Any
 
 from orchestrator.host import output
 from orchestrator.worker.memory_kills import memory_kills
+from orchestrator.worker.process_table import Identity, descendants, processes
 from orchestrator.worker.redaction import redact
 from workloads import files
 
@@ -51,19 +52,6 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _REQUEST_BYTES = 1 << 20
 _END_S = 5.0
-
-
-#: A process id comes back one day, with another start.
-_Identity = tuple[int, int]
-
-
-@dataclass(frozen=True, slots=True)
-class _Process:
-    """One process of this host: who it is, and whose child."""
-
-    identity: _Identity
-    parent: int
-    zombie: bool
 
 
 @dataclass(slots=True)
@@ -77,7 +65,7 @@ class _Child:
     asked: bool = False  # the asker ended it
     status: int | None = None  # exit code, or minus the signal, once it is reaped
     dead_since: float = 0.0  # monotonic
-    tree: set[_Identity] = field(default_factory=set)  # what descends from it, as far as known
+    tree: set[Identity] = field(default_factory=set)  # what descends from it, as far as known
 
 
 @dataclass(slots=True)
@@ -105,7 +93,7 @@ class ProcessServer:
         for lifeline in lifelines:
             self.selector.register(lifeline, selectors.EVENT_READ, "lifeline")
         self.selector.register(wake_read, selectors.EVENT_READ, "wake")
-        before = {found.identity for found in _beneath(os.getpid(), _processes())}
+        before = {found.identity for found in descendants(os.getpid(), processes(ended=True))}
         while True:
             for key, _ in self.selector.select(self._patience_s()):
                 if key.data == "lifeline" and not os.read(key.fd, 4096):
@@ -266,18 +254,18 @@ class ProcessServer:
 
         Whoever is this server's own child now, and no worker, was left by one that died.
         """
-        table = _processes()
+        table = processes(ended=True)
         here = os.getpid()
         others = {each for one in self.children.values() if one is not child for each in one.tree}
-        beneath = _beneath(here, table)
-        strays = [p for p in beneath if p.parent == here and p.identity[0] not in self.children]
+        beneath = descendants(here, table)
+        strays = [p for p in beneath if p.parent == here and p.pid not in self.children]
         for stray in strays:
             if stray.identity not in others:
                 child.tree |= {stray.identity}
-                child.tree |= {each.identity for each in _beneath(stray.identity[0], table)}
-        left = [p for p in beneath if p.identity in child.tree and not p.zombie]
+                child.tree |= {each.identity for each in descendants(stray.pid, table)}
+        left = [p for p in beneath if p.identity in child.tree and not p.ended]
         for process in left:
-            _kill(process.identity[0])
+            process.kill()
         return _kill_group(child.pid) or bool(left)
 
 
@@ -317,59 +305,27 @@ def _tell(connection: socket.socket, message: Mapping[str, Any]) -> None:
 def _kill_tree(child: _Child) -> None:
     """Kill a worker and all that descends from it; what it starts at this very moment shows when
     it is dead."""
-    descendants = _beneath(child.pid, _processes())
-    child.tree |= {process.identity for process in descendants}
+    beneath = descendants(child.pid, processes(ended=True))
+    child.tree |= {process.identity for process in beneath}
     _kill_group(child.pid)
-    for process in descendants:
-        _kill(process.identity[0])
+    for process in beneath:
+        process.kill()
 
 
-def _end_all(but: Set[_Identity] = frozenset()) -> None:
+def _end_all(but: Set[Identity] = frozenset()) -> None:
     """Kill everything beneath this process, for a few seconds at most: it ends itself."""
     deadline = time.monotonic() + _END_S
     while time.monotonic() < deadline:
         left = [
             process
-            for process in _beneath(os.getpid(), _processes())
-            if process.identity not in but and not process.zombie
+            for process in descendants(os.getpid(), processes(ended=True))
+            if process.identity not in but and not process.ended
         ]
         if not left:
             return
         for process in left:
-            _kill(process.identity[0])
+            process.kill()
         time.sleep(0.02)
-
-
-def _kill(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.kill(pid, signal.SIGKILL)
-
-
-def _beneath(pid: int, table: Mapping[int, list[_Process]]) -> list[_Process]:
-    """All descendants of a process."""
-    found, todo = [], [pid]
-    while todo:
-        children = table.get(todo.pop(), [])
-        found += children
-        todo += [child.identity[0] for child in children]
-    return found
-
-
-def _processes() -> dict[int, list[_Process]]:
-    """The processes of this host, by parent; none where the kernel does not show them."""
-    table: dict[int, list[_Process]] = {}
-    with contextlib.suppress(OSError):
-        for name in os.listdir("/proc"):
-            if not name.isdigit():
-                continue
-            try:
-                with open(f"/proc/{name}/stat", "rb") as file:
-                    words = file.read().rpartition(b")")[2].split()
-            except OSError:  # it has just ended
-                continue
-            process = _Process((int(name), int(words[19])), int(words[1]), words[0] in b"ZX")
-            table.setdefault(process.parent, []).append(process)
-    return table
 
 
 def _kill_group(pid: int) -> bool:

@@ -14,6 +14,7 @@ from orchestrator.grid.blocks import GridFile, MeasureBlock
 from orchestrator.grid.experiment import STRUCTURE
 from orchestrator.grid.fields import FIELD_NAMES, JobFields
 from orchestrator.grid.json_schema import grid_schema
+from orchestrator.grid.settings_markdown import renewed
 from workloads.precision import PRECISIONS
 from workloads.registry import WORKLOADS
 from workloads.settings import declarations
@@ -61,7 +62,7 @@ def test_every_setting_is_documented_with_its_default() -> None:
         said = documented(f"Settings: parameters of {workload}")
         defaults = {name: info.default for name, info in entry.parameters.model_fields.items()}
         assert {name: yaml.safe_load(text) for name, text in said.items()} == defaults
-    said = documented("Settings of engines")
+    said = documented("Settings: of engines")
     assert {name: yaml.safe_load(text) for name, text in said.items()} == {
         name: declaration.default
         for entry in WORKLOADS.values()
@@ -70,6 +71,11 @@ def test_every_setting_is_documented_with_its_default() -> None:
     }
     measure = {name: yaml.safe_load(text) for name, text in documented("measure").items()}
     assert measure == MeasureBlock().model_dump()
+
+
+def test_the_tables_of_settings_are_the_declarations() -> None:
+    """`python -m orchestrator.grid.settings_markdown docs/grids.md` renews them."""
+    assert renewed(TEXT) == TEXT
 
 
 def test_every_precision_is_named() -> None:

@@ -166,6 +166,17 @@ def _retry_at_once() -> contextlib.AbstractContextManager[Any]:
     return patch.object(Ledger, "retry", lambda _, pool, record, __: pool.enqueue(record))
 
 
+def _watch_the_first_only() -> contextlib.AbstractContextManager[Any]:
+    """A place that becomes free goes to the next that is begun, whoever has failed meanwhile."""
+    begun = Breaker.begun
+
+    def while_there_is_room(breaker: Breaker, subject: str) -> None:
+        if len(breaker._begun) < breaker._limit:
+            begun(breaker, subject)
+
+    return patch.object(Breaker, "begun", while_there_is_room)
+
+
 def _trust_nodes() -> contextlib.AbstractContextManager[Any]:
     """A node that comes back is as good as a new one, however often it was lost."""
 
@@ -316,6 +327,7 @@ DEFENCES = (
     ),
     Defence(
         name="fencing by attempt id",
+        first=24,
         without="final row",
         take_away=_count_late_rows,
     ),
@@ -336,6 +348,7 @@ DEFENCES = (
     ),
     Defence(
         name="cards drained for gangs",
+        first=7,
         without="starves: ",
         take_away=_of(Assigner, "_reserve"),
     ),
@@ -346,8 +359,15 @@ DEFENCES = (
     ),
     Defence(
         name="another card for the next attempt",
+        first=4,
         without="runs where the last attempt failed",
         take_away=_of(JobRecord, "send_elsewhere"),
+    ),
+    Defence(
+        name="another card also when one comes later",
+        first=101_471,
+        without="runs where the last attempt failed",
+        take_away=_of(Pool, "_cards_came"),
     ),
     Defence(
         name="an end to jobs for which no cards are left",
@@ -357,30 +377,35 @@ DEFENCES = (
     ),
     Defence(
         name="sync of a file before it gets its name",
+        first=18,
         without="is lost",
         take_away=_of(SimulatedDisk, "sync"),
         on_disk=True,
     ),
     Defence(
         name="sync of the directory after it",
+        first=17,
         without="is lost",
         take_away=_of(SimulatedDisk, "sync_directory"),
         on_disk=True,
     ),
     Defence(
         name="a write until all is written",
+        first=8,
         without="is lost",
         take_away=_half_writes,
         on_disk=True,
     ),
     Defence(
         name="checksums of rows",
+        first=1,
         without="",
         take_away=_of(fragments, "damage_of", lambda *_: None),
         on_disk=True,
     ),
     Defence(
         name="a copy of each row that waits for room",
+        first=1,
         without="without a copy",
         take_away=_of(Store, "spill"),
         on_disk=True,
@@ -401,7 +426,7 @@ DEFENCES = (
     ),
     Defence(
         name="rows of attempts that a dead driver had running",
-        first=19,
+        first=118,
         without="left no row",
         take_away=_of(Store, "_record_interrupted", lambda _: ()),
         on_disk=True,
@@ -438,7 +463,7 @@ DEFENCES = (
     ),
     Defence(
         name="the watchdog",
-        first=32,
+        first=45,
         without="no end after",
         take_away=_of(Watchdog, "overdue", lambda *_: []),
     ),
@@ -459,6 +484,7 @@ DEFENCES = (
     ),
     Defence(
         name="quarantine of nodes that are lost again and again",
+        first=4,
         without="times and is used after",
         take_away=_trust_nodes,
     ),
@@ -473,6 +499,12 @@ DEFENCES = (
         first=387,
         without="others are tried",
         take_away=_of(Breaker, "withdrawn"),
+    ),
+    Defence(
+        name="a breaker that counts who has failed already",
+        first=100_899,
+        without="others are tried",
+        take_away=_watch_the_first_only,
     ),
     Defence(
         name="jobs that wait for those they need",
@@ -492,16 +524,19 @@ DEFENCES = (
     ),
     Defence(
         name="patience with what fails for a moment",
+        first=4,
         without="was away for a moment",
         take_away=_impatient,
     ),
     Defence(
         name="a command that is refused is an event",
+        first=4,
         without="",
         take_away=_of(driver_module, "_refusal"),
     ),
     Defence(
         name="a worker is stopped when the executor took the command",
+        first=9,
         without="has a process of driver",
         take_away=_free_what_was_not_stopped,
     ),

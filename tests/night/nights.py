@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from math import inf
 from pathlib import Path
 from random import Random
@@ -22,7 +22,7 @@ from disk_model import NOWHERE, SimulatedDisk
 from schedule_cases import job as job_of
 from schedule_cases import node as node_of
 from shapes import EPOCH_S, NOTICED_S, Broken, Died, Estimates, Shape, Tally, is_late, must
-from stores import DiskStore, MemoryStore, Promises
+from stores import DiskStore, MemoryStore, Promises, row_of
 
 from clusters import NightCluster, NightExecutor
 from orchestrator.domain.events import NodeJoined
@@ -196,8 +196,7 @@ class Night:
                 must(self.tally.drivers < 30, "spilled rows do not come home")
                 self.now = max(self.now, self.shape.full[1])
                 self._drive(len(self.shape.deaths) + self.tally.drivers, "", None)
-            self._check_rows()
-            self._check_end()
+            self._check_end(self._check_rows())
         return self.tally
 
     def _spilled(self) -> bool:
@@ -243,9 +242,9 @@ class Night:
             with store:
                 self._write_late(frozen)
                 self._end_leftovers(number)
-                self._check_rows()
+                rows = self._check_rows()
                 self._second_driver(number)
-                driver = self._driver(store, number, late)
+                driver = self._driver(store, rows, number, late)
                 result = driver.drive()
                 must(result.finished, "the driver left before the end")
                 self.living.discard(number)
@@ -264,8 +263,9 @@ class Night:
         self.now += 5.0 if death == "killed" else 90.0
         return store, (late[-1] if late else self.handed[-1] if self.handed else None)  # type: ignore[return-value]
 
-    def _driver(self, store: Any, number: int, late: list[Measurement]) -> Driver:
-        rows = store.rows()
+    def _driver(
+        self, store: Any, rows: Sequence[Measurement], number: int, late: list[Measurement]
+    ) -> Driver:
         final = {row.job_id: row.state for row in rows if row.final}
         before = store.attempts_set_aside(job.job_id for job in self.jobs)
         for row in rows:
@@ -388,8 +388,8 @@ class Night:
 
     # ------------------------------------------------------------ what must hold
 
-    def _check_rows(self) -> None:
-        """Everything promised is there, as it was written, once; nothing else is."""
+    def _check_rows(self) -> Sequence[Measurement]:
+        """Everything promised is there, as it was written, once; nothing else is. Returns all."""
         if self.shape.on_disk:
             contents = DiskStore(self, -1).read()
             rows, damaged = contents.measurements, [each.path.name for each in contents.damaged]
@@ -415,17 +415,16 @@ class Night:
         numbers = Counter(r.attempt_id for r in rows if r.attempt_number and not is_late(r))
         must(max(numbers.values(), default=1) == 1, f"attempt ids used twice: {numbers}")
         self.tally.rows = len(rows)
+        return rows
 
     def _is_of_note(self, row: Measurement) -> bool:
         """Whether a row is what an attempt's note stands for."""
         if row.state != State.LOST or row.attempt_id not in self.noted:
             return False
-        return any(row == note.row() for note in self.noted[row.attempt_id])
+        return any(row == row_of(note) for note in self.noted[row.attempt_id])
 
-    def _check_end(self) -> None:
+    def _check_end(self, rows: Sequence[Measurement]) -> None:
         """Every job has ended exactly once, and every attempt that began has a row."""
-        store = self.open_store(-1)
-        rows = store.rows()
         final: dict[str, list[str]] = {}
         for row in rows:
             if row.final:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,12 @@ from orchestrator.results.store import Store
 
 if TYPE_CHECKING:
     from nights import Night
+
+
+@lru_cache(maxsize=1024)
+def row_of(note: Note) -> Measurement:
+    """The row that a note stands for, which later drivers of a night ask for again."""
+    return note.row()
 
 
 class Lock:
@@ -56,10 +63,6 @@ class DiskStore(Store):
         self._lock = Lock(night, driver)  # type: ignore[assignment]
         self.night = night
 
-    def rows(self) -> list[Measurement]:
-        """As a reader sees them."""
-        return list(self.read().measurements)
-
 
 class MemoryStore:
     """A store without a disk, with the promises of the real one."""
@@ -73,7 +76,7 @@ class MemoryStore:
         for row in list(self.night.elsewhere):
             self._keep(row)
         for note in list(self.night.notes.values()):
-            self._keep(note.row())
+            self._keep(row_of(note))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -120,10 +123,6 @@ class MemoryStore:
     def attempts_set_aside(self, _: Iterable[str]) -> dict[str, int]:
         """Nothing is damaged here."""
         return {}
-
-    def rows(self) -> list[Measurement]:
-        """All of them."""
-        return list(self.night.kept.values())
 
 
 class Promises:

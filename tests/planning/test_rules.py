@@ -138,7 +138,7 @@ experiments:
       accelerator: [HPU, CPU]
       engine: [transformers, optimum-habana, vllm]
       precision: [fp32, int4]
-      batching: [static, refill]
+      batching: [static, continuous]
       packed_weights: [false, true]
       hpu_mode: [null, lazy]
       attention: [sdpa, eager]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from driver_cases import MOMENT, FakeClock, FakeExecutor, job, node, plan
 from measurements import row
-from small_disks import fill, small_disk
+from small_disks import FILLER, fill, small_disk
 from test_driver import Lines
 
 from orchestrator.domain.events import RunAttempt, StartWorker
@@ -109,7 +109,7 @@ class Night:
             if full_from <= now < full_until:
                 fill(disk)
             elif now >= full_until:
-                (disk / "ballast").unlink(missing_ok=True)
+                (disk / FILLER).unlink(missing_ok=True)
             return events(timeout_s)
 
         self.executor.perform = counted  # type: ignore[method-assign]
@@ -159,7 +159,7 @@ def test_rows_that_never_find_room_are_brought_home_later(disk: Path, elsewhere:
         ids = {
             command.attempt.job_id for command in night.executor.log if type(command) is RunAttempt
         }
-    (disk / "ballast").unlink()
+    (disk / FILLER).unlink()
     with Store.open(disk, "night") as store:
         rows = store.measurements()
         assert store.rescued > 0 and not elsewhere.exists()
@@ -209,7 +209,7 @@ def test_a_reserve_keeps_room_for_the_status(disk: Path) -> None:
         with pytest.raises(StoreFull):
             fill(disk)
             store.make_reserve()
-        os.unlink(disk / "ballast")
+        os.unlink(disk / FILLER)
         store.make_reserve()
         store.append(row())
 
@@ -252,7 +252,7 @@ def test_a_place_that_takes_no_row_is_left_as_it_was(
         fill(disk)
         assert store.spill(row(1)) is None
         assert not place.exists()
-        os.unlink(disk / "ballast")
+        os.unlink(disk / FILLER)
         store.append(row(1))
 
 
@@ -270,7 +270,7 @@ def test_a_lock_that_finds_no_room_leaves_nothing_and_names_its_path(disk: Path,
     assert [n for n in sorted(os.listdir(store.path)) if n != ".driver.lock.guard"] == [
         n for n in before if n != ".driver.lock.guard"
     ]
-    os.unlink(disk / "ballast")
+    os.unlink(disk / FILLER)
     with store:
         store.append(row())
 

@@ -10,12 +10,12 @@ from schedule_cases import job, planned
 
 from orchestrator.domain.job import MAX, Job
 from orchestrator.planning.plan import Action, PlannedJob
-from orchestrator.scheduling.anchors import LENGTHS, anchors
+from orchestrator.scheduling.anchors import anchors
 
 
 def technique_of(this: Job) -> tuple[object, ...]:
     """What makes a configuration, spelt out."""
-    techniques = tuple(pair for pair in this.parameters if pair[0] not in LENGTHS)
+    techniques = tuple(pair for pair in this.parameters if pair[0] != "output_tokens")
     fixed = (this.model, this.workload, this.dataset, this.precision, this.engine, this.isolation)
     return (*fixed, this.accelerator, this.cards, techniques)
 

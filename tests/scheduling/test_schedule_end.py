@@ -171,6 +171,55 @@ def test_workers_that_did_not_start_because_their_node_was_lost_do_not_trip_the_
     assert {row.state for row in cluster.finals().values()} == {State.SUCCEEDED}
 
 
+def test_the_breaker_trips_when_every_gang_has_a_worker_that_does_not_start() -> None:
+    """Those that are stopped with their gangs say nothing: the failed ones count in their order."""
+    failure = Failure(failure_class=FailureClass.IMPORT, message="no module named torch")
+    cluster = Cluster(planned(*[job(str(n), cards=2) for n in range(50)]), breaker_failures=4)
+    cluster.join(*[node(f"n{n}", cards=2) for n in range(6)])
+    last_ranks = [each for each, start in cluster.starting.items() if start.rank == 1]
+    cluster.stopped(*last_ranks[:3], failure=failure)
+    assert not any(row.state is State.NOT_STARTED for row in cluster.rows)
+    cluster.stopped(last_ranks[3], failure=failure)
+    assert len([row for row in cluster.rows if row.state is State.NOT_STARTED]) == 50
+    cluster.play_out()
+
+
+def test_workers_that_were_lost_while_starting_do_not_keep_the_breaker_waiting() -> None:
+    """The first cards went with their node; of the others no worker starts."""
+    failure = Failure(failure_class=FailureClass.IMPORT, message="no module named torch")
+    cluster = Cluster(planned(*[job(str(n)) for n in range(100)]), breaker_failures=4)
+    cluster.join(node("n1"), node("n2"))
+    cluster.leave("n1")
+    cluster.stopped(*list(cluster.starting)[:4], failure=failure)
+    assert {row.state for row in cluster.rows} == {State.NOT_STARTED}
+    cluster.play_out()
+
+
+def test_attempts_that_were_lost_with_their_node_do_not_trip_the_breaker() -> None:
+    """The first ones all run there, for however long; the other node does their jobs."""
+    cluster = Cluster(planned(*[job(str(n)) for n in range(20)]), breaker_failures=4)
+    cluster.join(node("n1", cards=4), node("n2", cards=4))
+    cluster.ready(*[each for each, start in cluster.starting.items() if start.card.node_id == "n1"])
+    assert len(cluster.running) == 4
+    cluster.leave("n1")
+    cluster.play_out()
+    assert {row.state for row in cluster.finals().values()} == {State.SUCCEEDED}
+
+
+def test_workers_that_die_late_do_not_trip_the_breaker() -> None:
+    """How long their attempts had run is known though no worker is left to tell it; the rows have
+    it, too."""
+    cluster = Cluster(planned(*[job(str(n)) for n in range(20)]), breaker_failures=4)
+    cluster.join(node(cards=4))
+    cluster.ready()
+    cluster.tick(3600.0)
+    cluster.stopped(*list(cluster.up))
+    assert State.NOT_STARTED not in {row.state for row in cluster.rows}
+    [ranks] = {row.outcome.ranks for row in cluster.rows if row.outcome is not None}
+    assert ranks[0].ended_at - ranks[0].started_at == 3600.0
+    cluster.play_out()
+
+
 @pytest.mark.parametrize(
     ("state", "failure_class", "took"),
     [

@@ -6,7 +6,7 @@ import pytest
 from schedule_cases import Cluster, Fixed, cards_of, job, kinds, node, planned
 
 from orchestrator.domain.events import RecordRow, StopWorker
-from orchestrator.domain.failure import FailureClass
+from orchestrator.domain.failure import Failure, FailureClass
 from orchestrator.domain.job import Job, State
 
 
@@ -110,6 +110,67 @@ def test_a_retry_comes_back_when_elsewhere_has_gone() -> None:
     assert cluster.running
     cluster.play_out()
     assert {row.state for row in cluster.finals().values()} == {State.SUCCEEDED}
+
+
+def test_a_retry_goes_elsewhere_when_another_card_comes() -> None:
+    """There was none when it was due: it waits for the new card, not for the one it failed on."""
+    cluster = Cluster(
+        planned(job("a"), job("b")), estimates=Fixed(by_name={"a": 300.0, "b": 100.0})
+    )
+    cluster.join(node("n1", cards=1))
+    cluster.ready()
+    cluster.ends(cluster.run_of("a"), State.FAILED, FailureClass.ERROR)
+    cluster.stopped()
+    [on_n1] = cluster.starting
+    cluster.join(node("n2", cards=1))
+    cluster.ready(on_n1)
+    assert cluster.only().job.dataset == "b"
+    cluster.ready()
+    assert cluster.run_of("a").cards[0].node_id == "n2"
+
+
+def test_a_retry_goes_elsewhere_when_a_quarantine_ends() -> None:
+    """The card on which the job has failed is the only usable one, and busy, when the other is
+    tried again."""
+    failure = Failure(failure_class=FailureClass.ACQUIRE, message="held by another process")
+    lasts = {"a": 300.0, "b": 200.0, "c": 100.0}
+    cluster = Cluster(planned(*[job(name) for name in lasts]), estimates=Fixed(by_name=lasts))
+    cluster.join(node(cards=2))
+    bad, good = cluster.starting
+    for _ in range(2):  # to quarantine
+        cluster.stopped(bad, failure=failure)
+        cluster.tick(5.0)
+        bad = next((each for each in cluster.starting if each != good), "")
+    cluster.ready(good)
+    first = cluster.only()
+    cluster.ends(first, State.FAILED, FailureClass.ERROR, took=10)
+    cluster.stopped(good)
+    [good] = cluster.starting
+    cluster.tick(300.0)
+    cluster.ready(good)
+    assert cluster.only().job.dataset == "b"
+    cluster.ready()
+    assert cluster.run_of("a").cards != first.cards
+
+
+@pytest.mark.parametrize("cards", [2, 3])
+def test_each_retry_is_on_another_card_than_the_last(cards: int) -> None:
+    """Of cards on which the job has failed, the longest ago is the best, as long as there is no
+    other."""
+    cluster = Cluster(planned(job()), card_strikes=99, breaker_failures=99)
+    cluster.join(node(cards=cards))
+    tried = []
+    while cluster.finished is None:
+        cluster.ready()
+        if cluster.running:
+            tried.append(cluster.only().cards)
+            failure_class = FailureClass.CRASH if len(tried) % 2 else FailureClass.COLLECTIVE
+            cluster.ends(cluster.only(), State.FAILED, failure_class)
+        cluster.stopped()
+        cluster.tick(60)
+    assert len(tried) == 5
+    for number, at in enumerate(tried):
+        assert at not in tried[max(0, number - cards + 1) : number]
 
 
 def test_out_of_memory_prunes_larger_batches_that_do_not_run() -> None:

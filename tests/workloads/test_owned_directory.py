@@ -24,8 +24,8 @@ from workloads.owned_directory import (
     abandoned_directories,
     make_owned_directory,
     owned_directory,
-    started_ticks,
 )
+from workloads.process_stat import started_ticks
 
 ME = ProcessIdentity.of_this_process()
 ROOT = Path(__file__).resolve().parents[2]

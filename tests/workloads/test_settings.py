@@ -7,7 +7,6 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 import pytest
-import tiny_workload
 from pydantic import Field, ValidationError
 
 from orchestrator.domain.job import Accelerator, Job
@@ -133,18 +132,3 @@ def test_a_setting_that_moved_keeps_the_ids_of_jobs_without_it(id_of: Any) -> No
     first = {quick: id_of(FirstEdition, quick=quick) for quick in (False, True)}
     assert id_of(SecondEdition) == first[False]
     assert a_job("editions", size=64, mode="first", depth=1, quick=True).job_id == first[True]
-
-
-def test_a_setting_that_loads_never_shares_a_resident_model(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Of every workload and its engine: unequal values, unequal keys; any other setting shares the
-    model."""
-    tiny_workload.register(monkeypatch)
-    for name, entry in registry.WORKLOADS.items():
-        declared = entry.declared(entry.default_engine)
-        plain = {key: declaration.default for key, declaration in declared.items()}
-        key = a_job(name, entry.default_engine, **plain).residency_key
-        for changed, declaration in declared.items():
-            other = a_job(name, entry.default_engine, **{**plain, changed: "another"}).residency_key
-            assert (other != key) is declaration.loads, (name, changed)

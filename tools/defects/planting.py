@@ -13,7 +13,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -78,8 +78,8 @@ def plant(
             tests = [test for test in executing if test.quick == (suite == "quick")]
             began = time.monotonic()
             if tests and not caught_by:
-                tests.sort(key=lambda test: test.name not in first)
-                caught_by = _catching(project, defect, tests, to.parent)
+                for some in _stages(tests, defect.path, first):
+                    caught_by = caught_by or _catching(project, defect, some, to.parent)
             outcome = "caught" if caught_by else "survived" if tests else "not executed"
             result = Result(
                 key=defect.key,
@@ -114,6 +114,16 @@ def _catching(project: Project, defect: Mutation, tests: list[Test], work: Path)
             return run.failed or ("no end" if run.status < 0 else "collection of the tests")
         flawed.update(test.name for test in suspects)  # it fails without the defect too
     return ""
+
+
+def _stages(tests: list[Test], path: str, first: frozenset[str]) -> Iterator[list[Test]]:
+    """Tests of the folder that mirrors that of a module catch most of its defects: the files of
+    all others are collected only if those do not."""
+    package, _, rest = path.rpartition("/")[0].partition("/")
+    mirrors = {f"tests/{rest}", f"tests/{package}/{rest}".rstrip("/")}
+    near = [t for t in tests if t.name in first or t.file.rpartition("/")[0] in mirrors]
+    near.sort(key=lambda test: test.name not in first)
+    yield from filter(None, (near, [test for test in tests if test not in near]))
 
 
 def _by_file(tests: list[Test]) -> list[Test]:

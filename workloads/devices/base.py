@@ -47,6 +47,8 @@ _COMMON_TEXTS: tuple[Texts, ...] = (
 _PREFLIGHT_ROWS, _PREFLIGHT_INNER = 256, 64
 _PREFLIGHT_NUMBERS = 2**20
 
+_HEADLINE_LENGTH = 2000
+
 #: torch's host allocator, with and without the path of its source file before it.
 HOST_ALLOCATOR_TEXTS = ("defaultcpuallocator", "can't allocate memory: you tried to allocate")
 
@@ -106,6 +108,16 @@ class Device(ABC):
     @abstractmethod
     def driver_version(self) -> str:
         """Version of the driver, "" where it cannot be found out; for CPUs the kernel's."""
+
+    def configure(self) -> Mapping[str, str]:
+        """Put this device's settings in force in this process and name them, for the row. Called
+        before each job, since the last one may have changed them."""
+        return {}
+
+    def memory_details(self) -> Mapping[str, str]:
+        """Memory of this process and of its card beyond ``peak_memory_bytes``, by name and in
+        bytes, for the row; asked when a job has ended and still holds what it took."""
+        return {}
 
     def stamp(self) -> Any:
         """A moment in the card's own order of work, for ``seconds_between``; None where the card
@@ -206,7 +218,7 @@ class Device(ABC):
     def classify(self, error: BaseException) -> BaseException:
         """This error as a ``WorkloadError`` if it is a known one, else unchanged.
 
-        The new error carries the old one's first lines; raise it ``from`` the old one.
+        The new error carries the old one's message; raise it ``from`` the old one.
         """
         if isinstance(error, WorkloadError):
             return error
@@ -228,9 +240,10 @@ def by_text(error: BaseException, table: Sequence[Texts]) -> WorkloadError | Non
 
 
 def headline(error: BaseException) -> str:
-    """The first non-empty lines of a message, up to 300 characters, with the exception's type."""
+    """A message on one line, up to 2,000 characters, with the exception's type before it: torch's
+    text on memory has 400 to 700, and its advice stands at the end."""
     text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text}"[:300]
+    return f"{type(error).__name__}: {text}"[:_HEADLINE_LENGTH]
 
 
 def command_output(*command: str) -> str:

@@ -27,6 +27,18 @@ _T = TypeVar("_T")
 _OPENED: list[Any] = []
 _IN_USE = threading.Lock()
 
+_SM_CLOCK = 1  # NVML_CLOCK_SM
+
+#: NVML's reasons for a lower clock, by bit, but for an idle card and clocks that somebody set.
+_THROTTLED = {
+    0x04: "power cap",
+    0x08: "hardware slowdown",
+    0x10: "sync boost",
+    0x20: "temperature (software)",
+    0x40: "temperature (hardware)",
+    0x80: "power brake",
+}
+
 #: NVIDIA's broker between processes that share a GPU stays on it and computes nothing itself.
 _BROKER = "nvidia-cuda-mps-server"
 
@@ -90,14 +102,25 @@ def _card(nvml: Any, handle: Any) -> CardTelemetry:
     temperature = _read(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU)
     utilization = _read(nvml.nvmlDeviceGetUtilizationRates, handle)
     memory = _read(nvml.nvmlDeviceGetMemoryInfo, handle)
+    clock = _told(nvml, "nvmlDeviceGetClockInfo", handle, _SM_CLOCK)
+    # Packages before 12.535 know it by its older name alone.
+    reasons = _told(nvml, "nvmlDeviceGetCurrentClocksEventReasons", handle)
+    if reasons is None:
+        reasons = _told(nvml, "nvmlDeviceGetCurrentClocksThrottleReasons", handle)
     return CardTelemetry(
         power_w=None if power_mw is None else power_mw / 1000,
         energy_j=None if energy_mj is None else energy_mj / 1000,
         temperature_c=None if temperature is None else float(temperature),
         utilization_percent=None if utilization is None else float(utilization.gpu),
+        sm_clock_mhz=None if clock is None else float(clock),
+        throttled=None if reasons is None else _throttled(int(reasons)),
         memory_used_bytes=None if memory is None else int(memory.used),
         memory_total_bytes=None if memory is None else int(memory.total),
     )
+
+
+def _throttled(reasons: int) -> frozenset[str]:
+    return frozenset(name for bit, name in _THROTTLED.items() if reasons & bit)
 
 
 def _computing(nvml: Any, handle: Any) -> Any:

@@ -9,8 +9,8 @@ from workloads.refusal import Asked, Refusal
 
 
 def batching_refusals(asked: Asked) -> Iterator[Refusal]:
-    """What speaks against refilling rows in this job; sorting goes with everything."""
-    if asked.parameters.get("batching") != "refill":
+    """Refusals of continuous batching in this job; sorting goes with everything."""
+    if asked.parameters.get("batching") != "continuous":
         return
     hint = "use batching static or sorted"
     if "continuous_batching" not in find_engine(asked.engine).features:
@@ -20,7 +20,7 @@ def batching_refusals(asked: Asked) -> Iterator[Refusal]:
     elif asked.parameters.get("attention", "sdpa") != "sdpa":
         reason = f"attention {asked.parameters['attention']} knows no rows of unlike length"
     elif (asked.parameters.get("tensor_parallel") or 1) > 1:
-        reason = "cards that split a model would have to refill alike, which is not built"
+        reason = "cards that split a model would have to admit prompts alike, which is not built"
     else:
         return
     yield Refusal(setting="batching", reason=reason, hint=hint, unsupported=True)

@@ -1,7 +1,9 @@
 """Measure every Python process that a measured test starts; on its path, this module is imported
-at the start of each. What a process has executed is saved every other second too, since many end
-by a signal."""
+at the start of each. What such a process has executed is saved every other second too, since many
+end by a signal."""
 
+import contextlib
+import os
 import threading
 import time
 
@@ -9,7 +11,8 @@ import time
 def _save_now_and_then(coverage: object) -> None:
     while True:
         time.sleep(2.0)
-        coverage.save()  # type: ignore[attr-defined]
+        with contextlib.suppress(Exception):  # what is measured may not notice
+            coverage.save()  # type: ignore[attr-defined]
 
 
 def _measure() -> None:
@@ -17,7 +20,8 @@ def _measure() -> None:
         import coverage
     except ImportError:  # an environment of a test's own
         return
-    if (measured := coverage.process_startup()) is not None:
+    measured = coverage.process_startup()
+    if measured is not None and os.environ.get("DEFECTS_TEST"):
         threading.Thread(target=_save_now_and_then, args=[measured], daemon=True).start()
 
 
