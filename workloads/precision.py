@@ -6,8 +6,8 @@ layer in bf16: autoregressive decoding reads every weight once a token, so bytes
 the products themselves run in 8 bits (LLM.int8, fp8 on CUDA) or the weights are expanded to bf16
 just before (weight-only) depends on the device; ``means`` says which.
 
-``TABLE`` says what the default engine does, ``EngineSpec.precisions`` where another does otherwise;
-plan, schema and documentation print them, and nobody else knows. After loading,
+Each device says what the default engine does there, ``EngineSpec.precisions`` where another engine
+does otherwise; plan, schema and documentation print them, and nobody else knows. After loading,
 ``weights.inspect`` reads the storage of the weights and refuses a model that is something else.
 """
 
@@ -15,20 +15,19 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from workloads.devices import DEVICES, device_spec
 from workloads.engines import ENGINES, engines_for
 from workloads.errors import BadConfiguration, Unsupported
-from workloads.support import Support, supported, unsupported
+from workloads.support import Support
 
 if TYPE_CHECKING:
     import torch
 
 #: In the order of reports.
 PRECISIONS = ("fp32", "fp16", "bf16", "fp8", "int8", "int4")
-DEVICES = ("cpu", "cuda", "hpu")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,70 +47,22 @@ _INSTALLED_BY = {
     "pip install neural-compressor-pt"
 }
 
-
-_NF4 = "bitsandbytes NF4, 4-bit weights in blocks of 64, expanded to bf16 for each product"
-
-TABLE: Mapping[tuple[str, str], Support] = {
-    ("fp32", "cpu"): supported("float32 weights and products"),
-    ("fp32", "cuda"): supported("float32 weights and products (TF32 off)"),
-    ("fp32", "hpu"): supported("float32 weights and products"),
-    ("fp16", "cpu"): supported(
-        "float16 weights and products; most CPUs convert, so slower than fp32"
-    ),
-    ("fp16", "cuda"): supported("float16 weights and products"),
-    ("fp16", "hpu"): supported("float16 weights and products; Gaudi2 or newer"),
-    ("bf16", "cpu"): supported("bfloat16 weights and products"),
-    ("bf16", "cuda"): supported("bfloat16 weights and products; compute capability 8.0 or newer"),
-    ("bf16", "hpu"): supported("bfloat16 weights and products"),
-    ("fp8", "cpu"): supported(
-        "torchao float8 (e4m3) weight-only, expanded to bf16 for each product: real fp8 storage, "
-        "emulated arithmetic",
-        "torchao",
-    ),
-    ("fp8", "cuda"): supported(
-        "torchao float8 (e4m3) weights and activations, scaled as they come; fp8 products; "
-        "compute capability 8.9 or newer",
-        "torchao",
-    ),
-    ("fp8", "hpu"): unsupported(
-        "fp8 on Gaudi is made by the Intel Neural Compressor in two passes, one that measures and "
-        "one that quantises; this version has no engine that runs them"
-    ),
-    ("int8", "cpu"): supported(
-        "torchao int8 weight-only, one scale per output channel, bf16 products", "torchao"
-    ),
-    ("int8", "cuda"): supported(
-        "bitsandbytes LLM.int8(): int8 weights and activations, outliers in 16 bits",
-        "bitsandbytes",
-    ),
-    ("int8", "hpu"): unsupported(
-        "no int8 kernels for language models on Gaudi: the Intel Neural Compressor quantises to "
-        "fp8 and uint4 there, and of bitsandbytes only NF4 works (its generic int8 path multiplies "
-        "in float32)"
-    ),
-    ("int4", "cpu"): supported(_NF4, "bitsandbytes"),
-    ("int4", "cuda"): supported(_NF4, "bitsandbytes"),
-    ("int4", "hpu"): supported(_NF4 + "; Gaudi2 or newer, eager mode", "bitsandbytes"),
-}
-
 _DTYPE_NAMES = {"fp32": "float32", "fp16": "float16"}  # all others: bfloat16
 _QUANTIZED = ("fp8", "int8", "int4")
 
 
 def support(precision: str, device: str, engine: str = "") -> Support:
-    """What ``precision`` is on ``device`` (``cpu``, ``cuda`` or ``hpu``) with an engine, by default
-    the default one.
+    """What ``precision`` is on a device, by its name, with an engine, by default the default one.
 
     Raises:
         BadConfiguration: there is no such precision or device.
     """
     if precision not in PRECISIONS:
         raise BadConfiguration(f"no precision '{precision}'. There is: {', '.join(PRECISIONS)}.")
-    if device not in DEVICES:
-        raise BadConfiguration(f"no device '{device}'. There is: {', '.join(DEVICES)}.")
+    on = device_spec(device)
     spec = ENGINES.get(engine) if engine else None
     own = spec.precisions.get((precision, device)) if spec is not None else None
-    return own or TABLE[precision, device]
+    return own or on.precision(precision)
 
 
 def table() -> tuple[TableRow, ...]:
@@ -119,8 +70,8 @@ def table() -> tuple[TableRow, ...]:
     rows = []
     engines = engines_for(None)
     for precision in PRECISIONS:
-        for device in DEVICES:
-            rows.append(_row(precision, device, TABLE[precision, device]))
+        for device, spec in DEVICES.items():
+            rows.append(_row(precision, device, spec.precision(precision)))
             own = {name: ENGINES[name].precisions.get((precision, device)) for name in engines}
             rows += [_row(precision, device, its, name) for name, its in own.items() if its]
     return tuple(rows)
@@ -225,7 +176,7 @@ def _torchao(precision: str, device: str) -> Any:
 
     if precision == "int8":
         return Int8WeightOnlyConfig()
-    if device == "cuda":
+    if device_spec(device).can("fp8_products"):
         return Float8DynamicActivationFloat8WeightConfig()
     return Float8WeightOnlyConfig()
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from workloads.devices import DeviceSpec, device_spec
 from workloads.errors import BadConfiguration, Unsupported
 
 
@@ -21,11 +22,16 @@ class Asked:
     model: str
     dataset: str
     precision: str
-    device: str  # "cpu", "cuda" or "hpu"
+    device: str  # by its name, as in ``workloads/devices``
     batch_size: int | Literal["max"]  # per card
     cards: int
     parameters: Mapping[str, Any]  # the workload's own, all of them
     engine: str
+
+    @property
+    def on(self) -> DeviceSpec:
+        """What is declared of the device: rules ask it what it can, and never for its name."""
+        return device_spec(self.device)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,7 +29,8 @@ def main() -> int:
         vocab_size=32000,
     )
     with torch.device("cuda"):
-        model: Any = LlamaForCausalLM(config).to(torch.bfloat16)
+        model: Any = LlamaForCausalLM(config)
+    model.to(torch.bfloat16)
 
     def generate() -> None:
         ids = torch.randint(0, 32000, (1024, 2048), device="cuda")

@@ -141,7 +141,7 @@ def _start(more: dict[str, str], log: Path) -> subprocess.Popen[str]:
 
 def _run(process: subprocess.Popen[str], jobs: list[Job]) -> list[dict[str, Any]]:
     assert process.stdin is not None and process.stdout is not None
-    rows = []
+    rows: list[dict[str, Any]] = []
     for number, job in enumerate(jobs, 1):
         process.stdin.write(attempt(f"{number}", job).to_json() + "\n")
         process.stdin.flush()

@@ -85,7 +85,7 @@ def model_of(kind: str) -> Any:
     torch.manual_seed(0)
     with torch.device(DEVICE):
         if kind == "bert":
-            sizes = {"num_hidden_layers": 1, "hidden_size": 96} if TINY else {}
+            sizes: Any = {"num_hidden_layers": 1, "hidden_size": 96} if TINY else {}
             return BertForMaskedLM(BertConfig(**sizes))
         sizes = {"d_model": 768, "d_ff": 3072, "num_layers": 12, "num_heads": 12}
         if TINY:
@@ -137,7 +137,7 @@ def by_loop(
         times.append(time.perf_counter())
         if len(times) == WARMUP + steps:
             break
-    return times, float(loss)
+    return times, float(loss.detach())
 
 
 def main() -> int:

@@ -20,7 +20,7 @@ def calibration_of(job: Job) -> Job | None:
     workload = spec.calibrations.get(job.precision) if spec is not None else None
     if workload in (None, job.workload) or spec is None:
         return None
-    if job.accelerator.device not in spec.devices:
+    if not spec.runs_on(job.accelerator.device):
         return None
     return Job(
         experiment=job.experiment,

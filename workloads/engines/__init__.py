@@ -69,7 +69,7 @@ def engine_function(name: str, ability: str, device: str) -> Any:
     if able is None:
         others = ", ".join(engines_for(ability)) or "no engine does"
         raise BadConfiguration(f"the engine {name} does not {ability}; {others} does")
-    if device not in spec.devices:
+    if not spec.runs_on(device):
         raise Unsupported(_elsewhere(spec, device))
     for package in spec.packages:
         if not _is_installed(package.module):
@@ -96,7 +96,7 @@ def process_kinds(device: str) -> tuple[str, ...]:
     kinds = [
         spec.process_kind(mode)
         for spec in ENGINES.values()
-        if device in spec.devices
+        if spec.runs_on(device)
         for mode in (spec.modes[device].names if device in spec.modes else ("",))
     ]
     return tuple(dict.fromkeys(["", *kinds]))
@@ -109,7 +109,7 @@ def engine_refusals(asked: Asked, ability: str) -> Iterator[Refusal]:
     spec = ENGINES.get(asked.engine)
     if spec is None:
         return  # the grid's reader has said so
-    if asked.device not in spec.devices:
+    if not spec.runs_on(asked.device):
         yield Refusal(setting="engine", reason=_elsewhere(spec, asked.device), unsupported=True)
         return
     yield from _mode_refusals(spec, asked)
@@ -171,7 +171,8 @@ def _setting_refusals(spec: EngineSpec, asked: Asked, ability: str) -> Iterator[
 
 
 def _elsewhere(spec: EngineSpec, device: str) -> str:
-    return f"the engine {spec.name} runs on {' and '.join(spec.devices)}, not on {device}"
+    where = " and ".join(spec.devices) or f"devices with {spec.needs}"
+    return f"the engine {spec.name} runs on {where}, not on {device}"
 
 
 def _is_installed(module: str) -> bool:

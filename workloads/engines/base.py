@@ -19,6 +19,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from workloads.devices import device_spec
+
 if TYPE_CHECKING:
     from workloads.api import Request
     from workloads.devices.base import Device
@@ -72,7 +74,9 @@ class EngineSpec:
 
     name: str  # in grids and rows
     summary: str  # one line
-    devices: tuple[str, ...]
+    devices: tuple[str, ...] = ()
+    #: A capability by which it runs on all devices that have it (``devices.CAPABILITIES``).
+    needs: str = ""
     abilities: Mapping[str, Ability]
     install: str  # the command that brings it
     packages: tuple[Package, ...] = ()
@@ -87,6 +91,12 @@ class EngineSpec:
     #: What settings of workloads may ask for: ``tensor_parallel`` splits matrices over cards,
     #: ``continuous_batching`` gives rows that have ended to the next prompt.
     features: frozenset[str] = frozenset()
+
+    def runs_on(self, device: str) -> bool:
+        """Whether it runs on a device, by its name."""
+        if device in self.devices:
+            return True
+        return bool(self.needs) and device_spec(device).can(self.needs)
 
     def settings(self, ability: str | None) -> type[Settings] | None:
         """Its own settings of an ability; None where it has none, or not the ability."""

@@ -30,7 +30,7 @@ def _refuse_generation(asked: Asked) -> Iterator[Refusal]:
     """Packed weights are in a CPU's layout, and nothing else may use the matrices."""
     if not asked.parameters.get("packed_weights"):
         return
-    if asked.device != "cpu":
+    if not asked.on.can("packed_linear"):
         reason = f"oneDNN's layout is one of CPUs, not of {asked.device}"
     elif asked.precision not in PACKABLE:
         reason = f"packed are matrices in {', '.join(PACKABLE)}, not {asked.precision}"
@@ -45,7 +45,7 @@ SPEC = EngineSpec(
     name="transformers",
     summary="transformers' own generate, and Nightgrid's own training loop.",
     default=True,
-    devices=("cpu", "cuda", "hpu"),
+    needs="native_eager",
     abilities={
         "generate": Ability(
             function="workloads.generation.transformers_engine:load",

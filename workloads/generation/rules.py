@@ -15,8 +15,11 @@ def batching_refusals(asked: Asked) -> Iterator[Refusal]:
     hint = "use batching static or sorted"
     if "continuous_batching" not in find_engine(asked.engine).features:
         reason = f"the engine {asked.engine} batches in its own way"
-    elif asked.device == "hpu":
-        reason = "rows that come and go change shapes at every step, which Gaudi compiles anew"
+    elif not asked.on.can("dynamic_shapes"):
+        reason = (
+            f"rows that come and go change shapes at every step, which {asked.on.title} compiles "
+            "anew"
+        )
     elif asked.parameters.get("attention", "sdpa") != "sdpa":
         reason = f"attention {asked.parameters['attention']} knows no rows of unlike length"
     elif (asked.parameters.get("tensor_parallel") or 1) > 1:

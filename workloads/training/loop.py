@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from workloads.api import JobContext, MeasureSettings, Request, Result, Sample
-from workloads.devices.host_memory import HostMemoryPeak, resident_bytes
+from workloads.devices.monitoring.host_memory import HostMemoryPeak, resident_bytes
 from workloads.errors import BadConfiguration
 from workloads.finetuning_parameters import MethodParameters, method_for
 from workloads.measure import Instruments, Measured, measure
