@@ -9,7 +9,7 @@ GAUDI_VENV ?= .venv-gaudi
 PROCESSES ?= 2
 PINS = pyproject.toml constraints.txt constraints-hpu.txt tools/install.py
 
-.PHONY: help demo real test test-gaudi quick lint docs clean
+.PHONY: help demo real test suite test-gaudi quick lint docs clean
 .PHONY: defects rehearsal rehearsal-night rehearsal-inputs rehearsal-events
 
 help:
@@ -45,9 +45,9 @@ real: $(VENV)/.installed-real
 	$(NIGHTGRID) run grids/real.yaml --emulate 1x1:CPU
 
 test: $(VENV)/.installed-test
-	$(VENV)/bin/ruff check .
-	$(VENV)/bin/ruff format --check .
-	$(VENV)/bin/mypy
+	$(MAKE) --jobs=2 lint suite
+
+suite: $(VENV)/.installed-test
 	$(VENV)/bin/python -m pytest -n $(PROCESSES)
 
 # optimum-habana needs older libraries than all else, and a stand-in for the Habana bridge, which

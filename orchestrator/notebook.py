@@ -347,7 +347,7 @@ class Run:
 
     def _repr_html_(self) -> str:
         """What a notebook shows: the verdict, what is not real, and the first rows."""
-        from orchestrator.report.cells import choice, plus_minus
+        from orchestrator.report.cells import plus_minus
         from orchestrator.report.safe import one_line
         from orchestrator.report.units import number
 
@@ -363,7 +363,7 @@ class Run:
                 (
                     row.model,
                     f"{row.cards} × {row.accelerator}",
-                    choice(row),
+                    self.summary.chosen(row),
                     str(row.state),
                     figure if metrics.throughput else one_line(row.reason, 80),
                     "best" if row.job_id in best else "",

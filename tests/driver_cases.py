@@ -25,7 +25,7 @@ from orchestrator.domain.topology import Card, Node
 from orchestrator.planning.plan import Action, Plan, PlannedJob
 from orchestrator.runtime.status import CardStatus, RunStatus
 from workloads.api import Result, Sample
-from workloads.devices.telemetry import CardTelemetry
+from workloads.devices.monitoring.telemetry import CardTelemetry
 
 MOMENT = 1_700_000_000.0
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from workloads.api import JobContext, MeasureSettings, Request, Result, Sample
-from workloads.devices.host_memory import HostMemoryPeak, resident_bytes
+from workloads.devices.monitoring.host_memory import HostMemoryPeak, resident_bytes
 from workloads.errors import BadConfiguration
 from workloads.finetuning_parameters import FinetuningParameters, MethodParameters, method_of
 from workloads.finetuning_rules import require

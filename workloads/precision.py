@@ -6,7 +6,8 @@ layer in bf16: autoregressive decoding reads every weight once a token, so bytes
 the products themselves run in 8 bits (LLM.int8, fp8 on CUDA) or the weights are expanded to bf16
 just before (weight-only) depends on the device; ``means`` says which.
 
-``TABLE`` says what transformers itself does, ``ENGINE_TABLE`` where another engine does otherwise;
+Each device says what transformers itself does there, ``ENGINE_TABLE`` where another engine does
+otherwise;
 plan, schema and documentation print them, and nobody else knows. After loading,
 ``weights.inspect`` reads the storage of the weights and refuses a model that is something else.
 """
@@ -19,24 +20,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from workloads.devices import DEVICES, device_spec
 from workloads.errors import BadConfiguration, Unsupported
+from workloads.support import Support, supported, unsupported
 
 if TYPE_CHECKING:
     import torch
 
 #: In the order of reports.
 PRECISIONS = ("fp32", "fp16", "bf16", "fp8", "int8", "int4")
-DEVICES = ("cpu", "cuda", "hpu")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Support:
-    """What a precision is on a device: how it is done, or why it cannot be."""
-
-    supported: bool
-    means: str = ""  # how weights are stored and multiplied, when supported
-    reason: str = ""  # why not, when unsupported
-    packages: tuple[str, ...] = ()  # what it needs installed, beyond torch and transformers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,84 +52,33 @@ _INSTALLED_BY = {
 }
 
 
-def _yes(means: str, *packages: str) -> Support:
-    return Support(supported=True, means=means, packages=packages)
-
-
-def _no(reason: str) -> Support:
-    return Support(supported=False, reason=reason)
-
-
-_NF4 = "bitsandbytes NF4, 4-bit weights in blocks of 64, expanded to bf16 for each product"
-
-TABLE: Mapping[tuple[str, str], Support] = {
-    ("fp32", "cpu"): _yes("float32 weights and products"),
-    ("fp32", "cuda"): _yes("float32 weights and products (TF32 off)"),
-    ("fp32", "hpu"): _yes("float32 weights and products"),
-    ("fp16", "cpu"): _yes("float16 weights and products; most CPUs convert, so slower than fp32"),
-    ("fp16", "cuda"): _yes("float16 weights and products"),
-    ("fp16", "hpu"): _yes("float16 weights and products; Gaudi2 or newer"),
-    ("bf16", "cpu"): _yes("bfloat16 weights and products"),
-    ("bf16", "cuda"): _yes("bfloat16 weights and products; compute capability 8.0 or newer"),
-    ("bf16", "hpu"): _yes("bfloat16 weights and products"),
-    ("fp8", "cpu"): _yes(
-        "torchao float8 (e4m3) weight-only, expanded to bf16 for each product: real fp8 storage, "
-        "emulated arithmetic",
-        "torchao",
-    ),
-    ("fp8", "cuda"): _yes(
-        "torchao float8 (e4m3) weights and activations, scaled as they come; fp8 products; "
-        "compute capability 8.9 or newer",
-        "torchao",
-    ),
-    ("fp8", "hpu"): _no(
-        "fp8 on Gaudi is made by the Intel Neural Compressor in two passes, one that measures and "
-        "one that quantises; this version has no engine that runs them"
-    ),
-    ("int8", "cpu"): _yes(
-        "torchao int8 weight-only, one scale per output channel, bf16 products", "torchao"
-    ),
-    ("int8", "cuda"): _yes(
-        "bitsandbytes LLM.int8(): int8 weights and activations, outliers in 16 bits",
-        "bitsandbytes",
-    ),
-    ("int8", "hpu"): _no(
-        "no int8 kernels for language models on Gaudi: the Intel Neural Compressor quantises to "
-        "fp8 and uint4 there, and of bitsandbytes only NF4 works (its generic int8 path multiplies "
-        "in float32)"
-    ),
-    ("int4", "cpu"): _yes(_NF4, "bitsandbytes"),
-    ("int4", "cuda"): _yes(_NF4, "bitsandbytes"),
-    ("int4", "hpu"): _yes(_NF4 + "; Gaudi2 or newer, eager mode", "bitsandbytes"),
-}
-
 #: What an engine does otherwise than transformers, by engine, precision and device.
 ENGINE_TABLE: Mapping[tuple[str, str, str], Support] = {
-    ("optimum-habana", "fp32", "hpu"): _yes(
+    ("optimum-habana", "fp32", "hpu"): supported(
         "float32 weights and products; static shapes, no key/value cache that is kept"
     ),
-    ("optimum-habana", "fp16", "hpu"): _no(
+    ("optimum-habana", "fp16", "hpu"): unsupported(
         "optimum-habana generates in bfloat16 or float32 and its training arguments refuse fp16; "
         "write bf16"
     ),
-    ("optimum-habana", "bf16", "hpu"): _yes(
+    ("optimum-habana", "bf16", "hpu"): supported(
         "bfloat16 weights and products; static shapes, a key/value cache that is kept"
     ),
-    ("optimum-habana", "fp8", "hpu"): _yes(
+    ("optimum-habana", "fp8", "hpu"): supported(
         "Intel Neural Compressor, fp8 (e4m3) weights, activations and products with scales from a "
         "measurement on the same number of cards; the rest in bf16",
         "neural_compressor",
     ),
-    ("optimum-habana", "int8", "hpu"): _no(
+    ("optimum-habana", "int8", "hpu"): unsupported(
         "no int8 kernels for language models on Gaudi: the Intel Neural Compressor quantises to "
         "fp8 and uint4 there"
     ),
-    ("optimum-habana", "int4", "hpu"): _yes(
+    ("optimum-habana", "int4", "hpu"): supported(
         "uint4 weights of a checkpoint that is quantised already (GPTQ, AWQ, AutoRound), expanded "
         "to bf16 for each product; one card"
     ),
     **{
-        (engine, precision, device): _no(
+        (engine, precision, device): unsupported(
             f"{engine} takes {precision} from checkpoints that are in it; this version has no "
             "adapter for them"
         )
@@ -151,25 +92,23 @@ _QUANTIZED = ("fp8", "int8", "int4")
 
 
 def support(precision: str, device: str, engine: str = STOCK) -> Support:
-    """What ``precision`` is on ``device`` (``cpu``, ``cuda`` or ``hpu``) with an engine.
+    """What ``precision`` is on a device, by its name, with an engine.
 
     Raises:
         BadConfiguration: there is no such precision or device.
     """
     if precision not in PRECISIONS:
         raise BadConfiguration(f"no precision '{precision}'. There is: {', '.join(PRECISIONS)}.")
-    if device not in DEVICES:
-        raise BadConfiguration(f"no device '{device}'. There is: {', '.join(DEVICES)}.")
-    return ENGINE_TABLE.get((engine, precision, device)) or TABLE[precision, device]
+    spec = device_spec(device)
+    return ENGINE_TABLE.get((engine, precision, device)) or spec.precision(precision)
 
 
 def table() -> tuple[TableRow, ...]:
     """Every precision on every device, in report order, for the schema and the documentation."""
     rows = []
     for precision in PRECISIONS:
-        for device in DEVICES:
-            entry = TABLE[precision, device]
-            rows.append(_row(precision, device, entry))
+        for device, spec in DEVICES.items():
+            rows.append(_row(precision, device, spec.precision(precision)))
             rows += [
                 _row(precision, device, own, engine)
                 for (engine, its, where), own in ENGINE_TABLE.items()
@@ -277,7 +216,7 @@ def _torchao(precision: str, device: str) -> Any:
 
     if precision == "int8":
         return Int8WeightOnlyConfig()
-    if device == "cuda":
+    if device_spec(device).can("fp8_products"):
         return Float8DynamicActivationFloat8WeightConfig()
     return Float8WeightOnlyConfig()
 

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from workloads.devices import DeviceSpec, device_spec
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
@@ -19,11 +21,16 @@ class Asked:
     model: str
     dataset: str
     precision: str
-    device: str  # "cpu", "cuda" or "hpu"
+    device: str  # by its name, as in ``workloads/devices``
     batch_size: int | Literal["max"]  # per card
     cards: int
     parameters: Mapping[str, Any]  # the workload's own, all of them
     engine: str = "transformers"
+
+    @property
+    def on(self) -> DeviceSpec:
+        """What is declared of the device: rules ask it what it can, and never for its name."""
+        return device_spec(self.device)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -66,6 +66,8 @@ class Declaration:
 
     def current(self, value: Value) -> Value:
         """The value under the name it has now."""
+        if not self.renamed:
+            return value
         return next((new for old, new in self.renamed if old == value), value)
 
     def is_default(self, value: Value) -> bool:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from workloads.cache import cached_directory
-from workloads.devices import environment_for
+from workloads.devices import environment_for, host_device
 from workloads.errors import BadConfiguration
 from workloads.models.layouts import fingerprint
 from workloads.models.loading import open_model
@@ -79,7 +79,7 @@ def _key(question: Question) -> str:
 
 def _ask(question: Question, directory: Path) -> None:
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("PT_HPU", "HABANA"))}
-    environment |= environment_for("cpu", 0)
+    environment |= environment_for(host_device().name, 0)
     environment["PT_HPU_LAZY_MODE"] = "0"  # else transformers looks for the bridge by itself
     environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(path for path in sys.path if path))
     done = subprocess.run(
@@ -118,7 +118,7 @@ def compute(question: Question, directory: Path) -> None:
         parameters={"attention": "sdpa", "adapter": question.adapter},
         measure=MeasureSettings(),
     )
-    engine = engine_loader(STOCK)(request, device_for("cpu"))
+    engine = engine_loader(STOCK)(request, device_for(host_device().name))
     tokens, logits = [], []
     with torch.inference_mode():
         for prompt in question.prompts:

@@ -19,7 +19,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from workloads.api import Item, JobContext, Request, Result
-from workloads.devices.host_memory import HostMemoryPeak, resident_bytes
+from workloads.devices.monitoring.host_memory import HostMemoryPeak, resident_bytes
 from workloads.engines import engine_loader
 from workloads.engines.base import Generated, GenerationEngine
 from workloads.errors import BadConfiguration

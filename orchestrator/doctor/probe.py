@@ -25,12 +25,6 @@ from orchestrator.host.environment import driver_version, kernel, versions
 
 #: What every node imports for a job, by the name it is imported by.
 NEEDED = ("torch", "transformers", "peft", "datasets", "accelerate", "safetensors", "pyarrow")
-#: …and what nodes with a kind of card import besides.
-NEEDED_BY_KIND = {
-    Accelerator.HPU: ("habana_frameworks.torch", "optimum.habana"),
-    Accelerator.GPU: (),
-    Accelerator.CPU: (),
-}
 
 _IMPORT = """
 import importlib, json, sys

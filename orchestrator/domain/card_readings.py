@@ -11,7 +11,7 @@ from statistics import fmean
 
 from orchestrator.domain.energy import Reading
 from workloads.confidence import percentile
-from workloads.devices.telemetry import CardTelemetry
+from workloads.devices.monitoring.telemetry import CardTelemetry
 
 FEWEST_FOR_PERCENTILES = 20
 

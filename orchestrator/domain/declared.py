@@ -12,17 +12,12 @@ from collections.abc import Mapping
 
 from orchestrator.domain.job_fields import FIELDS
 from workloads import registry
-from workloads.settings import Declaration, Role, Value
+from workloads.settings import Declaration, Value
 
 
 def declared_of(workload: str, engine: str) -> Mapping[str, Declaration]:
     """The declaration of every setting of such jobs, by name: a job's own, then its workload's."""
     return {**FIELDS, **registry.declared(workload, engine)}
-
-
-def role_of(name: str, declared: Mapping[str, Declaration]) -> Role:
-    """The role of a setting among these; ``work`` where it is not among them."""
-    return declared[name].role if name in declared else "work"
 
 
 def usual_engine(workload: str) -> str:
@@ -35,11 +30,10 @@ def as_declared(workload: str, engine: str, parameters: Mapping[str, Value]) -> 
     """The parameters as this version would say them, defaults filled in. What a setting of another
     engine leaves as it is, is left out."""
     declared = registry.declared(workload, engine)
-    said = {
-        name: declaration.current(parameters.get(name, declaration.default))
-        for name, declaration in declared.items()
-        if name in parameters or declaration.default is not ...
-    }
+    said = {n: d.default for n, d in declared.items() if d.default is not ...}
+    for name, value in parameters.items():
+        if name in declared:
+            said[name] = declared[name].current(value)
     for name in _beside(workload, declared, parameters):
         if parameters[name] is not None:
             said[name] = parameters[name]

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from workloads.devices.telemetry import CardTelemetry
+from workloads.devices.monitoring.telemetry import CardTelemetry
 
 #: A stretch has to be this many times as long as the longest time between two of its readings:
 #: what happens between readings at its two ends is only interpolated.

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from orchestrator.domain.events import Event, RunAttempt, StartWorker, StopWorker
 from orchestrator.domain.topology import Card
-from workloads.devices.telemetry import CardTelemetry
+from workloads.devices.monitoring.telemetry import CardTelemetry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

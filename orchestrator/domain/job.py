@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Literal
+from typing import ClassVar, Literal, SupportsIndex
 
 from orchestrator.domain import identity
+from workloads.devices import DeviceSpec, all_devices, of_accelerator, own_devices
 from workloads.engines import process_kind
+from workloads.errors import BadConfiguration
 from workloads.measure_settings import MeasureSettings
 
 Scalar = str | int | float | bool | None
@@ -18,23 +21,64 @@ Parameters = tuple[tuple[str, Scalar], ...]
 MAX = "max"
 
 
-class Accelerator(str, Enum):
-    """What a card is, as Ray's resource name. ``device`` is the software handle on it."""
+class _Declared(type):
+    """``Accelerator.NAME`` is ``Accelerator("NAME")``; iterating gives all that are declared."""
 
-    HPU = "HPU"
-    GPU = "GPU"
-    CPU = "CPU"
+    def __getattr__(cls, name: str) -> Accelerator:
+        try:
+            return Accelerator(name)
+        except ValueError as error:
+            raise AttributeError(str(error)) from None
 
-    __str__ = str.__str__
-    __hash__ = str.__hash__  # thousands of jobs are counted by it; Enum's own is in Python
+    def __iter__(cls) -> Iterator[Accelerator]:
+        return (Accelerator(spec.accelerator) for spec in all_devices())
+
+
+class Accelerator(str, metaclass=_Declared):
+    """A kind of card by its name in grids and rows, which some device declares.
+
+    There is one object for each, so kinds can be compared with ``is``. Hashing is that of text:
+    thousands of jobs are counted by it.
+    """
+
+    __slots__ = ("spec",)
+    spec: DeviceSpec
+
+    _known: ClassVar[dict[str, Accelerator]] = {}
+
+    def __new__(cls, name: str) -> Accelerator:
+        """
+        Raises:
+            ValueError: no device declares the name; the message lists what there is.
+        """
+        known = cls._known.get(name)
+        if known is None:
+            try:
+                spec = of_accelerator(name)
+            except BadConfiguration as error:
+                raise ValueError(str(error)) from None
+            known = str.__new__(cls, name)
+            known.spec = spec
+            known = cls._known.setdefault(name, known)
+        return known
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[type, tuple[str]]:
+        return Accelerator, (self.value,)
+
+    @property
+    def value(self) -> str:
+        """The name as plain text."""
+        return str(self)
 
     @property
     def device(self) -> str:
-        """The torch device type of this kind of card: ``hpu``, ``cuda`` or ``cpu``."""
-        return _DEVICES[self]
+        """The name of its device: the software that drives such a card."""
+        return self.spec.name
 
 
-_DEVICES = {Accelerator.HPU: "hpu", Accelerator.GPU: "cuda", Accelerator.CPU: "cpu"}
+def default_accelerator() -> Accelerator:
+    """The kind of card of a grid that names none."""
+    return Accelerator(own_devices()[0].accelerator)
 
 
 class State(str, Enum):

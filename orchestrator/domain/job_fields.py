@@ -6,7 +6,17 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from workloads.devices import own_devices
 from workloads.settings import Settings, declarations, setting
+
+
+def _told_kinds() -> str:
+    """Our kinds of cards: "HPU (Intel Gaudi), GPU (NVIDIA) or CPU"."""
+    told = [
+        f"{spec.accelerator} ({spec.summary})" if spec.summary else spec.accelerator
+        for spec in own_devices()
+    ]
+    return f"{', '.join(told[:-1])} or {told[-1]}"
 
 
 class JobFields(Settings):
@@ -34,12 +44,12 @@ class JobFields(Settings):
         description="An embedded dataset (advertisegen-synthetic, english-prompts), a file of JSON "
         "lines with `content` and `summary`, or an AdvertiseGen directory.",
     )
-    accelerator: Literal["HPU", "GPU", "CPU"] = setting(
-        "HPU",
+    accelerator: str = setting(
+        own_devices()[0].accelerator,
         role="work",
         always_in_id=True,
-        description="The kind of card: HPU (Intel Gaudi), GPU (NVIDIA) or CPU. Several may be "
-        "listed; each job is then run on each.",
+        description=f"The kind of card: {_told_kinds()}. Several may be listed; each job is then "
+        "run on each.",
     )
     cards: int = setting(
         1,

@@ -1,8 +1,7 @@
 """Nodes, cards, and which sets of cards a job may be given.
 
-A Gaudi2 server joins its eight cards in pairs and quads; a job of two or four cards is legal
-only on an aligned group ({0,1}, {2,3}, …, {0-3}, {4-7}). NVIDIA servers allow any group, but
-aligned groups are taken first, since they keep the rest of the node usable. A job of more cards
+A server may join its cards in pairs and quads; then a job of two or four cards is legal only on an
+aligned group ({0,1}, {2,3}, …, {0-3}, {4-7}). Each device declares its groups. A job of more cards
 than a node has takes several whole nodes.
 """
 
@@ -14,8 +13,9 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from orchestrator.domain.job import Accelerator
+from orchestrator.domain.job import Accelerator, default_accelerator
 from orchestrator.errors import ClusterError
+from workloads.devices import host_device, own_devices
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -45,7 +45,7 @@ class Node:
     device_name: str = ""  # e.g. "Gaudi2", "NVIDIA H200", "emulated HPU on CPU"
     memory_bytes_per_card: int | None = None
     emulated: bool = False
-    emulated_device: str = "cpu"  # the software that drives a card which is not there
+    emulated_device: str = host_device().name  # the software that drives a card which is not there
 
     @property
     def device(self) -> str:
@@ -66,19 +66,13 @@ def legal_groups(
 ) -> tuple[tuple[int, ...], ...]:
     """Index groups of ``count`` cards that a job may hold on one server, best first.
 
-    Aligned power-of-two groups come first and are the only legal ones on Gaudi, besides single
-    cards and the whole server. Empty when the server cannot hold such a job.
+    The whole server is always legal. Empty when the server cannot hold such a job.
     """
     if count < 1 or count > server_cards:
         return ()
     if count == server_cards:
         return (tuple(range(server_cards)),)
-    power_of_two = count & (count - 1) == 0
-    if accelerator is Accelerator.HPU and not power_of_two:
-        return ()
-    step = count if power_of_two else 1
-    starts = range(0, server_cards - count + 1, step)
-    return tuple(tuple(range(start, start + count)) for start in starts)
+    return accelerator.spec.groups(count, server_cards)
 
 
 def legal_card_sets(nodes: Sequence[Node], accelerator: Accelerator, count: int) -> list[CardSet]:
@@ -111,57 +105,66 @@ def _whole_node_sets(nodes: Iterable[Node], count: int) -> list[CardSet]:
     return sets
 
 
-_EMULATION = re.compile(r"([0-9]{1,4})x([0-9]{1,4})(?::([A-Za-z]+)(?::([a-z]+))?)?")
-_EMULATION_HINT = "write 2x8 for two nodes of eight cards, 2x8:GPU, or 1x8:HPU,1x8:GPU"
+_EMULATION = re.compile(r"([0-9]{1,4})x([0-9]{1,4})(?::([A-Za-z]\w*)(?::([a-z]\w*))?)?", re.ASCII)
 MAX_EMULATED_CARDS = 4096
+#: Cards of a server of which nothing is known.
+ASSUMED_CARDS = 8
+
+
+def _emulation_hint() -> str:
+    first, second = (device.accelerator for device in own_devices()[:2])
+    return f"write 2x8 for two nodes of eight cards, 2x8:{second}, or 1x8:{first},1x8:{second}"
 
 
 def parse_emulation(spec: str, accelerators: Sequence[Accelerator]) -> list[Node]:
     """The nodes that ``--emulate SPEC`` stands for.
 
-    SPEC is ``NODESxCARDS[:HPU|GPU|CPU]``, several of them joined by commas. Nodes without a kind
-    are dealt in turn among ``accelerators``, those the grid names (HPU if it names none).
+    SPEC is ``NODESxCARDS[:KIND]``, several of them joined by commas. Nodes without a kind are dealt
+    in turn among ``accelerators``, those the grid names (the default one if it names none).
 
     An emulated card runs on this machine's CPU and so is ``emulated``, whatever it stands for,
     CPU cards among several included: they share one machine's cores. A single CPU card that has
-    the machine to itself is what it says. ``1x8:HPU:hpu`` drives emulated cards through the card's
-    own device software, for whoever has that without a card; rows are emulated all the same.
+    the machine to itself is what it says. ``1x8:KIND:DEVICE`` drives emulated cards through the
+    card's own software, for whoever has that without a card; rows are emulated all the same.
 
     Raises:
         ClusterError: the specification cannot be understood or asks for too much.
     """
     wanted: list[tuple[int, Accelerator | None, str]] = []
+    host = host_device().name
     for part in spec.split(","):
         match = _EMULATION.fullmatch(part.strip())
         if match is None:
-            raise ClusterError(
-                f"--emulate {spec}: {part.strip()!r} is not understood; {_EMULATION_HINT}"
-            )
-        nodes, cards, kind = int(match[1]), int(match[2]), (match[3] or "").upper()
-        if kind and kind not in Accelerator.__members__:
-            known = ", ".join(Accelerator.__members__)
-            raise ClusterError(f"--emulate {spec}: no accelerator {match[3]!r}; there is: {known}")
+            trouble = f"{part.strip()!r} is not understood; {_emulation_hint()}"
+            raise ClusterError(f"--emulate {spec}: {trouble}")
+        nodes, cards, kind = int(match[1]), int(match[2]), None
+        if match[3]:
+            try:
+                kind = Accelerator(match[3].upper())
+            except ValueError as error:
+                raise ClusterError(f"--emulate {spec}: {error}") from None
         if nodes < 1 or cards < 1:
             raise ClusterError(
-                f"--emulate {spec}: {part.strip()!r} has no cards; {_EMULATION_HINT}"
+                f"--emulate {spec}: {part.strip()!r} has no cards; {_emulation_hint()}"
             )
-        device = match[4] or "cpu"
-        if device not in ("cpu", *([Accelerator(kind).device] if kind else [])):
+        device = match[4] or host
+        if kind and device not in (host, kind.device):
             raise ClusterError(
-                f"--emulate {spec}: {kind} cards are driven as cpu or {Accelerator(kind).device}, "
+                f"--emulate {spec}: {kind} cards are driven as {host} or {kind.device}, "
                 f"not {device}"
             )
-        wanted += [(cards, Accelerator(kind) if kind else None, device)] * nodes
+        wanted += [(cards, kind, device)] * nodes
         if sum(count for count, _, _ in wanted) > MAX_EMULATED_CARDS:
             raise ClusterError(f"--emulate {spec}: more than {MAX_EMULATED_CARDS} cards")
-    dealt = itertools.cycle(accelerators or (Accelerator.HPU,))
+    dealt = itertools.cycle(accelerators or (default_accelerator(),))
     alone = [count for count, _, _ in wanted] == [1]
     counts: Counter[Accelerator] = Counter()
     emulated: list[Node] = []
+    on_host = host_device().accelerator
     for cards, asked, device in wanted:
         kind_of_node = asked or next(dealt)
         counts[kind_of_node] += 1
-        real = alone and kind_of_node is Accelerator.CPU
+        real = alone and kind_of_node.spec.host
         emulated.append(
             Node(
                 node_id=f"{kind_of_node.lower()}-{counts[kind_of_node]}",
@@ -169,7 +172,7 @@ def parse_emulation(spec: str, accelerators: Sequence[Accelerator]) -> list[Node
                 accelerator=kind_of_node,
                 card_indices=tuple(range(cards)),
                 server_cards=cards,
-                device_name="CPU" if real else f"emulated {kind_of_node} on CPU",
+                device_name=on_host if real else f"emulated {kind_of_node} on {on_host}",
                 emulated=not real,
                 emulated_device=device,
             )
@@ -178,13 +181,14 @@ def parse_emulation(spec: str, accelerators: Sequence[Accelerator]) -> list[Node
 
 
 def assumed_servers(accelerators: Sequence[Accelerator]) -> list[Node]:
-    """What a plan is made for when there is no cluster: one 8-card server of each kind."""
+    """What a plan is made for when there is no cluster: one server of each kind."""
     return [
         Node(
             node_id=f"{kind.lower()}-1",
             name=f"{kind.lower()}-1",
             accelerator=kind,
-            card_indices=tuple(range(8)),
+            card_indices=tuple(range(kind.spec.server_cards or ASSUMED_CARDS)),
+            server_cards=kind.spec.server_cards or ASSUMED_CARDS,
             device_name=f"assumed {kind}",
         )
         for kind in accelerators

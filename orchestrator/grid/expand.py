@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cache
 
 from orchestrator.domain.job import Accelerator, Job, Parameters, Scalar
 from orchestrator.errors import Problem
@@ -11,7 +12,7 @@ from orchestrator.grid.experiment import Experiment
 from orchestrator.grid.fields import FIELD_NAMES, Vocabulary, shown
 from orchestrator.grid.strict_yaml import Document
 
-_ACCELERATORS = {kind.value: kind for kind in Accelerator}
+_accelerator = cache(Accelerator)  # which thousands of jobs ask
 _FIELDS = frozenset(FIELD_NAMES)
 
 
@@ -119,7 +120,7 @@ def _job(experiment: Experiment, settings: dict[str, Scalar], parameters: Parame
         workload=experiment.workload,
         model=settings["model"],  # type: ignore[arg-type]
         dataset=settings["dataset"],  # type: ignore[arg-type]
-        accelerator=_ACCELERATORS[settings["accelerator"]],  # type: ignore[index]
+        accelerator=_accelerator(settings["accelerator"]),  # type: ignore[arg-type]
         cards=settings["cards"],  # type: ignore[arg-type]
         precision=settings["precision"],  # type: ignore[arg-type]
         batch_size=settings["batch_size"],  # type: ignore[arg-type]

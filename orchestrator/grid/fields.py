@@ -16,7 +16,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from orchestrator.domain.job import Scalar
+from orchestrator.domain.job import Accelerator, Scalar
 from orchestrator.domain.job_fields import FIELDS, JobFields
 from workloads.settings import declarations
 
@@ -120,6 +120,8 @@ class Vocabulary:
         if name == "workload":
             known = value in self.workloads  # asked without looking for what others have installed
             return None if known else _not_among(value, self.workloads, "workload")
+        if name == "accelerator":
+            return _unknown_accelerator(value)
         if name == "precision":
             return _not_among(value, self.precisions, "precision")
         if name == "engine":
@@ -200,6 +202,15 @@ def explain(details: list[Any], value: object) -> Fault:
         digits = value.strip().lstrip("0") or "0"
         hint = f"write {digits}" if digits.isdigit() else ""
     return Fault(f"{shown(value)} is not {' or '.join([*wanted, *choices])}", hint)
+
+
+def _unknown_accelerator(value: Scalar) -> Fault | None:
+    """Other packages are looked for only where it is none of our own kinds."""
+    try:
+        Accelerator(str(value))
+    except ValueError:
+        return _not_among(value, list(Accelerator), "possible value")
+    return None
 
 
 def _not_among(value: object, names: Iterable[str], noun: str) -> Fault | None:

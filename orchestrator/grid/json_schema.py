@@ -13,6 +13,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from orchestrator.domain.job import Accelerator
 from orchestrator.domain.job_fields import FIELDS, JobFields
 from orchestrator.grid.blocks import ExperimentBlock, GridFile, MeasureBlock
 from orchestrator.grid.fields import Vocabulary
@@ -101,6 +102,7 @@ def _settings(vocabulary: Vocabulary) -> dict[str, Schema]:
         for name, schema in _properties(JobFields).items()
     }
     settings["workload"]["enum"] = list(vocabulary.workloads)
+    settings["accelerator"]["enum"] = list(Accelerator)
     settings["precision"]["enum"] = list(vocabulary.precisions)
     engines = [name for entry in vocabulary.workloads.values() for name in entry.engines]
     settings["engine"]["enum"] = list(dict.fromkeys(engines))

@@ -27,6 +27,7 @@ from orchestrator.grid.model import Grid
 from orchestrator.grid.strict_yaml import Document, Path_, parse, read
 from orchestrator.planning.needs import Thing, problems_of_needs
 from orchestrator.planning.planner import card_problems, refusal_problems
+from workloads.devices import own_devices
 from workloads.errors import WorkloadError
 from workloads.measure_settings import MeasureSettings
 
@@ -41,7 +42,7 @@ _HABITS = {  # what people write, and where it belongs
     "grid": "the axes of an experiment go under `axes:`",
     "sweep": "the axes of an experiment go under `axes:`",
     "jobs": "a grid has `experiments:`",
-    "device": "write `accelerator: HPU`, GPU or CPU",
+    "device": f"write `accelerator: {own_devices()[0].accelerator}`, or another kind of card",
     "dtype": "write `precision:`",
     "max_new_tokens": "write `output_tokens:`",
 }

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from orchestrator.domain.job import Accelerator
 from orchestrator.results.derive import Provenance
+from workloads.devices import all_devices
 
 GIT_COMMIT_VARIABLE = "NIGHTGRID_GIT_COMMIT"
 GIT_DIRTY_VARIABLE = "NIGHTGRID_GIT_DIRTY"
@@ -47,10 +48,6 @@ PACKAGES = (
     "triton",
 )
 
-_DRIVER_COMMANDS: dict[Accelerator, tuple[str, ...]] = {
-    Accelerator.GPU: ("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"),
-    Accelerator.HPU: ("hl-smi", "-Q", "driver_version", "-f", "csv,noheader"),
-}
 _COMMIT = re.compile(r"[0-9a-f]{7,64}")
 _TIMEOUT_S = 10.0
 
@@ -78,33 +75,20 @@ def _versions() -> tuple[tuple[str, str], ...]:
         "python": platform.python_version(),
         "kernel": kernel(),
         "host": socket.gethostname(),
-        "cpu": cpu_model(),
     }
     for package in PACKAGES:
         try:
             found[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             continue
-    if cuda := cuda_version():
-        found["cuda"] = cuda
+    for spec in all_devices():
+        found |= spec.versions()
     return tuple(found.items())
 
 
 def versions() -> dict[str, str]:
     """Versions of this process's software and host, by name; what is not installed is left out."""
     return dict(_versions())
-
-
-def cuda_version() -> str | None:
-    """The CUDA that the installed torch was built for, from its files; None without torch or for
-    another build."""
-    try:
-        files = metadata.distribution("torch").locate_file("torch/version.py")
-        text = Path(str(files)).read_text(encoding="utf-8")
-    except (metadata.PackageNotFoundError, OSError, ValueError):
-        return None
-    match = re.search(r"^cuda\b[^=\n]*=\s*['\"]([^'\"]+)['\"]", text, re.MULTILINE)
-    return match[1] if match else None
 
 
 def git_state(directory: Path | None = None) -> GitState:
@@ -139,20 +123,10 @@ def _git(directory: Path, *arguments: str) -> str | None:
 
 def driver_version(accelerator: Accelerator) -> str | None:
     """Version of the kernel driver of this kind of card; None if there is none here."""
-    command = _DRIVER_COMMANDS.get(accelerator)
+    command = accelerator.spec.driver_command
     output = _output(command) if command else None
     lines = (output or "").split()
     return lines[0] if lines else None
-
-
-def cpu_model() -> str:
-    """Name of the host's processor, e.g. ``AMD EPYC 9B14``."""
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        text = ""
-    match = re.search(r"^(?:model name|Model|cpu model)\s*:\s*(.+)$", text, re.MULTILINE)
-    return match[1].strip() if match else platform.processor() or platform.machine()
 
 
 def kernel() -> str:

@@ -33,9 +33,9 @@ from orchestrator.worker.process_server import open_log
 from orchestrator.worker.redaction import redact
 from orchestrator.worker.served_process import wait_for_end
 from orchestrator.worker.wire import packed, unpacked
-from workloads.devices import device_class, environment_for
-from workloads.devices.release import idle_memory_bytes
-from workloads.devices.telemetry import CardTelemetry
+from workloads.devices import device_class, environment_for, host_device
+from workloads.devices.monitoring.release import idle_memory_bytes
+from workloads.devices.monitoring.telemetry import CardTelemetry
 
 #: Threads of each worker of a node, in the environment in which its Ray was started.
 THREADS = "NIGHTGRID_THREADS"
@@ -90,7 +90,7 @@ class NodeAgent:
         """Start the process server. It listens at once and forks once ``preload`` is imported.
 
         Args:
-            kind: of the cards, as Ray names the resource.
+            kind: of the cards, as grids name it.
 
         Raises:
             TimeoutError: a process of an earlier driver of the run does not end, and may hold a
@@ -107,7 +107,7 @@ class NodeAgent:
         path = self._path = f"{_socket_dir(session_logs.parent)}/s"
         # OpenMP reads its variable when torch is imported, which may be in the server.
         threads = threads_asked() or max(1, cores // cards_on_host)
-        environment = os.environ | environment_for("cpu", 0, threads=threads)
+        environment = os.environ | environment_for(host_device().name, 0, threads=threads)
         environment["PYTHONPATH"] = os.pathsep.join(entry for entry in sys.path if entry)
         log_name = f"process-server-{socket.gethostname()}-{os.getpid()}.log"
         log = open_log(str(logs / log_name))
@@ -123,7 +123,8 @@ class NodeAgent:
             os.close(log)
         _wait_for(path, self._server, str(logs / log_name))
         threading.Thread(target=self._watch, args=(self._server,), daemon=True).start()
-        cards = _cards_held(kind)
+        accelerator = Accelerator(kind)
+        cards = _cards_held(accelerator)
         return HostFacts(
             hostname=socket.gethostname(),
             address=address,
@@ -134,7 +135,7 @@ class NodeAgent:
             log_dir=str(logs),
             scratch=str(session_logs.parent),
             cards=cards,
-            idle_memory_bytes=_idle_memory_bytes(kind, cards),
+            idle_memory_bytes=_idle_memory_bytes(accelerator, cards),
         )
 
     def watch_cards(self, device: str) -> None:
@@ -209,16 +210,17 @@ class NodeAgent:
         return self._sampler.readings(index, start, end) if self._sampler is not None else {}
 
 
-def _cards_held(kind: str) -> tuple[str, ...]:
+def _cards_held(kind: Accelerator) -> tuple[str, ...]:
     """The indices, as Ray words them, of the cards of this kind that this actor holds."""
     import ray
 
-    return tuple(map(str, ray.get_runtime_context().get_accelerator_ids().get(kind, ())))
+    held = ray.get_runtime_context().get_accelerator_ids()
+    return tuple(map(str, held.get(kind.spec.ray_resource, ())))
 
 
-def _idle_memory_bytes(kind: str, cards: Sequence[str]) -> dict[int, int]:
+def _idle_memory_bytes(kind: Accelerator, cards: Sequence[str]) -> dict[int, int]:
     """Memory in use on each of these cards that is idle now, as far as it can be found out."""
-    device = device_class(Accelerator(kind).device)
+    device = device_class(kind.device)
     found = {}
     for index in (int(card) for card in cards if card.isdecimal()):
         use = device.use(index)

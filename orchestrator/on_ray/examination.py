@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.doctor.facts import ClockOffset, ClusterFacts, NodeFacts, Probe
-from orchestrator.doctor.probe import NEEDED, NEEDED_BY_KIND, examine
-from orchestrator.domain.job import Accelerator
+from orchestrator.doctor.probe import NEEDED, examine
 from orchestrator.on_ray.calls import answer_of
 from orchestrator.on_ray.cluster import EMULATED, RayCluster, describe_cards, name_of
 from orchestrator.on_ray.submission import versions_here
@@ -114,8 +113,8 @@ class Examination:
             real = not node.emulated and len(node.cards) == 1
             kind = next(iter(node.cards)) if real else None
             asked[node_id] = actors[node_id].examine.remote(
-                kind=kind if kind is not Accelerator.CPU else None,
-                packages=(*self.packages, *(NEEDED_BY_KIND[kind] if kind else ())),
+                kind=kind if kind is not None and not kind.spec.host else None,
+                packages=(*self.packages, *(kind.spec.imports if kind else ())),
                 places=self._places(),
                 shared=shared,
                 timeout_s=max(1.0, deadline - time.monotonic() - 5.0),
@@ -234,7 +233,9 @@ def _told_by_ray(ray_node: Mapping[str, Any]) -> NodeFacts:
         head="node:__internal_head__" in resources,
         emulated=EMULATED in resources,
         cards=cards,
-        cards_free=sum(min(count, int(free.get(kind.value, 0))) for kind, count in cards.items()),
+        cards_free=sum(
+            min(count, int(free.get(kind.spec.ray_resource, 0))) for kind, count in cards.items()
+        ),
         device_name=device_name,
     )
 

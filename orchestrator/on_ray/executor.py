@@ -47,7 +47,7 @@ from orchestrator.worker.card_process import Order
 from orchestrator.worker.launch import launch_of
 from orchestrator.worker.letters import Bag, Ended, Listen, Listened, Run, Start, Started, Stop
 from orchestrator.worker.wire import unpacked
-from workloads.devices.telemetry import CardTelemetry
+from workloads.devices.monitoring.telemetry import CardTelemetry
 from workloads.models import remote_code
 
 _STOP_PATIENCE_S = 20.0  # for a stop to be confirmed

@@ -75,7 +75,10 @@ class Submission:
                 f"{self.grid} is outside the directory that is uploaded, "
                 f"{self.working_dir.resolve()}; copy it there, or give --working-dir"
             ) from None
-        command = ["python", "-m", "orchestrator", "run", grid.as_posix(), "--run", self.run]
+        # Ray ends a job whose head has died by ending the shell that it was started with; what the
+        # shell has started lives on. So it is replaced.
+        command = ["exec", "python", "-m", "orchestrator", "run", grid.as_posix()]
+        command += ["--run", self.run]
         if self.results is not None:
             command += ["--results", self.results]
         return shlex.join([*command, *self.arguments])

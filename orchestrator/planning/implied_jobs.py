@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 
-from orchestrator.domain.job import Accelerator, Job, Scalar
+from orchestrator.domain.job import Job, Scalar
+from workloads.engines import find_engine
 
 WORKLOAD = "fp8-calibration"
 _ENGINE = "optimum-habana"
@@ -20,7 +21,7 @@ def calibration_of(job: Job) -> Job | None:
     """The calibration that a job needs; None if it needs none."""
     if job.precision != "fp8" or job.engine != _ENGINE or job.workload == WORKLOAD:
         return None
-    if job.accelerator is not Accelerator.HPU:
+    if not find_engine(_ENGINE).runs_on(job.accelerator.device):
         return None
     return Job(
         experiment=job.experiment,

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from orchestrator.domain.declared import as_declared, usual_engine
-from orchestrator.domain.job import Scalar, State
-from orchestrator.domain.job_fields import FIELDS
+from orchestrator.domain.job import State
 from orchestrator.domain.measurement import Measurement
 from orchestrator.report import units
 from orchestrator.report.contests import memory_kind, peak_memory_bytes
 from orchestrator.report.summary import SHORT_STATE, Table
-from workloads import registry
 
 #: Of what no sensor told: never zero, and never left out without a word.
 NOT_KNOWN = "not known"
@@ -49,34 +46,6 @@ def plus_minus(row: Measurement) -> str:
         return ""
     half = (metrics.throughput_high - metrics.throughput_low) / 2
     return f"±{units.percent(half / metrics.throughput)}"
-
-
-def choice(row: Measurement) -> str:
-    """How a row did its work, short: ``bf16 b=32``, with every other setting that is free to
-    choose and is not at its default. No two rows that did the same work have the same words."""
-    words = [row.precision, _batch_size(row)]
-    if row.engine != usual_engine(row.workload):
-        words.append(row.engine)
-    if row.isolation != FIELDS["isolation"].default:
-        words.append(f"isolation {row.isolation}")
-    values = as_declared(row.workload, row.engine, row.parameters)
-    for name, declaration in registry.declared(row.workload, row.engine).items():
-        if declaration.role != "work" and not declaration.is_default(values[name]):
-            words.append(_said(name.replace("_", " "), values[name]))
-    return " ".join(words)
-
-
-def _batch_size(row: Measurement) -> str:
-    asked = row.batch_size_requested
-    if asked.isdecimal() or row.batch_size is None:
-        return f"b={asked}"
-    return f"b={row.batch_size} ({asked})"
-
-
-def _said(name: str, value: Scalar) -> str:
-    if isinstance(value, bool) or value is None:
-        return name if value else f"no {name}"
-    return f"{name} {value}"
 
 
 def throughput(row: Measurement) -> str:
@@ -123,8 +92,3 @@ def where(row: Measurement) -> str:
     contiguous = len(cards) > 1 and cards == list(range(cards[0], cards[-1] + 1))
     text = f"{cards[0]}-{cards[-1]}" if contiguous else ",".join(map(str, cards))
     return f"{', '.join(dict.fromkeys(row.nodes))} [{text}]"
-
-
-def label(row: Measurement) -> str:
-    """A job on one line, for lists: ``chatglm3-6b fp32 b=128 on 1 × HPU``."""
-    return f"{row.model} {choice(row)} on {row.cards} × {row.accelerator}"

@@ -1,11 +1,11 @@
 """Two runs of the same jobs: what became slower, what faster, and what cannot be compared. Pure.
 
-Jobs are matched by identity. A newer version of the program may know parameters that an older one
-did not, which makes every job another one; such jobs are matched by what both versions know, where
-that is not ambiguous, and the comparison says so. A pair that differs in what a number depends on
-is refused, and the keys that differ are named (``RULES``: which differences block, which only
-warn). For the others the ratio of throughputs is computed from the raw repeats of both runs, with
-Welch's interval on the logarithm (``ratio.py``).
+Jobs are matched by identity, which a later version's settings do not change unless they are set.
+Jobs that one run alone has are matched by the settings that both runs know, where that is not
+ambiguous, and the comparison says so. A pair that differs in what a number depends on is refused,
+and the keys that differ are named (``RULES``: which differences block, which only warn). For the
+others the ratio of throughputs is computed from the raw repeats of both runs, with Welch's interval
+on the logarithm (``ratio.py``).
 
 Two guards keep it from crying at noise. Repeats do not show what differs from one process to the
 next, so the scatter of all jobs' ratios around their median, beyond what repeats explain, is taken
@@ -333,7 +333,7 @@ def differences(
             forgiven = rule.forgivable and rule.key in allow
             found = Difference(key=rule.key, before=old, after=new)
             (blocking if rule.effect == "blocks" and not forgiven else warning).append(found)
-    if set(before.parameters) != set(after.parameters):
+    if before.job_id != after.job_id and set(before.parameters) != set(after.parameters):
         old, new = _unknown_there(before, after), _unknown_there(after, before)
         warning.append(Difference(key="parameters", before=old, after=new))
     return tuple(blocking), tuple(warning)

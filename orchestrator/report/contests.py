@@ -13,11 +13,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from orchestrator.domain.declared import declared_of, role_of
 from orchestrator.domain.job import State
 from orchestrator.domain.job_fields import FIELDS
 from orchestrator.domain.measurement import Measurement
 from orchestrator.report.grouping import Setting
+from workloads import registry
 
 #: What a job's own settings leave free of those that a ``Setting`` has.
 _FREE_FIELDS = tuple(
@@ -76,9 +76,14 @@ def memory_kind(row: Measurement) -> str:
 
 
 def work_of(setting: Setting) -> Setting:
-    """The setting without what is free to choose: rows that agree in it did the same work."""
-    declared = declared_of(setting.workload, setting.engine)
-    parameters = tuple(p for p in setting.parameters if role_of(p[0], declared) == "work")
+    """The setting without what is free to choose: rows that agree in it did the same work. What
+    nobody here declares is a part of it."""
+    declared = registry.declared(setting.workload, setting.engine)
+    parameters = tuple(
+        pair
+        for pair in setting.parameters
+        if pair[0] not in declared or declared[pair[0]].role == "work"
+    )
     blank: dict[str, Any] = dict.fromkeys(_FREE_FIELDS, "")
     return replace(setting, parameters=parameters, **blank)
 

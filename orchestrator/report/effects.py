@@ -9,7 +9,7 @@ changed at once prove nothing about either and are left out.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from statistics import geometric_mean
 
@@ -81,7 +81,8 @@ def effects_of(rows: Sequence[Measurement], settings: Mapping[str, Setting]) -> 
     for work, group in groups.items():
         defaults = _defaults(work.workload, {settings[row.job_id].engine for row in group})
         told = {row.job_id: _technique(row, settings[row.job_id], defaults) for row in group}
-        base = baseline(list(told.values()), defaults)
+        seen = {(told[row.job_id], row.batch_size_requested) for row in group}
+        base = baseline(seen, defaults)
         found = _compared(group, told, base, defaults)
         setting = _with(work, {**defaults, **dict(base)})
         effects += [
@@ -91,37 +92,39 @@ def effects_of(rows: Sequence[Measurement], settings: Mapping[str, Setting]) -> 
     return tuple(effects)
 
 
-def baseline(seen: Sequence[Technique], defaults: Mapping[str, str]) -> Technique:
-    """The choices to compare with: the defaults where a row has them; else those that most rows
-    differ from in one setting, so that a star of a grid is read from its centre. Ties go to more
-    default values, then to the widest precision.
+def baseline(seen: Collection[tuple[Technique, str]], defaults: Mapping[str, str]) -> Technique:
+    """The choices to compare with, of those that rows have, each with its batch size.
+
+    They are the nearest to the defaults among those with at least half as many comparisons as the
+    centre of the grid's star has: a default in one row of a grid that is about another precision
+    compares with nothing. Ties go to the centre, then to the widest precision.
 
     Raises:
         ValueError: ``seen`` is empty.
     """
-    counted = Counter(seen)
-    neighbours = _neighbours(counted)
+    pairs = _pairs(set(seen))
+    most = max(pairs.values())
 
     def rank(one: Technique) -> tuple[object, ...]:
         unusual = sum(defaults.get(name) != value for name, value in one)
         precision = precision_rank(dict(one).get("precision", ""))
-        return (unusual > 0, -neighbours[one], unusual, precision, one)
+        return (2 * pairs[one] < most, unusual, -pairs[one], precision, one)
 
-    return min(counted, key=rank)
+    return min(pairs, key=rank)
 
 
-def _neighbours(counted: Counter[Technique]) -> Counter[Technique]:
-    """How many rows differ from each in exactly one setting: those that agree in all others."""
-    alike: Counter[tuple[str, frozenset[tuple[str, str]]]] = Counter()
-    names = {name for one in counted for name, _ in one}
-    rest = {}
-    for one, rows in counted.items():
-        for name in names:
-            rest[one, name] = (name, frozenset(p for p in one if p[0] != name and p[1]))
-            alike[rest[one, name]] += rows
-    return Counter(
-        {one: sum(alike[rest[one, n]] - rows for n in names) for one, rows in counted.items()}
-    )
+def _pairs(seen: Set[tuple[Technique, str]]) -> dict[Technique, int]:
+    """With how many others each can be compared: at an equal batch size, in exactly one setting."""
+    names = {name for one, _ in seen for name, _ in one}
+    rests: dict[tuple[Technique, str], list[Hashable]] = {
+        (one, size): [(size, n, frozenset(p for p in one if p[0] != n)) for n in names]
+        for one, size in seen
+    }
+    alike = Counter(rest for own in rests.values() for rest in own)
+    found = dict.fromkeys((one for one, _ in seen), 0)
+    for (one, _), own in rests.items():
+        found[one] += sum(alike[rest] - 1 for rest in own)
+    return found
 
 
 def _compared(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from orchestrator.report import cells, units
+from orchestrator.report import units
 from orchestrator.report.grouping import Differences, described, unusual
+from orchestrator.report.labels import label
 from orchestrator.report.published import REFERENCES
 from orchestrator.report.ratio import Ratio
 from orchestrator.report.summary import Summary
@@ -75,7 +76,7 @@ def _steps(summary: Summary) -> Finding:
         shares = (one.data, one.forward, one.backward, one.optimizer, one.communication)
         rows.append(
             (
-                cells.label(one.row) + (f" · {about}" if about else ""),
+                label(one.row) + (f" · {about}" if about else ""),
                 units.seconds(one.step_s),
                 *(units.percent(share, 2) for share in shares),
             )
@@ -117,7 +118,7 @@ def _roofline(summary: Summary) -> Finding:
     )
     rows = [
         (
-            cells.label(share.row),
+            label(share.row),
             share.sheet.device,
             units.percent(share.bandwidth, 3),
             units.percent(share.compute, 3),

@@ -22,6 +22,7 @@ from orchestrator.report.contests import interval
 from orchestrator.report.drawing import precision_style
 from orchestrator.report.figures import clipped, throughput_curve
 from orchestrator.report.grouping import Differences, Setting, described, unusual
+from orchestrator.report.labels import label
 from orchestrator.report.payload import payload
 from orchestrator.report.plots import (
     MOST_LINES,
@@ -104,6 +105,7 @@ def render(
             unusual=unusual(summary.settings[one.row.job_id] for one in summary.steps),
             roofline_groups=roofline_groups(summary.roofline.shares),
             heat=heat,
+            without_precision=lambda row: summary.chosen(row).partition(" ")[2],
             bar=bar,
             tops=_tops(summary),
             SETTLED=SETTLED,
@@ -191,11 +193,8 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         finalize=lambda value: visible(value) if type(value) is str else value,
     )
-    environment.filters["choice"] = cells.choice
-    environment.filters["choice_without_precision"] = lambda row: cells.choice(row).partition(" ")[
-        2
-    ]
-    environment.filters["label"] = cells.label
+    environment.filters["chosen"] = lambda row, summary: summary.chosen(row)
+    environment.filters["label"] = label
     environment.filters["one_line"] = one_line
     environment.filters["tail"] = tail
     environment.filters["state_class"] = lambda state: f"s-{str(state).lower()}"

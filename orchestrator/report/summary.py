@@ -35,6 +35,7 @@ from orchestrator.report.grouping import (
     settings_of,
     shared_facts,
 )
+from orchestrator.report.labels import labels_of
 from orchestrator.report.progress import Underway
 from orchestrator.report.provenance import Flag, Provenance, flags_of, provenance_of
 from orchestrator.report.published import Comparison, against_published
@@ -119,7 +120,12 @@ class Summary:
     timeline: Timeline = field(default_factory=Timeline)
     provenance: Provenance = field(default_factory=Provenance)
     settings: Mapping[str, Setting] = field(default_factory=dict)  # by job id
+    labels: Mapping[str, str] = field(default_factory=dict)  # what was chosen, by job id
     underway: Underway | None = None  # None: finished, or nothing is known of a driver
+
+    def chosen(self, row: Measurement) -> str:
+        """How a row did its work, in words that no other row of the same work has."""
+        return self.labels[row.job_id]
 
     @property
     def unsettled(self) -> int:
@@ -185,6 +191,7 @@ def summarize(
         timeline=timeline_of(measurements),
         provenance=provenance_of(rows, measurements),
         settings=settings,
+        labels=labels_of(rows, settings),
         underway=underway,
     )
 

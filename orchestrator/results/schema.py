@@ -20,7 +20,6 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, Field, fields
 from datetime import datetime, timedelta, timezone
-from enum import Enum
 from functools import lru_cache
 from operator import attrgetter
 from typing import Any
@@ -286,8 +285,7 @@ def required(kind: type | None = None) -> frozenset[str]:
 @lru_cache(maxsize=1)
 def choices() -> dict[str, set[str]]:
     """The columns of enumerations, and the values that each can have."""
-    kinds = {n: kind for n, kind in _hints(Measurement).items() if isinstance(kind, type)}
-    return {n: {each.value for each in k} for n, k in kinds.items() if issubclass(k, Enum)}
+    return {n: {str(one) for one in k} for n, k in _hints(Measurement).items() if _is_choice(k)}
 
 
 # ---------------------------------------------------------------- record -> row
@@ -336,7 +334,7 @@ class _PlainFields:
         self._optional = {name for name, hint in hints.items() if _optional(hint) is not None}
 
     def of(self, record: Any, odd: list[str]) -> dict[str, Any]:
-        """The values by name: of an Enum its value, of a tuple a list.
+        """The values by name: of a choice its text, of a tuple a list.
 
         Args:
             record: whose fields they are.
@@ -408,8 +406,8 @@ def _other_columns() -> frozenset[str]:
 def _scalar(value: Any) -> Any:
     if type(value) is str:
         return _text(value)
-    if isinstance(value, Enum):
-        return value.value
+    if isinstance(value, str):  # of a choice
+        return str(value)
     return [_scalar(item) for item in value] if isinstance(value, tuple) else value
 
 
@@ -442,7 +440,7 @@ def _value(name: str, value: Any) -> Any:
     if name in _TIMES:
         return ((value - _EPOCH) // timedelta(microseconds=1)) / 1_000_000
     hint = _hints(Measurement)[name]
-    if isinstance(hint, type) and issubclass(hint, Enum):
+    if _is_choice(hint):
         return hint(value)
     return tuple(value) if isinstance(value, list) else value
 
@@ -475,6 +473,11 @@ def _rules(kind: type) -> dict[str, tuple[Field[Any], bool]]:
 # ---------------------------------------------------------------- types
 
 
+def _is_choice(hint: Any) -> bool:
+    """Whether values of a type are texts, one of those that iterating the type gives."""
+    return isinstance(hint, type) and issubclass(hint, str) and hint is not str
+
+
 @lru_cache(maxsize=16)
 def _hints(kind: type) -> dict[str, Any]:
     """Field types by name, in field order."""
@@ -504,7 +507,7 @@ def _arrow(hint: Any) -> pa.DataType:
     if hint in simple:
         return simple[hint]
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin is typing.Literal or (isinstance(hint, type) and issubclass(hint, Enum)):
+    if origin is typing.Literal or _is_choice(hint):
         return pa.string()
     if origin is tuple and len(arguments) == 2 and arguments[1] is Ellipsis:
         return pa.list_(_arrow(arguments[0]))

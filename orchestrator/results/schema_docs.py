@@ -76,7 +76,7 @@ _COLUMNS: _Entries = {
     "workload": ("", "what was done, e.g. text-generation"),
     "model": ("", "model by name or path"),
     "dataset": ("", "dataset by name or path"),
-    "accelerator": ("", "kind of card asked for: HPU, GPU or CPU"),
+    "accelerator": ("", "kind of card asked for, by its name in grids"),
     "cards": ("", "how many cards the job has", Range(low=1, high=1_000_000)),
     "precision": ("", "numbers that the weights are computed in, e.g. bf16, int8"),
     "batch_size": (

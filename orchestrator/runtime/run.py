@@ -538,12 +538,11 @@ def attempts_before(
 def final_states(plan: Plan, history: Sequence[PastRow]) -> dict[str, State]:
     """How each job of the plan stands: the state of its newest final row on the same footing."""
     # A kind of card that is not there is not emulated either: its rows say so.
-    emulated = dict.fromkeys(Accelerator, False)
-    emulated |= {node.accelerator: node.emulated for node in plan.nodes}
+    emulated = {node.accelerator: node.emulated for node in plan.nodes}
     newest = {(row.job_id, row.emulated): row.state for row in history if row.final}
     states = {}
     for planned in plan.jobs:
         job = planned.job
-        key = (job.job_id, emulated[job.accelerator])
+        key = (job.job_id, emulated.get(job.accelerator, False))
         states[job.job_id] = newest.get(key, State.NOT_STARTED)
     return states

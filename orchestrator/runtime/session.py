@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.domain.executor import Executor
-from orchestrator.domain.job import Accelerator
+from orchestrator.domain.job import Accelerator, default_accelerator
 from orchestrator.domain.topology import Node, parse_emulation
 from orchestrator.runtime.status import RunStatus
 from orchestrator.worker.memory_limit import share_of_host
@@ -52,7 +52,7 @@ def with_memory(nodes: Sequence[Node], card_memory_bytes: int | None = None) -> 
 @contextlib.contextmanager
 def in_process_session(accelerators: Sequence[Accelerator]) -> Iterator[Session]:
     """One emulated card of each kind, in this process, one job at a time."""
-    spec = ",".join(f"1x1:{kind}" for kind in accelerators or (Accelerator.HPU,))
+    spec = ",".join(f"1x1:{kind}" for kind in accelerators or (default_accelerator(),))
     nodes = with_memory(parse_emulation(spec, accelerators))
 
     @contextlib.contextmanager

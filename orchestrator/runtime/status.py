@@ -36,7 +36,7 @@ from orchestrator.domain.job import State
 from orchestrator.domain.measurement import Measurement
 from orchestrator.domain.topology import Card, CardSet, Node
 from orchestrator.planning.plan import Action, Plan
-from workloads.devices.telemetry import CardTelemetry
+from workloads.devices.monitoring.telemetry import CardTelemetry
 
 STATUS_VERSION = 1
 #: Of the failures, the last ones are kept word for word; all are counted.

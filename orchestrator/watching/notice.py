@@ -76,7 +76,10 @@ class Notice:
         summary = self.summary
         if summary is not None:
             lines.append(", ".join(f"{count} {state}" for state, count in summary.counts.items()))
-            lines += [_best_text(contest) for contest in summary.contests[:BEST_SHOWN]]
+            lines += [
+                _best_text(contest, summary.labels[contest.fastest.job_id])
+                for contest in summary.contests[:BEST_SHOWN]
+            ]
             if any(row.emulated for row in summary.rows):
                 lines.append("Emulated cards: no figure is one of a real card.")
         if self.report:
@@ -112,11 +115,11 @@ def _best(contest: Contest) -> dict[str, Any]:
     }
 
 
-def _best_text(contest: Contest) -> str:
+def _best_text(contest: Contest, chosen: str) -> str:
     row = contest.fastest
     figure = f"{number(row.metrics.throughput)} {contest.unit} {cells.plus_minus(row)}".rstrip()
     tied = f" (not told apart from {len(contest.tied)} more)" if contest.tied else ""
-    return f"Best of {row.model}, {contest.setting.where}: {cells.choice(row)}, {figure}{tied}"
+    return f"Best of {row.model}, {contest.setting.where}: {chosen}, {figure}{tied}"
 
 
 def _plain(text: str) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 
 from orchestrator.domain.card_readings import card_readings
 from orchestrator.domain.energy import Energy, Reading, energy_between
-from workloads.devices.telemetry import CardTelemetry
+from workloads.devices.monitoring.telemetry import CardTelemetry
 
 Read = Callable[[], Mapping[int, CardTelemetry]]
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.domain.attempt import Attempt, RankOutcome, WorkerInfo
 from orchestrator.domain.executor import Progress
 from orchestrator.domain.failure import Failure, FailureClass
-from orchestrator.domain.job import Accelerator, State
+from orchestrator.domain.job import State
 from orchestrator.domain.topology import Card
 from orchestrator.host.clock import Interval
 from orchestrator.worker.failure_record import describe, one_line
@@ -29,20 +29,14 @@ from orchestrator.worker.memory_limit import MemoryLimit
 from orchestrator.worker.redaction import redact
 from workloads.api import Collective, JobContext, MeasureSettings, Phase, Request, Result
 from workloads.collective import Listener, OneCard, Rendezvous, joined, listen
-from workloads.devices.release import Waiting
+from workloads.devices import host_device
+from workloads.devices.monitoring.release import Waiting
 from workloads.errors import BadConfiguration, CardFaulty, CardNotAcquired
 from workloads.resident import ResidentModel
 
 if TYPE_CHECKING:
     from workloads.devices.base import Device
     from workloads.isolation import ProcessState
-
-#: The variable by which a process sees only its own card.
-VISIBLE_CARDS = {
-    Accelerator.HPU: "HABANA_VISIBLE_MODULES",
-    Accelerator.GPU: "CUDA_VISIBLE_DEVICES",
-    Accelerator.CPU: "",
-}
 
 SEED = 0  # every job starts from it
 
@@ -57,7 +51,7 @@ class WorkerConfig:
     card: Card
     node_name: str
     emulated: bool
-    emulated_device: str = "cpu"  # the software that drives a card which is not there
+    emulated_device: str = host_device().name  # the software that drives a card which is not there
     memory_bytes: int | None = None  # of an emulated card: enforced; None: no limit
     idle_memory_bytes: int | None = None  # in use on a card that nobody has; None: not known
     threads: int = 1  # for torch's CPU work
@@ -126,7 +120,7 @@ class CardWorker:
             device_name=device_name,
             driver_version=self._device.driver_version(),
             emulated=self.config.emulated,
-            visible_cards=os.environ.get(VISIBLE_CARDS[self.config.card.accelerator], ""),
+            visible_cards=os.environ.get(self.config.card.accelerator.spec.visible_variable, ""),
             threads=torch.get_num_threads(),
             niceness=os.getpriority(os.PRIO_PROCESS, 0),
             versions=versions(),

@@ -8,7 +8,7 @@ from orchestrator.domain.events import StartWorker
 from orchestrator.domain.topology import Node
 from orchestrator.on_ray.actors import HostFacts
 from orchestrator.worker.card_process import Launch
-from orchestrator.worker.card_worker import VISIBLE_CARDS, WorkerConfig
+from orchestrator.worker.card_worker import WorkerConfig
 from workloads.devices import environment_for
 from workloads.engines import process_kinds
 
@@ -31,9 +31,8 @@ def launch_of(
                 cards=command.world_size,
                 scratch=facts.scratch or None,
             ),
+            **card.accelerator.spec.visible(card.index),  # of an emulated card, too
         }
-        if variable := VISIBLE_CARDS[card.accelerator]:
-            environments[kind][variable] = str(card.index)
     config = WorkerConfig(
         worker_id=command.worker_id,
         card=card,

@@ -19,7 +19,7 @@ from orchestrator.domain.energy import Energy
 from orchestrator.domain.executor import Progress
 from orchestrator.domain.failure import Failure
 from orchestrator.worker.card_process import Launch, Order
-from workloads.devices.telemetry import CardTelemetry
+from workloads.devices.monitoring.telemetry import CardTelemetry
 
 # ---------------------------------------------------------------- from the driver
 

@@ -79,6 +79,7 @@ def test_a_row_of_padding_in_the_output_layer_is_left_out() -> None:
     assert compare([[0, 1]], [wider], REFERENCE).largest_difference == 0.0
 
 
+@pytest.mark.slow
 def test_the_command_verifies_on_this_cpu(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

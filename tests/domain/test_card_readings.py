@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.domain.card_readings import card_readings
-from workloads.devices.nvml import _throttled
-from workloads.devices.telemetry import CardTelemetry
+from workloads.devices.monitoring.nvml import _throttled
+from workloads.devices.monitoring.telemetry import CardTelemetry
 
 RECORDED = Path(__file__).parents[2] / "results" / "h100" / "nvml_readings.json"
 

@@ -12,7 +12,7 @@ from orchestrator.domain.job import State
 from orchestrator.results.derive import measurement_of
 from orchestrator.worker.card_sampler import EMPTY_READINGS, FRESH_S, KEEP_S, CardSampler
 from workloads.api import Result
-from workloads.devices.telemetry import CardTelemetry
+from workloads.devices.monitoring.telemetry import CardTelemetry
 
 
 def counted(*points: tuple[float, float]) -> list[Reading]:

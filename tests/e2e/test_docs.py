@@ -6,6 +6,7 @@ The word after a fence's language says more of a block:
     bash needs=cluster     cannot be run here; its `nightgrid` lines must parse all the same
     bash in=DIR            is run in a directory of the workplace
     yaml file=PATH         is a file, which later blocks use
+    text shown=yes         the block before printed it, word for word
 
 All pages share one workplace with the grids of the repository, whose demonstration is made small.
 Commands that start no process are run in this one: an interpreter and its libraries for each of
@@ -138,16 +139,19 @@ def reading(line: str) -> tuple[list[str], str | None] | None:
     return (typed, target) if typed[0] in READING and not {*typed} & set("<>|&") else None
 
 
-def shell(block: Block, place: Path, directory: Path) -> None:
-    """Run a block of shell lines: each by itself if all are commands of this program."""
+def shell(block: Block, place: Path, directory: Path) -> str:
+    """Run a block of shell lines: each by itself if all are commands of this program. What was
+    printed by processes of their own."""
     lines = block.text.splitlines()
     if not all(line.startswith("nightgrid ") for line in lines):
         lines = [block.text]
+    printed = ""
     for line in lines:
         if line.startswith("nightgrid ") and (read := reading(line)):
             call(*read, directory)
         else:
-            bash(f"# {block.where}\n{line}", place, directory)
+            printed += bash(f"# {block.where}\n{line}", place, directory)
+    return printed
 
 
 def call(typed: list[str], target: str | None, directory: Path) -> None:
@@ -185,6 +189,7 @@ def test_what_a_page_says_to_type_works(page: Path, workplace: Path) -> None:
     own = [block for block in ALL if block.page == page and "needs" not in block.said]
     if any("checkout" in str(block.said) for block in own):
         checkout(workplace)
+    printed = ""
     for block in own:
         directory = workplace / block.said.get("in", ".")
         if "file" in block.said:
@@ -192,7 +197,9 @@ def test_what_a_page_says_to_type_works(page: Path, workplace: Path) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(block.text, encoding="utf-8")
         elif block.language in ("bash", "sh"):
-            shell(block, workplace, directory)
+            printed = shell(block, workplace, directory)
+        elif "shown" in block.said:
+            assert block.text in printed, block.where
         elif block.language == "python":
             bash(f"# {block.where}\n{block.text}", workplace, directory, command="python -")
         elif block.language == "sql":
@@ -208,7 +215,7 @@ def test_every_command_is_one(block: Block) -> None:
     """Also where it cannot be run: command, options and values are those of the program."""
     assert block.language in LANGUAGES, block.where
     assert block.said.get("needs") in (None, *NEEDS), block.where
-    assert set(block.said) <= {"needs", "in", "file"}, block.where
+    assert set(block.said) <= {"needs", "in", "file", "shown"}, block.where
     if block.language not in ("bash", "sh"):
         typed = [line for line in block.text.splitlines() if line.startswith("nightgrid ")]
         messages = [line for line in typed if re.match(r"nightgrid \w+: ", line)]

@@ -451,3 +451,33 @@ def test_the_identity_is_the_canonical_json() -> None:
         )
         text = json.dumps(job.identity(), sort_keys=True, separators=(",", ":"))
         assert job.job_id == hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+# ---------------------------------------------------------------- names of earlier versions
+
+RENAMED = [
+    (workload, name, old, new)
+    for workload, entry in WORKLOADS.items()
+    for name, declaration in entry.declared(entry.engines[0]).items()
+    for old, new in declaration.renamed
+]
+
+
+@pytest.mark.parametrize(("workload", "name", "old", "new"), RENAMED)
+def test_a_value_is_read_under_its_old_name(workload: str, name: str, old: str, new: str) -> None:
+    """Wherever it stands; the job is the same one, and a note says what to write."""
+    head = f"workload: {workload}\nengine: {WORKLOADS[workload].engines[0]}\n"
+    for said in (f"{name}: {old}", f"axes: {{{name}: [{old}]}}", f"include: [{{{name}: {old}}}]"):
+        (job,), notes = one(head + said).jobs(), one(head + said).notes
+        assert job.job_id == one(f"{head}{name}: {new}").jobs()[0].job_id
+        assert dict(job.parameters)[name] == new
+        assert [note for note in notes if f"`{name}: {old}` is called `{name}: {new}` now" in note]
+    assert not one(f"{head}{name}: {new}").notes
+
+
+def test_an_old_name_beside_the_new_one_is_one_value_twice() -> None:
+    """`refill` was what is called `continuous` now; a pattern finds either by either."""
+    with pytest.raises(GridError, match="listed twice"):
+        one("axes: {batching: [refill, continuous]}")
+    left = "axes: {batching: [static, continuous]}\nexclude: [{batching: refill}]"
+    assert points(left, "batching") == [("static",)]

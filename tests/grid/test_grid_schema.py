@@ -15,7 +15,8 @@ from orchestrator.errors import GridError
 from orchestrator.grid.fields import FIELD_NAMES
 from orchestrator.grid.json_schema import grid_schema, grid_schema_text
 from orchestrator.grid.reader import load_grid
-from workloads.precision import DEVICES, PRECISIONS
+from workloads.devices import DEVICES
+from workloads.precision import PRECISIONS
 from workloads.registry import WORKLOADS
 
 GRIDS = Path(__file__).resolve().parents[2] / "grids"

@@ -154,6 +154,7 @@ def test_a_view_on_a_full_disk_goes_on() -> None:
 # ---------------------------------------------------------------- the program
 
 
+@pytest.mark.slow
 def test_a_run_measures_all_whatever_becomes_of_its_output(tmp_path: Path) -> None:
     """Exit code 0, all rows, the page: with a reader that leaves (`nightgrid run … | head`) and no
     other descriptor. On full disks: ``tests/ray/test_full_logs.py``."""

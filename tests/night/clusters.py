@@ -38,7 +38,7 @@ from orchestrator.runtime.watchdog import LIMITS, MEASURE_FACTOR
 from orchestrator.scheduling.retry import POLICIES
 from orchestrator.scheduling.schedule import Schedule, ScheduleSettings
 from orchestrator.scheduling.virtual_cluster import VirtualCluster
-from workloads.devices.telemetry import CardTelemetry
+from workloads.devices.monitoring.telemetry import CardTelemetry
 
 if TYPE_CHECKING:
     from nights import Night
@@ -127,6 +127,8 @@ class NightExecutor:
         """What the schedule is about to be told."""
         self.books.heard(event)
         self.night.tally.clock_steps += isinstance(event, ClockSet) and bool(event.by_s)
+        if isinstance(event, WorkerOverdue) and event.worker_id in self.books.started:
+            self.suspects.add(self.books.started[event.worker_id][0])
 
     def decided(self, commands: list[Command]) -> None:
         """What the schedule has said."""

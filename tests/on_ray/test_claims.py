@@ -11,8 +11,9 @@ from orchestrator.domain.failure import Failure
 from orchestrator.errors import ClusterError, ControlStoreLost
 from orchestrator.on_ray import claims
 from orchestrator.on_ray.calls import Calls
-from orchestrator.on_ray.claims import SILENCE_PATIENCE_S, Claim, Claims
+from orchestrator.on_ray.claims import BEREFT_PATIENCE_S, SILENCE_PATIENCE_S, Claim, Claims
 from orchestrator.on_ray.control_store import ControlStore
+from orchestrator.scheduling.schedule import ScheduleSettings
 
 HPU_1 = {
     "NodeID": "id-1",
@@ -128,6 +129,34 @@ def test_it_is_lost_when_it_stays_silent_and_no_node_is_left(case: Case) -> None
     """Not before, and the error says since when."""
     case.pass_s(SILENCE_PATIENCE_S, silent=True)
     with pytest.raises(ControlStoreLost, match=r"has not answered since .* for 91 s, and no node"):
+        case.pass_s(1, silent=True)
+
+
+def test_the_cluster_is_given_up_before_its_jobs_are(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nodes that died with the head are lost after 20 s. The driver gives up, for the next one to
+    go on, before the schedule says of its jobs that no card is left for them."""
+    joined(case, monkeypatch)
+    case.pass_s(20, silent=True)
+    monkeypatch.setattr(claims.Claim, "joined", False)
+    case.claims._claims.clear()
+    with pytest.raises(ControlStoreLost, match="no node of the cluster is left"):
+        case.pass_s(60, silent=True)
+    assert BEREFT_PATIENCE_S < case.clock.now - 20 < ScheduleSettings().wait_for_nodes_s - 10
+
+
+def test_a_silence_after_all_nodes_have_left_has_its_own_patience(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A moment of it is none."""
+    joined(case, monkeypatch)
+    case.pass_s(1, silent=False)
+    monkeypatch.setattr(claims.Claim, "joined", False)
+    case.claims._claims.clear()
+    case.pass_s(BEREFT_PATIENCE_S + 5, silent=False)
+    case.pass_s(BEREFT_PATIENCE_S, silent=True)
+    with pytest.raises(ControlStoreLost):
         case.pass_s(1, silent=True)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import socket
 import subprocess
@@ -14,8 +15,11 @@ import pytest
 
 from orchestrator.domain.job import Accelerator
 from orchestrator.errors import ClusterError
+from orchestrator.on_ray import cluster as ray_cluster
 from orchestrator.on_ray.actors import THREADS, threads_asked
 from orchestrator.on_ray.cluster import connect, emulate, nodes_of, resolve_address
+from workloads import devices
+from workloads.devices import device_spec, own_devices
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -49,6 +53,38 @@ def test_kinds_follow_from_resources() -> None:
         "plain": (Accelerator.CPU, 1),
     }
     assert not any(node.emulated for node in nodes)
+
+
+def test_an_unknown_resource_is_no_card() -> None:
+    """A node of cards that no device declares is none of Gaudi cards: its host is one card."""
+    (node,) = nodes_of([ray_node("a", "npus", NPU=8.0, CPU=96.0)])
+    assert node.accelerator is Accelerator.CPU
+    assert nodes_of([ray_node("a", "npus", NPU=8.0)]) == []
+
+
+def test_kinds_that_share_a_resource_are_told_apart_by_their_type(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """AMD's GPUs are torch's `cuda` and Ray's `GPU`, as NVIDIA's are: Ray's type decides."""
+    amd = dataclasses.replace(
+        device_spec("cuda"),
+        name="rocm",
+        accelerator="ROCM",
+        torch_type="cuda",
+        ray_type="AMD-Instinct",
+    )
+    monkeypatch.setattr(devices, "all_devices", lambda: (*own_devices(), amd))
+    monkeypatch.setattr(ray_cluster, "all_devices", devices.all_devices)
+    devices.of_accelerator.cache_clear()
+    nodes = nodes_of(
+        [
+            ray_node("a", "amd", GPU=8.0, **{"accelerator_type:AMD-Instinct-MI300X-OAM": 1.0}),
+            ray_node("b", "nvidia", GPU=4.0, **{"accelerator_type:H100": 1.0}),
+            ray_node("c", "silent", GPU=2.0),
+        ]
+    )
+    assert [node.accelerator for node in nodes] == ["ROCM", "GPU", "GPU"]
+    assert (nodes[0].accelerator.device, nodes[0].accelerator.spec.torch_type) == ("rocm", "cuda")
 
 
 def test_a_dead_node_is_no_node() -> None:

@@ -34,7 +34,7 @@ def test_the_job_runs_the_command_one_would_type(tmp_path: Path) -> None:
     """The grid's path is relative to the upload, and words with blanks stay whole."""
     sent = submission(tmp_path, results="/data/my rows", arguments=("--retry-failed",))
     assert sent.entrypoint == (
-        "python -m orchestrator run 'grids/a b.yaml' --run night "
+        "exec python -m orchestrator run 'grids/a b.yaml' --run night "
         "--results '/data/my rows' --retry-failed"
     )
 

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from source_tree import ROOT, imported, modules
 
+from workloads.devices import own_devices
+
 #: Folders whose decisions are plain functions on values: they may not reach any edge.
 PURE_FOLDERS = ("domain", "planning", "scheduling")
 PURE = sorted(
@@ -59,6 +61,80 @@ def test_device_branches_live_in_the_device_classes(path: Path) -> None:
     text = path.read_text()
     assert "torch.cuda." not in text and "torch.hpu." not in text
     assert "habana_frameworks" not in text
+
+
+#: Folders and files that may name a device: what declares devices, and what an engine says of them.
+NAME_DEVICES = ("workloads/devices/", "workloads/engines/", "workloads/precision.py")
+#: Methods that look a text up, or compare with it.
+LOOKING = {"get", "pop", "setdefault", "startswith", "endswith", "index", "count"}
+
+
+def names_that_decide(source: str, names: set[str]) -> set[str]:
+    """The names, of these, that are compared with something, looked up, or keys; and attributes
+    of these names. Where a tensor lies is torch's to say: ``tensor.device.type == "cpu"``."""
+    found: set[str] = set()
+
+    def look(*nodes: ast.AST | None) -> None:
+        for node in nodes:
+            for inner in ast.walk(node) if node is not None else ():
+                if isinstance(inner, ast.Constant) and inner.value in names:
+                    found.add(str(inner.value))
+
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Compare):
+            sides = [node.left, *node.comparators]
+            if not any(isinstance(each, ast.Attribute) and each.attr == "type" for each in sides):
+                look(*(each for each in sides if not isinstance(each, ast.Call)))
+        elif isinstance(node, ast.Dict):
+            look(*node.keys)
+        elif isinstance(node, ast.DictComp):
+            look(node.key)
+        elif isinstance(node, ast.Subscript):
+            look(node.slice)
+        elif isinstance(node, ast.MatchValue):
+            look(node.value)
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            look(*(node.args if node.func.attr in LOOKING else ()))
+        elif isinstance(node, ast.Attribute) and node.attr in names - {"cpu"}:  # ``tensor.cpu()``
+            found.add(node.attr)
+    return found
+
+
+def test_no_devices_name_decides_anything() -> None:
+    """Rules ask what a device can, clusters what it declares: a new one is a new file."""
+    names = {name for spec in own_devices() for name in (spec.name, spec.accelerator)}
+    deciding = {
+        str(path.relative_to(ROOT)): found
+        for package in ("orchestrator", "workloads")
+        for path in modules(package)
+        if not str(path.relative_to(ROOT)).startswith(NAME_DEVICES)
+        and (found := names_that_decide(path.read_text(), names))
+    }
+    assert deciding == {}
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        'if device == "hpu": pass',
+        'if "hpu" != device: pass',
+        'if device in ("cuda", "hpu"): pass',
+        'TABLE = {"hpu": 1}',
+        'TABLE = {("fp8", "hpu"): 1}',
+        'TABLE = {(each, "hpu"): 1 for each in precisions}',
+        'TABLE["hpu"]',
+        'TABLE.get("hpu")',
+        'device.startswith("hpu")',
+        "kind is Accelerator.hpu",
+        'match device:\n    case "hpu": pass',
+    ],
+)
+def test_every_way_to_decide_by_a_name_is_seen(source: str) -> None:
+    """The check of the check; other texts, and torch's word for the host's memory, are none."""
+    assert "hpu" in names_that_decide(source, {"hpu", "cuda"})
+    assert not names_that_decide(source.replace("hpu", "x").replace("cuda", "y"), {"hpu", "cuda"})
+    assert not names_that_decide('tensor.device.type == "cpu" or tensor.cpu()', {"cpu"})
+    assert not names_that_decide('log(f"{device} is no hpu")', {"hpu"})
 
 
 def test_help_loads_nothing_heavy() -> None:

@@ -176,6 +176,13 @@ def test_jobs_of_a_version_with_more_parameters_are_matched_by_what_both_know() 
         assert change.before.batch_size_requested == change.after.batch_size_requested
 
 
+def test_a_setting_of_a_later_version_is_no_difference_of_one_job() -> None:
+    """Its default means what the earlier version did, or the job would have another id."""
+    old = measured(0, [1.0, 1.01])
+    new = replace(old, parameters={**old.parameters, "batching": "static"})
+    assert not compare([old], [new]).warnings
+
+
 def test_jobs_that_differ_only_in_what_is_new_are_not_matched() -> None:
     """Which of them was meant before cannot be told; nor is a changed value of an old parameter."""
     old = measured(0, [1.0, 1.01])

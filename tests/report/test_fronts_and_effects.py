@@ -129,9 +129,22 @@ def test_an_effect_within_noise_is_not_decided() -> None:
 
 def test_the_baseline_is_the_default_then_the_centre_of_the_star() -> None:
     """Defaults win; without them the row with most neighbours at one step does."""
-    star = [(("a", x), ("b", y)) for x, y in (("1", "0"), ("0", "0"), ("2", "0"), ("0", "1"))]
+    star = {((("a", x), ("b", y)), "8") for x, y in ("10", "00", "20", "01")}
     assert baseline(star, {}) == (("a", "0"), ("b", "0"))
     assert baseline(star, {"a": "2", "b": "0"}) == (("a", "2"), ("b", "0"))
+
+
+def test_a_default_that_hardly_any_row_has_is_no_baseline() -> None:
+    """A grid in fp32 with one row in bf16, the default, compares its techniques in fp32."""
+    night = Night()
+    told = [finetuning(optimizer=one) for one in ("adamw", "adafactor", "adamw-fused")]
+    rows = [with_rate(night.add(a_job(**one, precision="fp32")), 100.0) for one in told]
+    rows.append(with_rate(night.add(a_job(**told[0])), 200.0))
+    assert set(effects(rows)) == {
+        ("lora", "optimizer", "adamw", "adafactor"),
+        ("lora", "optimizer", "adamw", "adamw-fused"),
+        ("lora", "precision", "fp32", "bf16"),
+    }
 
 
 def test_scaling_tells_speedup_and_efficiency() -> None:

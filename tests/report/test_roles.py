@@ -14,7 +14,6 @@ from pydantic.fields import FieldInfo
 from orchestrator.domain.job import MAX, Accelerator, Job
 from orchestrator.domain.job_fields import FIELDS, JobFields
 from orchestrator.domain.measurement import Measurement
-from orchestrator.report import cells
 from orchestrator.report.contests import hold_contests
 from orchestrator.report.effects import effects_of
 from orchestrator.report.grouping import settings_of
@@ -108,7 +107,8 @@ def test_a_role_decides_who_is_ranked_against_whom(
     contests = hold_contests([first, second], settings_of([first, second]))
     assert len(contests) == (2 if declared[name].role == "work" else 1)
     if declared[name].role != "work":
-        assert cells.choice(first) != cells.choice(second)
+        told = summarize([first, second])
+        assert told.chosen(first) != told.chosen(second)
 
 
 @settings(max_examples=150, deadline=None)
@@ -134,7 +134,7 @@ def test_no_label_stands_for_two(data: st.DataObject, workload: str) -> None:
     tables = [(table.title, tuple(table.about.items())) for table in summary.tables]
     assert len(set(tables)) == len(tables)
     for contest in summary.contests:
-        told = [cells.choice(row) for row in (contest.fastest, *contest.tied)]
+        told = [summary.chosen(row) for row in (contest.fastest, *contest.tied)]
         assert len(set(told)) == len(told) == contest.contenders
 
 
@@ -161,6 +161,19 @@ def job_of(row: Measurement) -> Job:
     )
 
 
+def test_what_changes_nothing_is_told_only_where_nothing_else_tells_two_apart() -> None:
+    """A label is not made longer by what all rows have in common, or by what does not matter."""
+    kept = (("keep_texts", 0), ("output_tokens", 128))
+    alone = [row_of(a_job(parameters=kept, precision=name)) for name in ("bf16", "fp32")]
+    assert set(summarize(alone).labels.values()) == {"bf16 b=8", "fp32 b=8"}
+    beside = row_of(a_job(parameters=(("keep_texts", 1), ("output_tokens", 128))))
+    assert set(summarize([*alone, beside]).labels.values()) == {
+        "bf16 b=8 keep texts 0",
+        "bf16 b=8 keep texts 1",
+        "fp32 b=8",
+    }
+
+
 def test_what_nobody_declares_is_work_and_is_told() -> None:
     """Rows of a package that is not here: their own settings keep them apart, with a flag."""
     rows = [
@@ -177,10 +190,10 @@ def test_rows_of_an_earlier_version_meet_those_of_this_one() -> None:
     """A row that lacks a setting has its default; a value under its old name is the same one."""
     now = row_of(a_job(parameters=(("batching", "continuous"), ("output_tokens", 128))))
     earlier = row_of(a_job(parameters=(("batching", "refill"),), precision="fp32"))
-    (contest,) = summarize([now, earlier]).contests
-    (table,) = summarize([now, earlier]).tables
+    summary = summarize([now, earlier])
+    (contest,), (table,) = summary.contests, summary.tables
     assert contest.contenders == len(table.cells) == 2
-    assert {cells.choice(row) for row in (now, earlier)} == {
+    assert set(summary.labels.values()) == {
         "bf16 b=8 batching continuous",
         "fp32 b=8 batching continuous",
     }

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from measurements import job, row
 
+from orchestrator.domain.declared import as_declared
 from orchestrator.domain.history import PastRow
 from orchestrator.domain.job import Accelerator, State
 from orchestrator.errors import SchemaMismatch, StoreError, StoreFull
@@ -135,7 +136,9 @@ def test_writing_needs_the_lock(tmp_path: Path) -> None:
 
 
 def test_history_is_what_planning_needs(tmp_path: Path) -> None:
-    """One short record per attempt, oldest first, with its busy time."""
+    """One short record per attempt, oldest first, with its busy time, and with the parameters that
+    a job of this version would have: settings that came later have their defaults."""
+    as_now = as_declared("text-generation", "transformers", dict(job().parameters))
     with Store.open(tmp_path, "night") as store:
         store.append(row(1, state=State.FAILED, reason="x", started_at=None, final=False))
         store.append(row(0, attempt_number=2))
@@ -155,7 +158,7 @@ def test_history_is_what_planning_needs(tmp_path: Path) -> None:
             load_s=1.5,
             reason="measured",
             attempt_number=2,
-            parameters=job().parameters,
+            parameters=tuple(sorted(as_now.items())),
         ),
         dataclasses.replace(
             store.history()[0],

@@ -67,6 +67,7 @@ def test_a_writer_killed_between_any_two_system_calls(tmp_path: Path, torn: bool
     assert number > 10, "the append makes more system calls than were counted"
 
 
+@pytest.mark.slow
 def test_a_compaction_killed_between_any_two_system_calls(tmp_path: Path) -> None:
     """For every system call of a compaction, dying just before it shows each row exactly once,
     then and after the next writer has compacted."""

@@ -17,10 +17,10 @@ from orchestrator.domain.attempt import Attempt, RankOutcome
 from orchestrator.domain.failure import FailureClass
 from orchestrator.domain.job import Accelerator, Scalar, State
 from orchestrator.domain.topology import Card
-from orchestrator.worker.card_worker import VISIBLE_CARDS, CardWorker, WorkerConfig, request_of
+from orchestrator.worker.card_worker import CardWorker, WorkerConfig, request_of
 from workloads.devices.cpu import CpuDevice
-from workloads.devices.release import CardUse
-from workloads.devices.telemetry import Holder
+from workloads.devices.monitoring.release import CardUse
+from workloads.devices.monitoring.telemetry import Holder
 from workloads.errors import BadConfiguration, CardNotAcquired
 from workloads.isolation import ProcessState
 
@@ -109,7 +109,7 @@ def test_an_environment_that_changes_during_the_start_is_a_failure_of_the_worker
 ) -> None:
     """It was right when the process began; what was imported or initialised since has changed which
     card is seen. No job may be measured there."""
-    variable = VISIBLE_CARDS[accelerator]
+    variable = accelerator.spec.visible_variable
     card = Card(node_id="n", index=3, accelerator=accelerator)
     monkeypatch.setenv(variable, "3")
     given = config(card=card, environment={variable: "3"})

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from schedule_cases import job
 
 from workloads.api import Result
-from workloads.devices.host_memory import resident_bytes
+from workloads.devices.monitoring.host_memory import resident_bytes
 from workloads.errors import Unsupported
 from workloads.generation.packed import LeftLinear, PackedLinear, pack
 from workloads.generation.refill import Text, _Plan

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from workloads.devices import device_class, nvidia_smi, nvml, rapl
-from workloads.devices.telemetry import CardTelemetry, number
+from workloads.devices import device_class
+from workloads.devices.monitoring import nvidia_smi, nvml, rapl
+from workloads.devices.monitoring.telemetry import CardTelemetry, number
 
 MIB = 2**20
 #: With units, as eight-GPU servers print it; of a V100 server, with ``nounits``; and of a GPU whose

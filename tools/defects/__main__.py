@@ -91,7 +91,11 @@ def main() -> None:
     parser.add_argument("--revision", default="HEAD", help="commit of the product")
     parser.add_argument("--tests", help="commit of the tests, if another one")
     parser.add_argument("--first", type=Path, help="results of another run: their tests go first")
-    parser.add_argument("--only", default="", help="record test files whose path contains this")
+    parser.add_argument(
+        "--only",
+        default="",
+        help="of modules to plant in, or of test files to record: a part of their paths",
+    )
     parser.add_argument("--output", type=Path, default=ROOT / "defects")
     args = parser.parse_args()
     args.output = args.output.resolve()
@@ -101,7 +105,8 @@ def main() -> None:
         packages=PACKAGES,
         quick=quick_expression((place / "tree" / "Makefile").read_text()),
     )
-    written = place / f"seed-{args.seed}.jsonl"
+    of = re.sub(r"\W+", "-", f"seed-{args.seed}-{args.only}").strip("-")
+    written = place / f"{of}.jsonl"
     if args.action == "record":
         files = [name for name in project.test_files() if args.only in name]
         record(project, files, place / "executed", only_quick=args.suite == "quick")
@@ -109,7 +114,8 @@ def main() -> None:
     if args.action == "report":
         print("\n".join(summary(list(results(written).values()), _equivalent())))
         return
-    defects = chosen(project.modules(), args.count, args.seed)
+    modules = {path: text for path, text in project.modules().items() if args.only in path}
+    defects = chosen(modules, args.count, args.seed)
     if args.action == "list":
         print("\n".join(f"{each.kind:10} {each.key}" for each in defects))
         return

@@ -1,4 +1,4 @@
-"""What a workload may ask of a device, whichever it is.
+"""The class behind a device: what a workload may ask of the card that its process has.
 
 Accelerators run behind the host: a call returns when work is queued, not when it is done. So a
 timer around it is right only with ``synchronize`` on both sides. They also fail each in their own
@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import gc
 import random
-import subprocess
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from workloads.devices.release import CardUse, occupation
-from workloads.devices.telemetry import CardTelemetry
+from workloads.devices import DeviceSpec
 from workloads.errors import CardFaulty, CollectiveFailed, CompileFailed, WorkloadError
+
+if TYPE_CHECKING:
+    from workloads.devices.monitoring.release import CardUse
+    from workloads.devices.monitoring.telemetry import CardTelemetry
 
 #: An error class and the fragments of messages (lower case) that mean it.
 Texts = tuple[type[WorkloadError], tuple[str, ...]]
@@ -56,25 +58,13 @@ HOST_ALLOCATOR_TEXTS = ("defaultcpuallocator", "can't allocate memory: you tried
 class Device(ABC):
     """A handle on the one card that this process uses."""
 
-    name: ClassVar[str]  # "cpu", "cuda" or "hpu"
+    spec: ClassVar[DeviceSpec]
     collective_backend: ClassVar[str]  # between such cards, as torch.distributed calls it
     compile_backend: ClassVar[str] = "inductor"  # to which torch.compile hands graphs
 
     @staticmethod
-    @abstractmethod
-    def environment(
-        card_index: int,
-        *,
-        threads: int | None = None,
-        kind: str = "",
-        cards: int = 1,
-        scratch: str | None = None,
-    ) -> dict[str, str]:
-        """Variables for the process of this card, to be set before torch is imported. Pure."""
-
-    @staticmethod
     def telemetry() -> Mapping[int, CardTelemetry]:
-        """All cards of this host by index, as ``environment`` counts them, asked from outside:
+        """All cards of this host by index, as ``environment_for`` counts them, asked from outside:
         no card is acquired, torch is not imported. Empty where nothing can be found out."""
         return {}
 
@@ -88,6 +78,8 @@ class Device(ABC):
     def occupied(cls, card_index: int, idle_bytes: int | None = None) -> str | None:
         """Why no process should take this card now; None where it is free, and where nothing can be
         found out. ``idle_bytes``: what it has in use when it is idle, if that is known."""
+        from workloads.devices.monitoring.release import occupation
+
         use = cls.use(card_index)
         return None if use is None else occupation(card_index, use, idle_bytes)
 
@@ -97,9 +89,14 @@ class Device(ABC):
         return None
 
     @property
+    def name(self) -> str:
+        """The device's name among all devices."""
+        return self.spec.name
+
+    @property
     def torch_device(self) -> str:
         """What tensors are moved to; a process sees one card, so its index is always 0."""
-        return self.name
+        return self.spec.torch_type
 
     @abstractmethod
     def device_name(self) -> str:
@@ -248,6 +245,8 @@ def headline(error: BaseException) -> str:
 
 def command_output(*command: str) -> str:
     """What a vendor's tool prints, "" if it is missing, fails or does not answer in 10 s."""
+    import subprocess
+
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
     except (OSError, subprocess.SubprocessError):

@@ -16,12 +16,12 @@ from __future__ import annotations
 import gc
 import importlib.util
 import os
-import shutil
+import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from workloads.devices import nvidia_smi, nvml
+from workloads.devices import NF4, DeviceSpec
 from workloads.devices.base import (
     HOST_ALLOCATOR_TEXTS,
     Device,
@@ -30,10 +30,13 @@ from workloads.devices.base import (
     command_output,
     headline,
 )
-from workloads.devices.identity import CardIdentity, difference
-from workloads.devices.release import CardUse
-from workloads.devices.telemetry import CardTelemetry
 from workloads.errors import CardNotAcquired, CollectiveFailed, OutOfMemory
+from workloads.support import supported
+
+if TYPE_CHECKING:
+    from workloads.devices.monitoring.identity import CardIdentity
+    from workloads.devices.monitoring.release import CardUse
+    from workloads.devices.monitoring.telemetry import CardTelemetry
 
 _TEXTS: tuple[Texts, ...] = (
     (
@@ -69,41 +72,94 @@ _ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 _NEEDS_CAPABILITY = {"bf16": (8, 0), "fp8": (8, 9), "int8": (7, 5)}
 
 
+def _toolkit_version() -> dict[str, str]:
+    """The CUDA that the installed torch was built for, from its files; empty for another build."""
+    from importlib import metadata
+
+    try:
+        files = metadata.distribution("torch").locate_file("torch/version.py")
+        text = Path(str(files)).read_text(encoding="utf-8")
+    except (metadata.PackageNotFoundError, OSError, ValueError):
+        return {}
+    match = re.search(r"^cuda\b[^=\n]*=\s*['\"]([^'\"]+)['\"]", text, re.MULTILINE)
+    return {"cuda": match[1]} if match else {}
+
+
+SPEC = DeviceSpec(
+    name="cuda",
+    accelerator="GPU",
+    title="NVIDIA",
+    summary="NVIDIA",
+    handle=f"{__name__}:CudaDevice",
+    order=20,
+    ray_resource="GPU",
+    ray_option="num_gpus",
+    ray_indices=True,
+    registration="NVIDIA cards are found by Ray where the driver works (`nvidia-smi`)",
+    visible_variable="CUDA_VISIBLE_DEVICES",
+    # The order of nvidia-smi: by bus, not by speed.
+    variables=lambda process: {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"},
+    precisions={
+        "fp32": supported("float32 weights and products (TF32 off)"),
+        "fp16": supported("float16 weights and products"),
+        "bf16": supported("bfloat16 weights and products; compute capability 8.0 or newer"),
+        "fp8": supported(
+            "torchao float8 (e4m3) weights and activations, scaled as they come; fp8 products; "
+            "compute capability 8.9 or newer",
+            "torchao",
+        ),
+        "int8": supported(
+            "bitsandbytes LLM.int8(): int8 weights and activations, outliers in 16 bits",
+            "bitsandbytes",
+        ),
+        "int4": supported(NF4, "bitsandbytes"),
+    },
+    capabilities=frozenset(
+        {
+            *("own_memory", "native_eager", "dynamic_shapes", "graphs", "streams"),
+            *("pinned_memory", "pinned_offload", "paged_memory"),
+            *("fused_optimizer", "optimizers_8bit", "loss_scaling", "matmul_precision"),
+            *("flash_attention_2", "xformers", "fp8_products", "nf4_any_width"),
+            *("overlapped_exchange", "contiguous_gradients", "reduce_scatter"),
+        }
+    ),
+    tool="nvidia-smi",
+    driver_command=("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"),
+    versions=_toolkit_version,
+    no_cards_remedy="does `nvidia-smi` work on the server, and was the container started with "
+    "--gpus=all?",
+    data_sheets=(
+        (r"(NVIDIA )?A100-SXM4?-80GB", "A100-SXM-80GB"),
+        (r"(NVIDIA )?H100(-SXM5?)?( 80GB HBM3|-80GB-HBM3)", "H100-SXM"),
+        (r"(NVIDIA )?H200(-SXM)?( 141GB HBM3e)?", "H200-SXM"),
+        (r"(NVIDIA )?L40S", "L40S"),
+    ),
+)
+
+
 class CudaDevice(Device):
     """One NVIDIA GPU."""
 
-    name = "cuda"
+    spec = SPEC
     collective_backend = "nccl"
 
     @staticmethod
-    def environment(
-        card_index: int,
-        *,
-        threads: int | None = None,
-        kind: str = "",
-        cards: int = 1,
-        scratch: str | None = None,
-    ) -> dict[str, str]:
-        """Show one GPU, counted as nvidia-smi counts (by bus, not by speed)."""
-        variables = {
-            "CUDA_VISIBLE_DEVICES": str(card_index),
-            "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-            "TOKENIZERS_PARALLELISM": "false",
-        }
-        if threads is not None:
-            variables["OMP_NUM_THREADS"] = str(threads)
-        return variables
-
-    @staticmethod
     def telemetry() -> Mapping[int, CardTelemetry]:
+        from workloads.devices.monitoring import nvidia_smi, nvml
+
         return nvml.telemetry() or nvidia_smi.telemetry()  # the tool knows no energy
 
     @staticmethod
     def use(card_index: int) -> CardUse | None:
+        from workloads.devices.monitoring import nvidia_smi, nvml
+
         return nvml.use(card_index) or nvidia_smi.use(card_index)
 
     def mismatch(self, card_index: int) -> str | None:
         import torch
+
+        from workloads.devices.monitoring import nvml
+        from workloads.devices.monitoring.identity import difference
 
         count = torch.cuda.device_count()
         if count != 1:
@@ -129,8 +185,7 @@ class CudaDevice(Device):
             found = [word for word in words if word.replace(".", "").isdigit() and "." in word]
             if found:
                 return found[0]
-        query = ("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0")
-        return command_output(*query)
+        return command_output(*SPEC.driver_command, "--id=0")
 
     def lacks(self, precision: str) -> str | None:
         needed = _NEEDS_CAPABILITY.get(precision)
@@ -147,6 +202,8 @@ class CudaDevice(Device):
         )
 
     def cannot_compile(self) -> str | None:
+        import shutil
+
         if importlib.util.find_spec("triton") is None:
             return "kernels for NVIDIA cards need the package 'triton', which is not installed here"
         if not any(map(shutil.which, (os.environ.get("CC") or "gcc", "clang", "cc"))):
@@ -231,6 +288,8 @@ def _switch(on: bool) -> str:
 
 def _identity(properties: Any) -> CardIdentity:
     """What torch knows of a GPU; older versions know less."""
+    from workloads.devices.monitoring.identity import CardIdentity
+
     bus_id = ""
     bus, device = (getattr(properties, name, None) for name in ("pci_bus_id", "pci_device_id"))
     if bus is not None and device is not None:

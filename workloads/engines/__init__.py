@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
+from workloads.devices import device_spec
 from workloads.errors import BadConfiguration
 from workloads.precision import STOCK
 
@@ -28,15 +29,24 @@ class EngineEntry:
     loader: str  # "module:function"
     devices: tuple[str, ...]
     install: str  # what brings it
+    #: A capability by which it runs on other devices, too.
+    needs: str = ""
     #: Whether it changes its process in ways that no other engine may meet.
     own_process: bool = True
+
+    def runs_on(self, device: str) -> bool:
+        """Whether it runs on a device, by its name."""
+        if device in self.devices:
+            return True
+        return bool(self.needs) and device_spec(device).can(self.needs)
 
 
 _ENTRIES = (
     EngineEntry(
         name=STOCK,
         loader="workloads.engines.transformers_engine:load",
-        devices=("cpu", "cuda", "hpu"),
+        devices=(),
+        needs="native_eager",
         install="transformers",
         own_process=False,
     ),
@@ -104,7 +114,7 @@ def process_kinds(device: str) -> tuple[str, ...]:
     kinds = [
         process_kind(entry.name, device, {"hpu_mode": mode})
         for entry in _ENTRIES
-        if device in entry.devices
+        if entry.runs_on(device)
         for mode in modes
     ]
     return tuple(dict.fromkeys(["", *kinds]))

@@ -20,7 +20,7 @@ from transformers import TrainerCallback
 
 from workloads import weights
 from workloads.api import JobContext, Request, Result, Sample
-from workloads.devices.host_memory import HostMemoryPeak, resident_bytes
+from workloads.devices.monitoring.host_memory import HostMemoryPeak, resident_bytes
 from workloads.engines import gaudi_library, optimum_habana
 from workloads.errors import BadConfiguration
 from workloads.finetuning_parameters import MethodParameters

@@ -18,8 +18,8 @@ def engine_refusals(asked: Asked) -> Iterator[Refusal]:
     entry = ENTRIES.get(asked.engine)
     if entry is None:
         return  # the grid's reader has said so
-    if asked.device not in entry.devices:
-        where = " and ".join(entry.devices)
+    if not entry.runs_on(asked.device):
+        where = " and ".join(entry.devices) or f"devices with {entry.needs}"
         yield Refusal(
             setting="engine",
             reason=f"the engine {asked.engine} runs on {where}, not on {asked.device}",

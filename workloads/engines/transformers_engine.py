@@ -204,7 +204,7 @@ def _split(model: Any, tensor: int) -> str:
 def _check_attention(attention: str, device: Device) -> None:
     if attention != "flash_attention_2":
         return
-    if device.name != "cuda":
+    if not device.spec.can("flash_attention_2"):
         raise Unsupported(f"flash_attention_2 has no {device.name} kernels; use sdpa")
     if importlib.util.find_spec("flash_attn") is None:
         raise Unsupported("flash_attention_2 needs the package flash-attn: pip install flash-attn")

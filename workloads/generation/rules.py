@@ -18,8 +18,11 @@ def batching_refusals(asked: Asked) -> Iterator[Refusal]:
     hint = "use batching static or sorted"
     if asked.engine != "transformers":
         reason = f"the engine {asked.engine} batches in its own way"
-    elif asked.device == "hpu":
-        reason = "rows that come and go change shapes at every step, which Gaudi compiles anew"
+    elif not asked.on.can("dynamic_shapes"):
+        reason = (
+            f"rows that come and go change shapes at every step, which {asked.on.title} compiles "
+            "anew"
+        )
     elif asked.parameters.get("attention", "sdpa") != "sdpa":
         reason = f"attention {asked.parameters['attention']} knows no rows of unlike length"
     elif (asked.parameters.get("tensor_parallel") or 1) > 1:
@@ -32,7 +35,7 @@ def batching_refusals(asked: Asked) -> Iterator[Refusal]:
 def _packing_refusals(asked: Asked) -> Iterator[Refusal]:
     if not asked.parameters.get("packed_weights"):
         return
-    if asked.device != "cpu":
+    if not asked.on.can("packed_linear"):
         reason = f"oneDNN's layout is one of CPUs, not of {asked.device}"
     elif asked.engine != "transformers":
         reason = f"the engine {asked.engine} lays out its weights itself"

@@ -46,7 +46,7 @@ class Attention(Technique):
     def refusals(self, asked: Asked) -> Iterable[Refusal]:
         if self.attention not in _PACKAGES:
             return
-        if asked.device != "cuda":
+        if not asked.on.can(self.attention):
             yield Refusal(
                 setting="attention",
                 reason=f"{self.attention} has no {asked.device} kernels",

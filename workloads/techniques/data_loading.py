@@ -70,10 +70,12 @@ class DataLoading(Technique):
                 hint="write pin_memory: true as well",
             )
         for name in ("pin_memory", "non_blocking_copies"):
-            if getattr(self, name) and asked.device == "cpu":
+            if getattr(self, name) and not asked.on.can("pinned_memory"):
                 yield Refusal(
                     setting=name,
-                    reason="batches are not copied where the host is the device",
+                    reason=f"{asked.on.title} does not copy from page-locked memory"
+                    if asked.on.can("own_memory")
+                    else "batches are not copied where the host is the device",
                     unsupported=True,
                 )
 

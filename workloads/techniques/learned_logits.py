@@ -37,10 +37,10 @@ class LearnedLogits(Technique):
     def refusals(self, asked: Asked) -> Iterable[Refusal]:
         if self.logits == "all":
             return
-        if asked.device == "hpu":
+        if not asked.on.can("dynamic_shapes"):
             yield Refusal(
                 setting="logits",
-                reason="shapes that change with every step are compiled anew on Gaudi",
+                reason=f"shapes that change with every step are compiled anew on {asked.on.title}",
                 unsupported=True,
             )
         if asked.parameters.get("torch_compile"):

@@ -50,10 +50,10 @@ class MatmulPrecision(Technique):
                 f"{asked.parameters['autocast']}, and none is left in fp32",
                 hint="leave one of the two out",
             )
-        if asked.device == "hpu":
+        if not asked.on.can("matmul_precision"):
             yield Refusal(
                 setting="matmul_precision",
-                reason="Gaudi does not know PyTorch's matmul precision",
+                reason=f"{asked.on.title} does not know PyTorch's matmul precision",
                 hint="write autocast: bf16",
                 unsupported=True,
             )

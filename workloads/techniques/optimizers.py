@@ -45,17 +45,24 @@ class OptimizerChoice(Technique):
     )
 
     def refusals(self, asked: Asked) -> Iterable[Refusal]:
-        if asked.device == "hpu" and self.optimizer in _PACKAGES:
+        if self.optimizer in _PACKAGES and not asked.on.can("optimizers_8bit"):
             yield Refusal(
                 setting="optimizer",
                 reason=f"{self.optimizer}: {_PACKAGES[self.optimizer]} has no 8-bit optimizer "
-                "kernels for Gaudi",
+                f"kernels for {asked.on.title}",
                 unsupported=True,
             )
-        if asked.device == "cpu" and self.optimizer == "adamw-8bit-paged":
+        elif self.optimizer == "adamw-8bit-paged" and not asked.on.can("paged_memory"):
             yield Refusal(
                 setting="optimizer",
-                reason="on a CPU there is nowhere to page to: bitsandbytes makes it adamw-8bit",
+                reason=f"on {asked.on.title} there is nowhere to page to: bitsandbytes makes it "
+                "adamw-8bit",
+                unsupported=True,
+            )
+        if self.optimizer == "adamw-fused" and not asked.on.can("fused_optimizer"):
+            yield Refusal(
+                setting="optimizer",
+                reason=f"{asked.on.title} has no AdamW that makes one pass over memory",
                 unsupported=True,
             )
 

@@ -88,10 +88,10 @@ class Padding(Technique):
                 reason="with torch_compile every new mix of lengths would be compiled",
                 hint="write packed_attention: masked, or torch_compile: false",
             )
-        if asked.device == "hpu":
+        if not asked.on.can("dynamic_shapes"):
             yield Refusal(
                 setting="packed_attention",
-                reason="shapes that change with every step are compiled anew on Gaudi",
+                reason=f"shapes that change with every step are compiled anew on {asked.on.title}",
                 unsupported=True,
             )
 

@@ -141,7 +141,7 @@ class Strategy(Technique):
         if self.strategy in _ZERO:
             from workloads.parallel import deepspeed_engine
 
-            deepspeed_engine.announce(loading.device.name)
+            deepspeed_engine.announce(loading.device.spec.torch_type)
 
     def on_cards(self, training: Training) -> None:
         if training.cards == 1:

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from workloads.devices.base import command_output
-from workloads.devices.release import CardUse
-from workloads.devices.telemetry import CardTelemetry, Holder, number
+from workloads.devices.monitoring.release import CardUse
+from workloads.devices.monitoring.telemetry import CardTelemetry, Holder, number
 
 QUERY = (
     "index",

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from workloads.devices.telemetry import CardTelemetry
+from workloads.devices.monitoring.telemetry import CardTelemetry
 
 #: ``hlmlInit`` and ``hlmlShutdown`` set one variable of the whole process.
 _IN_USE = threading.Lock()

@@ -10,8 +10,8 @@ from __future__ import annotations
 import csv
 
 from workloads.devices.base import command_output
-from workloads.devices.release import CardUse
-from workloads.devices.telemetry import CardTelemetry, number
+from workloads.devices.monitoring.release import CardUse
+from workloads.devices.monitoring.telemetry import CardTelemetry, number
 
 QUERY = (
     "index",

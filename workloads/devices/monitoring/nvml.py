@@ -16,9 +16,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from workloads.devices.identity import CardIdentity
-from workloads.devices.release import CardUse
-from workloads.devices.telemetry import CardTelemetry, Holder
+from workloads.devices.monitoring.identity import CardIdentity
+from workloads.devices.monitoring.release import CardUse
+from workloads.devices.monitoring.telemetry import CardTelemetry, Holder
 
 _T = TypeVar("_T")
 

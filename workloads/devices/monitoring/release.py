@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from workloads.devices.telemetry import Holder
+from workloads.devices.monitoring.telemetry import Holder
 
 _MIB = 2**20
 #: A card with more in use is not idle, whoever asks first. Idle cards have: Gaudi 512 MiB, Gaudi2
