@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from patience import patience, until
 
 from orchestrator.domain.job import State
