@@ -31,7 +31,7 @@ Values = list[tuple[Scalar, Path_]]
 
 @dataclass(slots=True, kw_only=True)
 class Experiment:
-    """What an experiment asks for, ready to be expanded."""
+    """An experiment of a grid, ready to be expanded."""
 
     name: str
     path: Path_
@@ -46,7 +46,7 @@ class Experiment:
 
     @property
     def size(self) -> int:
-        """How many jobs it asks for, before ``exclude``."""
+        """Number of jobs it asks for, before ``exclude``."""
         alone = 0 if self.only_included else product_size(self.axes)
         return alone + sum(product_size(axes) for axes in self.include)
 
@@ -223,7 +223,7 @@ class ExperimentReader:
         return values
 
     def _known(self, path: Path_, name: str) -> bool:
-        """Whether ``name`` can vary within an experiment; notes a problem when not."""
+        """Return whether ``name`` can vary within an experiment; notes a problem when not."""
         if name == "workload":
             hint = "an experiment has one workload; make another experiment"
             self.grid.complain(path, "the workload cannot vary here", hint, key=True)

@@ -127,7 +127,7 @@ def content_security_policy() -> str:
 
 
 def heat(table: Table, row: Measurement) -> float:
-    """How dark a cell is, 0 to 1: its throughput as a share of the table's highest."""
+    """Darkness of a cell, 0 to 1: its throughput as a share of the table's highest."""
     top = table.top
     return round((row.metrics.throughput or 0.0) / top, 3) if top else 0.0
 
