@@ -14,6 +14,7 @@ from workloads.api import Result
 from workloads.errors import Unsupported
 from workloads.techniques import TECHNIQUES, chosen
 from workloads.training import rows
+from workloads.training.losses import next_token_loss
 from workloads.training.samples import NOT_LEARNED, TrainingSample, cut
 
 #: Losses in fp32 differ by the order of sums only.
@@ -336,6 +337,7 @@ def _training(model: Any) -> Any:
         model=model,
         learning_rate=0.1,
         make_optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        loss=next_token_loss,
         backward=lambda loss: loss.backward(),
         update=update,
     )
