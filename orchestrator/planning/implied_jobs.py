@@ -1,4 +1,4 @@
-"""Jobs that nobody writes down: what has to be measured before a model can run in fp8. Pure.
+"""Implied jobs: the measurements that a model needs before it can run in fp8. Pure.
 
 optimum-habana's fp8 needs a calibration of the same model on the same number of cards
 (``workloads/engines/gaudi_quantization.py``). The plan adds one for each such pair, in front of the
