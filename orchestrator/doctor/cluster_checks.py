@@ -8,9 +8,10 @@ from collections.abc import Iterable, Iterator
 from orchestrator.doctor.facts import ClusterFacts, Finding, Level, Versions
 from orchestrator.domain.job import Accelerator
 from workloads.devices import all_devices
+from workloads.engines import engine_packages
 
 #: Packages that rows of two nodes must share to be comparable.
-_COMPARED = ("nightgrid", "torch", "transformers", "optimum-habana", "deepspeed", "peft")
+_COMPARED = ("nightgrid", "torch", "deepspeed", "peft")  # and those of engines
 
 
 def check_nodes(facts: ClusterFacts) -> Iterator[Finding]:
@@ -142,7 +143,7 @@ def check_versions(facts: ClusterFacts) -> Iterator[Finding]:
                 f"{facts.driver.ray} and {facts.driver.python}",
                 remedy="run every node from the same image, or environments made alike",
             )
-    for package in _COMPARED:
+    for package in (*_COMPARED, *engine_packages()):
         by_version: dict[str, list[str]] = defaultdict(list)
         kinds: dict[str, set[Accelerator]] = defaultdict(set)
         for node, probe in probes:

@@ -8,6 +8,7 @@ from typing import Any
 
 from orchestrator import exit_codes
 from orchestrator.doctor.facts import ClusterFacts, Finding, Level, NodeFacts
+from workloads.engines import engine_packages
 
 _GIB = 2**30
 _MARKS = {Level.ERROR: "ERROR  ", Level.WARNING: "WARNING", Level.NOTE: "note   "}
@@ -92,7 +93,7 @@ def node_line(node: NodeFacts) -> str:
         parts.append(f"driver {probe.driver_version}")
     parts += [
         f"{name} {probe.versions[name]}"
-        for name in ("torch", "transformers", "optimum-habana", "deepspeed")
+        for name in ("torch", *engine_packages(), "deepspeed")
         if name in probe.versions
     ]
     parts.append(f"Python {probe.python}")

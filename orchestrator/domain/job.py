@@ -9,7 +9,7 @@ from typing import ClassVar, Literal, SupportsIndex
 
 from orchestrator.domain import identity
 from workloads.devices import DeviceSpec, all_devices, of_accelerator, own_devices
-from workloads.engines import process_kind
+from workloads.engines import default_engine, process_kind
 from workloads.errors import BadConfiguration
 from workloads.measure_settings import MeasureSettings
 
@@ -128,7 +128,7 @@ class Job(_Identified):
     cards: int
     precision: str
     batch_size: int | Literal["max"]
-    engine: str = "transformers"
+    engine: str = field(default_factory=default_engine)
     isolation: Literal["warm", "process"] = "warm"
     parameters: Parameters = ()
     measure: MeasureSettings = field(default_factory=MeasureSettings)

@@ -70,6 +70,8 @@ class ExperimentReader:
         workload = block.get("workload", defaults.get("workload"))
         self.workload = workload if isinstance(workload, str) else None
         known = self.workload if self.workload in grid.vocabulary.workloads else None
+        for engine in self._engines_named():
+            grid.vocabulary.check(known, "engine", engine)  # knows its settings from then on
         self.names = (*FIELD_NAMES, *grid.vocabulary.parameter_names(known))
         self.origins: dict[tuple[str, Scalar], Path_] = {}
 
@@ -93,6 +95,16 @@ class ExperimentReader:
         experiment.only_included = bool(experiment.include) and not self._varied()
         self._require_model(experiment)
         return experiment
+
+    def _engines_named(self) -> set[str]:
+        """Every engine that the experiment may have."""
+        groups = self.block.get("zip") or []
+        places = [self.defaults, self.block, self.block.get("axes", {})]
+        places += [*(groups if isinstance(groups, list) else [groups])]
+        places += self.block.get("include", [])
+        said = [place.get("engine") for place in places if isinstance(place, Mapping)]
+        values = [value for each in said for value in (each if isinstance(each, list) else [each])]
+        return {value for value in values if isinstance(value, str)}
 
     def _varied(self) -> set[str]:
         """Settings that stand under ``axes`` or ``zip``."""
@@ -124,7 +136,7 @@ class ExperimentReader:
         }
         if self.workload is not None and self.workload in vocabulary.workloads:
             entry = vocabulary.workloads[self.workload]
-            fixed["engine"] = entry.engines[0]
+            fixed["engine"] = entry.default_engine
             fixed.update(vocabulary.parameter_defaults(self.workload))
         experiment.fixed = fixed
         own = [key for key in self.block if key not in STRUCTURE]

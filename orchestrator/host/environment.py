@@ -21,14 +21,14 @@ from pathlib import Path
 from orchestrator.domain.job import Accelerator
 from orchestrator.results.derive import Provenance
 from workloads.devices import all_devices
+from workloads.engines import engine_packages
 
 GIT_COMMIT_VARIABLE = "NIGHTGRID_GIT_COMMIT"
 GIT_DIRTY_VARIABLE = "NIGHTGRID_GIT_DIRTY"
 
-#: Packages whose version may explain a difference between two rows.
+#: Packages whose version may explain a difference between two rows, beside those of engines.
 PACKAGES = (
     "torch",
-    "transformers",
     "peft",
     "ray",
     "datasets",
@@ -43,7 +43,6 @@ PACKAGES = (
     "diffusers",
     "gguf",
     "optimum",
-    "optimum-habana",
     "habana-torch-plugin",
     "triton",
 )
@@ -76,7 +75,7 @@ def _versions() -> tuple[tuple[str, str], ...]:
         "kernel": kernel(),
         "host": socket.gethostname(),
     }
-    for package in PACKAGES:
+    for package in (*PACKAGES, *engine_packages()):
         try:
             found[package] = metadata.version(package)
         except metadata.PackageNotFoundError:

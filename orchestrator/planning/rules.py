@@ -21,7 +21,7 @@ _OF_A_JOB = frozenset(field.name for field in fields(Asked)) - {"device", "param
 
 
 class Rules:
-    """Asks the rules of ``workloads``, entries with ``.refuse`` or without, by name."""
+    """Asks the rules of ``workloads``, entries with ``.refusals`` or without, by name."""
 
     def __init__(self, workloads: Mapping[str, Any]) -> None:
         self._workloads = workloads
@@ -31,7 +31,7 @@ class Rules:
         """Objections of the rule of the job's workload on a device."""
         key = (job.workload, device)
         if key not in self._answers:
-            rule = getattr(self._workloads.get(job.workload), "refuse", None)
+            rule = getattr(self._workloads.get(job.workload), "refusals", None)
             self._answers[key] = None if rule is None else _Answers(rule, device)
         answers = self._answers[key]
         return () if answers is None else answers.about(job)

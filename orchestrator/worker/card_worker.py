@@ -374,6 +374,7 @@ def request_of(attempt: Attempt) -> Request:
         measure = MeasureSettings(
             warmup=0, min_repeats=1, max_repeats=1, time_limit_s=measure.time_limit_s
         )
+    parameters, settings = find_workload(job.workload).split(dict(job.parameters), job.engine)
     return Request(
         workload=job.workload,
         model=job.model,
@@ -382,7 +383,8 @@ def request_of(attempt: Attempt) -> Request:
         batch_size=job.batch_size,
         engine=job.engine,
         residency_key=job.residency_key,
-        parameters=find_workload(job.workload).validate(dict(job.parameters)),
+        parameters=parameters,
+        settings=settings,
         measure=measure,
         probe=attempt.purpose == "probe",
     )

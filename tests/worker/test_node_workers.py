@@ -39,7 +39,7 @@ class Node:
         self._server = server
         self._changed = threading.Condition()
         self.told: list[Response] = []
-        self.workers = NodeWorkers(self._tell, self._energy)
+        self.workers = NodeWorkers(self._tell, self._energy, self._readings)
 
     def _tell(self, response: Response) -> None:
         with self._changed:
@@ -48,6 +48,9 @@ class Node:
 
     def _energy(self, index: int, start: float, end: float) -> Energy | None:
         return Energy(energy_j=float(index), duration_s=end - start, source="power")
+
+    def _readings(self, index: int, start: float, end: float) -> dict[str, str]:
+        return {"card": str(index), "seconds": f"{end - start:g}"}
 
     def do(self, *requests: Request) -> None:
         for request in requests:
@@ -99,7 +102,7 @@ def node(tmp_path: Path) -> Iterator[Node]:
     _close(server)
 
 
-def test_letters_to_a_worker_are_done_in_their_order(node: Node) -> None:
+def test_requests_to_a_worker_are_done_in_their_order(node: Node) -> None:
     """Written in one breath: a start and five attempts; nothing is heard after the stop."""
     node.do(node.start("w"), *(node.run("w", f"a-{number}") for number in range(5)))
     assert eventually(lambda: node.kinds("w") == ["Started", *["Ended"] * 5])
@@ -167,5 +170,6 @@ def test_what_a_card_took_is_read_where_it_is_asked_for(node: Node) -> None:
     read, unread = (a for a in node.told if isinstance(a, Ended))
     assert read.energy == Energy(energy_j=7.0, duration_s=2.0, source="power")
     assert unread.energy is None
+    assert read.readings == {"card": "7", "seconds": "2"} and unread.readings == {}
     node.do(Stop("w", "done"))
     node.wait_for(Stopped, "w")
