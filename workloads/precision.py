@@ -137,6 +137,18 @@ ENGINE_TABLE: Mapping[tuple[str, str, str], Support] = {
         "to bf16 for each product; one card"
     ),
     **{
+        ("graph", precision, device): _yes(
+            f"{stored}, weights only, products in bf16"
+            + ("; expanded for each product" if device == "cpu" else "")
+        )
+        for device in ("cpu", "cuda")
+        for precision, stored in (
+            ("fp8", "float8 (e4m3) with one scale per output channel"),
+            ("int8", "int8 with one scale per output channel"),
+            ("int4", "4-bit integers with one scale for 64 weights of a row"),
+        )
+    },
+    **{
         (engine, precision, device): _no(
             f"{engine} takes {precision} from checkpoints that are in it; this version has no "
             "adapter for them"

@@ -6,7 +6,7 @@ import gc
 import importlib.util
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +58,8 @@ class CudaDevice(Device):
 
     name = "cuda"
     collective_backend = "nccl"
+    triton = True
+    records = True
 
     @staticmethod
     def environment(
@@ -136,6 +138,20 @@ class CudaDevice(Device):
         if not any(map(shutil.which, (os.environ.get("CC") or "gcc", "clang", "cc"))):
             return "triton needs a C compiler to start its kernels, and there is none here"
         return None
+
+    def record(self, work: Callable[[], None]) -> Callable[[], None]:
+        import torch
+
+        # The first run compiles kernels and makes handles, which no graph may hold.
+        aside = torch.cuda.Stream()
+        aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(aside):
+            work()
+        torch.cuda.current_stream().wait_stream(aside)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            work()
+        return graph.replay
 
     def synchronize(self) -> None:
         import torch

@@ -47,6 +47,13 @@ _ENTRIES = (
         install="pip install 'nightgrid[hpu]' -c constraints-hpu.txt",
     ),
     EngineEntry(
+        name="graph",
+        loader="workloads.engines.graph_engine:load",
+        devices=("cpu", "cuda"),
+        install="transformers",
+        own_process=False,
+    ),
+    EngineEntry(
         name="vllm",
         loader="workloads.engines.vllm_engine:load",
         devices=("cuda",),

@@ -1,0 +1,499 @@
+"""One decoding step of a single row in Triton: five kernels a layer, each reading its weights once.
+
+At batch 1 a step is the reading of all weights, and everything between two products costs more in
+launching than in work. So what surrounds a product is done by the product's own kernel: the norm
+before it (the sum of squares runs along with the dot products), the bias, the activation of a
+gated layer, the residual after it.
+
+    multiply    (norm +) matrix times row (+ bias, gate, residual), for values in 32, 16, 8, 4 bits
+    attend      rotary positions, the new key and value into the cache, attention
+    choose      the best token, the row's state, and the next step's first hidden row
+
+With ``EARLY`` a kernel may be started before the one before it has ended (programmatic dependent
+launch): it fetches its first weights, which nobody writes, and then waits.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+#: Numbers of the formats within kernels.
+KINDS = {"": 0, "int8": 1, "fp8": 2, "int4": 3}
+
+
+@triton.jit
+def multiply(
+    x_ptr,
+    w_ptr,
+    scale_ptr,
+    bias_ptr,
+    residual_ptr,
+    gain_ptr,
+    out_ptr,
+    eps,
+    ROWS: tl.constexpr,  # of the result
+    COLUMNS: tl.constexpr,
+    KIND: tl.constexpr,
+    NORM: tl.constexpr,
+    GATED: tl.constexpr,  # the matrix has 2 x ROWS rows: gates, then what they gate
+    BIAS: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+    EARLY: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """One row times a matrix whose values lie as they are, or in 8 bits."""
+    rows = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    inside = rows < ROWS
+    ks = tl.arange(0, BLOCK_K)
+    # No more at once of the matrix than of the row (16 bytes), so that both are held alike.
+    w_at = w_ptr + rows.to(tl.int64)[:, None] * COLUMNS + tl.max_contiguous(ks, 8)[None, :]
+    first = inside[:, None] & (ks < COLUMNS)[None, :]
+    w = tl.load(w_at, mask=first, other=0.0, eviction_policy="evict_first")
+    if GATED:
+        up = tl.load(
+            w_at + ROWS * COLUMNS, mask=first, other=0.0, eviction_policy="evict_first"
+        )
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
+    total = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
+    total_up = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
+    squares = tl.zeros((BLOCK_K,), tl.float32)
+    for k0 in tl.range(0, COLUMNS, BLOCK_K, num_stages=1):
+        here = k0 + ks
+        # The next block is on its way while this one is multiplied.
+        reach = inside[:, None] & (here + BLOCK_K < COLUMNS)[None, :]
+        next_w = tl.load(w_at + k0 + BLOCK_K, mask=reach, other=0.0, eviction_policy="evict_first")
+        if GATED:
+            next_up = tl.load(
+                w_at + ROWS * COLUMNS + k0 + BLOCK_K,
+                mask=reach,
+                other=0.0,
+                eviction_policy="evict_first",
+            )
+        x = tl.load(x_ptr + here, mask=here < COLUMNS, other=0.0).to(tl.float32)
+        if NORM:
+            squares += x * x
+            x *= tl.load(gain_ptr + here, mask=here < COLUMNS, other=0.0).to(tl.float32)
+        total += w.to(tl.float32) * x[None, :]
+        w = next_w
+        if GATED:
+            total_up += up.to(tl.float32) * x[None, :]
+            up = next_up
+    y = tl.sum(total, axis=1)
+    if GATED:
+        y_up = tl.sum(total_up, axis=1)
+    if KIND > 0:
+        y *= tl.load(scale_ptr + rows, mask=inside, other=0.0)
+        if GATED:
+            y_up *= tl.load(scale_ptr + ROWS + rows, mask=inside, other=0.0)
+    if NORM:
+        shrink = tl.rsqrt(tl.sum(squares) / COLUMNS + eps)
+        y *= shrink
+        if GATED:
+            y_up *= shrink
+    if BIAS:
+        y += tl.load(bias_ptr + rows, mask=inside, other=0.0).to(tl.float32)
+    if GATED:
+        y = y * tl.sigmoid(y) * y_up
+    if RESIDUAL:
+        y += tl.load(residual_ptr + rows, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out_ptr + rows, y.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _raised(words, INDEX: tl.constexpr):
+    """Nibble ``INDEX`` of each word as 1 + nibble / 16: put where a float32 between 1 and 2 has its
+    highest bits, which takes two instructions and no conversion."""
+    if INDEX < 5:
+        moved = words << (19 - 4 * INDEX)
+    else:
+        moved = words >> (4 * INDEX - 19)
+    return ((moved & 0x00780000) | 0x3F800000).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def multiply4(
+    x_ptr,
+    w_ptr,
+    scale_ptr,
+    bias_ptr,
+    residual_ptr,
+    gain_ptr,
+    out_ptr,
+    eps,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    KIND: tl.constexpr,
+    NORM: tl.constexpr,
+    GATED: tl.constexpr,
+    BIAS: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+    EARLY: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,  # columns, whole groups
+):
+    """``multiply`` for the words of ``packing``'s int4: 8 nibbles of 4 words are 32 columns, and two
+    of these have one scale."""
+    BLOCK_W: tl.constexpr = BLOCK_K // 8
+    BLOCK_C: tl.constexpr = BLOCK_K // 32
+    WORDS: tl.constexpr = COLUMNS // 8
+    GROUPS: tl.constexpr = COLUMNS // 64
+    rows = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    inside = rows < ROWS
+    ws = tl.arange(0, BLOCK_W)
+    cs = tl.arange(0, BLOCK_C)
+    long_rows = rows.to(tl.int64)[:, None]
+    w_at = w_ptr + long_rows * WORDS + ws[None, :]
+    s_at = scale_ptr + long_rows * GROUPS + cs[None, :] // 2
+    first = inside[:, None] & (ws < WORDS)[None, :]
+    w = tl.load(w_at, mask=first, other=0, eviction_policy="evict_first")
+    up = w
+    if GATED:
+        up = tl.load(w_at + ROWS * WORDS, mask=first, other=0, eviction_policy="evict_first")
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
+    total = tl.zeros((BLOCK_N, BLOCK_C), tl.float32)
+    total_up = tl.zeros((BLOCK_N, BLOCK_C), tl.float32)
+    squares = tl.zeros((BLOCK_W,), tl.float32)
+    for w0 in tl.range(0, WORDS, BLOCK_W, num_stages=1):
+        reach = inside[:, None] & (w0 + BLOCK_W + ws < WORDS)[None, :]
+        next_w = tl.load(w_at + w0 + BLOCK_W, mask=reach, other=0, eviction_policy="evict_first")
+        if GATED:
+            next_up = tl.load(
+                w_at + ROWS * WORDS + w0 + BLOCK_W,
+                mask=reach,
+                other=0,
+                eviction_policy="evict_first",
+            )
+        near = inside[:, None] & (w0 + cs * 4 < WORDS)[None, :]
+        scale = tl.load(s_at + w0 // 8, mask=near, other=0.0)
+        if GATED:
+            scale_up = tl.load(s_at + ROWS * GROUPS + w0 // 8, mask=near, other=0.0)
+        part = tl.zeros((BLOCK_N, BLOCK_W), tl.float32)
+        part_up = tl.zeros((BLOCK_N, BLOCK_W), tl.float32)
+        ones = tl.zeros((BLOCK_W,), tl.float32)
+        known = w0 + ws < WORDS
+        for nibble in tl.static_range(8):
+            at = w0 * 8 + ws // 4 * 32 + nibble * 4 + ws % 4
+            x = tl.load(x_ptr + at, mask=known, other=0.0).to(tl.float32)
+            if NORM:
+                squares += x * x
+                x *= tl.load(gain_ptr + at, mask=known, other=0.0).to(tl.float32)
+            ones += x
+            part += _raised(w, nibble) * x[None, :]
+            if GATED:
+                part_up += _raised(up, nibble) * x[None, :]
+        # 1 + n / 16 is a sixteenth of (n - 8), and 1.5.
+        part -= 1.5 * ones[None, :]
+        total += tl.sum(part.reshape(BLOCK_N, BLOCK_C, 4), axis=2) * scale
+        w = next_w
+        if GATED:
+            part_up -= 1.5 * ones[None, :]
+            total_up += tl.sum(part_up.reshape(BLOCK_N, BLOCK_C, 4), axis=2) * scale_up
+            up = next_up
+    y = tl.sum(total, axis=1) * 16.0
+    if GATED:
+        y_up = tl.sum(total_up, axis=1) * 16.0
+    if NORM:
+        shrink = tl.rsqrt(tl.sum(squares) / COLUMNS + eps)
+        y *= shrink
+        if GATED:
+            y_up *= shrink
+    if BIAS:
+        y += tl.load(bias_ptr + rows, mask=inside, other=0.0).to(tl.float32)
+    if GATED:
+        y = y * tl.sigmoid(y) * y_up
+    if RESIDUAL:
+        y += tl.load(residual_ptr + rows, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out_ptr + rows, y.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def multiply_rows(
+    x_ptr,  # [x_rows, COLUMNS]
+    w_ptr,
+    scale_ptr,
+    out_ptr,  # [SPLITS, x_rows, ROWS], float32
+    x_rows,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    KIND: tl.constexpr,
+    SPLITS: tl.constexpr,
+    BLOCK_M: tl.constexpr,  # of x's rows
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """Several rows times a packed matrix, a part of the columns each; the parts are yet to be added.
+
+    The matrix stands at the left of the product, where blocks may be large, and the few rows at
+    its right. Values become the rows' type in registers."""
+    rows = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    split = tl.program_id(1)
+    ms = tl.program_id(2) * BLOCK_M + tl.arange(0, BLOCK_M)
+    inside = rows < ROWS
+    kind = x_ptr.dtype.element_ty
+    PART: tl.constexpr = (COLUMNS // SPLITS + BLOCK_K - 1) // BLOCK_K * BLOCK_K
+    begin = split * PART
+    end = tl.minimum(begin + PART, COLUMNS)
+    total = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+    long_rows = rows.to(tl.int64)[:, None]
+    if KIND == 3:
+        WORDS: tl.constexpr = BLOCK_K // 8
+        js = tl.arange(0, WORDS)
+        for k0 in range(begin, end, BLOCK_K):
+            known = k0 + js * 8 < end
+            reach = inside[:, None] & known[None, :]
+            w = tl.load(w_ptr + long_rows * (COLUMNS // 8) + k0 // 8 + js[None, :], mask=reach, other=0)
+            scale = tl.load(
+                scale_ptr + long_rows * (COLUMNS // 64) + k0 // 64 + js[None, :] // 8,
+                mask=reach,
+                other=0.0,
+            )
+            for nibble in tl.static_range(8):
+                at = k0 + js // 4 * 32 + nibble * 4 + js % 4
+                x = tl.load(
+                    x_ptr + ms[None, :] * COLUMNS + at[:, None],
+                    mask=known[:, None] & (ms < x_rows)[None, :],
+                    other=0.0,
+                )
+                values = ((_raised(w, nibble) - 1.5) * (16.0 * scale)).to(kind)
+                total = tl.dot(values, x, total, input_precision="ieee")
+    else:
+        ks = tl.arange(0, BLOCK_K)
+        for k0 in range(begin, end, BLOCK_K):
+            known = k0 + ks < end
+            w = tl.load(
+                w_ptr + long_rows * COLUMNS + (k0 + ks)[None, :],
+                mask=inside[:, None] & known[None, :],
+                other=0.0,
+            )
+            x = tl.load(
+                x_ptr + ms[None, :] * COLUMNS + (k0 + ks)[:, None],
+                mask=known[:, None] & (ms < x_rows)[None, :],
+                other=0.0,
+            )
+            total = tl.dot(w.to(kind), x, total, input_precision="ieee")
+        total *= tl.load(scale_ptr + rows, mask=inside, other=0.0)[:, None]
+    at = (split * x_rows + ms[None, :]) * ROWS + rows[:, None]
+    tl.store(out_ptr + at, total, mask=inside[:, None] & (ms < x_rows)[None, :])
+
+
+@triton.jit
+def _turned(
+    at,  # [heads, 1]: where each head begins
+    known,  # [heads, 1]
+    d,
+    cos_ptr,
+    sin_ptr,
+    gain_ptr,
+    position,
+    eps,
+    WIDTH: tl.constexpr,
+    ROTARY: tl.constexpr,
+    PAIRS: tl.constexpr,
+    HEAD_NORM: tl.constexpr,
+):
+    """Heads turned by their position (and normalised before, where the model does so), float32."""
+    HALF: tl.constexpr = ROTARY // 2
+    turns = d < ROTARY
+    if PAIRS:
+        partner = d ^ 1
+        which = d // 2
+        sign = tl.where(d % 2 == 0, -1.0, 1.0)
+    else:
+        low = d < HALF
+        partner = tl.where(low, d + HALF, d - HALF)
+        which = tl.where(low, d, d - HALF)
+        sign = tl.where(low, -1.0, 1.0)
+    x = tl.load(at + d[None, :], mask=known & (d < WIDTH)[None, :], other=0.0).to(tl.float32)
+    y = tl.load(at + partner[None, :], mask=known & turns[None, :], other=0.0).to(tl.float32)
+    if HEAD_NORM:
+        shrink = tl.rsqrt(tl.sum(x * x, axis=1) / WIDTH + eps)[:, None]
+        x *= shrink * tl.load(gain_ptr + d, mask=d < WIDTH, other=0.0).to(tl.float32)[None, :]
+        y *= shrink * tl.load(gain_ptr + partner, mask=turns, other=0.0).to(tl.float32)[None, :]
+    cos = tl.load(cos_ptr + position * HALF + which, mask=turns, other=1.0)
+    sin = tl.load(sin_ptr + position * HALF + which, mask=turns, other=0.0)
+    return x * cos[None, :] + sign[None, :] * y * sin[None, :]
+
+
+@triton.jit
+def attend(
+    qkv_ptr,
+    cos_ptr,
+    sin_ptr,
+    position_ptr,
+    q_gain_ptr,
+    k_gain_ptr,
+    keys_ptr,
+    values_ptr,
+    out_ptr,
+    partial_ptr,
+    eps,
+    scaling,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    ROTARY: tl.constexpr,
+    PAIRS: tl.constexpr,
+    HEAD_NORM: tl.constexpr,
+    CAPACITY: tl.constexpr,
+    SPLITS: tl.constexpr,
+    EARLY: tl.constexpr,
+    BLOCK_G: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+):
+    """Attention of a row's new token, for the heads that share one key head and a part of the
+    positions; the part that holds the new position writes its key and value."""
+    row = tl.program_id(0)
+    kv = tl.program_id(1)
+    split = tl.program_id(2)
+    GROUP: tl.constexpr = HEADS // KV_HEADS
+    d = tl.arange(0, BLOCK_D)
+    g = tl.arange(0, BLOCK_G)
+    one = tl.arange(0, 1)
+    within = d < WIDTH
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
+    position = tl.load(position_ptr + row)
+    kind = out_ptr.dtype.element_ty
+    start = qkv_ptr + row * (HEADS + 2 * KV_HEADS) * WIDTH
+    q = _turned(
+        start + (kv * GROUP + g)[:, None] * WIDTH, (g < GROUP)[:, None], d, cos_ptr, sin_ptr,
+        q_gain_ptr, position, eps, WIDTH, ROTARY, PAIRS, HEAD_NORM,
+    ).to(kind)  # fmt: skip
+    new_k = _turned(
+        start + (HEADS + kv + one)[:, None] * WIDTH, (one < 1)[:, None], d, cos_ptr, sin_ptr,
+        k_gain_ptr, position, eps, WIDTH, ROTARY, PAIRS, HEAD_NORM,
+    ).to(kind)  # fmt: skip
+    new_v = tl.load(
+        start + (HEADS + KV_HEADS + kv + one)[:, None] * WIDTH + d[None, :],
+        mask=within[None, :],
+        other=0.0,
+    )
+    base = (row * KV_HEADS + kv).to(tl.int64) * CAPACITY * WIDTH
+    length = ((position + SPLITS) // SPLITS + BLOCK_T - 1) // BLOCK_T * BLOCK_T
+    begin = split * length
+    end = tl.minimum(begin + length, position + 1)
+    if (begin <= position) & (position < begin + length):
+        last = base + position * WIDTH + d[None, :]
+        tl.store(keys_ptr + last, new_k, mask=within[None, :])
+        tl.store(values_ptr + last, new_v, mask=within[None, :])
+    best = tl.full((BLOCK_G,), float("-inf"), tl.float32)
+    weight = tl.zeros((BLOCK_G,), tl.float32)
+    found = tl.zeros((BLOCK_G, BLOCK_D), tl.float32)
+    for t0 in range(begin, end, BLOCK_T):
+        t = t0 + tl.arange(0, BLOCK_T)
+        at = base + t[:, None] * WIDTH + d[None, :]
+        kept = (t < position)[:, None] & within[None, :]
+        newest = (t == position)[:, None]
+        k = tl.load(keys_ptr + at, mask=kept, other=0.0)
+        v = tl.load(values_ptr + at, mask=kept, other=0.0)
+        k = tl.where(newest, new_k, k)
+        v = tl.where(newest, new_v, v)
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scaling
+        scores = tl.where((t <= position)[None, :], scores, float("-inf"))
+        higher = tl.maximum(best, tl.max(scores, axis=1))
+        shares = tl.exp(scores - higher[:, None])
+        fade = tl.exp(best - higher)
+        weight = weight * fade + tl.sum(shares, axis=1)
+        found = found * fade[:, None]
+        found = tl.dot(shares.to(kind), v, found, input_precision="ieee")
+        best = higher
+    head = row * HEADS + kv * GROUP + g
+    mask = (g < GROUP)[:, None] & within[None, :]
+    if SPLITS == 1:
+        found = found / weight[:, None]
+        tl.store(out_ptr + head[:, None] * WIDTH + d[None, :], found.to(kind), mask=mask)
+    else:
+        part = partial_ptr + (head * SPLITS + split) * (WIDTH + 2)
+        tl.store(part[:, None] + d[None, :], found, mask=mask)
+        tl.store(part + WIDTH, best, mask=g < GROUP)
+        tl.store(part + WIDTH + 1, weight, mask=g < GROUP)
+
+
+@triton.jit
+def join(
+    partial_ptr,
+    out_ptr,
+    WIDTH: tl.constexpr,
+    SPLITS: tl.constexpr,
+    EARLY: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """One head's attention from that of its parts; a part without positions weighs nothing."""
+    head = tl.program_id(0)
+    d = tl.arange(0, BLOCK_D)
+    s = tl.arange(0, SPLITS)
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
+    part = partial_ptr + (head * SPLITS + s) * (WIDTH + 2)
+    best = tl.load(part + WIDTH)
+    share = tl.exp(best - tl.max(best, axis=0))
+    weight = tl.sum(share * tl.load(part + WIDTH + 1), axis=0)
+    found = tl.load(part[:, None] + d[None, :], mask=(d < WIDTH)[None, :], other=0.0)
+    found = tl.sum(found * share[:, None], axis=0) / weight
+    tl.store(out_ptr + head * WIDTH + d, found.to(out_ptr.dtype.element_ty), mask=d < WIDTH)
+
+
+@triton.jit
+def choose(
+    logits_ptr,
+    token_ptr,
+    position_ptr,
+    done_ptr,
+    cursor_ptr,
+    chosen_ptr,
+    ends_ptr,
+    table_ptr,
+    hidden_ptr,
+    pad,
+    last_position,
+    ROWS: tl.constexpr,  # of the buffer of chosen tokens
+    ENDS: tl.constexpr,
+    VOCABULARY: tl.constexpr,
+    HIDDEN: tl.constexpr,
+    EARLY: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """The best token of each row, what it does to the row, and its embedding."""
+    row = tl.program_id(0)
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
+    best = tl.full((BLOCK,), float("-inf"), tl.float32)
+    where = tl.zeros((BLOCK,), tl.int32)
+    for start in range(0, VOCABULARY, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        logits = tl.load(
+            logits_ptr + row * VOCABULARY + at, mask=at < VOCABULARY, other=float("-inf")
+        ).to(tl.float32)
+        better = logits > best
+        best = tl.where(better, logits, best)
+        where = tl.where(better, at, where)
+    first = tl.where(best == tl.max(best, axis=0), where, VOCABULARY - 1)
+    token = tl.min(first, axis=0).to(tl.int64)
+    done = tl.load(done_ptr + row)
+    token = tl.where(done != 0, pad, token)
+    cursor = tl.load(cursor_ptr + row)
+    position = tl.load(position_ptr + row)
+    tl.store(chosen_ptr + cursor * ROWS + row, token)
+    tl.store(cursor_ptr + row, tl.minimum(cursor + 1, last_position))
+    tl.store(token_ptr + row, token)
+    for index in tl.static_range(ENDS):
+        done = tl.where(token == tl.load(ends_ptr + index), 1, done)
+    tl.store(done_ptr + row, done)
+    tl.store(position_ptr + row, tl.minimum(position + 1, last_position))
+    for start in range(0, HIDDEN, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        hidden = tl.load(table_ptr + token * HIDDEN + at, mask=at < HIDDEN, other=0.0)
+        tl.store(hidden_ptr + row * HIDDEN + at, hidden, mask=at < HIDDEN)
