@@ -19,6 +19,7 @@ import torch
 
 from workloads.decoding import layers, slots
 from workloads.decoding.description import Decoder
+from workloads.decoding.layers import Product
 from workloads.decoding.slots import Slots
 from workloads.devices.base import Device
 
@@ -75,13 +76,12 @@ class Generator:
         self._launches: dict[tuple[Any, ...], Callable[[], None]] = {}
         self._reading: dict[tuple[int, int], Prompts] = {}
         self._layer: Callable[..., torch.Tensor] = layers.decode_layer
-        self._product = self._expanded = layers.expanded
+        self._product: Product = layers.expanded
+        self._expanded: Product = layers.expanded
         if device.triton:
             from workloads.decoding import few_rows
 
-            self._product = few_rows.product
-        if device.records:  # one kernel for a matrix, where torch would pass over it many times
-            self._expanded = torch.compile(layers.expanded, dynamic=False)
+            self._product, self._expanded = few_rows.product, few_rows.expanded
 
     def prepare(self, prompts: Sequence[Sequence[int]]) -> Prompts:
         """Prompts on the card."""

@@ -21,6 +21,9 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+#: False where Triton's interpreter runs the kernels, which knows no assembler.
+_ASSEMBLER = tl.constexpr(not triton.knobs.runtime.interpret)
+
 #: Numbers of the formats within kernels.
 KINDS = {"": 0, "int8": 1, "fp8": 2, "int4": 3}
 
@@ -108,13 +111,46 @@ def multiply(
 
 @triton.jit
 def _raised(words, INDEX: tl.constexpr):
-    """Nibble ``INDEX`` of each word as 1 + nibble / 16: put where a float32 between 1 and 2 has its
-    highest bits, which takes two instructions and no conversion."""
-    if INDEX < 5:
-        moved = words << (19 - 4 * INDEX)
+    """Nibble ``INDEX`` of each word as ``_base(INDEX)`` + nibble / 16: left where float32 numbers of
+    that size have just these bits, which takes no conversion, and a shift for two nibbles."""
+    if INDEX == 0:
+        moved = words << 16
+    elif INDEX < 3:
+        moved = words << 8
+    elif INDEX < 5:
+        moved = words
+    elif INDEX < 7:
+        moved = words >> 8
     else:
-        moved = words >> (4 * INDEX - 19)
-    return ((moved & 0x00780000) | 0x3F800000).to(tl.float32, bitcast=True)
+        moved = words >> 12
+    # Mask and base in one instruction: of "& |" the compiler makes two.
+    if INDEX == 1 or INDEX == 3 or INDEX == 5:
+        if _ASSEMBLER:
+            return tl.inline_asm_elementwise(
+                "lop3.b32 $0, $1, 0x0000F000, 0x43000000, 0xEA;",
+                "=r,r",
+                [moved],
+                dtype=tl.float32,
+                is_pure=True,
+                pack=1,
+            )
+        return ((moved & 0x0000F000) | 0x43000000).to(tl.float32, bitcast=True)
+    if _ASSEMBLER:
+        return tl.inline_asm_elementwise(
+            "lop3.b32 $0, $1, 0x000F0000, 0x41000000, 0xEA;",
+            "=r,r",
+            [moved],
+            dtype=tl.float32,
+            is_pure=True,
+            pack=1,
+        )
+    return ((moved & 0x000F0000) | 0x41000000).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _middle(INDEX: tl.constexpr):
+    """What ``_raised`` makes of a nibble of 8, which stands for zero."""
+    return 128.5 if INDEX == 1 or INDEX == 3 or INDEX == 5 else 8.5
 
 
 @triton.jit
@@ -178,7 +214,7 @@ def multiply4(
             scale_up = tl.load(s_at + ROWS * GROUPS + w0 // 8, mask=near, other=0.0)
         part = tl.zeros((BLOCK_N, BLOCK_W), tl.float32)
         part_up = tl.zeros((BLOCK_N, BLOCK_W), tl.float32)
-        ones = tl.zeros((BLOCK_W,), tl.float32)
+        nothing = tl.zeros((BLOCK_W,), tl.float32)
         known = w0 + ws < WORDS
         for nibble in tl.static_range(8):
             at = w0 * 8 + ws // 4 * 32 + nibble * 4 + ws % 4
@@ -186,16 +222,15 @@ def multiply4(
             if NORM:
                 squares += x * x
                 x *= tl.load(gain_ptr + at, mask=known, other=0.0).to(tl.float32)
-            ones += x
+            nothing += _middle(nibble) * x
             part += _raised(w, nibble) * x[None, :]
             if GATED:
                 part_up += _raised(up, nibble) * x[None, :]
-        # 1 + n / 16 is a sixteenth of (n - 8), and 1.5.
-        part -= 1.5 * ones[None, :]
+        part -= nothing[None, :]  # now sixteenths of what the nibbles stand for
         total += tl.sum(part.reshape(BLOCK_N, BLOCK_C, 4), axis=2) * scale
         w = next_w
         if GATED:
-            part_up -= 1.5 * ones[None, :]
+            part_up -= nothing[None, :]
             total_up += tl.sum(part_up.reshape(BLOCK_N, BLOCK_C, 4), axis=2) * scale_up
             up = next_up
     y = tl.sum(total, axis=1) * 16.0
@@ -213,6 +248,71 @@ def multiply4(
     if RESIDUAL:
         y += tl.load(residual_ptr + rows, mask=inside, other=0.0).to(tl.float32)
     tl.store(out_ptr + rows, y.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def multiply4_few(
+    x_ptr,  # [X_ROWS, COLUMNS]
+    w_ptr,
+    scale_ptr,
+    out_ptr,  # [X_ROWS, ROWS], float32
+    x_rows,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """Two to eight rows times a matrix in 4 bits, which are unpacked once for all of them."""
+    BLOCK_W: tl.constexpr = BLOCK_K // 8
+    BLOCK_C: tl.constexpr = BLOCK_K // 32
+    WORDS: tl.constexpr = COLUMNS // 8
+    rows = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    ms = tl.arange(0, BLOCK_M)
+    inside = rows < ROWS
+    ws = tl.arange(0, BLOCK_W)
+    cs = tl.arange(0, BLOCK_C)
+    long_rows = rows.to(tl.int64)[:, None]
+    w_at = w_ptr + long_rows * WORDS + ws[None, :]
+    s_at = scale_ptr + long_rows * (COLUMNS // 64) + cs[None, :] // 2
+    total = tl.zeros((BLOCK_M, BLOCK_N, BLOCK_C), tl.float32)
+    for w0 in tl.range(0, WORDS, BLOCK_W, num_stages=1):
+        known = w0 + ws < WORDS
+        w = tl.load(w_at + w0, mask=inside[:, None] & known[None, :], other=0)
+        near = inside[:, None] & (w0 + cs * 4 < WORDS)[None, :]
+        scale = tl.load(s_at + w0 // 8, mask=near, other=0.0)
+        part = tl.zeros((BLOCK_M, BLOCK_N, BLOCK_W), tl.float32)
+        for nibble in tl.static_range(8):
+            at = w0 * 8 + ws // 4 * 32 + nibble * 4 + ws % 4
+            x = tl.load(
+                x_ptr + ms[:, None] * COLUMNS + at[None, :],
+                mask=(ms < x_rows)[:, None] & known[None, :],
+                other=0.0,
+            ).to(tl.float32)
+            values = _raised(w, nibble) - _middle(nibble)
+            part += values[None, :, :] * x[:, None, :]
+        total += tl.sum(part.reshape(BLOCK_M, BLOCK_N, BLOCK_C, 4), axis=3) * scale[None, :, :]
+    y = tl.sum(total, axis=2) * 16.0
+    tl.store(
+        out_ptr + ms[:, None] * ROWS + rows[None, :],
+        y,
+        mask=(ms < x_rows)[:, None] & inside[None, :],
+    )
+
+
+@triton.jit
+def expand4(
+    w_ptr, scale_ptr, out_ptr, words, BLOCK: tl.constexpr
+):
+    """The values of packed words, each nibble's where its columns are."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    known = at < words
+    w = tl.load(w_ptr + at, mask=known, other=0)
+    scale = 16.0 * tl.load(scale_ptr + at // 8, mask=known, other=0.0)
+    for nibble in tl.static_range(8):
+        values = (_raised(w, nibble) - _middle(nibble)) * scale
+        to = out_ptr + at // 4 * 32 + nibble * 4 + at % 4
+        tl.store(to, values.to(out_ptr.dtype.element_ty), mask=known)
 
 
 @triton.jit
@@ -263,7 +363,7 @@ def multiply_rows(
                     mask=known[:, None] & (ms < x_rows)[None, :],
                     other=0.0,
                 )
-                values = ((_raised(w, nibble) - 1.5) * (16.0 * scale)).to(kind)
+                values = ((_raised(w, nibble) - _middle(nibble)) * (16.0 * scale)).to(kind)
                 total = tl.dot(values, x, total, input_precision="ieee")
     else:
         ks = tl.arange(0, BLOCK_K)
@@ -335,6 +435,7 @@ def attend(
     values_ptr,
     out_ptr,
     partial_ptr,
+    arrived_ptr,
     eps,
     scaling,
     HEADS: tl.constexpr,
@@ -345,6 +446,7 @@ def attend(
     HEAD_NORM: tl.constexpr,
     CAPACITY: tl.constexpr,
     SPLITS: tl.constexpr,
+    LENGTH: tl.constexpr,  # positions of a split
     EARLY: tl.constexpr,
     BLOCK_G: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -380,17 +482,15 @@ def attend(
         other=0.0,
     )
     base = (row * KV_HEADS + kv).to(tl.int64) * CAPACITY * WIDTH
-    length = ((position + SPLITS) // SPLITS + BLOCK_T - 1) // BLOCK_T * BLOCK_T
-    begin = split * length
-    end = tl.minimum(begin + length, position + 1)
-    if (begin <= position) & (position < begin + length):
+    begin = split * LENGTH
+    if (begin <= position) & (position < begin + LENGTH):
         last = base + position * WIDTH + d[None, :]
         tl.store(keys_ptr + last, new_k, mask=within[None, :])
         tl.store(values_ptr + last, new_v, mask=within[None, :])
     best = tl.full((BLOCK_G,), float("-inf"), tl.float32)
     weight = tl.zeros((BLOCK_G,), tl.float32)
     found = tl.zeros((BLOCK_G, BLOCK_D), tl.float32)
-    for t0 in range(begin, end, BLOCK_T):
+    for t0 in range(begin, tl.minimum(begin + LENGTH, position + 1), BLOCK_T):
         t = t0 + tl.arange(0, BLOCK_T)
         at = base + t[:, None] * WIDTH + d[None, :]
         kept = (t < position)[:, None] & within[None, :]
@@ -410,39 +510,40 @@ def attend(
         best = higher
     head = row * HEADS + kv * GROUP + g
     mask = (g < GROUP)[:, None] & within[None, :]
+    out_at = out_ptr + head[:, None] * WIDTH + d[None, :]
     if SPLITS == 1:
-        found = found / weight[:, None]
-        tl.store(out_ptr + head[:, None] * WIDTH + d[None, :], found.to(kind), mask=mask)
+        tl.store(out_at, (found / weight[:, None]).to(kind), mask=mask)
     else:
         part = partial_ptr + (head * SPLITS + split) * (WIDTH + 2)
         tl.store(part[:, None] + d[None, :], found, mask=mask)
         tl.store(part + WIDTH, best, mask=g < GROUP)
         tl.store(part + WIDTH + 1, weight, mask=g < GROUP)
-
-
-@triton.jit
-def join(
-    partial_ptr,
-    out_ptr,
-    WIDTH: tl.constexpr,
-    SPLITS: tl.constexpr,
-    EARLY: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-):
-    """One head's attention from that of its parts; a part without positions weighs nothing."""
-    head = tl.program_id(0)
-    d = tl.arange(0, BLOCK_D)
-    s = tl.arange(0, SPLITS)
-    if EARLY:
-        gdc_launch_dependents()
-        gdc_wait()
-    part = partial_ptr + (head * SPLITS + s) * (WIDTH + 2)
-    best = tl.load(part + WIDTH)
-    share = tl.exp(best - tl.max(best, axis=0))
-    weight = tl.sum(share * tl.load(part + WIDTH + 1), axis=0)
-    found = tl.load(part[:, None] + d[None, :], mask=(d < WIDTH)[None, :], other=0.0)
-    found = tl.sum(found * share[:, None], axis=0) / weight
-    tl.store(out_ptr + head * WIDTH + d, found.to(out_ptr.dtype.element_ty), mask=d < WIDTH)
+        # Whoever comes last adds the parts up, and leaves the counter as it was.
+        tl.debug_barrier()
+        counter = arrived_ptr + row * KV_HEADS + kv
+        if tl.atomic_add(counter, 1, sem="acq_rel") == SPLITS - 1:
+            tl.store(counter, 0)
+            best = tl.full((BLOCK_G,), float("-inf"), tl.float32)
+            weight = tl.zeros((BLOCK_G,), tl.float32)
+            found = tl.zeros((BLOCK_G, BLOCK_D), tl.float32)
+            parts = position // LENGTH + 1  # further ones have no position
+            for other in range(0, parts):
+                part = partial_ptr + (head * SPLITS + other) * (WIDTH + 2)
+                theirs = tl.load(
+                    part + WIDTH, mask=g < GROUP, other=0.0, cache_modifier=".cg"
+                )
+                share = tl.load(
+                    part + WIDTH + 1, mask=g < GROUP, other=1.0, cache_modifier=".cg"
+                )
+                summand = tl.load(
+                    part[:, None] + d[None, :], mask=mask, other=0.0, cache_modifier=".cg"
+                )
+                higher = tl.maximum(best, theirs)
+                fade, rise = tl.exp(best - higher), tl.exp(theirs - higher)
+                weight = weight * fade + share * rise
+                found = found * fade[:, None] + summand * rise[:, None]
+                best = higher
+            tl.store(out_at, (found / weight[:, None]).to(kind), mask=mask)
 
 
 @triton.jit

@@ -12,21 +12,34 @@ from workloads.decoding.description import Decoder
 from workloads.decoding.packing import Matrix
 from workloads.decoding.slots import Slots
 
-#: Rows and columns of a program's block and its warps, by format and by whether a gate is taken.
-#: Measured on an H100 with ChatGLM3-6B.
-BLOCKS: dict[tuple[str, bool], tuple[int, int, int]] = {
-    ("", False): (4, 1024, 4),
-    ("", True): (4, 1024, 4),
-    ("int8", False): (8, 1024, 4),
-    ("int8", True): (4, 1024, 4),
-    ("fp8", False): (8, 1024, 4),
-    ("fp8", True): (4, 1024, 4),
-    ("int4", False): (8, 2048, 2),
-    ("int4", True): (8, 2048, 2),
+#: Columns from which a matrix is wide.
+_WIDE = 8192
+#: Rows and columns of a program's block and its warps, by format, by whether a gate is taken, and
+#: by whether the matrix is wide. Measured on an H100 with ChatGLM3-6B.
+BLOCKS: dict[tuple[str, bool, bool], tuple[int, int, int]] = {
+    ("", False, False): (2, 2048, 8),
+    ("", False, True): (4, 2048, 8),
+    ("", True, False): (2, 1024, 4),
+    ("int8", False, False): (4, 1024, 4),
+    ("int8", False, True): (4, 1024, 4),
+    ("int8", True, False): (2, 2048, 8),
+    ("fp8", False, False): (4, 512, 2),
+    ("fp8", False, True): (4, 2048, 8),
+    ("fp8", True, False): (2, 256, 1),
+    ("int4", False, False): (8, 4096, 4),
+    ("int4", False, True): (8, 4096, 4),
+    ("int4", True, False): (4, 1024, 1),
 }
-#: Positions of a block of attention, and those up to which it is not split.
-_BLOCK_T = 64
-_WHOLE = 256
+
+
+def block_for(matrix: Matrix, gated: bool) -> tuple[int, int, int]:
+    """The block of a matrix; a wide one with a gate has that of a narrow one."""
+    return BLOCKS[matrix.kind, gated, matrix.columns >= _WIDE and not gated]
+
+
+#: Attention's positions are shared out among so many programs at most, so many at once.
+_SPLITS = 16
+_BLOCK_T = 32
 
 
 class SingleRow:
@@ -39,7 +52,9 @@ class SingleRow:
         self._state = state
         self._pad = pad
         self._early = early
-        self._splits = max(1, triton.next_power_of_2(length) // _WHOLE)
+        self._splits = min(_SPLITS, triton.cdiv(length, _BLOCK_T))
+        blocks = triton.cdiv(length, _BLOCK_T * self._splits)
+        self._length = blocks * _BLOCK_T  # of a split
         layer = decoder.layers[0]
         card, dtype = decoder.embedding.device, decoder.dtype
 
@@ -49,6 +64,7 @@ class SingleRow:
         self._qkv = row(layer.qkv.rows)
         self._attended = row(layer.out.columns)
         self._gated = row(layer.down.columns)
+        self._arrived = torch.zeros(decoder.kv_heads, dtype=torch.int32, device=card)
         self._partial = row(decoder.heads * self._splits * (decoder.width + 2), torch.float32)
 
     def __call__(self) -> None:
@@ -79,8 +95,8 @@ class SingleRow:
             ENDS=state.ends.numel(),
             VOCABULARY=decoder.head.rows,
             HIDDEN=decoder.embedding.shape[1],
-            BLOCK=8192,
-            num_warps=16,
+            BLOCK=16384,
+            num_warps=32,
         )
 
     def _multiply(
@@ -93,7 +109,7 @@ class SingleRow:
         residual: torch.Tensor | None = None,
         gated: bool = False,
     ) -> None:
-        block_n, block_k, warps = BLOCKS[matrix.kind, gated]
+        block_n, block_k, warps = block_for(matrix, gated)
         rows = matrix.rows // 2 if gated else matrix.rows
         self._launch(
             kernels.multiply4 if matrix.kind == "int4" else kernels.multiply,
@@ -140,6 +156,7 @@ class SingleRow:
             values,
             self._attended,
             self._partial,
+            self._arrived,
             decoder.eps,
             decoder.scaling,
             HEADS=decoder.heads,
@@ -150,24 +167,13 @@ class SingleRow:
             HEAD_NORM=q_gain is not None,
             CAPACITY=state.capacity,
             SPLITS=self._splits,
+            LENGTH=self._length,
             BLOCK_G=max(16, triton.next_power_of_2(decoder.group)),
             BLOCK_D=max(16, block_d),
             BLOCK_T=_BLOCK_T,
             num_warps=4,
             num_stages=2,
         )
-        if self._splits > 1:
-            self._launch(
-                kernels.join,
-                (decoder.heads,),
-                self._partial,
-                self._attended,
-                WIDTH=decoder.width,
-                SPLITS=self._splits,
-                BLOCK_D=block_d,
-                num_warps=4,
-            )
-
     def _launch(self, kernel: Any, grid: tuple[int, ...], *given: Any, **named: Any) -> None:
         if self._early:
             named["launch_pdl"] = True

@@ -151,7 +151,11 @@ class CudaDevice(Device):
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             work()
-        return graph.replay
+
+        def launch(kept: Callable[[], None] = work) -> None:  # its tensors are the graph's
+            graph.replay()
+
+        return launch
 
     def synchronize(self) -> None:
         import torch
