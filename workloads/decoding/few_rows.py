@@ -6,19 +6,24 @@ import torch
 import triton
 
 from workloads.decoding import kernels
-from workloads.decoding.packing import Matrix
+from workloads.decoding.packing import WORDS, Matrix
 
 #: Rows and columns of the matrix in a block, warps and stages, by format. Measured on an H100.
 BLOCKS: dict[str, tuple[int, int, int, int]] = {
-    "int8": (64, 128, 4, 4),
-    "fp8": (64, 128, 4, 4),
-    "int4": (64, 256, 4, 3),
+    "int8": (64, 128, 4, 3),
+    "fp8": (64, 128, 4, 3),
+    "int4": (128, 256, 8, 2),
 }
-#: Up to so many rows 4 bits are multiplied without matrix units; the same for that kernel.
-FEW_ROWS = 8
-FEW_BLOCK = (2, 2048, 2)
 #: Programs that keep all of a card's processors at work.
 _PROGRAMS = 264
+
+
+def block_for(kind: str, columns: int) -> tuple[int, int, int, int]:
+    """The block for a matrix of so many columns, which whole blocks must cover."""
+    block_n, block_k, warps, stages = BLOCKS[kind]
+    while columns % block_k:
+        block_k //= 2
+    return block_n, block_k, warps, stages
 
 
 def splits_for(rows: int, columns: int, block_n: int, block_k: int, tiles: int) -> int:
@@ -37,9 +42,7 @@ def packed_product(
     """Parts of the product [parts, rows of x, rows], float32."""
     columns = x.shape[-1]
     x = x.contiguous()
-    if kind == "int4" and x.shape[0] <= FEW_ROWS:
-        return _few(x, values, scales, rows)
-    block_n, block_k, warps, stages = BLOCKS[kind]
+    block_n, block_k, warps, stages = block_for(kind, columns)
     block_m = min(128, max(16, triton.next_power_of_2(x.shape[0])))
     tiles = triton.cdiv(x.shape[0], block_m)
     splits = splits_for(rows, columns, block_n, block_k, tiles)
@@ -63,36 +66,13 @@ def packed_product(
     return out
 
 
-def _few(
-    x: torch.Tensor, values: torch.Tensor, scales: torch.Tensor, rows: int
-) -> torch.Tensor:
-    block_n, block_k, warps = FEW_BLOCK
-    out = torch.empty((1, x.shape[0], rows), dtype=torch.float32, device=x.device)
-    kernels.multiply4_few[(triton.cdiv(rows, block_n),)](
-        x,
-        values,
-        scales,
-        out,
-        x.shape[0],
-        ROWS=rows,
-        COLUMNS=x.shape[1],
-        BLOCK_M=triton.next_power_of_2(x.shape[0]),
-        BLOCK_N=block_n,
-        BLOCK_K=block_k,
-        num_warps=warps,
-    )
-    return out
-
-
 @packed_product.register_fake
 def _(
     x: torch.Tensor, values: torch.Tensor, scales: torch.Tensor, rows: int, kind: str
 ) -> torch.Tensor:
-    block_n, block_k, _, _ = BLOCKS[kind]
+    block_n, block_k, _, _ = block_for(kind, x.shape[1])
     block_m = min(128, max(16, triton.next_power_of_2(x.shape[0])))
     splits = splits_for(rows, x.shape[1], block_n, block_k, triton.cdiv(x.shape[0], block_m))
-    if kind == "int4" and x.shape[0] <= FEW_ROWS:
-        splits = 1
     return x.new_empty((splits, x.shape[0], rows), dtype=torch.float32)
 
 
@@ -119,6 +99,10 @@ def product(x: torch.Tensor, matrix: Matrix) -> torch.Tensor:
     if not matrix.kind:
         return torch.nn.functional.linear(x, matrix.values, matrix.bias)
     assert matrix.scales is not None
+    if matrix.kind == "fp8":
+        x = x.unflatten(-1, (-1, 4, WORDS)).transpose(-2, -1).flatten(-3)
+    elif matrix.kind == "int4":
+        x = x.unflatten(-1, (-1, 8, WORDS)).transpose(-3, -2).flatten(-3)
     parts = packed_product(x, matrix.values, matrix.scales, matrix.rows, matrix.kind)
     found = parts.sum(dim=0)
     if matrix.bias is not None:

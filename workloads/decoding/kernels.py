@@ -5,7 +5,8 @@ launching than in work. So what surrounds a product is done by the product's own
 before it (the sum of squares runs along with the dot products), the bias, the activation of a
 gated layer, the residual after it.
 
-    multiply    (norm +) matrix times row (+ bias, gate, residual), for values in 32, 16, 8, 4 bits
+    multiply    (norm +) matrix times row (+ bias, gate, residual); for fp8 and int4 as
+                ``multiply_words``
     attend      rotary positions, the new key and value into the cache, attention
     choose      the best token, the row's state, and the next step's first hidden row
 
@@ -95,11 +96,29 @@ def multiply(
         y *= tl.load(scale_ptr + rows, mask=inside, other=0.0)
         if GATED:
             y_up *= tl.load(scale_ptr + ROWS + rows, mask=inside, other=0.0)
+    if not GATED:
+        y_up = y
     if NORM:
         shrink = tl.rsqrt(tl.sum(squares) / COLUMNS + eps)
         y *= shrink
-        if GATED:
-            y_up *= shrink
+        y_up *= shrink
+    _finish(y, y_up, rows, inside, bias_ptr, residual_ptr, out_ptr, GATED, BIAS, RESIDUAL)
+
+
+@triton.jit
+def _finish(
+    y,
+    y_up,
+    rows,
+    inside,
+    bias_ptr,
+    residual_ptr,
+    out_ptr,
+    GATED: tl.constexpr,
+    BIAS: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+):
+    """Bias, gate, residual, and the result."""
     if BIAS:
         y += tl.load(bias_ptr + rows, mask=inside, other=0.0).to(tl.float32)
     if GATED:
@@ -154,7 +173,15 @@ def _middle(INDEX: tl.constexpr):
 
 
 @triton.jit
-def multiply4(
+def _byte(words, INDEX: tl.constexpr):
+    """Byte ``INDEX`` of each word, an fp8 number, as float32 too small by 2 ** 120: its bits are put
+    where float32 has sign, exponent and fraction. The card's own conversion is far slower."""
+    moved = words if INDEX == 3 else words << (24 - 8 * INDEX)
+    return ((moved >> 4) & -0x78100000).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def multiply_words(
     x_ptr,
     w_ptr,
     scale_ptr,
@@ -172,21 +199,22 @@ def multiply4(
     RESIDUAL: tl.constexpr,
     EARLY: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,  # columns, whole groups
+    BLOCK_K: tl.constexpr,
 ):
-    """``multiply`` for the words of ``packing``'s int4: 8 nibbles of 4 words are 32 columns, and two
-    of these have one scale."""
-    BLOCK_W: tl.constexpr = BLOCK_K // 8
-    BLOCK_C: tl.constexpr = BLOCK_K // 32
-    WORDS: tl.constexpr = COLUMNS // 8
-    GROUPS: tl.constexpr = COLUMNS // 64
+    """``multiply`` for values that ``packing`` puts into words: four of fp8, eight of 4 bits."""
+    PARTS: tl.constexpr = 8 if KIND == 3 else 4
+    BLOCK_W: tl.constexpr = BLOCK_K // PARTS
+    WORDS: tl.constexpr = COLUMNS // PARTS
+    # In 4 bits a scale belongs to 8 words; sums of 4, those of a thread, are multiplied by it.
+    SUMS: tl.constexpr = BLOCK_W // 4 if KIND == 3 else BLOCK_W
+    SCALES: tl.constexpr = WORDS // 8
     rows = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     inside = rows < ROWS
     ws = tl.arange(0, BLOCK_W)
-    cs = tl.arange(0, BLOCK_C)
+    cs = tl.arange(0, BLOCK_W // 4)
     long_rows = rows.to(tl.int64)[:, None]
     w_at = w_ptr + long_rows * WORDS + ws[None, :]
-    s_at = scale_ptr + long_rows * GROUPS + cs[None, :] // 2
+    s_at = scale_ptr + long_rows * SCALES + cs[None, :] // 2
     first = inside[:, None] & (ws < WORDS)[None, :]
     w = tl.load(w_at, mask=first, other=0, eviction_policy="evict_first")
     up = w
@@ -195,10 +223,11 @@ def multiply4(
     if EARLY:
         gdc_launch_dependents()
         gdc_wait()
-    total = tl.zeros((BLOCK_N, BLOCK_C), tl.float32)
-    total_up = tl.zeros((BLOCK_N, BLOCK_C), tl.float32)
+    total = tl.zeros((BLOCK_N, SUMS), tl.float32)
+    total_up = tl.zeros((BLOCK_N, SUMS), tl.float32)
     squares = tl.zeros((BLOCK_W,), tl.float32)
     for w0 in tl.range(0, WORDS, BLOCK_W, num_stages=1):
+        # The next block is on its way while this one is multiplied.
         reach = inside[:, None] & (w0 + BLOCK_W + ws < WORDS)[None, :]
         next_w = tl.load(w_at + w0 + BLOCK_W, mask=reach, other=0, eviction_policy="evict_first")
         if GATED:
@@ -208,116 +237,92 @@ def multiply4(
                 other=0,
                 eviction_policy="evict_first",
             )
-        near = inside[:, None] & (w0 + cs * 4 < WORDS)[None, :]
-        scale = tl.load(s_at + w0 // 8, mask=near, other=0.0)
-        if GATED:
-            scale_up = tl.load(s_at + ROWS * GROUPS + w0 // 8, mask=near, other=0.0)
+        if KIND == 3:
+            near = inside[:, None] & (w0 + cs * 4 < WORDS)[None, :]
+            scale = tl.load(s_at + w0 // 8, mask=near, other=0.0)
+            if GATED:
+                scale_up = tl.load(s_at + ROWS * SCALES + w0 // 8, mask=near, other=0.0)
         part = tl.zeros((BLOCK_N, BLOCK_W), tl.float32)
         part_up = tl.zeros((BLOCK_N, BLOCK_W), tl.float32)
         nothing = tl.zeros((BLOCK_W,), tl.float32)
         known = w0 + ws < WORDS
-        for nibble in tl.static_range(8):
-            at = w0 * 8 + ws // 4 * 32 + nibble * 4 + ws % 4
+        for index in tl.static_range(PARTS):
+            at = w0 * PARTS + ws // 4 * (4 * PARTS) + index * 4 + ws % 4
             x = tl.load(x_ptr + at, mask=known, other=0.0).to(tl.float32)
             if NORM:
                 squares += x * x
                 x *= tl.load(gain_ptr + at, mask=known, other=0.0).to(tl.float32)
-            nothing += _middle(nibble) * x
-            part += _raised(w, nibble) * x[None, :]
+            if KIND == 3:
+                nothing += _middle(index) * x
+                part += _raised(w, index) * x[None, :]
+                if GATED:
+                    part_up += _raised(up, index) * x[None, :]
+            else:
+                part += _byte(w, index) * x[None, :]
+                if GATED:
+                    part_up += _byte(up, index) * x[None, :]
+        if KIND == 3:
+            part -= nothing[None, :]  # now sixteenths of what the nibbles stand for
+            total += tl.sum(part.reshape(BLOCK_N, SUMS, 4), axis=2) * scale
             if GATED:
-                part_up += _raised(up, nibble) * x[None, :]
-        part -= nothing[None, :]  # now sixteenths of what the nibbles stand for
-        total += tl.sum(part.reshape(BLOCK_N, BLOCK_C, 4), axis=2) * scale
+                part_up -= nothing[None, :]
+                total_up += tl.sum(part_up.reshape(BLOCK_N, SUMS, 4), axis=2) * scale_up
+        else:
+            total += part
+            if GATED:
+                total_up += part_up
         w = next_w
         if GATED:
-            part_up -= nothing[None, :]
-            total_up += tl.sum(part_up.reshape(BLOCK_N, BLOCK_C, 4), axis=2) * scale_up
             up = next_up
-    y = tl.sum(total, axis=1) * 16.0
-    if GATED:
-        y_up = tl.sum(total_up, axis=1) * 16.0
+    y = tl.sum(total, axis=1)
+    y_up = tl.sum(total_up, axis=1) if GATED else y
+    if KIND == 3:
+        y *= 16.0
+        y_up *= 16.0
+    else:
+        y *= 2.0**120 * tl.load(scale_ptr + rows, mask=inside, other=0.0)
+        if GATED:
+            y_up *= 2.0**120 * tl.load(scale_ptr + ROWS + rows, mask=inside, other=0.0)
     if NORM:
         shrink = tl.rsqrt(tl.sum(squares) / COLUMNS + eps)
         y *= shrink
-        if GATED:
-            y_up *= shrink
-    if BIAS:
-        y += tl.load(bias_ptr + rows, mask=inside, other=0.0).to(tl.float32)
-    if GATED:
-        y = y * tl.sigmoid(y) * y_up
-    if RESIDUAL:
-        y += tl.load(residual_ptr + rows, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out_ptr + rows, y.to(out_ptr.dtype.element_ty), mask=inside)
+        y_up *= shrink
+    _finish(y, y_up, rows, inside, bias_ptr, residual_ptr, out_ptr, GATED, BIAS, RESIDUAL)
 
 
 @triton.jit
-def multiply4_few(
-    x_ptr,  # [X_ROWS, COLUMNS]
-    w_ptr,
-    scale_ptr,
-    out_ptr,  # [X_ROWS, ROWS], float32
-    x_rows,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-):
-    """Two to eight rows times a matrix in 4 bits, which are unpacked once for all of them."""
-    BLOCK_W: tl.constexpr = BLOCK_K // 8
-    BLOCK_C: tl.constexpr = BLOCK_K // 32
-    WORDS: tl.constexpr = COLUMNS // 8
-    rows = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    ms = tl.arange(0, BLOCK_M)
-    inside = rows < ROWS
-    ws = tl.arange(0, BLOCK_W)
-    cs = tl.arange(0, BLOCK_C)
-    long_rows = rows.to(tl.int64)[:, None]
-    w_at = w_ptr + long_rows * WORDS + ws[None, :]
-    s_at = scale_ptr + long_rows * (COLUMNS // 64) + cs[None, :] // 2
-    total = tl.zeros((BLOCK_M, BLOCK_N, BLOCK_C), tl.float32)
-    for w0 in tl.range(0, WORDS, BLOCK_W, num_stages=1):
-        known = w0 + ws < WORDS
-        w = tl.load(w_at + w0, mask=inside[:, None] & known[None, :], other=0)
-        near = inside[:, None] & (w0 + cs * 4 < WORDS)[None, :]
-        scale = tl.load(s_at + w0 // 8, mask=near, other=0.0)
-        part = tl.zeros((BLOCK_M, BLOCK_N, BLOCK_W), tl.float32)
-        for nibble in tl.static_range(8):
-            at = w0 * 8 + ws // 4 * 32 + nibble * 4 + ws % 4
-            x = tl.load(
-                x_ptr + ms[:, None] * COLUMNS + at[None, :],
-                mask=(ms < x_rows)[:, None] & known[None, :],
-                other=0.0,
-            ).to(tl.float32)
-            values = _raised(w, nibble) - _middle(nibble)
-            part += values[None, :, :] * x[:, None, :]
-        total += tl.sum(part.reshape(BLOCK_M, BLOCK_N, BLOCK_C, 4), axis=3) * scale[None, :, :]
-    y = tl.sum(total, axis=2) * 16.0
+def expand4(w_ptr, scale_ptr, out_ptr, words, BLOCK: tl.constexpr):
+    """The values of packed words, in the order of columns."""
+    start = tl.program_id(0).to(tl.int64) * BLOCK
+    ws = tl.arange(0, BLOCK)
+    known = start + ws < words
+    w = tl.load(w_ptr + start + ws, mask=known, other=0)
+    scale = 16.0 * tl.load(scale_ptr + start // 8 + ws // 8, mask=known, other=0.0)
+    kind = out_ptr.dtype.element_ty
+    even = tl.join(
+        tl.join(_value(w, 0, scale, kind), _value(w, 4, scale, kind)),
+        tl.join(_value(w, 2, scale, kind), _value(w, 6, scale, kind)),
+    )
+    odd = tl.join(
+        tl.join(_value(w, 1, scale, kind), _value(w, 5, scale, kind)),
+        tl.join(_value(w, 3, scale, kind), _value(w, 7, scale, kind)),
+    )
+    # Nibble b2 b1 b0 of a word stands at [word, b2, b1, b0].
+    parts = tl.join(even, odd).reshape(BLOCK // 4, 4, 8).permute(0, 2, 1)
+    at = tl.arange(0, BLOCK * 8)
     tl.store(
-        out_ptr + ms[:, None] * ROWS + rows[None, :],
-        y,
-        mask=(ms < x_rows)[:, None] & inside[None, :],
+        out_ptr + start * 8 + at, parts.reshape(BLOCK * 8), mask=start * 8 + at < words * 8
     )
 
 
 @triton.jit
-def expand4(
-    w_ptr, scale_ptr, out_ptr, words, BLOCK: tl.constexpr
-):
-    """The values of packed words, each nibble's where its columns are."""
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    known = at < words
-    w = tl.load(w_ptr + at, mask=known, other=0)
-    scale = 16.0 * tl.load(scale_ptr + at // 8, mask=known, other=0.0)
-    for nibble in tl.static_range(8):
-        values = (_raised(w, nibble) - _middle(nibble)) * scale
-        to = out_ptr + at // 4 * 32 + nibble * 4 + at % 4
-        tl.store(to, values.to(out_ptr.dtype.element_ty), mask=known)
+def _value(w, INDEX: tl.constexpr, scale, kind: tl.constexpr):
+    return ((_raised(w, INDEX) - _middle(INDEX)) * scale).to(kind)
 
 
 @triton.jit
 def multiply_rows(
-    x_ptr,  # [x_rows, COLUMNS]
+    x_ptr,  # [x_rows, COLUMNS], columns in the order in which the kernel meets them
     w_ptr,
     scale_ptr,
     out_ptr,  # [SPLITS, x_rows, ROWS], float32
@@ -328,7 +333,7 @@ def multiply_rows(
     SPLITS: tl.constexpr,
     BLOCK_M: tl.constexpr,  # of x's rows
     BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
+    BLOCK_K: tl.constexpr,  # a divisor of COLUMNS: a mask would make its loads single numbers
 ):
     """Several rows times a packed matrix, a part of the columns each; the parts are yet to be added.
 
@@ -344,41 +349,31 @@ def multiply_rows(
     end = tl.minimum(begin + PART, COLUMNS)
     total = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     long_rows = rows.to(tl.int64)[:, None]
+    reach = True if ROWS % BLOCK_N == 0 else inside[:, None]
+    there = (ms < x_rows)[None, :]
     if KIND == 3:
         WORDS: tl.constexpr = BLOCK_K // 8
+        GROUPS: tl.constexpr = BLOCK_K // 64
         js = tl.arange(0, WORDS)
+        gs = tl.arange(0, GROUPS)
+        w_at = w_ptr + long_rows * (COLUMNS // 8) + js[None, :]
+        s_at = scale_ptr + long_rows * (COLUMNS // 64) + gs[None, :]
+        x_at = x_ptr + ms[None, :] * COLUMNS + js[:, None]
         for k0 in range(begin, end, BLOCK_K):
-            known = k0 + js * 8 < end
-            reach = inside[:, None] & known[None, :]
-            w = tl.load(w_ptr + long_rows * (COLUMNS // 8) + k0 // 8 + js[None, :], mask=reach, other=0)
-            scale = tl.load(
-                scale_ptr + long_rows * (COLUMNS // 64) + k0 // 64 + js[None, :] // 8,
-                mask=reach,
-                other=0.0,
-            )
+            w = tl.load(w_at + k0 // 8, mask=reach)
+            scale = 16.0 * tl.load(s_at + k0 // 64, mask=reach)
+            scale = tl.broadcast_to(scale[:, :, None], (BLOCK_N, GROUPS, 8))
+            scale = scale.reshape(BLOCK_N, WORDS)
             for nibble in tl.static_range(8):
-                at = k0 + js // 4 * 32 + nibble * 4 + js % 4
-                x = tl.load(
-                    x_ptr + ms[None, :] * COLUMNS + at[:, None],
-                    mask=known[:, None] & (ms < x_rows)[None, :],
-                    other=0.0,
-                )
-                values = ((_raised(w, nibble) - _middle(nibble)) * (16.0 * scale)).to(kind)
+                x = tl.load(x_at + nibble * (COLUMNS // 8) + k0 // 8, mask=there, other=0.0)
+                values = ((_raised(w, nibble) - _middle(nibble)) * scale).to(kind)
                 total = tl.dot(values, x, total, input_precision="ieee")
     else:
         ks = tl.arange(0, BLOCK_K)
         for k0 in range(begin, end, BLOCK_K):
-            known = k0 + ks < end
-            w = tl.load(
-                w_ptr + long_rows * COLUMNS + (k0 + ks)[None, :],
-                mask=inside[:, None] & known[None, :],
-                other=0.0,
-            )
-            x = tl.load(
-                x_ptr + ms[None, :] * COLUMNS + (k0 + ks)[:, None],
-                mask=known[:, None] & (ms < x_rows)[None, :],
-                other=0.0,
-            )
+            w = tl.load(w_ptr + long_rows * COLUMNS + (k0 + ks)[None, :], mask=reach)
+            x_at = x_ptr + ms[None, :] * COLUMNS + (k0 + ks)[:, None]
+            x = tl.load(x_at, mask=there, other=0.0)
             total = tl.dot(w.to(kind), x, total, input_precision="ieee")
         total *= tl.load(scale_ptr + rows, mask=inside, other=0.0)[:, None]
     at = (split * x_rows + ms[None, :]) * ROWS + rows[:, None]

@@ -4,12 +4,12 @@ Weights alone are stored in fewer bits; products run in 16 bits. Symmetric forma
 stored number times a scale.
 
     int8   [N, K] int8, one scale for each row
-    fp8    [N, K] float8_e4m3fn, one scale for each row
+    fp8    [N, K] float8_e4m3fn in the order below, one scale for each row
     int4   [N, K / 8] int32 words of eight values, one scale for ``GROUP`` values of a row
 
-Values of 32 columns lie in ``WORDS`` words, which a thread reads at once: nibble s of word j is
-column s × ``WORDS`` + j of them. A thread so meets neighbouring columns for each nibble, and threads
-have nothing to exchange.
+A thread reads ``WORDS`` words of 32 bits at once. In 4 bits and in fp8, part s (a nibble, a byte) of
+word j is column s × ``WORDS`` + j of theirs: for each part a thread so meets neighbouring columns, and
+threads have nothing to exchange.
 """
 
 from __future__ import annotations
@@ -51,6 +51,10 @@ class Matrix:
         if not self.kind:
             return self.values.to(dtype)
         assert self.scales is not None
+        if self.kind == "fp8":
+            bytes_ = self.values.view(torch.uint8).unflatten(1, (-1, WORDS, 4)).transpose(2, 3)
+            values = bytes_.reshape(self.rows, -1).view(torch.float8_e4m3fn).to(torch.float32)
+            return (values * self.scales[:, None]).to(dtype)
         if self.kind != "int4":
             return (self.values.to(torch.float32) * self.scales[:, None]).to(dtype)
         shifts = torch.arange(0, 32, 4, device=self.values.device, dtype=torch.int32)
@@ -69,18 +73,19 @@ def pack(weight: torch.Tensor, bias: torch.Tensor | None, kind: str) -> Matrix:
     """A matrix in ``kind`` ("" keeps its values), on the weight's device.
 
     Raises:
-        Unsupported: 4 bits, and the columns are not whole groups.
+        Unsupported: the columns are not a multiple of those that are stored together.
     """
     if not kind:
         return plain(weight, bias)
     rows, columns = weight.shape
     full = weight.to(torch.float32)
+    together = {"int4": GROUP, "fp8": 4 * WORDS}.get(kind, 1)
+    if columns % together:
+        raise Unsupported(
+            f"{kind} with the engine graph stores {together} columns together; this model has a "
+            f"matrix of {columns}"
+        )
     if kind == "int4":
-        if columns % GROUP:
-            raise Unsupported(
-                f"int4 with the engine graph stores {GROUP} columns together; this model has a "
-                f"matrix of {columns}"
-            )
         numbers, scales = _four_bits(full.view(rows, -1, GROUP))
         words = numbers.view(rows, -1, 8, WORDS).to(torch.int32) + 8
         shifts = torch.arange(0, 32, 4, device=weight.device, dtype=torch.int32)
@@ -89,7 +94,11 @@ def pack(weight: torch.Tensor, bias: torch.Tensor | None, kind: str) -> Matrix:
         return Matrix(packed.view(rows, -1).contiguous(), rows, columns, kind, scales, bias)
     scales = full.abs().amax(dim=1).clamp_(min=1e-12) / _LARGEST[kind]
     stored = full / scales[:, None]
-    values = stored.round_().to(torch.int8) if kind == "int8" else stored.to(torch.float8_e4m3fn)
+    if kind == "int8":
+        return Matrix(stored.round_().to(torch.int8), rows, columns, kind, scales, bias)
+    bytes_ = stored.to(torch.float8_e4m3fn).view(torch.uint8)
+    bytes_ = bytes_.unflatten(1, (-1, 4, WORDS)).transpose(2, 3).reshape(rows, columns)
+    values = bytes_.view(torch.float8_e4m3fn)
     return Matrix(values, rows, columns, kind, scales, bias)
 
 

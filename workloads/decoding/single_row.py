@@ -14,25 +14,25 @@ from workloads.decoding.slots import Slots
 
 #: Columns from which a matrix is wide.
 _WIDE = 8192
-#: Rows and columns of a program's block and its warps, by format, by whether a gate is taken, and
-#: by whether the matrix is wide. Measured on an H100 with ChatGLM3-6B.
-BLOCKS: dict[tuple[str, bool, bool], tuple[int, int, int]] = {
-    ("", False, False): (2, 2048, 8),
-    ("", False, True): (4, 2048, 8),
-    ("", True, False): (2, 1024, 4),
-    ("int8", False, False): (4, 1024, 4),
-    ("int8", False, True): (4, 1024, 4),
-    ("int8", True, False): (2, 2048, 8),
-    ("fp8", False, False): (4, 512, 2),
-    ("fp8", False, True): (4, 2048, 8),
-    ("fp8", True, False): (2, 256, 1),
-    ("int4", False, False): (8, 4096, 4),
-    ("int4", False, True): (8, 4096, 4),
-    ("int4", True, False): (4, 1024, 1),
+#: Rows and columns of a program's block, its warps and most registers of a thread, by format, by
+#: whether a gate is taken, and by whether the matrix is wide. Measured on an H100 with ChatGLM3-6B.
+BLOCKS: dict[tuple[str, bool, bool], tuple[int, int, int, int | None]] = {
+    ("", False, False): (2, 2048, 8, None),
+    ("", False, True): (4, 2048, 8, None),
+    ("", True, False): (2, 1024, 4, None),
+    ("int8", False, False): (4, 1024, 4, None),
+    ("int8", False, True): (4, 1024, 4, None),
+    ("int8", True, False): (2, 2048, 8, None),
+    ("fp8", False, False): (4, 1024, 2, None),
+    ("fp8", False, True): (4, 2048, 4, None),
+    ("fp8", True, False): (4, 1024, 2, None),
+    ("int4", False, False): (8, 4096, 4, None),
+    ("int4", False, True): (16, 4096, 4, None),
+    ("int4", True, False): (8, 4096, 4, None),
 }
 
 
-def block_for(matrix: Matrix, gated: bool) -> tuple[int, int, int]:
+def block_for(matrix: Matrix, gated: bool) -> tuple[int, int, int, int | None]:
     """The block of a matrix; a wide one with a gate has that of a narrow one."""
     return BLOCKS[matrix.kind, gated, matrix.columns >= _WIDE and not gated]
 
@@ -109,13 +109,14 @@ class SingleRow:
         residual: torch.Tensor | None = None,
         gated: bool = False,
     ) -> None:
-        block_n, block_k, warps = block_for(matrix, gated)
+        block_n, block_k, warps, registers = block_for(matrix, gated)
         rows = matrix.rows // 2 if gated else matrix.rows
+        words = matrix.kind in ("fp8", "int4")
         self._launch(
-            kernels.multiply4 if matrix.kind == "int4" else kernels.multiply,
+            kernels.multiply_words if words else kernels.multiply,
             (triton.cdiv(rows, block_n),),
             x,
-            matrix.values,
+            matrix.values.view(torch.int32) if words else matrix.values,
             matrix.scales,
             matrix.bias,
             residual,
@@ -132,6 +133,7 @@ class SingleRow:
             BLOCK_N=block_n,
             BLOCK_K=block_k,
             num_warps=warps,
+            maxnreg=registers,
         )
 
     def _attend(
