@@ -103,8 +103,8 @@ class Generator:
         on_step: Callable[[], None],
         keep_logits: bool = False,
     ) -> tuple[torch.Tensor, list[torch.Tensor], int]:
-        """Tokens [rows, at most output_tokens] on the card, each step's logits where they were asked
-        for, and steps done. Texts that have ended go on with padding.
+        """Tokens [rows, at most output_tokens] on the card, each step's logits where they are
+        wanted, and steps done. Texts that have ended go on with padding.
 
         ``on_step`` is called when the first tokens are queued, and at the end.
         """
@@ -257,7 +257,3 @@ class Generator:
         state.position[:rows].copy_(prompts.lengths - 1)
         state.cursor.zero_()
         self._choose(state)
-
-
-
-

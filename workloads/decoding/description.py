@@ -3,8 +3,8 @@
 What is read: models of norm, attention, norm and gated linear unit, each pair with its residual
 (Llama, Mistral, Qwen2, Qwen3, GLM, ChatGLM3 and what else has these parts), by the names of their
 parts. That the reading is right is shown, not believed: logits of the model's first layer between
-its embedding and its output layer must come out alike (``prove``), so a model with a multiplier or a
-twist that has no name here is refused, or run by its own code.
+its embedding and its output layer must come out alike (``prove``), so a model with a multiplier or
+a twist that has no name here is refused.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Decoder:
 
 def misfit(model: Any) -> str | None:
     """Why a model is not read; None where its parts are the known ones."""
-    inner = getattr(model, "model", None)
+    inner: Any = getattr(model, "model", None)
     name = type(model).__name__
     needed = ("embed_tokens", "layers", "norm", "rotary_emb")
     lacking = [part for part in needed if not hasattr(inner, part)]
@@ -113,8 +113,8 @@ def _linear(layer: Any) -> Iterator[torch.nn.Module]:
 
 
 def read(model: Any, *, positions: int, kind: str = "") -> Decoder:
-    """The decoder, its linear layers packed as ``kind`` says, one after the other: each gives up the
-    model's own copy, so that no more than one layer is there twice.
+    """The decoder, its linear layers packed as ``kind`` says, one after the other: each gives up
+    the model's own copy, so that no more than one layer is there twice.
 
     Raises:
         Unsupported: the model has other parts, or computes something else with them.
@@ -132,7 +132,7 @@ def read(model: Any, *, positions: int, kind: str = "") -> Decoder:
 
 
 def _constants(model: Any, positions: int, pairs: bool) -> Decoder:
-    inner, config = model.model, model.config
+    inner = model.model
     attention = inner.layers[0].self_attn
     width = int(attention.head_dim)
     device = inner.embed_tokens.weight.device
@@ -159,9 +159,7 @@ def _constants(model: Any, positions: int, pairs: bool) -> Decoder:
 
 def _layer(layer: Any, kind: str) -> Layer:
     attention, unit = layer.self_attn, layer.mlp
-    gates = (
-        [unit.gate_up_proj] if hasattr(unit, "gate_up_proj") else [unit.gate_proj, unit.up_proj]
-    )
+    gates = [unit.gate_up_proj] if hasattr(unit, "gate_up_proj") else [unit.gate_proj, unit.up_proj]
     return Layer(
         before=layer.input_layernorm.weight.detach(),
         qkv=_joined([attention.q_proj, attention.k_proj, attention.v_proj], kind),

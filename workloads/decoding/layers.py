@@ -91,9 +91,7 @@ def read_layer(
     attended = scaled_dot_product_attention(
         q, k, v, is_causal=True, scale=decoder.scaling, enable_gqa=decoder.group > 1
     )
-    return after_attention(
-        decoder, layer, hidden, attended.transpose(1, 2).flatten(2), product
-    )
+    return after_attention(decoder, layer, hidden, attended.transpose(1, 2).flatten(2), product)
 
 
 def decode_layer(

@@ -7,9 +7,9 @@ stored number times a scale.
     fp8    [N, K] float8_e4m3fn in the order below, one scale for each row
     int4   [N, K / 8] int32 words of eight values, one scale for ``GROUP`` values of a row
 
-A thread reads ``WORDS`` words of 32 bits at once. In 4 bits and in fp8, part s (a nibble, a byte) of
-word j is column s × ``WORDS`` + j of theirs: for each part a thread so meets neighbouring columns, and
-threads have nothing to exchange.
+A thread reads ``WORDS`` words of 32 bits at once. In 4 bits and in fp8, part s (a nibble, a byte)
+of word j is column s × ``WORDS`` + j of theirs: for each part a thread so meets neighbouring
+columns, and threads have nothing to exchange.
 """
 
 from __future__ import annotations

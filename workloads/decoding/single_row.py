@@ -7,8 +7,8 @@ from typing import Any
 import torch
 import triton
 
-from workloads.decoding import kernels
 from workloads.decoding.description import Decoder
+from workloads.decoding.kernels import KINDS, attention, one_row
 from workloads.decoding.packing import Matrix
 from workloads.decoding.slots import Slots
 
@@ -23,11 +23,11 @@ BLOCKS: dict[tuple[str, bool, bool], tuple[int, int, int, int | None]] = {
     ("int8", False, False): (4, 1024, 4, None),
     ("int8", False, True): (4, 1024, 4, None),
     ("int8", True, False): (2, 2048, 8, None),
-    ("fp8", False, False): (4, 1024, 2, None),
+    ("fp8", False, False): (4, 2048, 4, None),
     ("fp8", False, True): (4, 2048, 4, None),
-    ("fp8", True, False): (4, 1024, 2, None),
+    ("fp8", True, False): (4, 4096, 8, None),
     ("int4", False, False): (8, 4096, 4, None),
-    ("int4", False, True): (16, 4096, 4, None),
+    ("int4", False, True): (4, 2048, 2, 128),
     ("int4", True, False): (8, 4096, 4, None),
 }
 
@@ -78,7 +78,7 @@ class SingleRow:
             self._multiply(self._gated, layer.down, hidden, residual=hidden)
         self._multiply(hidden, decoder.head, state.logits, gain=decoder.norm)
         self._launch(
-            kernels.choose,
+            attention.choose,
             (state.rows,),
             state.logits,
             state.token,
@@ -113,7 +113,7 @@ class SingleRow:
         rows = matrix.rows // 2 if gated else matrix.rows
         words = matrix.kind in ("fp8", "int4")
         self._launch(
-            kernels.multiply_words if words else kernels.multiply,
+            one_row.multiply_words if words else one_row.multiply,
             (triton.cdiv(rows, block_n),),
             x,
             matrix.values.view(torch.int32) if words else matrix.values,
@@ -125,7 +125,7 @@ class SingleRow:
             self._decoder.eps,
             ROWS=rows,
             COLUMNS=matrix.columns,
-            KIND=kernels.KINDS[matrix.kind],
+            KIND=KINDS[matrix.kind],
             NORM=gain is not None,
             GATED=gated,
             BIAS=matrix.bias is not None,
@@ -146,7 +146,7 @@ class SingleRow:
         decoder, state = self._decoder, self._state
         block_d = triton.next_power_of_2(decoder.width)
         self._launch(
-            kernels.attend,
+            attention.attend,
             (state.rows, decoder.kv_heads, self._splits),
             self._qkv,
             decoder.cos,
@@ -176,6 +176,7 @@ class SingleRow:
             num_warps=4,
             num_stages=2,
         )
+
     def _launch(self, kernel: Any, grid: tuple[int, ...], *given: Any, **named: Any) -> None:
         if self._early:
             named["launch_pdl"] = True

@@ -84,8 +84,8 @@ class Slots:
 
 
 def make(decoder: Decoder, *, rows: int, capacity: int, ends: int) -> Slots:
-    """New slots, all zero: beyond its end a row weighs nothing, and nothing times what happens to be
-    in memory need not be nothing."""
+    """New slots, all zero: what is beyond a row's end has a weight of zero, and zero times what
+    happens to be in memory need not be zero."""
     device, dtype = decoder.embedding.device, decoder.dtype
     shape = (rows, decoder.kv_heads, capacity, decoder.width)
 

@@ -141,8 +141,8 @@ class Device(ABC):
         return None
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
-        """Run ``work``, which allocates nothing that outlives it and asks the card nothing, and make
-        of what it queues one launch, to be queued as often as wanted. Here ``work`` itself."""
+        """Run ``work``, which never waits for the card, and make of what it queues one launch,
+        to be queued as often as wanted. Here ``work`` itself."""
         work()
         return work
 

@@ -2,9 +2,9 @@
 
 transformers loads the model and says what it is; its layers are then read off as matrices
 (``workloads.decoding``), packed where the precision asks for it, and run over buffers that never
-move: as a CUDA graph on NVIDIA cards, as plain torch on a CPU. Texts stand at the left of their rows,
-so a prompt has the positions that it has alone and no padding is attended to. Only the first tokens
-and the end of a batch are told, since a wait for each step would keep the card idle.
+move: as a CUDA graph on NVIDIA cards, as plain torch on a CPU. Texts stand at the left of their
+rows, so a prompt has the positions that it has alone and no padding is attended to. Only the first
+tokens and the end of a batch are told, since a wait for each step would keep the card idle.
 """
 
 from __future__ import annotations
@@ -89,7 +89,9 @@ def load(request: Request, device: Device) -> GraphEngine:
     """Load ``request.model`` in ``request.precision``; see ``EngineLoader``."""
     transformers_logging.disable_progress_bar()  # a worker's log is no terminal
     means = precisions.require(request.precision, device.name, NAME).means
-    lacking = device.lacks(request.precision) or (device.cannot_compile() if device.records else None)
+    lacking = device.lacks(request.precision) or (
+        device.cannot_compile() if device.records else None
+    )
     if lacking:
         raise Unsupported(f"{request.precision} with the engine {NAME}: {lacking}")
     _check_parameters(request.parameters)
