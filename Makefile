@@ -5,10 +5,12 @@ PYTHON ?= python3
 VENV ?= .venv
 NIGHTGRID = $(VENV)/bin/nightgrid
 GAUDI_VENV ?= .venv-gaudi
+# Of the suite: one starts clusters and waits half of its time, in which the others compute.
+PROCESSES ?= 2
 PINS = pyproject.toml constraints.txt constraints-hpu.txt tools/install.py
 
-.PHONY: help demo real test test-gaudi quick lint docs clean
-.PHONY: rehearsal rehearsal-night rehearsal-inputs rehearsal-events
+.PHONY: help demo real test suite test-gaudi quick lint docs clean
+.PHONY: defects rehearsal rehearsal-night rehearsal-inputs rehearsal-events
 
 help:
 	@sed -n '1,3p' Makefile | sed 's/^# //'
@@ -17,6 +19,7 @@ help:
 	@echo "  make test-gaudi  the real optimum-habana on the CPU, in an environment of its own"
 	@echo "  make rehearsal  a night in an hour: hundreds of jobs on 3x8 emulated cards, a fault every 19 s;"
 	@echo "                  before it 10,000 hostile inputs and a million simulated events"
+	@echo "  make defects  plant sixty defects in the product and list those that no test catches"
 	@echo "  make lint    ruff and mypy"
 	@echo "  make docs    the documentation as a site: site/index.html"
 	@echo "  make bench   compare with other programs, side by side; writes docs/benchmarks.md"
@@ -42,10 +45,10 @@ real: $(VENV)/.installed-real
 	$(NIGHTGRID) run grids/real.yaml --emulate 1x1:CPU
 
 test: $(VENV)/.installed-test
-	$(VENV)/bin/ruff check .
-	$(VENV)/bin/ruff format --check .
-	$(VENV)/bin/mypy
-	$(VENV)/bin/python -m pytest
+	$(MAKE) --jobs=2 lint suite
+
+suite: $(VENV)/.installed-test
+	$(VENV)/bin/python -m pytest -n $(PROCESSES)
 
 # optimum-habana needs older libraries than all else, and a stand-in for the Habana bridge, which
 # only the tests put on the path.
@@ -57,7 +60,7 @@ test-gaudi: $(GAUDI_VENV)/.installed
 	PYTHONPATH=$(CURDIR)/tests/gaudi/standin $(GAUDI_VENV)/bin/python -m pytest tests/gaudi
 
 quick: $(VENV)/.installed-test
-	$(VENV)/bin/python -m pytest -m "not ray and not slow and not real"
+	$(VENV)/bin/python -m pytest -n $(PROCESSES) -m "not ray and not slow and not real"
 
 # One after the other, since each takes the whole machine; `make -k rehearsal` does all in any case.
 rehearsal:
@@ -73,6 +76,12 @@ rehearsal-inputs: $(VENV)/.installed-test
 
 rehearsal-events: $(VENV)/.installed-test
 	$(VENV)/bin/python tests/night/million.py --events 1000000 --output rehearsal/events
+
+# Hours of one core. It goes on where it was stopped; a second `make defects` only reports.
+defects: $(VENV)/.installed-test
+	PYTHONPATH=tools $(VENV)/bin/python -m defects record
+	PYTHONPATH=tools $(VENV)/bin/python -m defects plant
+	PYTHONPATH=tools $(VENV)/bin/python -m defects report
 
 lint: $(VENV)/.installed-test
 	$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check . && $(VENV)/bin/mypy

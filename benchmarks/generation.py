@@ -67,7 +67,7 @@ def run(setting: Setting) -> tuple[list[Line], dict[str, Any]]:
                 json.dumps({"prompts": count, **parameters}),
             )
 
-        refill = ours("nightgrid refill", batching="refill", packed_weights=True)
+        refill = ours("nightgrid continuous", batching="continuous", packed_weights=True)
         static = [peer(f"generate, batches of {size}", "static", size) for size in sizes]
         continuous = peer("generate_batch", "continuous", min(ROWS, count))
         peers = [*static, continuous]
@@ -85,7 +85,7 @@ def _lines(
     decode: Any,
     sizes: Sequence[int],
 ) -> tuple[list[Line], dict[str, Any]]:
-    mine = turns["nightgrid refill"]
+    mine = turns["nightgrid continuous"]
     peers = {name: found for name, found in turns.items() if not name.startswith("nightgrid")}
     first = f"generate, batches of {sizes[0]}"
     best = max(peers, key=lambda name: mean(rates(peers[name])))
@@ -94,9 +94,9 @@ def _lines(
     def line(against: str, goal: Goal, note: str = "") -> Line:
         theirs = peers[against]
         beside = mine[: len(theirs)]
-        memory = f"peak {peak['nightgrid refill'] / 2**30:.2f} GiB beside "
+        memory = f"peak {peak['nightgrid continuous'] / 2**30:.2f} GiB beside "
         return Line(
-            what="tokens/s, refilled rows and packed weights",
+            what="tokens/s, continuous batching and pre-packed weights",
             against=against,
             unit="tokens/s",
             ours=rates(beside),

@@ -7,7 +7,7 @@
     night.to_pandas()
 
 ``orchestrator`` knows everything about jobs and nothing about models; ``workloads`` the
-other way round. The arrows between the rooms are listed in ``docs/decisions.md``.
+other way round. The arrows between the parts are listed in ``docs/decisions.md``.
 """
 
 from __future__ import annotations
@@ -16,15 +16,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from orchestrator.grid.model import Grid
-    from orchestrator.notebook import Run, load, run
+    from orchestrator.notebook import Grid, Run, load, run
 
 __version__ = "0.1.0"
 __all__ = ["Grid", "Run", "load", "run"]
 
 #: Imported when asked for: the command line must not pay for what a notebook needs.
 _HOMES = {
-    "Grid": "orchestrator.grid.model",
+    "Grid": "orchestrator.notebook",
     "Run": "orchestrator.notebook",
     "load": "orchestrator.notebook",
     "run": "orchestrator.notebook",

@@ -15,8 +15,9 @@ import sys
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
-from orchestrator import __version__, exit_codes, output
+from orchestrator import __version__, exit_codes
 from orchestrator.errors import GridError, NightgridError, StoreError
+from orchestrator.host import output
 from workloads.errors import WorkloadError
 
 COMMANDS: dict[str, str] = {

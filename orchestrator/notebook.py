@@ -14,29 +14,116 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from datetime import datetime
 from functools import cached_property
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.domain.job import State
 from orchestrator.errors import ExtraMissing
-from orchestrator.job import State
+from orchestrator.grid.model import Grid as GridValue
+from orchestrator.grid.reader import grid_of_values, load_grid, parse_grid
+from orchestrator.planning.plan import Plan
+from orchestrator.watching.plan_text import html_table, plan_html
 
 if TYPE_CHECKING:
     import pandas
     import polars
     import pyarrow as pa
 
-    from orchestrator.comparison import RunComparison
-    from orchestrator.grid.model import Grid
-    from orchestrator.measurement import Measurement
-    from orchestrator.plan import Plan
-    from orchestrator.query import Answer
+    from orchestrator.domain.measurement import Measurement
+    from orchestrator.report.comparison import RunComparison
+    from orchestrator.report.query import Answer
     from orchestrator.report.summary import Summary
     from orchestrator.results.store import Store
 
 MOST_ROWS_SHOWN = 20
+
+
+class ShownPlan(Plan):
+    """A plan that a notebook shows as a table."""
+
+    __slots__ = ()
+
+    @classmethod
+    def of(cls, plan: Plan) -> ShownPlan:
+        """The same plan."""
+        return cls(**{each.name: getattr(plan, each.name) for each in fields(plan)})
+
+    def _repr_html_(self) -> str:
+        """The output of `nightgrid plan`."""
+        return plan_html(self)
+
+
+class Grid(GridValue):
+    """A grid with the ways of reading one, and its plan."""
+
+    __slots__ = ()
+
+    @classmethod
+    def _of(cls, grid: GridValue) -> Grid:
+        return cls(**{each.name: getattr(grid, each.name) for each in fields(grid)})
+
+    @classmethod
+    def from_file(cls, path: Path | str) -> Grid:
+        """Read a grid file; see ``load_grid``."""
+        return cls._of(load_grid(path))
+
+    @classmethod
+    def from_text(cls, text: str) -> Grid:
+        """Read a grid that is in memory as YAML.
+
+        Raises:
+            GridError: all that is wrong with it, each with its line and column in ``text``.
+        """
+        return cls._of(parse_grid(text.encode(), "grid"))
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Grid:
+        """Read a grid from what its file would say: mappings, lists and plain values.
+
+        Raises:
+            GridError: all that is wrong with it, each with its path.
+        """
+        return cls._of(grid_of_values(values))
+
+    def plan(
+        self,
+        *,
+        emulate: str | None = None,
+        name: str | None = None,
+        results: Path | str | None = None,
+        retry_failed: bool = False,
+        force: bool = False,
+    ) -> ShownPlan:
+        """Plan the run: say what it would do with every job, and why. Starts nothing, writes
+        nothing.
+
+        Args:
+            emulate: emulated nodes, such as ``2x8``; None: one server of eight cards of each kind.
+            name: of the run that would go on; None: the grid's.
+            results: directory of runs; None: NIGHTGRID_RESULTS, else ``./results``.
+            retry_failed: also run what failed earlier.
+            force: run everything, measured already or not.
+
+        Raises:
+            GridError: these nodes can never give a job its cards.
+            ClusterError: the nodes make no sense.
+            StoreError: earlier rows cannot be read.
+        """
+        from orchestrator.results.directory import default_results_dir
+        from orchestrator.runtime.run import RunOptions, plan_grid
+
+        options = RunOptions(
+            results=Path(results) if results is not None else default_results_dir(),
+            name=name,
+            emulate=emulate,
+            retry_failed=retry_failed,
+            force=force,
+        )
+        return ShownPlan.of(plan_grid(self, options))
 
 
 def run(
@@ -89,7 +176,7 @@ def run(
         KeyboardInterrupt: a third interrupt ended it at once.
     """
     from orchestrator.results.directory import default_results_dir
-    from orchestrator.running import RunOptions, run_grid
+    from orchestrator.runtime.run import RunOptions, run_grid
 
     options = RunOptions(
         results=Path(results) if results is not None else default_results_dir(),
@@ -151,7 +238,7 @@ class Run:
 
     @property
     def summary(self) -> Summary:
-        """What the report says: ``verdict``, ``contests``, ``tables``, ``causes`` and more."""
+        """Summary of the report: ``verdict``, ``contests``, ``tables``, ``causes`` and more."""
         return self._read[0]
 
     @property
@@ -166,12 +253,13 @@ class Run:
 
     @property
     def states(self) -> Mapping[State, int]:
-        """How many jobs ended in which state."""
+        """Count the jobs that ended in each state."""
         return self.summary.counts
 
     @property
     def ok(self) -> bool:
-        """Whether every job has an answer: measured, or known not to fit or not to exist here."""
+        """Return whether every job has an answer: measured, or known not to fit or not to exist
+        here."""
         return not self.summary.unsettled and self.summary.underway is None
 
     def table(self, *, every: bool = False) -> pa.Table:
@@ -216,7 +304,7 @@ class Run:
         return polars.DataFrame(records, infer_schema_length=None, strict=False)
 
     def to_dict(self) -> dict[str, object]:
-        """What `nightgrid report --json` prints."""
+        """The output of `nightgrid report --json`."""
         from orchestrator.report.export import document
 
         return document(self.summary)
@@ -232,13 +320,13 @@ class Run:
         return write_page(self.store, self.summary, self.attempts).resolve()
 
     def compare(self, before: Run | str | os.PathLike[str], **options: Any) -> RunComparison:
-        """What became slower or faster from ``before`` to this run.
+        """Compare ``before`` with this run: what became slower or faster.
 
         Args:
             before: a run, or what ``load`` takes, looked for where this run lies.
             options: of ``comparison.compare``: ``confidence``, ``noise``, ``allow``.
         """
-        from orchestrator.comparison import compare
+        from orchestrator.report.comparison import compare
 
         if not isinstance(before, Run):
             before = load(before, results=self.store.path.parent)
@@ -252,7 +340,7 @@ class Run:
             ExtraMissing: duckdb is not installed.
             QueryError: the statement is refused.
         """
-        from orchestrator.query import query
+        from orchestrator.report.query import query
 
         return query(self.store.path.parent, sql, [self.name])
 
@@ -260,9 +348,8 @@ class Run:
         return f"<Run {self.name!r} at {self.path}: {self.summary.verdict}>"
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: the verdict, what is not real, and the first rows."""
-        from orchestrator.plan_text import html_table
-        from orchestrator.report.cells import choice, plus_minus
+        """HTML for a notebook: the verdict, what is not real, and the first rows."""
+        from orchestrator.report.cells import plus_minus
         from orchestrator.report.safe import one_line
         from orchestrator.report.units import number
 
@@ -278,7 +365,7 @@ class Run:
                 (
                     row.model,
                     f"{row.cards} × {row.accelerator}",
-                    choice(row),
+                    self.summary.chosen(row),
                     str(row.state),
                     figure if metrics.throughput else one_line(row.reason, 80),
                     "best" if row.job_id in best else "",

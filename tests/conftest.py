@@ -51,6 +51,22 @@ def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> object:
     return pytest_timeout.pytest_timeout_set_timer(item, longer)
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
+    """Several processes take the files in an order of our own."""
+    from lanes import Lanes
+
+    return Lanes(config, log)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """In one of several processes, what takes long comes first."""
+    if hasattr(config, "workerinput"):
+        from lanes import rank
+
+        items.sort(key=lambda item: rank(item.path))
+
+
 @pytest.fixture(scope="session")
 def pretrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A cache of the tests' own, in which the pretrained model is made once out of its package."""

@@ -7,9 +7,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping
 
-from orchestrator.attempt import Attempt, Outcome, RankOutcome, WorkerInfo
-from orchestrator.cluster import Card, Node
-from orchestrator.events import (
+from orchestrator.domain.attempt import Attempt, Outcome, RankOutcome, WorkerInfo
+from orchestrator.domain.events import (
     AttemptEnded,
     Event,
     NodeJoined,
@@ -19,13 +18,14 @@ from orchestrator.events import (
     WorkerReady,
     WorkerStopped,
 )
-from orchestrator.executor import Progress
-from orchestrator.failure import Failure, FailureClass
-from orchestrator.job import Accelerator, Job, State
-from orchestrator.plan import Action, Plan, PlannedJob
-from orchestrator.run_status import CardStatus, RunStatus
+from orchestrator.domain.executor import Progress
+from orchestrator.domain.failure import Failure, FailureClass
+from orchestrator.domain.job import Accelerator, Job, State
+from orchestrator.domain.topology import Card, Node
+from orchestrator.planning.plan import Action, Plan, PlannedJob
+from orchestrator.runtime.status import CardStatus, RunStatus
 from workloads.api import Result, Sample
-from workloads.devices.telemetry import CardTelemetry
+from workloads.devices.monitoring.telemetry import CardTelemetry
 
 MOMENT = 1_700_000_000.0
 

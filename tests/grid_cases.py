@@ -5,7 +5,8 @@ from __future__ import annotations
 from functools import lru_cache
 
 from orchestrator.grid.fields import Vocabulary
-from orchestrator.grid.model import Grid, parse_grid
+from orchestrator.grid.model import Grid
+from orchestrator.grid.reader import parse_grid
 
 HEAD = "name: g\ndefaults: {workload: text-generation, model: tiny-chatglm3}\nexperiments:\n"
 

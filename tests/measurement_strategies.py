@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from orchestrator.job import Accelerator, State
-from orchestrator.measurement import Measurement, Metrics
+from orchestrator.domain.job import Accelerator, State
+from orchestrator.domain.measurement import Measurement, Metrics
 from orchestrator.results.schema import SCHEMA_VERSION
 from workloads.api import Item, MeasureSettings, Sample
 
@@ -66,7 +66,7 @@ measurements = st.builds(
     workload=NAMES,
     model=NAMES,
     dataset=NAMES,
-    accelerator=st.sampled_from(Accelerator),
+    accelerator=st.sampled_from(list(Accelerator)),
     cards=st.integers(1, 1_000_000),
     precision=NAMES,
     batch_size=st.none() | st.integers(1, 2**31),

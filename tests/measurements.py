@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from orchestrator.attempt import Attempt, Outcome, RankOutcome, WorkerInfo
-from orchestrator.cluster import Card
-from orchestrator.job import Accelerator, Job, State
-from orchestrator.measurement import Measurement, Metrics
-from orchestrator.notes import Note, Notes
+from orchestrator.domain.attempt import Attempt, Outcome, RankOutcome, WorkerInfo
+from orchestrator.domain.job import Accelerator, Job, State
+from orchestrator.domain.measurement import Measurement, Metrics
+from orchestrator.domain.topology import Card
+from orchestrator.results.notes import Note, Notes
 from orchestrator.results.schema import SCHEMA_VERSION
 from workloads.api import Item, Result, Sample
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from orchestrator.attempt import Attempt, Outcome, RankOutcome, WorkerInfo
-from orchestrator.cluster import Card, Node
-from orchestrator.events import (
+from orchestrator.domain.attempt import Attempt, Outcome, RankOutcome, WorkerInfo
+from orchestrator.domain.events import (
     AttemptEnded,
     Command,
     Event,
@@ -24,9 +23,10 @@ from orchestrator.events import (
     WorkerReady,
     WorkerStopped,
 )
-from orchestrator.failure import Failure, FailureClass
-from orchestrator.job import Accelerator, Job, State
-from orchestrator.plan import Action, PlannedJob
+from orchestrator.domain.failure import Failure, FailureClass
+from orchestrator.domain.job import Accelerator, Job, State
+from orchestrator.domain.topology import Card, Node
+from orchestrator.planning.plan import Action, PlannedJob
 from orchestrator.scheduling.estimate import Estimate
 from orchestrator.scheduling.invariants import Invariants
 from orchestrator.scheduling.schedule import Schedule, ScheduleSettings

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from orchestrator.attempt import Attempt, RankOutcome, WorkerInfo
-from orchestrator.executor import Progress
-from orchestrator.failure import Failure, FailureClass
-from orchestrator.job import State
+from orchestrator.domain.attempt import Attempt, RankOutcome, WorkerInfo
+from orchestrator.domain.executor import Progress
+from orchestrator.domain.failure import Failure, FailureClass
+from orchestrator.domain.job import State
 
 
 class ScriptedWorker:

@@ -19,20 +19,20 @@ from types import SimpleNamespace
 from typing import Any
 
 from orchestrator import __version__
-from orchestrator.cluster import Node
-from orchestrator.derive import measurement_of
-from orchestrator.driver import Driver
-from orchestrator.job import Accelerator, Job
-from orchestrator.live import PlainView
-from orchestrator.notes import Notes
+from orchestrator.domain.job import Accelerator, Job
+from orchestrator.domain.topology import Node
 from orchestrator.on_ray import executor as executor_module
 from orchestrator.on_ray.actors import HostFacts
-from orchestrator.plan import Action, Plan, PlannedJob
+from orchestrator.planning.plan import Action, Plan, PlannedJob
+from orchestrator.results.derive import measurement_of
+from orchestrator.results.notes import Notes
 from orchestrator.results.store import Store
-from orchestrator.run_status import Board
+from orchestrator.runtime.driver import Driver
+from orchestrator.runtime.status import Board
+from orchestrator.runtime.watchdog import Watchdog
 from orchestrator.scheduling.estimate import Estimate
 from orchestrator.scheduling.schedule import Schedule, ScheduleSettings
-from orchestrator.watchdog import Watchdog
+from orchestrator.watching.live import PlainView
 from orchestrator.worker.letters import Answers, Bag, Letter
 from orchestrator.worker.node_workers import NodeWorkers
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 from workloads import errors, registry
 from workloads.api import JobContext, Request, Result, Sample
 from workloads.parameters import WorkloadParameters
+from workloads.settings import setting
 
 if TYPE_CHECKING:
     import pytest
@@ -24,8 +25,8 @@ Trouble = Literal[
 class TinyParameters(WorkloadParameters):
     """``size`` is the matrix's; ``trouble`` what goes wrong."""
 
-    size: int = 64
-    trouble: Trouble = ""
+    size: int = setting(64, role="work", description="Rows and columns of the matrix.")
+    trouble: Trouble = setting("", role="work", description="What goes wrong.")
 
 
 def register(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field, create_model
+from pydantic import create_model
 
 from workloads.parameters import WorkloadParameters
+from workloads.settings import setting
 from workloads.techniques import TECHNIQUES
 
 Method = Literal["full", "lora", "vera", "dora", "qlora", "qat", "qat-lora"]
@@ -29,56 +30,79 @@ ADAPTER_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
 class MethodParameters(WorkloadParameters):
     """What is trained, on how much data, for how long."""
 
-    method: Method = Field(
-        default="lora",
+    method: Method = setting(
+        "lora",
+        role="work",
+        loads=True,
+        always_in_id=True,
         description="full trains all weights; lora, dora and vera an adapter; qlora an adapter "
         "over a 4-bit (NF4) base; qat all weights under fake quantization to int4 weights and int8 "
         "activations; qat-lora an adapter over such a base.",
     )
-    rank: int | None = Field(
-        default=None,
+    rank: int | None = setting(
+        None,
+        role="work",
+        always_in_id=True,
         ge=1,
         le=4096,
         description="Rank of the adapter's matrices. Left out: 8, for vera 256.",
     )
-    alpha: int | None = Field(
-        default=None,
+    alpha: int | None = setting(
+        None,
+        role="work",
+        always_in_id=True,
         ge=1,
         description="The adapter's product is scaled by alpha / rank. Left out: twice the rank.",
     )
-    targets: str | None = Field(
-        default=None,
+    targets: str | None = setting(
+        None,
+        role="work",
+        always_in_id=True,
         min_length=1,
         description="Linear layers that get an adapter: names separated by commas, or all-linear. "
         "Left out: the attention's inputs (query, key, value).",
     )
-    learning_rate: float | None = Field(
-        default=None,
+    learning_rate: float | None = setting(
+        None,
+        role="work",
+        always_in_id=True,
         gt=0,
         le=10,
         description="Constant learning rate. Left out: 2e-4 for adapters, 5e-5 for full and qat, "
         "1e-2 for vera.",
     )
-    steps: int = Field(
-        default=20,
+    steps: int = setting(
+        20,
+        role="work",
+        length=True,
+        always_in_id=True,
         ge=1,
         description="Optimizer steps that are timed; measure.warmup of them come first, which "
         "train as well. Only measure.time_limit_s ends training earlier.",
     )
-    samples: int = Field(
-        default=1000,
+    samples: int = setting(
+        1000,
+        role="work",
+        length=True,
+        always_in_id=True,
         ge=1,
         description="Training samples: the first of the dataset, from its start again where it is "
         "shorter. Gone through again when the steps need more.",
     )
-    max_length: int = Field(
-        default=512,
+    max_length: int = setting(
+        512,
+        role="work",
+        length=True,
+        always_in_id=True,
         ge=8,
         description="Most tokens of a sample, prompt and answer together. A longer answer is cut "
         "at its end, down to half of this; then the prompt is.",
     )
-    save_adapter: str | None = Field(
-        default=None,
+    save_adapter: str | None = setting(
+        None,
+        role="neutral",
+        produces="adapter",
+        always_in_id=True,
         pattern=ADAPTER_NAME,
         description="Name to keep the trained adapter under, for `adapter:` of text-generation.",
     )
@@ -104,8 +128,21 @@ FinetuningParameters: type[WorkloadParameters] = create_model(
 )
 
 
+#: Steps of a job that is asked only whether its batch fits: the first allocates the optimizer's
+#: averages, the second meets them in its passes.
+PROBE_STEPS = 2
+
+
 def method_of(parameters: Any) -> MethodParameters:
     """The method's part of all parameters."""
     return MethodParameters.model_validate(
         {name: parameters[name] for name in MethodParameters.model_fields}
     )
+
+
+def method_for(parameters: Any, *, probe: bool) -> MethodParameters:
+    """The method's part as a job runs it; a probe takes few steps and keeps nothing."""
+    method = method_of(parameters)
+    if not probe:
+        return method
+    return method.model_copy(update={"steps": PROBE_STEPS, "save_adapter": None})

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from workloads import files
+from workloads.process_stat import started_ticks
 
 MARKER = ".nightgrid-owner.json"
 _FORMAT = 1
@@ -58,15 +59,6 @@ class ProcessIdentity:
         if not (same and here.pid_namespace and here.boot_id):
             return False
         return started_ticks(self.pid) != self.started_ticks
-
-
-def started_ticks(pid: int) -> int | None:
-    """When a process started, in clock ticks since boot; None if it has ended (a zombie has)."""
-    try:
-        words = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-        return None if words[0] in (b"Z", b"X") else int(words[19])
-    except (OSError, IndexError, ValueError):
-        return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,82 +8,92 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from workloads.settings import Settings, setting
 
 
-class WorkloadParameters(BaseModel):
-    """Base of all: no unknown names, no guessing of types, immutable.
-
-    The validator of a model is built when it is first needed: a grid uses few of them.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, defer_build=True)
+class WorkloadParameters(Settings):
+    """Base of the parameters of all workloads (``workloads/settings.py``)."""
 
 
 class TextGenerationParameters(WorkloadParameters):
     """Greedy text generation over the prompts of a dataset."""
 
-    output_tokens: int = Field(
-        default=128,
+    output_tokens: int = setting(
+        128,
+        role="work",
+        length=True,
+        always_in_id=True,
         ge=1,
         description="Most tokens to generate for each prompt (max_new_tokens).",
     )
-    input_tokens: int | None = Field(
-        default=None,
+    input_tokens: int | None = setting(
+        None,
+        role="work",
+        length=True,
+        always_in_id=True,
         ge=1,
         description="Length every prompt is brought to, in tokens: a longer one is cut at its "
         "end, a shorter one repeated from its beginning. Left out, prompts stay as they are.",
     )
-    ignore_eos: bool = Field(
-        default=False,
+    ignore_eos: bool = setting(
+        False,
+        role="work",
+        always_in_id=True,
         description="Fixed-length mode: every prompt generates exactly output_tokens, even past "
         "an end-of-sequence token. Use it to compare precisions and devices, since then all of "
         "them do the same amount of work.",
     )
-    prompts: int = Field(
-        default=100,
+    prompts: int = setting(
+        100,
+        role="work",
+        length=True,
+        always_in_id=True,
         ge=1,
         description="How many prompts of the dataset one repeat covers, all cards together, in "
         "the dataset's order and from its start again where it is shorter. At least one full "
         "batch on every card is used.",
     )
-    batching: Literal["static", "sorted", "refill"] = Field(
-        default="static",
+    batching: Literal["static", "sorted", "continuous"] = setting(
+        "static",
+        role="choice",
+        always_in_id=True,
+        renamed={"refill": "continuous"},
         description="How prompts meet in a batch: static takes them in the dataset's order, sorted "
-        "by length, so that less is padded; refill gives the row of a text that has ended to the "
-        "next prompt and pads nothing (batch_size rows; engine transformers, one pass over all "
-        "prompts is one batch). Greedy texts are the same, up to rounding.",
+        "by length, so that less is padded; continuous (continuous batching) gives the place of a "
+        "text that has ended to the next prompt and pads nothing (batch_size places; one pass over "
+        "all prompts is one batch). Greedy texts are the same, up to rounding.",
     )
-    packed_weights: bool = Field(
-        default=False,
-        description="Keep the matrices of linear layers in oneDNN's own layout (CPU only, fp32, "
-        "bf16 and fp16): the same arithmetic with less time for reading them.",
-    )
-    attention: Literal["eager", "sdpa", "flash_attention_2"] = Field(
-        default="sdpa",
+    attention: Literal["eager", "sdpa", "flash_attention_2"] = setting(
+        "sdpa",
+        role="choice",
+        loads=True,
+        always_in_id=True,
         description="Attention implementation: sdpa is PyTorch's scaled_dot_product_attention, "
         "eager plain matrix products, flash_attention_2 the package flash-attn (CUDA only).",
     )
-    adapter: str | None = Field(
-        default=None,
+    adapter: str | None = setting(
+        None,
+        role="work",
+        loads=True,
+        consumes="adapter",
+        always_in_id=True,
         min_length=1,
         description="A trained adapter to put on the model, not merged: the name that a "
         "fine-tuning job gave it (save_adapter), or a directory in peft's layout.",
     )
-    tensor_parallel: int | None = Field(
-        default=None,
+    tensor_parallel: int | None = setting(
+        None,
+        role="choice",
+        loads=True,
+        always_in_id=True,
         ge=1,
         description="Cards that split each matrix; groups of so many cards share out the prompts "
         "(data × tensor). Left out, every card has the whole model.",
     )
-    hpu_mode: Literal["lazy", "compile", "eager"] | None = Field(
-        default=None,
-        description="How a Gaudi card executes: lazy collects operations into graphs, which are "
-        "captured and replayed; compile hands torch.compile's graphs to the card; eager runs one "
-        "operation after the other. Left out: lazy with optimum-habana, eager with others.",
-    )
-    keep_texts: int = Field(
-        default=3,
+    keep_texts: int = setting(
+        3,
+        role="neutral",
+        always_in_id=True,
         ge=0,
         description="How many generated texts to keep in the row, from the first prompts on.",
     )
@@ -92,27 +102,58 @@ class TextGenerationParameters(WorkloadParameters):
 class VerificationParameters(WorkloadParameters):
     """An engine's greedy tokens and logits against those of stock transformers."""
 
-    prompts: int = Field(
-        default=4, ge=1, le=1000, description="How many prompts of the dataset are compared."
+    prompts: int = setting(
+        4,
+        role="work",
+        length=True,
+        always_in_id=True,
+        ge=1,
+        le=1000,
+        description="How many prompts of the dataset are compared.",
     )
-    output_tokens: int = Field(
-        default=16, ge=1, le=4096, description="How many tokens after each prompt."
+    output_tokens: int = setting(
+        16,
+        role="work",
+        length=True,
+        always_in_id=True,
+        ge=1,
+        le=4096,
+        description="How many tokens after each prompt.",
     )
-    attention: Literal["eager", "sdpa", "flash_attention_2"] = Field(
-        default="sdpa", description="Attention implementation of the engine, as in text-generation."
+    attention: Literal["eager", "sdpa", "flash_attention_2"] = setting(
+        "sdpa",
+        role="choice",
+        loads=True,
+        always_in_id=True,
+        description="Attention implementation of the engine, as in text-generation.",
     )
-    adapter: str | None = Field(
-        default=None, min_length=1, description="A trained adapter to put on the model."
-    )
-    hpu_mode: Literal["lazy", "compile", "eager"] | None = Field(
-        default=None, description="How a Gaudi card executes, as in text-generation."
+    adapter: str | None = setting(
+        None,
+        role="work",
+        loads=True,
+        consumes="adapter",
+        always_in_id=True,
+        min_length=1,
+        description="A trained adapter to put on the model.",
     )
 
 
 class CalibrationParameters(WorkloadParameters):
     """The measuring pass before fp8 on Gaudi; plans add such jobs by themselves."""
 
-    prompts: int = Field(
-        default=32, ge=1, description="How many prompts of the dataset the model is measured on."
+    prompts: int = setting(
+        32,
+        role="work",
+        length=True,
+        always_in_id=True,
+        ge=1,
+        description="How many prompts of the dataset the model is measured on.",
     )
-    output_tokens: int = Field(default=32, ge=1, description="How many tokens after each prompt.")
+    output_tokens: int = setting(
+        32,
+        role="work",
+        length=True,
+        always_in_id=True,
+        ge=1,
+        description="How many tokens after each prompt.",
+    )

@@ -6,8 +6,8 @@ layer in bf16: autoregressive decoding reads every weight once a token, so bytes
 the products themselves run in 8 bits (LLM.int8, fp8 on CUDA) or the weights are expanded to bf16
 just before (weight-only) depends on the device; ``means`` says which.
 
-``TABLE`` says what transformers itself does, ``ENGINE_TABLE`` where another engine does otherwise;
-plan, schema and documentation print them, and nobody else knows. After loading,
+Each device says what the default engine does there, ``EngineSpec.precisions`` where another engine
+does otherwise; plan, schema and documentation print them, and nobody else knows. After loading,
 ``weights.inspect`` reads the storage of the weights and refuses a model that is something else.
 """
 
@@ -15,28 +15,19 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from workloads.devices import DEVICES, device_spec
+from workloads.engines import ENGINES, engines_for
 from workloads.errors import BadConfiguration, Unsupported
+from workloads.support import Support
 
 if TYPE_CHECKING:
     import torch
 
 #: In the order of reports.
 PRECISIONS = ("fp32", "fp16", "bf16", "fp8", "int8", "int4")
-DEVICES = ("cpu", "cuda", "hpu")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Support:
-    """What a precision is on a device: how it is done, or why it cannot be."""
-
-    supported: bool
-    means: str = ""  # how weights are stored and multiplied, when supported
-    reason: str = ""  # why not, when unsupported
-    packages: tuple[str, ...] = ()  # what it needs installed, beyond torch and transformers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,11 +38,8 @@ class TableRow:
     device: str
     supported: bool
     text: str  # what it means, or why it is unsupported
-    engine: str = ""  # "": transformers, and every engine without a line of its own
+    engine: str = ""  # "": every engine without a line of its own
 
-
-#: The engine that a job has unless its grid names another.
-STOCK = "transformers"
 
 _FROM_QUANT = "install it with: pip install 'nightgrid[quant]'"
 _INSTALLED_BY = {
@@ -59,134 +47,33 @@ _INSTALLED_BY = {
     "pip install neural-compressor-pt"
 }
 
-
-def _yes(means: str, *packages: str) -> Support:
-    return Support(supported=True, means=means, packages=packages)
-
-
-def _no(reason: str) -> Support:
-    return Support(supported=False, reason=reason)
-
-
-_NF4 = "bitsandbytes NF4, 4-bit weights in blocks of 64, expanded to bf16 for each product"
-
-TABLE: Mapping[tuple[str, str], Support] = {
-    ("fp32", "cpu"): _yes("float32 weights and products"),
-    ("fp32", "cuda"): _yes("float32 weights and products (TF32 off)"),
-    ("fp32", "hpu"): _yes("float32 weights and products"),
-    ("fp16", "cpu"): _yes("float16 weights and products; most CPUs convert, so slower than fp32"),
-    ("fp16", "cuda"): _yes("float16 weights and products"),
-    ("fp16", "hpu"): _yes("float16 weights and products; Gaudi2 or newer"),
-    ("bf16", "cpu"): _yes("bfloat16 weights and products"),
-    ("bf16", "cuda"): _yes("bfloat16 weights and products; compute capability 8.0 or newer"),
-    ("bf16", "hpu"): _yes("bfloat16 weights and products"),
-    ("fp8", "cpu"): _yes(
-        "torchao float8 (e4m3) weight-only, expanded to bf16 for each product: real fp8 storage, "
-        "emulated arithmetic",
-        "torchao",
-    ),
-    ("fp8", "cuda"): _yes(
-        "torchao float8 (e4m3) weights and activations, scaled as they come; fp8 products; "
-        "compute capability 8.9 or newer",
-        "torchao",
-    ),
-    ("fp8", "hpu"): _no(
-        "fp8 on Gaudi is made by the Intel Neural Compressor in two passes, one that measures and "
-        "one that quantises; this version has no engine that runs them"
-    ),
-    ("int8", "cpu"): _yes(
-        "torchao int8 weight-only, one scale per output channel, bf16 products", "torchao"
-    ),
-    ("int8", "cuda"): _yes(
-        "bitsandbytes LLM.int8(): int8 weights and activations, outliers in 16 bits",
-        "bitsandbytes",
-    ),
-    ("int8", "hpu"): _no(
-        "no int8 kernels for language models on Gaudi: the Intel Neural Compressor quantises to "
-        "fp8 and uint4 there, and of bitsandbytes only NF4 works (its generic int8 path multiplies "
-        "in float32)"
-    ),
-    ("int4", "cpu"): _yes(_NF4, "bitsandbytes"),
-    ("int4", "cuda"): _yes(_NF4, "bitsandbytes"),
-    ("int4", "hpu"): _yes(_NF4 + "; Gaudi2 or newer, eager mode", "bitsandbytes"),
-}
-
-#: What an engine does otherwise than transformers, by engine, precision and device.
-ENGINE_TABLE: Mapping[tuple[str, str, str], Support] = {
-    ("optimum-habana", "fp32", "hpu"): _yes(
-        "float32 weights and products; static shapes, no key/value cache that is kept"
-    ),
-    ("optimum-habana", "fp16", "hpu"): _no(
-        "optimum-habana generates in bfloat16 or float32 and its training arguments refuse fp16; "
-        "write bf16"
-    ),
-    ("optimum-habana", "bf16", "hpu"): _yes(
-        "bfloat16 weights and products; static shapes, a key/value cache that is kept"
-    ),
-    ("optimum-habana", "fp8", "hpu"): _yes(
-        "Intel Neural Compressor, fp8 (e4m3) weights, activations and products with scales from a "
-        "measurement on the same number of cards; the rest in bf16",
-        "neural_compressor",
-    ),
-    ("optimum-habana", "int8", "hpu"): _no(
-        "no int8 kernels for language models on Gaudi: the Intel Neural Compressor quantises to "
-        "fp8 and uint4 there"
-    ),
-    ("optimum-habana", "int4", "hpu"): _yes(
-        "uint4 weights of a checkpoint that is quantised already (GPTQ, AWQ, AutoRound), expanded "
-        "to bf16 for each product; one card"
-    ),
-    **{
-        ("graph", precision, device): _yes(
-            f"{stored}, weights only, products in bf16"
-            + ("; expanded for each product" if device == "cpu" else "")
-        )
-        for device in ("cpu", "cuda")
-        for precision, stored in (
-            ("fp8", "float8 (e4m3) with one scale per output channel"),
-            ("int8", "int8 with one scale per output channel"),
-            ("int4", "4-bit integers with one scale for 64 weights of a row"),
-        )
-    },
-    **{
-        (engine, precision, device): _no(
-            f"{engine} takes {precision} from checkpoints that are in it; this version has no "
-            "adapter for them"
-        )
-        for engine, device in (("vllm", "cuda"), ("vllm-gaudi", "hpu"))
-        for precision in ("fp8", "int8", "int4")
-    },
-}
-
 _DTYPE_NAMES = {"fp32": "float32", "fp16": "float16"}  # all others: bfloat16
 _QUANTIZED = ("fp8", "int8", "int4")
 
 
-def support(precision: str, device: str, engine: str = STOCK) -> Support:
-    """What ``precision`` is on ``device`` (``cpu``, ``cuda`` or ``hpu``) with an engine.
+def support(precision: str, device: str, engine: str = "") -> Support:
+    """What ``precision`` is on a device, by its name, with an engine, by default the default one.
 
     Raises:
         BadConfiguration: there is no such precision or device.
     """
     if precision not in PRECISIONS:
         raise BadConfiguration(f"no precision '{precision}'. There is: {', '.join(PRECISIONS)}.")
-    if device not in DEVICES:
-        raise BadConfiguration(f"no device '{device}'. There is: {', '.join(DEVICES)}.")
-    return ENGINE_TABLE.get((engine, precision, device)) or TABLE[precision, device]
+    on = device_spec(device)
+    spec = ENGINES.get(engine) if engine else None
+    own = spec.precisions.get((precision, device)) if spec is not None else None
+    return own or on.precision(precision)
 
 
 def table() -> tuple[TableRow, ...]:
     """Every precision on every device, in report order, for the schema and the documentation."""
     rows = []
+    engines = engines_for(None)
     for precision in PRECISIONS:
-        for device in DEVICES:
-            entry = TABLE[precision, device]
-            rows.append(_row(precision, device, entry))
-            rows += [
-                _row(precision, device, own, engine)
-                for (engine, its, where), own in ENGINE_TABLE.items()
-                if (its, where) == (precision, device)
-            ]
+        for device, spec in DEVICES.items():
+            rows.append(_row(precision, device, spec.precision(precision)))
+            own = {name: ENGINES[name].precisions.get((precision, device)) for name in engines}
+            rows += [_row(precision, device, its, name) for name, its in own.items() if its]
     return tuple(rows)
 
 
@@ -200,7 +87,7 @@ def _row(precision: str, device: str, entry: Support, engine: str = "") -> Table
     )
 
 
-def require(precision: str, device: str, engine: str = STOCK) -> Support:
+def require(precision: str, device: str, engine: str = "") -> Support:
     """Like ``support``, for the process that is about to load a model.
 
     Raises:
@@ -240,7 +127,7 @@ def loading_arguments(precision: str, device: str) -> dict[str, Any]:
     """
     entry = require(precision, device)
     _quiet_libraries()
-    arguments: dict[str, Any] = {_dtype_keyword(): compute_dtype(precision)}
+    arguments: dict[str, Any] = {dtype_keyword(): compute_dtype(precision)}
     if "bitsandbytes" in entry.packages:
         arguments["quantization_config"] = _bitsandbytes(precision)
     return arguments
@@ -265,7 +152,7 @@ def finish_loading(model: Any, precision: str, device: str) -> None:
     quantize_(model, _torchao(precision, device), linear_inside)
 
 
-def _dtype_keyword() -> str:
+def dtype_keyword() -> str:
     """4.55 knows only ``torch_dtype``; 5 takes it too, with a warning at every load."""
     import transformers
 
@@ -289,7 +176,7 @@ def _torchao(precision: str, device: str) -> Any:
 
     if precision == "int8":
         return Int8WeightOnlyConfig()
-    if device == "cuda":
+    if device_spec(device).can("fp8_products"):
         return Float8DynamicActivationFloat8WeightConfig()
     return Float8WeightOnlyConfig()
 

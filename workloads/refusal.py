@@ -7,9 +7,12 @@ value. A job that makes sense but cannot run on a device becomes a row that says
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
+
+from workloads.devices import DeviceSpec, device_spec
+from workloads.errors import BadConfiguration, Unsupported
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,11 +22,16 @@ class Asked:
     model: str
     dataset: str
     precision: str
-    device: str  # "cpu", "cuda" or "hpu"
+    device: str  # by its name, as in ``workloads/devices``
     batch_size: int | Literal["max"]  # per card
     cards: int
     parameters: Mapping[str, Any]  # the workload's own, all of them
-    engine: str = "transformers"
+    engine: str
+
+    @property
+    def on(self) -> DeviceSpec:
+        """What is declared of the device: rules ask it what it can, and never for its name."""
+        return device_spec(self.device)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,3 +44,16 @@ class Refusal:
     #: True: it makes sense and cannot run on this device, so it becomes a row. False: it is wrong
     #: everywhere, so the grid is refused.
     unsupported: bool = False
+
+
+def require(refusals: Sequence[Refusal]) -> None:
+    """For the process that is about to run a job.
+
+    Raises:
+        BadConfiguration: the job contradicts itself.
+        Unsupported: it cannot run on this device.
+    """
+    for refusal in sorted(refusals, key=lambda refusal: refusal.unsupported):
+        hint = f"; {refusal.hint}" if refusal.hint else ""
+        text = f"{refusal.setting}: {refusal.reason}{hint}"
+        raise Unsupported(text) if refusal.unsupported else BadConfiguration(text)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from workloads.cache import cached_directory
-from workloads.devices import environment_for
+from workloads.devices import environment_for, host_device
 from workloads.errors import BadConfiguration
 from workloads.models.layouts import fingerprint
 from workloads.models.loading import open_model
@@ -79,7 +79,7 @@ def _key(question: Question) -> str:
 
 def _ask(question: Question, directory: Path) -> None:
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("PT_HPU", "HABANA"))}
-    environment |= environment_for("cpu", 0)
+    environment |= environment_for(host_device().name, 0)
     environment["PT_HPU_LAZY_MODE"] = "0"  # else transformers looks for the bridge by itself
     environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(path for path in sys.path if path))
     done = subprocess.run(
@@ -104,8 +104,7 @@ def compute(question: Question, directory: Path) -> None:
 
     from workloads.api import MeasureSettings, Request
     from workloads.devices import device_for
-    from workloads.engines import engine_loader
-    from workloads.precision import STOCK
+    from workloads.engines import default_engine, engine_function
 
     request = Request(
         workload="text-generation",
@@ -113,12 +112,14 @@ def compute(question: Question, directory: Path) -> None:
         dataset="",
         precision=question.precision,
         batch_size=1,
-        engine=STOCK,
+        engine=default_engine("generate"),
         residency_key="",
         parameters={"attention": "sdpa", "adapter": question.adapter},
         measure=MeasureSettings(),
     )
-    engine = engine_loader(STOCK)(request, device_for("cpu"))
+    device = device_for(host_device().name)
+    load = engine_function(request.engine, "generate", device.name)
+    engine = load(request, device)
     tokens, logits = [], []
     with torch.inference_mode():
         for prompt in question.prompts:

@@ -19,9 +19,9 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from workloads.api import Item, JobContext, Request, Result
-from workloads.devices.host_memory import HostMemoryPeak, resident_bytes
-from workloads.engines import engine_loader
-from workloads.engines.base import Generated, GenerationEngine
+from workloads.devices.monitoring.host_memory import HostMemoryPeak, resident_bytes
+from workloads.engines import engine_function
+from workloads.engines.base import EngineLoader, Generated, GenerationEngine
 from workloads.errors import BadConfiguration
 from workloads.measure import Instruments, Measured, Observation, measure
 from workloads.parallel.layout import Layout
@@ -65,7 +65,7 @@ def run(request: Request, context: JobContext) -> Result:
     context.device.release_memory()
     context.device.reset_peak_memory()
     generation: _Generation | Refilling
-    if parameters.batching == "refill":
+    if parameters.batching == "continuous":
         from workloads.generation.refilling import Refilling
 
         generation = Refilling(
@@ -137,7 +137,7 @@ def share_of_rank(total: int, rank: int, world_size: int) -> range:
 
 def _resident(request: Request, context: JobContext) -> tuple[_Resident, float]:
     """The loaded engine, and how long loading took: 0 when it was there already."""
-    load = engine_loader(request.engine)
+    load: EngineLoader = engine_function(request.engine, "generate", context.device.name)
     took: list[float] = []
 
     def loader() -> _Resident:
@@ -145,10 +145,6 @@ def _resident(request: Request, context: JobContext) -> tuple[_Resident, float]:
         baseline = resident_bytes()
         began = context.clock()
         engine = load(request, context.device)
-        if request.parameters.get("packed_weights"):
-            from workloads.generation import packed
-
-            packed.pack(engine)
         context.device.synchronize()
         took.append(context.clock() - began)
         return _Resident(engine=engine, baseline_host_memory_bytes=baseline)
@@ -192,7 +188,7 @@ def _prompts(
 
 def _batches(prompts: list[Prompt], size: int, batching: str) -> list[list[Prompt]]:
     """The prompts as they meet; those of one length stay in their order."""
-    if batching == "refill":
+    if batching == "continuous":
         return [prompts]
     if batching == "sorted":
         prompts = sorted(prompts, key=lambda prompt: len(prompt.ids))

@@ -15,6 +15,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from workloads import precision as precisions
+from workloads.devices import device_spec
 from workloads.errors import BadConfiguration, Unsupported
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ _STORAGE = {"fp8": "float8_e4m3fn", "int8": "int8", "int4": "uint8"}
 _PACKED = ("qweight", "qzeros", "scales")
 _IN_AN_INT32 = 8
 
-#: NF4 kernels of bitsandbytes on CPU take rows of whole blocks of this many values.
+#: NF4 kernels of bitsandbytes for CPUs take rows of whole blocks of this many values.
 NF4_BLOCK = 64
 
 
@@ -91,9 +92,7 @@ def stored_format(tensor: torch.Tensor) -> str:
     return str(largest.dtype).removeprefix("torch.")
 
 
-def inspect(
-    model: nn.Module, precision: str, device: str, engine: str = precisions.STOCK
-) -> ModelWeights:
+def inspect(model: nn.Module, precision: str, device: str, engine: str = "") -> ModelWeights:
     """Read the storage of all weights and make sure that they are in ``precision``.
 
     Raises:
@@ -149,18 +148,19 @@ def held_bytes(model: nn.Module) -> int:
 
 
 def check_shapes(model_config: Any, precision: str, device: str) -> None:
-    """Refuse NF4 on CPU for a model whose rows are not whole blocks, before it is loaded.
+    """Refuse NF4 for a model whose rows are not whole blocks, where kernels want such.
 
     Raises:
         Unsupported: the kernels would fail in the middle of the first product.
     """
-    if (precision, device) != ("int4", "cpu"):
+    spec = device_spec(device)
+    if precision != "int4" or spec.can("nf4_any_width"):
         return
     for name in ("hidden_size", "intermediate_size"):
         size = getattr(model_config, name, None)
         if isinstance(size, int) and size % NF4_BLOCK:
             raise Unsupported(
-                f"int4 on cpu needs every size to be a multiple of {NF4_BLOCK}; this model's "
+                f"int4 on {device} needs every size to be a multiple of {NF4_BLOCK}; this model's "
                 f"{name} is {size}"
             )
 

@@ -19,10 +19,10 @@ from unittest.mock import patch
 
 from benchmarks.contender import Contender, serve
 from benchmarks.night import check_threads
-from orchestrator.events import RunAttempt, StartWorker, StopWorker
-from orchestrator.measurement import Measurement
+from orchestrator.domain.events import RunAttempt, StartWorker, StopWorker
+from orchestrator.domain.measurement import Measurement
 from orchestrator.on_ray.executor import RayExecutor
-from orchestrator.running import RunOptions, run_grid
+from orchestrator.runtime.run import RunOptions, run_grid
 
 
 def main() -> None:

@@ -17,23 +17,23 @@ from time import perf_counter, process_time
 from typing import Any
 
 from benchmarks.contender import serve
-from orchestrator.cluster import parse_emulation
-from orchestrator.derive import measurement_of
-from orchestrator.driver import Driver
-from orchestrator.events import Event, RecordRow, WorkerReady
-from orchestrator.job import Accelerator, Job, State
-from orchestrator.live import QuietView
-from orchestrator.measurement import Measurement
-from orchestrator.notes import Notes
+from orchestrator.domain.events import Event, RecordRow, WorkerReady
+from orchestrator.domain.job import Accelerator, Job, State
+from orchestrator.domain.measurement import Measurement
+from orchestrator.domain.topology import parse_emulation
 from orchestrator.on_ray.cluster import emulate
 from orchestrator.on_ray.executor import RayExecutor
-from orchestrator.plan import Action, Plan, PlannedJob
-from orchestrator.planning import estimator_for
+from orchestrator.planning.plan import Action, Plan, PlannedJob
+from orchestrator.planning.planner import estimator_for
+from orchestrator.results.derive import measurement_of
+from orchestrator.results.notes import Notes
 from orchestrator.results.store import Store
-from orchestrator.run_status import Board
+from orchestrator.runtime.driver import Driver
+from orchestrator.runtime.session import with_memory
+from orchestrator.runtime.status import Board
+from orchestrator.runtime.watchdog import Watchdog
 from orchestrator.scheduling.schedule import Schedule, ScheduleSettings
-from orchestrator.session import with_memory
-from orchestrator.watchdog import Watchdog
+from orchestrator.watching.live import QuietView
 
 
 class Together:

@@ -9,8 +9,8 @@ import ray
 from ray.util import ActorPool
 
 from benchmarks.contender import serve
-from orchestrator.cluster import parse_emulation
-from orchestrator.job import Accelerator
+from orchestrator.domain.job import Accelerator
+from orchestrator.domain.topology import parse_emulation
 from orchestrator.on_ray.cluster import emulate
 
 

@@ -6,10 +6,10 @@ import os
 import time
 from typing import Any
 
-from orchestrator.attempt import Attempt, RankOutcome, WorkerInfo
-from orchestrator.executor import Progress
-from orchestrator.failure import Failure, classify
-from orchestrator.job import State
+from orchestrator.domain.attempt import Attempt, RankOutcome, WorkerInfo
+from orchestrator.domain.executor import Progress
+from orchestrator.domain.failure import Failure, classify
+from orchestrator.domain.job import State
 from orchestrator.worker.card_worker import WorkerConfig
 from workloads.api import Result
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import random
 import time
 
-from orchestrator.attempt import Attempt, Outcome, RankOutcome
-from orchestrator.cluster import Card
-from orchestrator.derive import measurement_of
-from orchestrator.events import RecordRow
-from orchestrator.job import Accelerator, Job, State
-from orchestrator.measurement import Measurement
+from orchestrator.domain.attempt import Attempt, Outcome, RankOutcome
+from orchestrator.domain.events import RecordRow
+from orchestrator.domain.job import Accelerator, Job, State
+from orchestrator.domain.measurement import Measurement
+from orchestrator.domain.topology import Card
+from orchestrator.results.derive import measurement_of
 from workloads.api import Item, Result, Sample
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from benchmarks.contender import serve
 from benchmarks.scheduling import CARDS, NOISE, shape
-from orchestrator.cluster import Node
-from orchestrator.job import Accelerator, Job
-from orchestrator.plan import Action, PlannedJob
+from orchestrator.domain.job import Accelerator, Job
+from orchestrator.domain.topology import Node
+from orchestrator.planning.plan import Action, PlannedJob
 from orchestrator.scheduling.estimate import Estimate
 from orchestrator.scheduling.simulate import SimulationSettings, simulate
 

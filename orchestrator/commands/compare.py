@@ -6,11 +6,12 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orchestrator import exit_codes, output
+from orchestrator import exit_codes
+from orchestrator.host import output
 
 if TYPE_CHECKING:
-    from orchestrator.comparison import RunComparison
-    from orchestrator.measurement import Measurement
+    from orchestrator.domain.measurement import Measurement
+    from orchestrator.report.comparison import RunComparison
 
 
 EPILOG = """\
@@ -73,8 +74,8 @@ def run(args: argparse.Namespace) -> int:
         StoreError: a run cannot be read.
         NotComparable: no pair of rows may be compared.
     """
-    from orchestrator.comparison import RULES, compare
     from orchestrator.errors import NotComparable
+    from orchestrator.report.comparison import RULES, compare
 
     forgivable = [rule.key for rule in RULES if rule.effect == "blocks" and rule.forgivable]
     for key in args.allow:
@@ -110,7 +111,7 @@ def verdict(comparison: RunComparison, limit: float | None) -> int:
 
 
 def nothing(comparison: RunComparison) -> str:
-    """Why no pair of rows could be compared."""
+    """Reason why no pair of rows could be compared."""
     if comparison.refused:
         keys = dict.fromkeys(d.key for r in comparison.refused for d in r.differences)
         return (

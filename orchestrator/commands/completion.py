@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from orchestrator import output
+from orchestrator.host import output
 
 EPILOG = """\
 examples:
@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the script."""
     from orchestrator.cli import full_parser
-    from orchestrator.completion import script
+    from orchestrator.commands.completion_scripts import script
 
     output.emit(script(full_parser(), args.shell))
     return 0

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from orchestrator import output
+from orchestrator.host import output
 
 EPILOG = """\
 examples:

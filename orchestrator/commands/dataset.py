@@ -8,8 +8,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from orchestrator import output
 from orchestrator.errors import NightgridError
+from orchestrator.host import output
 
 if TYPE_CHECKING:
     from workloads.data.advertisegen import Description

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orchestrator import output
+from orchestrator.host import output
 
 if TYPE_CHECKING:
     from rich.console import Console

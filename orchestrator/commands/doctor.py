@@ -12,7 +12,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestrator import output
+from orchestrator.host import output
 from orchestrator.results.directory import default_results_dir
 
 if TYPE_CHECKING:
@@ -99,8 +99,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _examine(args: argparse.Namespace) -> ClusterFacts:
-    from orchestrator.cluster import parse_emulation
     from orchestrator.doctor.probe import NEEDED
+    from orchestrator.domain.topology import parse_emulation
     from orchestrator.on_ray.cluster import connect, emulate
     from orchestrator.on_ray.examination import Examination
 

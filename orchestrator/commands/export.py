@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from orchestrator import output
 from orchestrator.commands.options import add_results_argument, add_runs_argument
+from orchestrator.host import output
 
 TARGETS = ("datasets", "mlflow")
 
@@ -48,13 +48,13 @@ def run(args: argparse.Namespace) -> int:
         ExtraMissing: mlflow is not installed.
     """
     if args.to == "mlflow":
-        from orchestrator.export_mlflow import export_mlflow
+        from orchestrator.report.export_mlflow import export_mlflow
 
         destination = args.destination
         written = export_mlflow(args.results, destination, args.run_names)
         told = ", ".join(f"{count:,} new jobs of {name}" for name, count in written.items())
     else:
-        from orchestrator.export_datasets import export_datasets
+        from orchestrator.report.export_datasets import export_datasets
 
         directory = Path(args.destination)
         written = export_datasets(args.results, directory, args.run_names)

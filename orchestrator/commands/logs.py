@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from orchestrator import output
+from orchestrator.host import output
 
 EPILOG = """\
 example:

@@ -13,13 +13,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orchestrator import output
 from orchestrator.commands.options import add_deadline_arguments, ends_at
+from orchestrator.host import output
 from orchestrator.results.directory import default_results_dir
 
 if TYPE_CHECKING:
-    from orchestrator.forecast import Forecast
-    from orchestrator.plan import Plan
+    from orchestrator.planning.forecast import Forecast
+    from orchestrator.planning.plan import Plan
 
 _NO_PLUGINS = "PYDANTIC_DISABLE_PLUGINS"
 
@@ -83,7 +83,7 @@ def plan_of(args: argparse.Namespace) -> Plan:
         ClusterError: the nodes make no sense.
         StoreError: earlier rows cannot be read.
     """
-    from orchestrator.running import RunOptions, plan_grid
+    from orchestrator.runtime.run import RunOptions, plan_grid
 
     options = RunOptions(
         results=args.results,
@@ -97,9 +97,9 @@ def plan_of(args: argparse.Namespace) -> Plan:
 
 @contextlib.contextmanager
 def _in_a_short_life() -> Iterator[None]:
-    """What is made lives to the end, so a collector of garbage would find none, nor will it in all
-    that is left when the interpreter ends; and pydantic, for its plugins, would look through all
-    packages that are installed."""
+    """Switch off the garbage collector and pydantic's plugins for a short-lived process. All
+    objects live to the end, so a collection would find nothing, nor would the one as the
+    interpreter ends; and pydantic would look for plugins in all packages that are installed."""
     collecting = gc.isenabled()
     gc.disable()
     atexit.register(gc.freeze)
@@ -120,11 +120,11 @@ def run(args: argparse.Namespace) -> int:
     plan = plan_of(args)
     lines, found = _until(args, plan)
     if args.json:
-        from orchestrator.plan_text import plan_json
+        from orchestrator.watching.plan_text import plan_json
 
         output.emit_json(plan_json(plan, found) + "\n")
         return 0
-    from orchestrator.plan_text import print_plan
+    from orchestrator.watching.plan_text import print_plan
 
     terminal = None
     if sys.stdout.isatty():
@@ -134,14 +134,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _until(args: argparse.Namespace, plan: Plan) -> tuple[list[str], Forecast | None]:
-    """What a deadline would mean for a run that starts now."""
+    """Consequences of a deadline for a run that starts now."""
     at = ends_at(args)
     if at is None:
         return [], None
-    from orchestrator.deadline import Deadline
-    from orchestrator.grid.model import load_grid
-    from orchestrator.plan_text import deadline_lines
-    from orchestrator.running import earlier_rows, forecast_of
+    from orchestrator.domain.deadline import Deadline
+    from orchestrator.grid.reader import load_grid
+    from orchestrator.runtime.run import earlier_rows, forecast_of
+    from orchestrator.watching.plan_text import deadline_lines
 
     deadline = Deadline.of(at, now=time.time(), jobs=len(plan.jobs))
     history = earlier_rows(args.results, args.run_name or load_grid(args.grid).name)

@@ -8,11 +8,11 @@ import json
 import sys
 from typing import TYPE_CHECKING
 
-from orchestrator import output
 from orchestrator.commands.options import add_results_argument, add_runs_argument
+from orchestrator.host import output
 
 if TYPE_CHECKING:
-    from orchestrator.query import Answer
+    from orchestrator.report.query import Answer
 
 EPILOG = """\
 views: rows (attempts), jobs (the newest final row of each job in each run), samples (timed
@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
         StoreError: there are no runs, or one cannot be read.
         QueryError: the statement is refused.
     """
-    from orchestrator.query import query
+    from orchestrator.report.query import query
 
     sql = sys.stdin.read() if args.sql == "-" else args.sql
     answer = query(args.results, sql, args.run_names)
@@ -65,14 +65,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _print_json(answer: Answer) -> None:
-    from orchestrator.query import plain_value
+    from orchestrator.report.query import plain_value
 
     records = [{k: plain_value(v) for k, v in record.items()} for record in answer.records()]
     output.say_json(records, ensure_ascii=False, indent=1)
 
 
 def _print_csv(answer: Answer) -> None:
-    from orchestrator.query import plain_value
+    from orchestrator.report.query import plain_value
     from orchestrator.report.safe import csv_field
 
     writer = csv.writer(sys.stdout, lineterminator="\n")
@@ -82,8 +82,8 @@ def _print_csv(answer: Answer) -> None:
 
 
 def _csv_text(value: object) -> str:
+    from orchestrator.host.visible import visible_json
     from orchestrator.report.figure_data import plain
-    from orchestrator.visible import visible_json
 
     if isinstance(value, (dict, list)):
         return visible_json(json.dumps(value, ensure_ascii=False))
@@ -95,7 +95,7 @@ def _print_table(answer: Answer) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from orchestrator.query import plain_value
+    from orchestrator.report.query import plain_value
     from orchestrator.report.safe import one_line
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))

@@ -10,9 +10,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orchestrator import output
-from orchestrator.report import PAGE_NAME, page_text, read_summary, units, write_aside
-from orchestrator.visible import visible_json
+from orchestrator.host import output
+from orchestrator.host.visible import visible_json
+from orchestrator.report import page_text, read_summary, units, write_aside
+from orchestrator.results import paths
 
 if TYPE_CHECKING:
     from orchestrator.report.summary import Summary
@@ -80,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
     if args.figures is not None:
         write_figures(summary, args.figures)
         return 0
-    page_path = args.output or store.path / PAGE_NAME
+    page_path = args.output or store.path / paths.REPORT
     if args.format is None:
         output.emit(tables(summary, None))
     if args.format in (None, "html"):

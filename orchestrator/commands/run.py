@@ -12,18 +12,21 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from orchestrator import exit_codes, output
-from orchestrator.clock import CallAt, Interval
+from orchestrator import exit_codes
 from orchestrator.commands.options import add_deadline_arguments, add_notify_argument, ends_at
 from orchestrator.commands.plan import add_grid_arguments
 from orchestrator.errors import ControlStoreLost, NightgridError
+from orchestrator.host import output
+from orchestrator.host.clock import CallAt, Interval
+from orchestrator.results import paths
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from orchestrator.grid.model import Grid
     from orchestrator.results.store import Store
-    from orchestrator.running import RunOptions, RunOutcome
-    from orchestrator.supervised import Charge
+    from orchestrator.runtime.run import RunOptions, RunOutcome
+    from orchestrator.runtime.supervised import Charge
 
 #: Set to anything, it means --no-restart.
 NO_RESTART_VARIABLE = "NIGHTGRID_NO_RESTART"
@@ -116,11 +119,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Plan, measure, report and tell who asked; the exit code says how the jobs ended."""
-    from orchestrator.supervised import take_charge
+    from orchestrator.runtime.supervised import take_charge
 
     charge = take_charge()
     if charge is None and (command := _command_to_supervise(args)):
-        from orchestrator.supervisor import Supervisor
+        from orchestrator.runtime.supervisor import Supervisor
 
         return Supervisor(command=command, notify=args.notify, ends_at=ends_at(args)).run()
     code = 1
@@ -177,19 +180,25 @@ def _command_to_supervise(args: argparse.Namespace) -> list[str] | None:
 
 def _drive(args: argparse.Namespace, charge: Charge | None) -> int:
     from orchestrator.errors import GridError
-    from orchestrator.notify import hooks_of, notice_of_failure, notice_of_run, tell_all
+    from orchestrator.runtime.run import grid_of
+    from orchestrator.watching.notify import hooks_of, notice_of_failure, notice_of_run, tell_all
 
     hooks = hooks_of(args.notify)  # refused before anything starts
     source, options = _asked(args, charge)
+    grid = grid_of(source, options)
     try:
-        outcome, page, document = _measure_and_report(source, options, as_json=args.json)
+        outcome, page, document = _measure_and_report(grid, options, as_json=args.json)
     except GridError:
         raise  # nothing was started, and whoever typed it is there
     except BaseException as error:
         # Of a driver that is started again, its supervisor tells.
         again = charge is not None and (isinstance(error, ControlStoreLost) or charge.again)
         if hooks and not again:
-            tell_all(hooks, notice_of_failure(source, options, error), output.say_aside)
+            tell_all(
+                hooks,
+                notice_of_failure(options.name or grid.name, options, error),
+                output.say_aside,
+            )
         raise
     code = exit_codes.INTERRUPTED
     if outcome.result.finished:
@@ -204,9 +213,9 @@ def _drive(args: argparse.Namespace, charge: Charge | None) -> int:
 
 
 def _asked(args: argparse.Namespace, charge: Charge | None) -> tuple[Path, RunOptions]:
-    """What is to be run, and how."""
+    """The grid to run, and its options."""
     from orchestrator.errors import GridError, Problem
-    from orchestrator.running import RunOptions, grid_to_resume
+    from orchestrator.runtime.run import RunOptions, grid_to_resume
 
     options = RunOptions(
         results=args.results,
@@ -239,16 +248,16 @@ def _asked(args: argparse.Namespace, charge: Charge | None) -> tuple[Path, RunOp
 
 
 def _measure_and_report(
-    source: Path, options: RunOptions, *, as_json: bool
+    grid: Grid, options: RunOptions, *, as_json: bool
 ) -> tuple[RunOutcome, Path | None, Iterable[str]]:
     """The outcome, the page, which there is unless the run was cut short, and with ``as_json`` the
     report that is still to be printed."""
-    from orchestrator.running import run_grid
+    from orchestrator.runtime.run import run_grid
 
     # With --json standard output holds one document and nothing else.
     with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
-        with _report_in_any_case(source, options):
-            outcome = run_grid(source, options, output.say)
+        with _report_in_any_case(options.name or grid.name, options):
+            outcome = run_grid(grid, options, output.say)
         if not outcome.result.finished:
             output.say(
                 f"Interrupted ({outcome.result.reason}). The same command goes on from here."
@@ -258,16 +267,14 @@ def _measure_and_report(
 
 
 @contextlib.contextmanager
-def _report_in_any_case(source: Path, options: RunOptions) -> Iterator[None]:
-    """What was measured gets its report even if this process cannot write it: because it hangs in
-    a call into a dead cluster as the deadline comes, or gives up the cluster."""
+def _report_in_any_case(run: str, options: RunOptions) -> Iterator[None]:
+    """Write the report even if this process cannot: because it hangs in a call into a dead cluster
+    as the deadline comes, or gives up the cluster."""
     from orchestrator.errors import ClusterError
-    from orchestrator.grid.model import load_grid
 
-    run = options.name or load_grid(source).name
     command = [sys.executable, "-m", "orchestrator", "report", run]
     command += ["--results", str(options.results.resolve())]
-    rows = options.results / run / "rows"
+    rows = options.results / run / paths.ROWS
     before = _changed_at(rows)
 
     def write() -> None:
@@ -290,7 +297,7 @@ def _report_in_any_case(source: Path, options: RunOptions) -> Iterator[None]:
 
 
 def _changed_at(directory: Path) -> int:
-    """When a directory was last changed, by its file system's clock; 0 where there is none."""
+    """Time of a directory's last change, by its file system's clock; 0 where there is none."""
     try:
         return directory.stat().st_mtime_ns
     except OSError:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 
-from orchestrator import output
+from orchestrator.host import output
 
 EPILOG = """\
 examples:

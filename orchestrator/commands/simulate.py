@@ -15,14 +15,14 @@ from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING
 
-from orchestrator import output
 from orchestrator.commands.options import add_deadline_arguments, ends_at
 from orchestrator.commands.plan import add_grid_arguments, plan_of
+from orchestrator.host import output
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from orchestrator.plan import Plan
+    from orchestrator.planning.plan import Plan
     from orchestrator.scheduling.simulate import Faults, SimulationResult
 
 EPILOG = """\
@@ -60,10 +60,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Simulate the plan and print how it went."""
-    from orchestrator.deadline import Deadline
-    from orchestrator.grid.model import load_grid
-    from orchestrator.planning import estimator_for
-    from orchestrator.running import earlier_rows
+    from orchestrator.domain.deadline import Deadline
+    from orchestrator.grid.reader import load_grid
+    from orchestrator.planning.planner import estimator_for
+    from orchestrator.runtime.run import earlier_rows
     from orchestrator.scheduling.schedule import ScheduleSettings
     from orchestrator.scheduling.simulate import SimulationSettings, simulate
 

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orchestrator import output
+from orchestrator.host import output
 from orchestrator.results.directory import default_results_dir
 
 if TYPE_CHECKING:
@@ -79,12 +79,12 @@ def job_lines(job: JobInfo, *, details: bool) -> str:
     """A job in one line, or with its command and times."""
     line = f"{job.submission_id}  {job.status}"
     if job.started_at is not None:
-        from orchestrator.live import duration
+        from orchestrator.watching.live_text import duration
 
         line += f"  for {duration((job.ended_at or time.time()) - job.started_at)}"
     if not details:
         return line
-    from orchestrator.notify import concealed
+    from orchestrator.watching.notify import concealed
 
     lines = [line, f"  {concealed(job.entrypoint)}"]
     if job.exit_code is not None:
@@ -109,14 +109,14 @@ def run_json(store: Store) -> dict[str, object]:
 
 
 def final_rows(store: Store) -> int:
-    """How many rows are the last of their job in an invocation."""
+    """Count the rows that are the last of their job in an invocation."""
     return sum(1 for row in store.history() if row.final)
 
 
 def run_lines(store: Store) -> str:
-    """How a run stands: what its driver wrote last, else how many rows there are."""
-    from orchestrator.live import duration, summary_line
+    """The run's state: its driver's last status, else the number of rows."""
     from orchestrator.report import read_status
+    from orchestrator.watching.live_text import duration, summary_line
 
     status = read_status(store)
     if status is None:

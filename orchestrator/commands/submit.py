@@ -9,8 +9,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from orchestrator import output
 from orchestrator.commands.options import add_deadline_arguments, add_notify_argument
+from orchestrator.host import output
 
 EPILOG = """\
 What follows -- goes to `nightgrid run` on the cluster, for example
@@ -67,9 +67,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Check, send, and say how to find the job again."""
-    from orchestrator.grid.model import load_grid
-    from orchestrator.notify import concealed, is_address
+    from orchestrator.grid.reader import load_grid
     from orchestrator.on_ray.submission import JobServer, Submission, new_submission_id
+    from orchestrator.watching.notify import concealed, is_address
 
     if any(map(is_address, args.notify)):
         output.say_aside(

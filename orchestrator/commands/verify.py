@@ -7,11 +7,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orchestrator import exit_codes, output
+from orchestrator import exit_codes
 from orchestrator.commands.options import add_results_argument
+from orchestrator.host import output
 
 if TYPE_CHECKING:
-    from orchestrator.verifying import Verified
+    from orchestrator.planning.verification_grid import Verified
 
 EPILOG = """\
 The same prompts go through each engine on its card and through stock transformers on the CPU of
@@ -49,12 +50,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the questions as jobs like any others, and print the answers."""
     from orchestrator.errors import GridError, Problem
-    from orchestrator.grid.model import Grid
+    from orchestrator.grid.reader import grid_of_values, load_grid
+    from orchestrator.planning.verification_grid import verification_grid, verified
     from orchestrator.report import read_summary
-    from orchestrator.running import RunOptions, run_grid
-    from orchestrator.verifying import verification_grid, verified
+    from orchestrator.runtime.run import RunOptions, run_grid
 
-    source = Grid.from_file(args.grid)
+    source = load_grid(args.grid)
     asked = verification_grid(
         source.name,
         source.jobs(),
@@ -74,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
         force=True,  # a driver or a library may have changed, which no row knows
         quiet=args.json,
     )
-    outcome = run_grid(Grid.from_dict(asked), options, output.say_aside)
+    outcome = run_grid(grid_of_values(asked), options, output.say_aside)
     _, measurements = read_summary(outcome.store)
     newest = {row.job_id: row for row in measurements if row.final}
     answers = verified(list(newest.values()))

@@ -9,8 +9,8 @@ import signal
 import socket
 import threading
 
-from orchestrator import output
 from orchestrator.commands.options import add_results_argument
+from orchestrator.host import output
 
 DEFAULT_PORT = 8600
 

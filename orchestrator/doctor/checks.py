@@ -31,10 +31,8 @@ def check_node(node: NodeFacts, probe: Probe) -> list[Finding]:
         *node_checks.check_imports(node, probe),
         *node_checks.check_cards(node, probe),
         *node_checks.check_accounts(node),
-        *node_checks.check_driver(node, probe),
+        *node_checks.check_server(node, probe),
         *node_checks.check_clock(node),
-        *node_checks.check_hugepages(node, probe),
-        *node_checks.check_kernel(node, probe),
         *node_checks.check_limits(node, probe),
         *node_checks.check_space(node, probe),
     ]

@@ -1,4 +1,4 @@
-"""What concerns a whole cluster: its nodes, its doors, what nodes share, their versions. Pure."""
+"""Checks of a whole cluster: its nodes, its doors, what nodes share, their versions. Pure."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
 from orchestrator.doctor.facts import ClusterFacts, Finding, Level, Versions
-from orchestrator.job import Accelerator
+from orchestrator.domain.job import Accelerator
+from workloads.devices import all_devices
+from workloads.engines import engine_packages
 
 #: Packages that rows of two nodes must share to be comparable.
-_COMPARED = ("nightgrid", "torch", "transformers", "optimum-habana", "deepspeed", "peft")
+_COMPARED = ("nightgrid", "torch", "deepspeed", "peft")  # and those of engines
 
 
 def check_nodes(facts: ClusterFacts) -> Iterator[Finding]:
@@ -45,23 +47,23 @@ def check_nodes(facts: ClusterFacts) -> Iterator[Finding]:
                 "or take it out of the cluster",
             )
         if len(node.cards) > 1:
-            kinds = " and ".join(sorted(map(str, node.cards)))
+            both = " and ".join(sorted(node.cards))
             yield Finding(
                 check="cards",
                 level=Level.ERROR,
                 where=node.name,
-                message=f"it has {kinds} cards; a run refuses a node of two kinds",
-                remedy='start it with one kind: --num-gpus 0, or --resources without "HPU"',
+                message=f"it has {both} cards; a run refuses a node of two kinds",
+                remedy=f"start it with one kind: {', or '.join(map(_without, node.cards))}",
             )
     if not any(node.cards for node in alive):
+        apart = [spec for spec in all_devices() if not spec.host]
+        kinds = [spec.accelerator for spec in apart]
         yield Finding(
             check="cards",
             level=Level.ERROR,
             where="cluster",
-            message="no node has told Ray of any HPU or GPU card",
-            remedy="start Gaudi nodes with --resources "
-            """'{"HPU": 8, "accelerator_type:Intel-GAUDI2": 1}'; """
-            "NVIDIA cards are found by Ray where the driver works (`nvidia-smi`)",
+            message=f"no node has told Ray of any {' or '.join(kinds)} card",
+            remedy="; ".join(filter(None, (spec.registration for spec in apart))),
         )
 
 
@@ -141,7 +143,7 @@ def check_versions(facts: ClusterFacts) -> Iterator[Finding]:
                 f"{facts.driver.ray} and {facts.driver.python}",
                 remedy="run every node from the same image, or environments made alike",
             )
-    for package in _COMPARED:
+    for package in (*_COMPARED, *engine_packages()):
         by_version: dict[str, list[str]] = defaultdict(list)
         kinds: dict[str, set[Accelerator]] = defaultdict(set)
         for node, probe in probes:
@@ -151,7 +153,7 @@ def check_versions(facts: ClusterFacts) -> Iterator[Finding]:
                 kinds[version] |= set(node.cards)
         if len(by_version) < 2:
             continue
-        # Gaudi and NVIDIA servers differ by nature; nodes of one kind should not.
+        # Servers of unlike cards differ by nature; nodes of one kind should not.
         shared_kind = any(
             kinds[a] & kinds[b] for a in kinds for b in kinds if a < b
         )  # fmt: skip
@@ -167,6 +169,12 @@ def check_versions(facts: ClusterFacts) -> Iterator[Finding]:
             if shared_kind
             else "",
         )
+
+
+def _without(kind: Accelerator) -> str:
+    """Option that starts Ray without cards of a kind."""
+    option, resource = kind.spec.ray_option, kind.spec.ray_resource
+    return f"--{option.replace('_', '-')} 0" if option else f'--resources without "{resource}"'
 
 
 def _names(names: Iterable[str]) -> str:

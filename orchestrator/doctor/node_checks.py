@@ -1,4 +1,4 @@
-"""What concerns one node: its packages, cards, driver, clock, kernel, limits and disks. Pure.
+"""Checks of one node: its packages, cards, driver, clock, kernel, limits and disks. Pure.
 
 Limits that are a matter of judgement are constants here, with their reason.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from orchestrator.doctor.facts import Finding, Level, NodeFacts, Probe
-from orchestrator.job import Accelerator
+from workloads.engines import ENGINES
 
 #: Times in rows of different nodes are compared to the second, and leases to half of it.
 CLOCK_LIMIT_S = 0.5
@@ -22,16 +22,12 @@ MODEL_SPACE_BYTES = 30 * 2**30
 OPEN_FILES = 65_536
 #: What collectives of eight processes and data loaders pass through /dev/shm.
 SHARED_MEMORY_BYTES = 8 * 2**30
-#: Habana's example of a Kubernetes job asks for hugepages-2Mi: 95000Mi.
-HUGEPAGES_BYTES = 95_000 * 2**20
-#: Cards of a Gaudi server; jobs of two and four cards are legal on aligned groups of them only.
-GAUDI_SERVER_CARDS = 8
 
 _GIB = 2**30
 
 
 def check_imports(node: NodeFacts, probe: Probe) -> Iterator[Finding]:
-    """What a job imports is there, and imports."""
+    """Check that the packages which a job imports are there, and import."""
     for package, error in probe.import_errors.items():
         yield Finding(
             check="imports",
@@ -42,15 +38,20 @@ def check_imports(node: NodeFacts, probe: Probe) -> Iterator[Finding]:
             "clusters/gpu.Dockerfile); on Gaudi never let pip replace Habana's torch",
         )
     versions = probe.versions
-    if "optimum-habana" in versions and _release(versions.get("transformers", "0")) >= (4, 56):
-        yield Finding(
-            check="imports",
-            level=Level.ERROR,
-            where=node.name,
-            message=f"transformers {versions['transformers']} is too new for optimum-habana "
-            f"{versions['optimum-habana']}",
-            remedy="pip install -c constraints-hpu.txt transformers (below 4.56)",
-        )
+    for spec in ENGINES.values():
+        for needed in spec.packages:
+            for other, limit in needed.below.items():
+                if needed.name not in versions or other not in versions:
+                    continue
+                if _release(versions[other]) >= _release(limit):
+                    yield Finding(
+                        check="imports",
+                        level=Level.ERROR,
+                        where=node.name,
+                        message=f"{other} {versions[other]} is too new for {needed.name} "
+                        f"{versions[needed.name]}",
+                        remedy=f"{spec.install} ({other} below {limit})",
+                    )
 
 
 def check_cards(node: NodeFacts, probe: Probe) -> Iterator[Finding]:
@@ -58,8 +59,8 @@ def check_cards(node: NodeFacts, probe: Probe) -> Iterator[Finding]:
     if node.emulated:
         return
     for kind, told in node.cards.items():
-        tool = {Accelerator.HPU: "hl-smi", Accelerator.GPU: "nvidia-smi"}.get(kind)
-        if tool is None:
+        tool = kind.spec.tool
+        if not tool:
             continue
         if not probe.cards:
             yield Finding(
@@ -67,15 +68,9 @@ def check_cards(node: NodeFacts, probe: Probe) -> Iterator[Finding]:
                 level=Level.ERROR,
                 where=node.name,
                 message=f"Ray was told of {told} {kind} cards, and {tool} shows none",
-                remedy="is the driver loaded (`hl-smi` on the server, outside of the container), "
-                "and was the container started with --runtime=habana and "
-                "HABANA_VISIBLE_DEVICES=all?"
-                if kind is Accelerator.HPU
-                else "does `nvidia-smi` work on the server, and was the container started with "
-                "--gpus=all?",
+                remedy=kind.spec.no_cards_remedy,
             )
-            continue
-        if len(probe.cards) != told:
+        elif len(probe.cards) != told:
             yield Finding(
                 check="cards",
                 level=Level.ERROR if len(probe.cards) < told else Level.NOTE,
@@ -83,16 +78,6 @@ def check_cards(node: NodeFacts, probe: Probe) -> Iterator[Finding]:
                 message=f"Ray was told of {told} {kind} cards, and {tool} shows {len(probe.cards)}",
                 remedy="start Ray with the number that is there; a card that has gone needs a "
                 "reset or a reboot of the server",
-            )
-        if kind is Accelerator.HPU and told != GAUDI_SERVER_CARDS:
-            yield Finding(
-                check="cards",
-                level=Level.NOTE,
-                where=node.name,
-                message=f"{told} of a Gaudi server's {GAUDI_SERVER_CARDS} cards are Ray's: jobs of "
-                "two and four cards run only on aligned groups of them",
-                remedy="if all of them are yours, start Ray with "
-                f"--resources '{{\"HPU\": {GAUDI_SERVER_CARDS}, …}}'",
             )
     for card in probe.cards:
         if card.temperature_c == 0:
@@ -127,21 +112,17 @@ def check_accounts(node: NodeFacts) -> Iterator[Finding]:
         )
 
 
-def check_driver(node: NodeFacts, probe: Probe) -> Iterator[Finding]:
-    """Habana's driver and software are of one release: else the first job of every card fails, with
-    `synStatus=26 [Generic failure]`."""
-    plugin = probe.versions.get("habana-torch-plugin")
-    if Accelerator.HPU not in node.cards or not plugin or not probe.driver_version:
-        return
-    if _release(plugin) != _release(probe.driver_version):
-        yield Finding(
-            check="driver",
-            level=Level.ERROR,
-            where=node.name,
-            message=f"the driver is {probe.driver_version}, Habana's PyTorch is {plugin}",
-            remedy="use the image of the driver's version (`hl-smi` prints it), or update the "
-            "driver; Habana supports equal versions only",
-        )
+def check_server(node: NodeFacts, probe: Probe) -> Iterator[Finding]:
+    """Check what the cards of the node need of their server, as their devices tell."""
+    for kind, told in () if node.emulated else node.cards.items():
+        for complaint in kind.spec.examine(told, probe):
+            yield Finding(
+                check=complaint.check,
+                level=Level[complaint.level.upper()],
+                where=node.name,
+                message=complaint.message,
+                remedy=complaint.remedy,
+            )
 
 
 def check_clock(node: NodeFacts) -> Iterator[Finding]:
@@ -160,41 +141,6 @@ def check_clock(node: NodeFacts) -> Iterator[Finding]:
     )
 
 
-def check_hugepages(node: NodeFacts, probe: Probe) -> Iterator[Finding]:
-    """Gaudi's runtime passes host buffers through huge pages."""
-    if Accelerator.HPU not in node.cards or node.emulated:
-        return
-    reserved = probe.hugepages_total * probe.hugepage_bytes
-    if reserved < HUGEPAGES_BYTES:
-        pages = -(-HUGEPAGES_BYTES // (probe.hugepage_bytes or 2 * 2**20))
-        yield Finding(
-            check="hugepages",
-            level=Level.WARNING,
-            where=node.name,
-            message=f"{reserved / _GIB:.0f} GiB of huge pages are reserved; Habana's example asks "
-            f"for {HUGEPAGES_BYTES / _GIB:.0f} GiB",
-            remedy=f"sudo sysctl -w vm.nr_hugepages={pages} on the server (and in "
-            "/etc/sysctl.d/ to stay)",
-        )
-
-
-def check_kernel(node: NodeFacts, probe: Probe) -> Iterator[Finding]:
-    """Linux 6.8 without IOMMU passthrough is known to garble what Gaudi computes."""
-    if Accelerator.HPU not in node.cards or node.emulated:
-        return
-    words = probe.kernel_arguments.split()
-    if _release(probe.kernel.rpartition(" ")[2]) >= (6, 8) and "iommu=pt" not in words:
-        yield Finding(
-            check="iommu",
-            level=Level.WARNING,
-            where=node.name,
-            message=f"{probe.kernel} runs without IOMMU passthrough, with which models on Gaudi "
-            "are known to write garbage",
-            remedy='GRUB_CMDLINE_LINUX_DEFAULT="iommu=pt intel_iommu=on" in /etc/default/grub, '
-            "then update-grub and a reboot",
-        )
-
-
 def check_limits(node: NodeFacts, probe: Probe) -> Iterator[Finding]:
     """Open files, locked memory and shared memory suffice for a server full of workers."""
     if node.emulated or not node.cards:
@@ -208,7 +154,7 @@ def check_limits(node: NodeFacts, probe: Probe) -> Iterator[Finding]:
             remedy=f"--ulimit=nofile=1048576:1048576 in run_options, or `ulimit -n {OPEN_FILES}` "
             "before `ray start`",
         )
-    if probe.locked_bytes >= 0 and Accelerator.CPU not in node.cards:
+    if probe.locked_bytes >= 0 and any(kind.spec.can("pinned_memory") for kind in node.cards):
         yield Finding(
             check="limits",
             level=Level.WARNING,

@@ -1,4 +1,4 @@
-"""What a node says of itself. Runs on the node; asks files, limits and the vendor's tool, no card.
+"""Examination of a node, run on it: asks files, limits and the vendor's tool, no card.
 
 Packages are imported in a process of its own, one after the other, so that one that crashes the
 interpreter is found out instead of ending the examination.
@@ -20,17 +20,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from orchestrator.doctor.facts import CardFacts, Probe, SharedFacts, Space
-from orchestrator.environment import driver_version, kernel, versions
-from orchestrator.job import Accelerator
+from orchestrator.domain.job import Accelerator
+from orchestrator.host.environment import driver_version, kernel, versions
 
 #: What every node imports for a job, by the name it is imported by.
 NEEDED = ("torch", "transformers", "peft", "datasets", "accelerate", "safetensors", "pyarrow")
-#: …and what nodes with a kind of card import besides.
-NEEDED_BY_KIND = {
-    Accelerator.HPU: ("habana_frameworks.torch", "optimum.habana"),
-    Accelerator.GPU: (),
-    Accelerator.CPU: (),
-}
 
 _IMPORT = """
 import importlib, json, sys
@@ -86,7 +80,7 @@ def examine(
 
 
 def import_errors(packages: Sequence[str], timeout_s: float) -> dict[str, str]:
-    """Why packages do not import here, by name; those that do are left out."""
+    """Errors of packages that do not import here, by name; those that import are not in it."""
     command = [sys.executable, "-c", _IMPORT, *packages]
     trouble = ""
     try:

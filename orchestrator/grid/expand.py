@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cache
 
+from orchestrator.domain.job import Accelerator, Job, Parameters, Scalar
 from orchestrator.errors import Problem
 from orchestrator.grid.axes import Axis, product, without
 from orchestrator.grid.experiment import Experiment
 from orchestrator.grid.fields import FIELD_NAMES, Vocabulary, shown
 from orchestrator.grid.strict_yaml import Document
-from orchestrator.job import Accelerator, Job, Parameters, Scalar
 
-_ACCELERATORS = {kind.value: kind for kind in Accelerator}
+_accelerator = cache(Accelerator)  # which thousands of jobs ask
 _FIELDS = frozenset(FIELD_NAMES)
+_FIXED = _FIELDS - {"engine"}  # an engine decides which settings a job has
 
 
 class Expander:
@@ -42,7 +44,7 @@ class Expander:
         return tuple(by_id.values())
 
     def notes(self) -> tuple[str, ...]:
-        """What was asked for more than once."""
+        """Notes on jobs that were asked for more than once."""
         notes = []
         for (name, first), count in self.repeated.items():
             jobs = "1 job" if count == 1 else f"{count} jobs"
@@ -59,7 +61,7 @@ class Expander:
     def _jobs(self, experiment: Experiment) -> Iterator[Job]:
         for axes, points in self._products(experiment):
             # Within a product, few settings of the workload vary, and none has other names.
-            varying = [name for axis in axes for name in axis.names if name not in _FIELDS]
+            varying = [name for axis in axes for name in axis.names if name not in _FIXED]
             known: dict[tuple[object, ...], Parameters] = {}
             for settings in points:
                 values = [settings[name] for name in varying]
@@ -103,10 +105,11 @@ class Expander:
     ) -> Parameters:
         """All parameters, defaults filled in, sorted by name; checked once for each combination."""
         given = {name: value for name, value in settings.items() if name not in _FIELDS}
-        key = (experiment.name, *given, *given.values(), *map(type, given.values()))
+        engine = str(settings["engine"])
+        key = (experiment.name, engine, *given, *given.values(), *map(type, given.values()))
         made = self._parameters.get(key)
         if made is None:
-            validated, faults = self.vocabulary.check_together(experiment.workload, given)
+            validated, faults = self.vocabulary.check_together(experiment.workload, engine, given)
             for fault in faults:
                 self._complain(experiment, (), fault.message, "")
             made = self._parameters[key] = tuple(sorted(validated.items()))
@@ -119,7 +122,7 @@ def _job(experiment: Experiment, settings: dict[str, Scalar], parameters: Parame
         workload=experiment.workload,
         model=settings["model"],  # type: ignore[arg-type]
         dataset=settings["dataset"],  # type: ignore[arg-type]
-        accelerator=_ACCELERATORS[settings["accelerator"]],  # type: ignore[index]
+        accelerator=_accelerator(settings["accelerator"]),  # type: ignore[arg-type]
         cards=settings["cards"],  # type: ignore[arg-type]
         precision=settings["precision"],  # type: ignore[arg-type]
         batch_size=settings["batch_size"],  # type: ignore[arg-type]

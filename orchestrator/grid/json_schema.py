@@ -13,8 +13,12 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from orchestrator.grid.fields import JobFields, Vocabulary
-from orchestrator.grid.model import ExperimentBlock, GridFile, MeasureBlock
+from orchestrator.domain.job import Accelerator
+from orchestrator.domain.job_fields import FIELDS, JobFields
+from orchestrator.grid.blocks import ExperimentBlock, GridFile, MeasureBlock
+from orchestrator.grid.fields import Vocabulary
+from workloads.engines import ENGINES
+from workloads.settings import Declaration, declarations
 
 #: What a range looks like; ``grid_axes.parse_range`` says what it means.
 _RANGE = r"^\s*[0-9]{1,15}\s*\.\.\s*[0-9]{1,15}\s*([*+]\s*[0-9]{1,15})?\s*$"
@@ -94,21 +98,49 @@ def _tidy(schema: Schema) -> Schema:
 
 def _settings(vocabulary: Vocabulary) -> dict[str, Schema]:
     """Every setting with the schema of one value of it."""
-    settings = _properties(JobFields)
+    settings = {
+        name: {**schema, "description": f"{schema['description']} (Role: {FIELDS[name].role}.)"}
+        for name, schema in _properties(JobFields).items()
+    }
     settings["workload"]["enum"] = list(vocabulary.workloads)
+    settings["accelerator"]["enum"] = list(Accelerator)
     settings["precision"]["enum"] = list(vocabulary.precisions)
     engines = [name for entry in vocabulary.workloads.values() for name in entry.engines]
     settings["engine"]["enum"] = list(dict.fromkeys(engines))
     for workload, entry in vocabulary.workloads.items():
-        for name, schema in _properties(entry.parameters).items():
-            said = f"{schema.get('description', '')} (Parameter of {workload}.)".strip()
-            if name in settings:  # two workloads share the name: either meaning is fine here
-                both = [_undescribed(settings[name]), _undescribed(schema)]
-                said = f"{settings[name]['description']} {said}"
-                settings[name] = {"description": said, "anyOf": both}
-            else:
-                settings[name] = {**schema, "description": said}
+        _add(settings, entry.parameters, f"Parameter of {workload}")
+    for spec in ENGINES.values():
+        for ability in spec.abilities:
+            if model := spec.settings(ability):
+                _add(settings, model, f"Setting of the engine {spec.name}")
     return settings
+
+
+def _add(settings: dict[str, Schema], model: type[BaseModel], whose: str) -> None:
+    """Add the settings of a model; where two share a name, either meaning is fine here."""
+    declared = declarations(model)
+    for name, schema in _properties(model).items():
+        declaration = declared.get(name)
+        role = f", role {declaration.role}" if declaration is not None else ""
+        text = schema.get("description", "")
+        described = settings[name]["description"] if name in settings else text
+        if text not in described:
+            described = f"{described} {text}"
+        one = _undescribed(_with_old_names(schema, declaration))
+        known = _undescribed(settings.get(name, one))
+        either = known if known in (one, {"anyOf": [one]}) else {"anyOf": [known, one]}
+        settings[name] = {"description": f"{described} ({whose}{role}.)".strip(), **either}
+
+
+def _with_old_names(schema: Schema, declaration: Declaration | None) -> Schema:
+    """The schema of a setting that also takes the names which its values had earlier."""
+    if declaration is None or not declaration.renamed:
+        return schema
+    old = [
+        {"const": before, "deprecated": True, "description": f"It is called {now} now."}
+        for before, now in declaration.renamed
+    ]
+    return {"default": schema.get("default"), "anyOf": [_undescribed(schema), *old]}
 
 
 def _undescribed(schema: Schema) -> Schema:

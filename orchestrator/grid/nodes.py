@@ -15,8 +15,8 @@ from typing import Any
 
 import yaml
 
+from orchestrator.domain.job import Scalar
 from orchestrator.errors import Problem
-from orchestrator.job import Scalar
 
 MAX_DEPTH = 24  # a grid needs six
 MAX_ALIASED_VALUES = 20_000  # values that aliases may add to those written out
@@ -72,7 +72,7 @@ class Node:
 
 
 def resolve(text: str) -> Scalar:
-    """What a plain (unquoted) scalar means.
+    """Interpret a plain (unquoted) scalar.
 
     Raises:
         ValueError: a number that is not finite or has more digits than any setting can.

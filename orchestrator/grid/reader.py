@@ -7,23 +7,32 @@ problems of its own is not expanded: that would only complain about their conseq
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from orchestrator.domain.job import Accelerator, Scalar
+from orchestrator.domain.topology import Node
 from orchestrator.errors import GridError, Problem
 from orchestrator.grid.axes import MAX_JOBS
+from orchestrator.grid.blocks import ExperimentBlock, GridFile, MeasureBlock
 from orchestrator.grid.expand import Expander
 from orchestrator.grid.experiment import Experiment, ExperimentReader
 from orchestrator.grid.fields import FIELD_NAMES, Vocabulary, explain, shown, suggestion
-from orchestrator.grid.model import ExperimentBlock, Grid, GridFile, MeasureBlock, NodesFor
-from orchestrator.grid.strict_yaml import Document, Path_
-from orchestrator.needs import adapter_problems
-from orchestrator.planning import card_problems, refusal_problems
+from orchestrator.grid.model import Grid
+from orchestrator.grid.strict_yaml import Document, Path_, parse, read
+from orchestrator.planning.needs import Thing, problems_of_needs
+from orchestrator.planning.planner import card_problems, refusal_problems
+from workloads.devices import own_devices
 from workloads.errors import WorkloadError
 from workloads.measure_settings import MeasureSettings
+
+#: From the kinds of card that a grid names to the nodes it would run on.
+NodesFor = Callable[[Sequence[Accelerator]], Sequence[Node]]
 
 MAX_PROBLEMS = 100  # beyond these, reading on helps nobody
 
@@ -33,7 +42,7 @@ _HABITS = {  # what people write, and where it belongs
     "grid": "the axes of an experiment go under `axes:`",
     "sweep": "the axes of an experiment go under `axes:`",
     "jobs": "a grid has `experiments:`",
-    "device": "write `accelerator: HPU`, GPU or CPU",
+    "device": f"write `accelerator: {own_devices()[0].accelerator}`, or another kind of card",
     "dtype": "write `precision:`",
     "max_new_tokens": "write `output_tokens:`",
 }
@@ -61,6 +70,7 @@ class GridReader:
         self.vocabulary = vocabulary
         self.nodes_for = nodes_for
         self.problems: list[Problem] = []
+        self.old_names: dict[str, None] = {}
 
     def read(self) -> Grid:
         """The grid.
@@ -80,7 +90,7 @@ class GridReader:
             name=top.get("name", ""),
             description=top.get("description", ""),
             planned=planned,
-            notes=expander.notes(),
+            notes=(*self.old_names, *expander.notes()),
             document=self.document,
             origins={
                 (experiment.name, *origin): path
@@ -89,12 +99,17 @@ class GridReader:
             },
         )
         self.problems += refusal_problems(grid, self.vocabulary.workloads)
-        self.problems += adapter_problems(grid, self._adapter_exists)
+        self.problems += problems_of_needs(grid, self._exists)
         if self.nodes_for is not None:
             self.problems += card_problems(grid, self.nodes_for(grid.accelerators()))
         if self.problems:
             raise GridError(self._in_file_order())
         return grid
+
+    def renamed(self, path: Path_, name: str, old: Scalar, new: Scalar) -> None:
+        """Note that the grid says a value by the name that an earlier version gave it."""
+        line, _ = self.document.position(path)
+        self.old_names[f"line {line}: `{name}: {old}` is called `{name}: {new}` now"] = None
 
     def complain(self, path: Path_, message: str, hint: str = "", *, key: bool = False) -> None:
         """Note a problem at ``path``."""
@@ -206,11 +221,13 @@ class GridReader:
                 return False
         return True
 
-    def _adapter_exists(self, name: str) -> bool:
-        if self.vocabulary.find_adapter is None:
+    def _exists(self, thing: Thing) -> bool:
+        kind, name = thing
+        find = {"adapter": self.vocabulary.find_adapter}.get(kind)
+        if find is None:
             return True  # cannot be told on this machine
         try:
-            self.vocabulary.find_adapter(name)
+            find(name)
         except WorkloadError:
             return False
         return True
@@ -230,3 +247,59 @@ class GridReader:
                 )
             )
         return ordered
+
+
+def load_grid(
+    path: Path | str,
+    *,
+    vocabulary: Vocabulary | None = None,
+    check_data: bool = True,
+    nodes_for: NodesFor | None = None,
+) -> Grid:
+    """Read a grid file into jobs.
+
+    Args:
+        path: the YAML file.
+        vocabulary: the names a grid may use; what is installed, by default.
+        check_data: also refuse models and datasets that are not on this machine.
+        nodes_for: from the kinds of card the grid names to the nodes it would run on. With it,
+            card counts they cannot give are reported along with everything else; without it
+            ``make_plan`` reports them.
+
+    Raises:
+        GridError: all that is wrong with the file, in file order.
+    """
+    vocabulary = vocabulary or Vocabulary.installed(check_data=check_data)
+    return GridReader(read(path), vocabulary, nodes_for).read()
+
+
+def parse_grid(content: bytes, file: str, *, vocabulary: Vocabulary | None = None) -> Grid:
+    """Like ``load_grid`` for a grid that is in memory; ``file`` is its name in messages."""
+    return GridReader(parse(content, file), vocabulary or Vocabulary.installed(), None).read()
+
+
+def grid_of_values(values: Mapping[str, Any]) -> Grid:
+    """Read a grid from what its file would say: mappings, lists and plain values.
+
+    Raises:
+        GridError: all that is wrong with it, each with its path.
+    """
+    try:
+        # JSON is YAML in which no text can be taken for a number.
+        text = json.dumps(values, ensure_ascii=False, allow_nan=False, indent=2)
+    except (TypeError, ValueError) as error:
+        problem = Problem(
+            file="grid",
+            line=None,
+            column=None,
+            path="",
+            message=f"cannot be written as a file: {error}",
+            hint="a grid is made of dict, list, str, int, float, bool and None",
+        )
+        raise GridError([problem]) from error
+    try:
+        return parse_grid(text.encode(), "grid")
+    except GridError as error:
+        # Lines of a text that nobody has seen would say nothing.
+        unplaced = [replace(one, line=None, column=None) for one in error.problems]
+        raise GridError(unplaced) from None

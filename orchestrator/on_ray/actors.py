@@ -1,4 +1,4 @@
-"""What Nightgrid runs inside Ray's processes: one agent per node.
+"""The code that Nightgrid runs inside Ray's processes: one agent per node.
 
 It holds the node's cards in Ray's accounts, and the work is done by processes beneath it
 (``worker/node_workers.py``) which can crash, hang and be replaced in a fraction of a second while
@@ -19,21 +19,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from orchestrator import __version__, output
-from orchestrator.card_sampler import CardSampler
-from orchestrator.energy import Energy
+from orchestrator import __version__
+from orchestrator.domain.energy import Energy
+from orchestrator.domain.executor import Progress
+from orchestrator.domain.job import Accelerator
 from orchestrator.errors import ClusterError
-from orchestrator.executor import Progress
-from orchestrator.job import Accelerator
+from orchestrator.host import output
+from orchestrator.worker.card_sampler import CardSampler
 from orchestrator.worker.leftovers import Owner, end_leftovers
 from orchestrator.worker.letters import Answers, Bag, InOrder
 from orchestrator.worker.node_workers import NodeWorkers
-from orchestrator.worker.process_server import open_log, wait_for_end
+from orchestrator.worker.process_server import open_log
 from orchestrator.worker.redaction import redact
+from orchestrator.worker.served_process import wait_for_end
 from orchestrator.worker.wire import packed, unpacked
-from workloads.devices import device_class, environment_for
-from workloads.devices.release import idle_memory_bytes
-from workloads.devices.telemetry import CardTelemetry
+from workloads.devices import device_class, environment_for, host_device
+from workloads.devices.monitoring.release import idle_memory_bytes
+from workloads.devices.monitoring.telemetry import CardTelemetry
 
 #: Threads of each worker of a node, in the environment in which its Ray was started.
 THREADS = "NIGHTGRID_THREADS"
@@ -44,7 +46,7 @@ _SILENCE_S = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostFacts:
-    """What the agent of a node found."""
+    """Facts that the agent of a node found."""
 
     hostname: str
     address: str  # by which other nodes reach it
@@ -73,7 +75,7 @@ class NodeAgent:
         self._answers = Answers()
         self._posts = InOrder()
         self._posting = threading.Lock()
-        self._workers = NodeWorkers(self._answers.put, self._energy)
+        self._workers = NodeWorkers(self._answers.put, self._energy, self._readings)
         self._told: Mapping[str, Progress] = {}
         self._look_at = self._read_at = 0.0  # monotonic: for progress, for telemetry
 
@@ -88,7 +90,7 @@ class NodeAgent:
         """Start the process server. It listens at once and forks once ``preload`` is imported.
 
         Args:
-            kind: of the cards, as Ray names the resource.
+            kind: of the cards, as grids name it.
 
         Raises:
             TimeoutError: a process of an earlier driver of the run does not end, and may hold a
@@ -105,7 +107,7 @@ class NodeAgent:
         path = self._path = f"{_socket_dir(session_logs.parent)}/s"
         # OpenMP reads its variable when torch is imported, which may be in the server.
         threads = threads_asked() or max(1, cores // cards_on_host)
-        environment = os.environ | environment_for("cpu", 0, threads=threads)
+        environment = os.environ | environment_for(host_device().name, 0, threads=threads)
         environment["PYTHONPATH"] = os.pathsep.join(entry for entry in sys.path if entry)
         log_name = f"process-server-{socket.gethostname()}-{os.getpid()}.log"
         log = open_log(str(logs / log_name))
@@ -121,7 +123,8 @@ class NodeAgent:
             os.close(log)
         _wait_for(path, self._server, str(logs / log_name))
         threading.Thread(target=self._watch, args=(self._server,), daemon=True).start()
-        cards = _cards_held(kind)
+        accelerator = Accelerator(kind)
+        cards = _cards_held(accelerator)
         return HostFacts(
             hostname=socket.gethostname(),
             address=address,
@@ -132,7 +135,7 @@ class NodeAgent:
             log_dir=str(logs),
             scratch=str(session_logs.parent),
             cards=cards,
-            idle_memory_bytes=_idle_memory_bytes(kind, cards),
+            idle_memory_bytes=_idle_memory_bytes(accelerator, cards),
         )
 
     def watch_cards(self, device: str) -> None:
@@ -183,7 +186,7 @@ class NodeAgent:
         self._answers.wake()
 
     def _look(self) -> Mapping[str, Progress] | None:
-        """What the busy workers do; None within a second of the last look."""
+        """Progress of the busy workers; None within a second of the last look."""
         now = time.monotonic()
         if now < self._look_at:
             return None
@@ -191,7 +194,7 @@ class NodeAgent:
         return self._workers.progress()
 
     def _read_cards(self) -> Mapping[int, CardTelemetry] | None:
-        """What the cards said last; None on an emulated node, and between two readings."""
+        """Latest telemetry of the cards; None on an emulated node, and between two readings."""
         now = time.monotonic()
         if self._sampler is None or now < self._read_at:
             return None
@@ -199,20 +202,25 @@ class NodeAgent:
         return self._sampler.latest()
 
     def _energy(self, index: int, start: float, end: float) -> Energy | None:
-        """What a card took between two moments of this host's clock; None where unknown."""
+        """Energy that a card took between two moments of this host's clock; None where unknown."""
         return self._sampler.energy(index, start, end) if self._sampler is not None else None
 
+    def _readings(self, index: int, start: float, end: float) -> Mapping[str, str]:
+        """Readings of a card between two moments of this host's clock."""
+        return self._sampler.readings(index, start, end) if self._sampler is not None else {}
 
-def _cards_held(kind: str) -> tuple[str, ...]:
+
+def _cards_held(kind: Accelerator) -> tuple[str, ...]:
     """The indices, as Ray words them, of the cards of this kind that this actor holds."""
     import ray
 
-    return tuple(map(str, ray.get_runtime_context().get_accelerator_ids().get(kind, ())))
+    held = ray.get_runtime_context().get_accelerator_ids()
+    return tuple(map(str, held.get(kind.spec.ray_resource, ())))
 
 
-def _idle_memory_bytes(kind: str, cards: Sequence[str]) -> dict[int, int]:
+def _idle_memory_bytes(kind: Accelerator, cards: Sequence[str]) -> dict[int, int]:
     """Memory in use on each of these cards that is idle now, as far as it can be found out."""
-    device = device_class(Accelerator(kind).device)
+    device = device_class(kind.device)
     found = {}
     for index in (int(card) for card in cards if card.isdecimal()):
         use = device.use(index)
@@ -259,7 +267,7 @@ def _writable(directory: Path, otherwise: Path) -> Path:
 
 
 def _ray_log_dir() -> Path:
-    """Where Ray keeps the logs of this node: this very process's output goes there."""
+    """Directory of Ray's logs on this node: this very process's output goes there."""
     output = Path(os.readlink("/proc/self/fd/1")) if os.path.exists("/proc/self/fd/1") else Path()
     if output.is_file():
         return output.parent

@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator import __version__
-from orchestrator.cluster import Node
+from orchestrator.domain.failure import Failure
+from orchestrator.domain.job import Accelerator
+from orchestrator.domain.topology import Node
 from orchestrator.errors import ClusterError, ControlStoreLost
-from orchestrator.failure import Failure
-from orchestrator.job import Accelerator
 from orchestrator.on_ray.actors import HostFacts, NodeAgent
 from orchestrator.on_ray.calls import Calls
 from orchestrator.on_ray.cluster import node_of, nodes_of
@@ -35,6 +35,7 @@ from orchestrator.on_ray.predecessors import owned
 from orchestrator.worker.leftovers import VARIABLE, Owner
 from orchestrator.worker.letters import Bag
 from orchestrator.worker.redaction import redact
+from workloads.devices import DeviceSpec, host_device
 
 #: What a process on a node that computes on the CPU imports once, for all its workers.
 PRELOAD = (
@@ -52,11 +53,15 @@ _CLOSE_S = 15.0
 #: How long the control store may be silent while no node is ours. Nodes that Ray ends for want of
 #: it are gone after 60 s, and count as lost 20 s later; one that was only frozen is back before.
 SILENCE_PATIENCE_S = 90.0
+#: The same from the moment in which the last node was lost: less than the minute after which jobs
+#: that no card is left for are given up, since another driver may yet have cards for them.
+BEREFT_PATIENCE_S = 45.0
 
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """What holds a node's cards in Ray's accounts, and the call by which its agent starts."""
+    """A placement group that holds a node's cards in Ray's accounts, and the call that starts its
+    agent."""
 
     group: Any  # placement group with one bundle
     agent: Any
@@ -76,7 +81,7 @@ class Claim:
 
     @property
     def joined(self) -> bool:
-        """Whether its cards can be used."""
+        """Return whether its cards can be used."""
         return self.letters is not None
 
     @property
@@ -87,13 +92,13 @@ class Claim:
 
     @property
     def facts(self) -> HostFacts:
-        """What the agent found."""
+        """Facts that the agent found."""
         assert self.found is not None
         return self.found
 
     @property
     def mail(self) -> Correspondence:
-        """How its agent is told what to do."""
+        """The channel to its agent."""
         assert self.letters is not None
         return self.letters
 
@@ -131,6 +136,7 @@ class Claims:
         self._retry_at: dict[str, float] = {}
         self._next_poll = 0.0
         self._empty_since = clock()
+        self._last_ours: float | None = None  # when a node was ours, the last time
         self._trouble = ""  # why the last claim came to nothing
         self._looking = False  # whether the control store was asked and has not answered yet
         self._error: Exception | None = None  # what its answer leads to, for ``poll``
@@ -214,23 +220,30 @@ class Claims:
         if self.joined():
             self._empty_since = now
         elif now - self._empty_since > _CLAIM_PATIENCE_S + _RETRY_S:
-            kinds = "/".join(sorted(map(str, self._accelerators or Accelerator)))
+            kinds = "/".join(sorted(self._accelerators or Accelerator))
             why = self._trouble or f"the cluster has no node with {kinds}"
             raise ClusterError(f"no card could be had for {_CLAIM_PATIENCE_S:.0f} s: {why}")
 
     def _mind_silence(self, now: float) -> None:
         """While the control store is silent, no other patience runs out; its own does once there
         is nothing left that works without it."""
+        if self.joined():
+            self._last_ours = now
         silent_s = self._store.silent_s
         if not silent_s:
             return
         patience_s = _RETRY_S if self._store.replaced else SILENCE_PATIENCE_S
-        if silent_s > patience_s and not self.joined():
+        gone = silent_s > patience_s or self._bereft_s(now, silent_s) > BEREFT_PATIENCE_S
+        if gone and not self.joined():
             raise ControlStoreLost(f"{self._store.trouble}, and no node of the cluster is left")
         self._empty_since = now
         for claim in self._claims.values():
             if not claim.joined:
                 claim.since = now
+
+    def _bereft_s(self, now: float, silent_s: float) -> float:
+        """For how long no node is ours, of those that were, and the control store is silent."""
+        return 0.0 if self._last_ours is None else min(now - self._last_ours, silent_s)
 
     # ------------------------------------------------------------ one node
 
@@ -279,7 +292,7 @@ class Claims:
         if value.version != __version__:
             self._failed(claim, "Nightgrid is", ValueError(f"{value.version}, not {__version__}"))
             return
-        if node.accelerator is not Accelerator.CPU:
+        if node.accelerator.spec.ray_indices:
             try:
                 indices = tuple(sorted(map(int, value.cards)))
             except ValueError as error:
@@ -351,7 +364,7 @@ def _open(run: str, node: Node, serve: Sequence[Any]) -> Opened | None:
         name=owned(f"cards of {node.name} {time.monotonic_ns()}"),
     )
     name = f"{run} agent of {node.name} {time.monotonic_ns()}"
-    agent = _agent_in(group, bundle, owned(name))
+    agent = _agent_in(group, node.accelerator.spec, bundle, owned(name))
     return Opened(group=group, agent=agent, serve=agent.serve.remote(*serve))
 
 
@@ -372,37 +385,33 @@ def _runtime_env() -> dict[str, Any]:
     return {"env_vars": variables}
 
 
-def _agent_in(group: Any, bundle: Mapping[str, float], name: str) -> Any:
+def _agent_in(group: Any, spec: DeviceSpec, bundle: Mapping[str, float], name: str) -> Any:
     """Start the agent of a node, which holds all cards of the bundle."""
     import ray
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-    ((kind, cards),) = bundle.items()
     options: dict[str, Any] = {
-        "num_cpus": cards if kind == Accelerator.CPU.value else 0,
+        "num_cpus": 0,
+        **spec.ray_request(int(bundle[spec.ray_resource])),
         "max_restarts": 0,
         "max_task_retries": 0,
         "runtime_env": _runtime_env(),
         "name": name,
         "scheduling_strategy": PlacementGroupSchedulingStrategy(group, 0),
     }
-    if kind == Accelerator.GPU.value:
-        options["num_gpus"] = int(cards)
-    elif kind == Accelerator.HPU.value:
-        options["resources"] = {kind: int(cards)}
     remote: Any = ray.remote  # whose types do not know groups
     agent = remote(concurrency_groups={"post": 1, "mail": 1})(NodeAgent)
     return agent.options(**options).remote()
 
 
 def _computes_on_cpu(node: Node) -> bool:
-    return node.device == Accelerator.CPU.device
+    return node.device == host_device().name
 
 
 def _cards_on_host(
     ray_node: Mapping[str, Any], nodes: Collection[Node], ray_nodes: Mapping[str, Any]
 ) -> int:
-    """How many cards share the cores of this node's host: emulated nodes share one host."""
+    """Count the cards that share the cores of this node's host: emulated nodes share one host."""
     address = ray_node["NodeManagerAddress"]
     here = [n for n in nodes if ray_nodes[n.node_id]["NodeManagerAddress"] == address]
     return sum(node.server_cards for node in here)
@@ -412,8 +421,8 @@ def _free_bundle(node: Node) -> dict[str, float]:
     """The cards of the node that Ray has free; empty when there are none."""
     from ray._private.state import available_resources_per_node
 
-    kind = node.accelerator.value
-    free = int(available_resources_per_node().get(node.node_id, {}).get(kind, 0))
-    if kind == Accelerator.CPU.value and free < len(node.card_indices):
+    spec = node.accelerator.spec
+    free = int(available_resources_per_node().get(node.node_id, {}).get(spec.ray_resource, 0))
+    if not spec.ray_indices and free < len(node.card_indices):
         return {}
-    return {kind: free} if free else {}
+    return {spec.ray_resource: free} if free else {}

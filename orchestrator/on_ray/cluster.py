@@ -1,12 +1,12 @@
-"""Which Ray cluster a run uses, and which cards are in it.
+"""The Ray cluster that a run uses, and the cards in it.
 
 ``connect`` joins a cluster that is there; ``emulate`` starts one on this machine: one real Ray node
 process for each server, with the resources such a server would have, every one marked with the
 resource ``emulated``, by which any driver that joins sees that its cards are not real.
 
-A node's kind of card follows from its Ray resources: ``HPU``, else ``GPU``, else the host itself is
-one ``CPU`` card. A node with cards of two kinds is refused: their jobs would share its memory and
-cores, and disturb each other's measurements.
+A node's kind of card follows from its Ray resources, as devices declare them; a node without any
+is one card itself, its processor. A node with cards of two kinds is refused: their jobs would share
+its memory and cores, and disturb each other's measurements.
 """
 
 from __future__ import annotations
@@ -20,13 +20,19 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.cluster import Node
+from orchestrator.domain.job import Accelerator
+from orchestrator.domain.topology import Node
 from orchestrator.errors import ClusterError
-from orchestrator.job import Accelerator
 from orchestrator.on_ray.actors import threads_asked
-from orchestrator.on_ray.control_store import answers, outlived, within
+from orchestrator.on_ray.control_store import answers, first_answer, outlived, within
 from orchestrator.on_ray.private_ray import LOOPBACK, PrivateRay, joining_on_loopback, private_ray
-from orchestrator.on_ray.token import missing_token, refused_token, take_own_token
+from orchestrator.on_ray.token import (
+    asks_for_token,
+    missing_token,
+    take_own_token,
+    token_advice,
+)
+from workloads.devices import all_devices, host_device
 
 #: Custom Ray resources by which a node says what Ray has no word for.
 EMULATED = "emulated"
@@ -34,9 +40,10 @@ EMULATED_DEVICE = "emulated_device_"  # and the device's name, of the software t
 SERVER_CARDS = "server_cards"  # when Ray was given only some of the server's cards
 CARD_MEMORY_MIB = "card_memory_mib"  # whole numbers: Ray takes no fractions above one
 
-_GAUDI_SERVER_CARDS = 8
 _PROBE_TIMEOUT_S = 5.0
-_VISIBLE = {Accelerator.HPU: "HABANA_VISIBLE_MODULES", Accelerator.GPU: "CUDA_VISIBLE_DEVICES"}
+#: For a control store that takes connections: on a busy head the first answer takes seconds.
+_FIRST_ANSWER_S = 30.0
+_RAY_TYPE = "accelerator_type:"  # and the product, as Ray or whoever starts a node names it
 
 
 @dataclass(slots=True)
@@ -48,7 +55,7 @@ class RayCluster:
 
     @property
     def emulated(self) -> bool:
-        """Whether this process started it for itself."""
+        """Return whether this process started it for itself."""
         return self.temp_dir is not None
 
     def nodes(self) -> list[Node]:
@@ -122,9 +129,7 @@ def emulate(nodes: Sequence[Node]) -> Iterator[EmulatedCluster]:
             # all else.
             private.add_node(
                 "head",
-                num_cpus=0,
-                num_gpus=0,  # said, since Ray would count this machine's own
-                resources={Accelerator.HPU.value: 0},
+                **_none_of_this_machine(),
                 include_dashboard=False,
                 include_log_monitor=False,
                 no_monitor=True,
@@ -178,8 +183,9 @@ def _join(address: str, **options: Any) -> None:
     if ray.is_initialized():
         return
     take_own_token()
-    if wrong := missing_token() or refused_token(address):
+    if wrong := missing_token():
         raise ClusterError(wrong)
+    _ask(address)
     try:
         with outlived():
             ray.init(
@@ -190,10 +196,34 @@ def _join(address: str, **options: Any) -> None:
                 **options,
             )
     except (Exception, SystemExit) as error:  # Ray ends the process where it should raise
+        raise _not_joined(address, error) from error
+
+
+def _not_joined(address: str, error: BaseException) -> ClusterError:
+    return ClusterError(
+        f"cannot join the Ray cluster at {address}: {error}; is this machine part of the cluster, "
+        "with the same Ray and Python version?"
+    )
+
+
+def _ask(address: str) -> None:
+    """Ask the control store for anything at all, since ``ray.init`` waits without end and without a
+    word for one that is frozen.
+
+    Raises:
+        ClusterError: it does not answer, or refuses this process.
+    """
+    answer = first_answer(address, patience_s=_FIRST_ANSWER_S)
+    if answer is None:
         raise ClusterError(
-            f"cannot join the Ray cluster at {address}: {error}; is this machine part of the "
-            "cluster, with the same Ray and Python version?"
-        ) from error
+            f"the control store of the Ray cluster at {address} takes connections, but has not "
+            f"answered for {_FIRST_ANSWER_S:.0f} s: it is frozen, overloaded or still starting. "
+            f"Try again once `ray health-check --address {address}` ends with 0 on the head node"
+        )
+    if asks_for_token(answer):
+        raise ClusterError(token_advice(f"the Ray cluster at {address}"))
+    if isinstance(answer, Exception):
+        raise _not_joined(address, answer) from answer
 
 
 def _leave() -> None:
@@ -208,30 +238,33 @@ def _leave() -> None:
         within(_PROBE_TIMEOUT_S, ray.shutdown)
 
 
+def _none_of_this_machine() -> dict[str, Any]:
+    """The arguments for Ray of a node without cards: what is not said, Ray counts itself."""
+    arguments: dict[str, Any] = {"resources": {}}
+    for spec in all_devices():
+        asked = spec.ray_request(0)
+        arguments["resources"] |= asked.pop("resources", {})
+        arguments |= asked
+    return arguments
+
+
 def _ray_node(node: Node) -> dict[str, Any]:
     """The arguments for Ray of one emulated node."""
-    cards = len(node.card_indices)
-    resources: dict[str, float] = {SERVER_CARDS: node.server_cards, Accelerator.HPU.value: 0}
+    spec = node.accelerator.spec
+    arguments = _none_of_this_machine()
+    asked = spec.ray_request(len(node.card_indices))
+    resources: dict[str, float] = arguments["resources"] | asked.pop("resources", {})
+    resources[SERVER_CARDS] = node.server_cards
+    if spec.ray_type:
+        resources[_RAY_TYPE + spec.ray_type] = 1
     if node.emulated:
         resources[EMULATED] = 1
         resources[EMULATED_DEVICE + node.emulated_device] = 1
     if node.memory_bytes_per_card is not None:
         resources[CARD_MEMORY_MIB] = node.memory_bytes_per_card // 2**20
-    arguments: dict[str, Any] = {
-        "num_cpus": 0,
-        "num_gpus": 0,
-        "resources": resources,
-    }
-    if node.accelerator is Accelerator.CPU:
-        arguments["num_cpus"] = cards
-    elif node.accelerator is Accelerator.GPU:
-        arguments["num_gpus"] = cards
-    else:
-        resources["HPU"] = cards
-    if node.accelerator in _VISIBLE:
-        visible = ",".join(map(str, node.card_indices))
-        arguments["env_vars"] = {_VISIBLE[node.accelerator]: visible}
-    return arguments
+    if shown := spec.visible(*node.card_indices):
+        arguments["env_vars"] = shown
+    return {**arguments, **asked, "resources": resources}
 
 
 # ---------------------------------------------------------------- what is in it (pure)
@@ -266,9 +299,8 @@ def node_of(
     """One node, of which the cards ``indices`` are ours."""
     resources = ray_node["Resources"]
     emulated = EMULATED in resources
-    server_cards = int(resources.get(SERVER_CARDS, 0)) or max(len(indices), max(indices) + 1)
-    if accelerator is Accelerator.HPU and SERVER_CARDS not in resources:
-        server_cards = max(server_cards, _GAUDI_SERVER_CARDS)
+    known = (len(indices), max(indices) + 1, accelerator.spec.server_cards or 0)
+    server_cards = int(resources.get(SERVER_CARDS, 0)) or max(known)
     memory_mib = resources.get(CARD_MEMORY_MIB)
     return Node(
         node_id=ray_node["NodeID"],
@@ -285,7 +317,7 @@ def node_of(
 
 def _emulated_device(resources: Mapping[str, Any]) -> str:
     named = [name for name in resources if name.startswith(EMULATED_DEVICE)]
-    return named[0].removeprefix(EMULATED_DEVICE) if named else "cpu"
+    return named[0].removeprefix(EMULATED_DEVICE) if named else host_device().name
 
 
 def name_of(ray_node: Mapping[str, Any]) -> str:
@@ -297,39 +329,38 @@ def name_of(ray_node: Mapping[str, Any]) -> str:
 
 
 def describe_cards(resources: Mapping[str, float]) -> tuple[dict[Accelerator, int], str]:
-    """The cards among a node's Ray resources by kind, of both kinds if there are, and their type.
-    A node with neither that computes is one CPU card."""
-    kinds = (Accelerator.HPU, Accelerator.GPU)
-    cards = {kind: int(resources[kind.value]) for kind in kinds if resources.get(kind.value)}
-    if not cards and resources.get("CPU", 0) >= 1:
-        cards[Accelerator.CPU] = 1
-    prefix = "accelerator_type:"
-    types = [name.removeprefix(prefix) for name in resources if name.startswith(prefix)]
-    return cards, types[0] if types else ""
+    """The cards among a node's Ray resources by kind, of several kinds if there are, and their
+    type. A node with none that computes is one card itself, unless it says how many."""
+    types = [name.removeprefix(_RAY_TYPE) for name in resources if name.startswith(_RAY_TYPE)]
+    card_type = types[0] if types else ""
+    cards: dict[Accelerator, int] = {}
+    taken: set[str] = set()
+    # Of kinds that share a resource the one whose type it is, else the one that names none.
+    for spec in sorted(all_devices(), key=lambda spec: not spec.ray_type):
+        count = int(resources.get(spec.ray_resource, 0))
+        free = count and not spec.host and spec.ray_resource not in taken
+        if free and card_type.startswith(spec.ray_type):
+            cards[Accelerator(spec.accelerator)] = count
+            taken.add(spec.ray_resource)
+    host = host_device()
+    if not cards and resources.get(host.ray_resource, 0) >= 1:
+        cards[Accelerator(host.accelerator)] = int(resources.get(SERVER_CARDS, 1))
+    return cards, card_type
 
 
 def _cards(ray_node: Mapping[str, Any]) -> tuple[Accelerator, int]:
-    """What kind of cards a node has, and how many."""
-    resources = ray_node["Resources"]
-    kinds = [kind for kind in (Accelerator.HPU, Accelerator.GPU) if resources.get(kind.value)]
-    if len(kinds) == 2:
+    """Kind and number of a node's cards."""
+    cards, _ = describe_cards(ray_node["Resources"])
+    if len(cards) > 1:
         raise ClusterError(
-            f"node {name_of(ray_node)} has both HPU and GPU in its Ray resources; start it with "
-            "one kind of card (`ray start --resources …` or `--num-gpus 0`)"
+            f"node {name_of(ray_node)} has both {' and '.join(cards)} in its Ray resources; start "
+            "it with one kind of card (`ray start --resources …` or `--num-gpus 0`)"
         )
-    if kinds:
-        return kinds[0], int(resources[kinds[0].value])
-    if resources.get("CPU", 0) < 1:
-        return Accelerator.CPU, 0
-    return Accelerator.CPU, int(resources.get(SERVER_CARDS, 1))
+    return next(iter(cards.items()), (Accelerator(host_device().accelerator), 0))
 
 
 def _device_name(ray_node: Mapping[str, Any], accelerator: Accelerator, emulated: bool) -> str:
     """From Ray's ``accelerator_type:…`` resource; the worker reports the device's own name."""
     if emulated:
-        return f"emulated {accelerator} on CPU"
-    prefix = "accelerator_type:"
-    for resource in ray_node["Resources"]:
-        if resource.startswith(prefix):
-            return str(resource[len(prefix) :])
-    return ""
+        return f"emulated {accelerator} on {host_device().accelerator}"
+    return describe_cards(ray_node["Resources"])[1]

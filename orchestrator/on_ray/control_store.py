@@ -20,15 +20,20 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from orchestrator.host import output
+
 #: A node as ``ray.nodes()`` has it.
 RayNode = Mapping[str, Any]
 Act = Callable[[], Any]
 #: What is done with an answer: its value, or the exception that there was instead.
 Then = Callable[[Any], None]
 
-PATIENCE_VARIABLE = "RAY_gcs_rpc_server_reconnect_timeout_s"
-#: Longer than any night. Ray reads it once, when its library is first used in a process.
-_OUTLIVED_S = 7 * 24 * 3600
+#: What a driver's environment says while it joins. Ray reads the first once, when its library is
+#: first used in a process; the second is in truth a number of attempts, each of up to 40 s.
+JOINING = {
+    "RAY_gcs_rpc_server_reconnect_timeout_s": str(7 * 24 * 3600),  # longer than any night
+    "RAY_gcs_server_port_wait_time_s": "1",
+}
 #: An answer takes milliseconds; on a busy machine, seconds.
 SILENT_AFTER_S = 5.0
 _ANSWER_S = 10
@@ -39,17 +44,17 @@ _REPLACED = "WrongClusterID"
 
 @contextlib.contextmanager
 def outlived() -> Iterator[None]:
-    """Let a process that joins a cluster within the block live on without its control store, unless
-    its environment says otherwise: Ray reads it then. What it starts before or after does not: it
-    would live on without a driver, too."""
-    if PATIENCE_VARIABLE in os.environ:
-        yield
-        return
-    os.environ[PATIENCE_VARIABLE] = str(_OUTLIVED_S)
+    """Let a process that joins a cluster within the block live on without its control store, and
+    fail to join one that dies in that moment after a minute, not after a quarter of an hour; unless
+    its environment says otherwise: Ray reads it then. What it starts before or after does not live
+    on: it would without a driver, too."""
+    ours = {n: v for n, v in JOINING.items() if n not in os.environ}
+    os.environ.update(ours)
     try:
         yield
     finally:
-        os.environ.pop(PATIENCE_VARIABLE, None)
+        for name in ours:
+            os.environ.pop(name, None)
 
 
 class ControlStore:
@@ -108,7 +113,7 @@ class ControlStore:
 
     @property
     def trouble(self) -> str:
-        """What is wrong with it, since when; empty while it answers in time."""
+        """Describe the outage and when it began; empty while the store answers in time."""
         if not (silent_s := self.silent_s):
             return ""
         since = time.strftime("%H:%M:%S", time.localtime(time.time() - silent_s))
@@ -165,15 +170,46 @@ class ControlStore:
 
 
 def is_absence(value: Any) -> bool:
-    """Whether what came in place of an answer says that the control store cannot be reached."""
+    """Return whether a value that came in place of an answer says that the control store cannot be
+    reached."""
     if not isinstance(value, BaseException):
         return False
     silent = type(value).__name__ in ("RpcError", "GetTimeoutError")
     return silent or "GCS" in str(value) or _REPLACED in str(value)
 
 
+def first_answer(address: str, *, patience_s: float) -> Any:
+    """Ask a control store as a process does that is to join its cluster. Returns the answer, or the
+    exception that came instead; None if nothing came in this time. Says that it waits."""
+    answer: Any = None
+
+    def ask() -> None:
+        nonlocal answer
+        from ray._raylet import GcsClient  # type: ignore[attr-defined]  # a compiled module
+
+        try:
+            answer = GcsClient(address=address).get_all_node_info(timeout=patience_s)
+        except Exception as error:
+            answer = error
+
+    told = threading.Timer(SILENT_AFTER_S, _tell_wait, [address, patience_s])
+    told.start()
+    try:
+        return answer if within(patience_s, ask) else None
+    finally:
+        told.cancel()
+
+
+def _tell_wait(address: str, patience_s: float) -> None:
+    output.say_aside(
+        f"waiting up to {patience_s:.0f} s for the control store of the Ray cluster at {address}, "
+        "which does not answer"
+    )
+
+
 def answers() -> bool:
-    """Whether the control store of the cluster that this process has joined answers it now."""
+    """Return whether the control store of the cluster that this process has joined answers it
+    now."""
     from ray._private.worker import global_worker
 
     worker: Any = global_worker  # whose types do not know it

@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.doctor.facts import ClockOffset, ClusterFacts, NodeFacts, Probe
-from orchestrator.doctor.probe import NEEDED, NEEDED_BY_KIND, examine
-from orchestrator.job import Accelerator
+from orchestrator.doctor.probe import NEEDED, examine
 from orchestrator.on_ray.calls import answer_of
 from orchestrator.on_ray.cluster import EMULATED, RayCluster, describe_cards, name_of
 from orchestrator.on_ray.submission import versions_here
@@ -36,7 +35,7 @@ _RUNTIME_ENV = {"env_vars": {"RAY_worker_niceness": "0"}}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Examination:
-    """What is to be looked at.
+    """An examination of a cluster: its targets and its limits.
 
     Attributes:
         packages: to be imported on every node, besides what its kind of card needs.
@@ -114,8 +113,8 @@ class Examination:
             real = not node.emulated and len(node.cards) == 1
             kind = next(iter(node.cards)) if real else None
             asked[node_id] = actors[node_id].examine.remote(
-                kind=kind if kind is not Accelerator.CPU else None,
-                packages=(*self.packages, *(NEEDED_BY_KIND[kind] if kind else ())),
+                kind=kind if kind is not None and not kind.spec.host else None,
+                packages=(*self.packages, *(kind.spec.imports if kind else ())),
                 places=self._places(),
                 shared=shared,
                 timeout_s=max(1.0, deadline - time.monotonic() - 5.0),
@@ -137,7 +136,7 @@ class Examination:
 
 
 class NodeExaminer:
-    """What runs on the node."""
+    """The actor that examines a node."""
 
     def now(self) -> float:
         """The node's clock, in seconds since the epoch."""
@@ -234,7 +233,9 @@ def _told_by_ray(ray_node: Mapping[str, Any]) -> NodeFacts:
         head="node:__internal_head__" in resources,
         emulated=EMULATED in resources,
         cards=cards,
-        cards_free=sum(min(count, int(free.get(kind.value, 0))) for kind, count in cards.items()),
+        cards_free=sum(
+            min(count, int(free.get(kind.spec.ray_resource, 0))) for kind, count in cards.items()
+        ),
         device_name=device_name,
     )
 
@@ -261,10 +262,13 @@ def _write_shared(
 
 
 def _asks_for_token(address: str) -> bool:
-    """Whether the cluster refuses a stranger: a process that is told to send no token tries."""
+    """Return whether the cluster refuses a process that sends no token; a process that is told to
+    send none tries."""
     code = (
-        "import sys; from orchestrator.on_ray.token import refused_token; "
-        "sys.exit(17 if refused_token(sys.argv[1]) else 0)"
+        "import sys; from orchestrator.on_ray.control_store import first_answer; "
+        "from orchestrator.on_ray.token import asks_for_token; "
+        "answer = first_answer(sys.argv[1], patience_s=20); "
+        "sys.exit(17 if answer is None or asks_for_token(answer) else 0)"
     )
     kept = {k: v for k, v in os.environ.items() if not k.startswith("RAY_AUTH_")}
     environment = kept | {"RAY_AUTH_MODE": "disabled", "PYTHONPATH": os.pathsep.join(sys.path)}

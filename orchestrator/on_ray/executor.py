@@ -21,9 +21,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from orchestrator.attempt import RankOutcome, WorkerInfo
-from orchestrator.cluster import Card
-from orchestrator.events import (
+from orchestrator.domain.attempt import RankOutcome, WorkerInfo
+from orchestrator.domain.events import (
     AttemptEnded,
     Event,
     NodeJoined,
@@ -34,9 +33,10 @@ from orchestrator.events import (
     WorkerReady,
     WorkerStopped,
 )
-from orchestrator.executor import Progress
-from orchestrator.failure import Failure, FailureClass
-from orchestrator.job import Accelerator, State
+from orchestrator.domain.executor import Progress
+from orchestrator.domain.failure import Failure, FailureClass
+from orchestrator.domain.job import Accelerator, State
+from orchestrator.domain.topology import Card
 from orchestrator.on_ray.calls import Calls
 from orchestrator.on_ray.claims import Claim, Claims
 from orchestrator.on_ray.control_store import ControlStore
@@ -47,7 +47,7 @@ from orchestrator.worker.card_process import Order
 from orchestrator.worker.launch import launch_of
 from orchestrator.worker.letters import Bag, Ended, Listen, Listened, Run, Start, Started, Stop
 from orchestrator.worker.wire import unpacked
-from workloads.devices.telemetry import CardTelemetry
+from workloads.devices.monitoring.telemetry import CardTelemetry
 from workloads.models import remote_code
 
 _STOP_PATIENCE_S = 20.0  # for a stop to be confirmed
@@ -122,7 +122,7 @@ class RayExecutor:
             self._run_attempt(command)
 
     def events(self, timeout_s: float) -> list[Event]:
-        """What happened since the last call; waits up to ``timeout_s`` for something.
+        """Events since the last call; waits up to ``timeout_s`` for one.
 
         Raises:
             ControlStoreLost: Ray's control store is gone, and with it all nodes.
@@ -147,12 +147,12 @@ class RayExecutor:
         return dict(self._progress)
 
     def telemetry(self) -> Mapping[Card, CardTelemetry]:
-        """What the cards of real nodes say of themselves, as last heard."""
+        """Latest telemetry of the cards of real nodes."""
         return {card: read for cards in self._telemetry.values() for card, read in cards.items()}
 
     @property
     def trouble(self) -> str:
-        """What is wrong with the cluster, while work goes on; empty if nothing is."""
+        """Describe a fault of the cluster while work goes on; empty if there is none."""
         return self._store.trouble
 
     def close(self) -> None:
@@ -399,7 +399,7 @@ class RayExecutor:
         self._events.append(NodeLeft(at=self._clock(), node_id=node_id, reason=reason))
 
     def _bag_came(self, claim: Claim, bag: Bag) -> None:
-        """What happened on a node."""
+        """Handle the responses of a node."""
         for answer in bag.answers:
             if isinstance(answer, Ended):
                 self._ended(answer)
@@ -423,7 +423,7 @@ class RayExecutor:
 
 
 def _outcome_of(answer: Ended) -> RankOutcome | str:
-    """The outcome of a rank with what its card took; why there is none, if there is none."""
+    """The outcome of a rank with what its card took and said, or why there is none."""
     outcome = answer.outcome
     if outcome is None:
         return _GONE
@@ -433,4 +433,7 @@ def _outcome_of(answer: Ended) -> RankOutcome | str:
         except Exception as error:  # of another version, or with a workload's own class in it
             return f"the outcome of the rank cannot be read: {error!r}"
     assert isinstance(outcome, RankOutcome)
+    if answer.readings and outcome.result is not None:
+        details = {**outcome.result.details, **answer.readings}
+        outcome = replace(outcome, result=replace(outcome.result, details=details))
     return replace(outcome, energy=answer.energy) if answer.energy is not None else outcome

@@ -1,10 +1,10 @@
-"""What Ray's exceptions about an agent say, as the failure of all that ran on its node."""
+"""Translates Ray's exceptions about an agent into the failure of all that ran on its node."""
 
 from __future__ import annotations
 
 import os
 
-from orchestrator.failure import Failure, FailureClass
+from orchestrator.domain.failure import Failure, FailureClass
 from orchestrator.worker.redaction import redact
 
 

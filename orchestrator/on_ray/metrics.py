@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.run_status import RunStatus
+from orchestrator.runtime.status import RunStatus
 
 #: Ray sends what was recorded every ten seconds (``metrics_report_interval_ms``).
 INTERVAL_S = 5.0

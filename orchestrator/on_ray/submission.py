@@ -23,17 +23,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from orchestrator import output
 from orchestrator.doctor.facts import Versions
-from orchestrator.environment import GIT_COMMIT_VARIABLE, GIT_DIRTY_VARIABLE, git_state
 from orchestrator.errors import SubmitError
+from orchestrator.host import output
+from orchestrator.host.environment import GIT_COMMIT_VARIABLE, GIT_DIRTY_VARIABLE, git_state
 from orchestrator.on_ray.token import asks_for_token, missing_token, take_own_token, token_advice
 from orchestrator.on_ray.upload import Upload, program_files, upload_of
 from orchestrator.results.directory import VARIABLE as RESULTS_VARIABLE
 from orchestrator.worker.redaction import redact
 
 if TYPE_CHECKING:
-    from orchestrator.job import Job
+    from orchestrator.domain.job import Job
 
 DEFAULT_PORT = 8265
 _TIMEOUT_S = 5.0
@@ -49,7 +49,7 @@ _ADDRESS_VARIABLES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submission:
-    """What is to be sent. ``grid`` lies inside ``working_dir``; ``results`` is a path on the
+    """A run to be sent. ``grid`` lies inside ``working_dir``; ``results`` is a path on the
     cluster."""
 
     grid: Path
@@ -75,7 +75,10 @@ class Submission:
                 f"{self.grid} is outside the directory that is uploaded, "
                 f"{self.working_dir.resolve()}; copy it there, or give --working-dir"
             ) from None
-        command = ["python", "-m", "orchestrator", "run", grid.as_posix(), "--run", self.run]
+        # Ray ends a job whose head has died by ending the shell that it was started with; what the
+        # shell has started lives on. So it is replaced.
+        command = ["exec", "python", "-m", "orchestrator", "run", grid.as_posix()]
+        command += ["--run", self.run]
         if self.results is not None:
             command += ["--results", self.results]
         return shlex.join([*command, *self.arguments])
@@ -89,7 +92,8 @@ class Submission:
         return upload_of(self.grid, self.jobs, self.working_dir, self.include)
 
     def runtime_env(self, directory: Path) -> dict[str, Any]:
-        """What Ray uploads, which lies in ``directory``, and sets."""
+        """The runtime environment: ``directory``, which Ray uploads, and the variables that it
+        sets."""
         state = git_state()
         variables = {"RAY_JOB_STOP_WAIT_TIME_S": str(_STOP_WAIT_S), "PYTHONUNBUFFERED": "1"}
         if state.commit is not None:
@@ -115,7 +119,7 @@ class JobInfo:
 
     @property
     def over(self) -> bool:
-        """Whether it has ended, however."""
+        """Return whether it has ended, in whatever state."""
         return self.status in ("SUCCEEDED", "FAILED", "STOPPED")
 
 
@@ -178,7 +182,7 @@ class JobServer:
         return False
 
     def ask(self, arguments: Sequence[str], *, timeout_s: float) -> str:
-        """What a command of this program prints on the head node; it is run there as a Ray job.
+        """Run a command of this program as a Ray job on the head node; return what it prints.
 
         Raises:
             SubmitError: the cluster refuses, or the command takes too long (it is stopped then).
@@ -291,7 +295,7 @@ class JobServer:
 
 
 def is_job_address(address: str | None) -> bool:
-    """Whether this, or else the environment, names a job server and not a control store."""
+    """Return whether this, or else the environment, names a job server and not a control store."""
     known = address or next(filter(None, map(os.environ.get, _ADDRESS_VARIABLES)), "")
     return known.startswith(("http://", "https://"))
 

@@ -1,4 +1,4 @@
-"""What to tell someone whose Ray cluster asks for a token that this process does not have.
+"""Advice for users whose Ray cluster asks for a token that this process does not have.
 
 Ray itself sends the token along (since 2.52). Where it has none to send, it tries for twenty
 seconds and then speaks of a crashed cluster; where it was told of a file that is not there, it
@@ -94,8 +94,8 @@ def _read_environment_again() -> None:
         loader.instance().reset_cache()
 
 
-def asks_for_token(error: BaseException) -> bool:
-    """Whether Ray refused for want of the right token. Its class is not in every version."""
+def asks_for_token(error: object) -> bool:
+    """Return whether Ray refused for want of the right token. Its class is not in every version."""
     return type(error).__name__ == "AuthenticationError"
 
 
@@ -110,7 +110,8 @@ def take_own_token() -> None:
 
 
 def missing_token() -> str | None:
-    """Why this process, which is set to send a token, has none; None if all is well."""
+    """Reason why this process, which is set to send a token, has none; None if it has one or needs
+    none."""
     if os.environ.get(MODE, "").lower() != "token" or os.environ.get(TOKEN):
         return None
     named = os.environ.get(TOKEN_PATH)
@@ -123,25 +124,13 @@ def missing_token() -> str | None:
 
 
 def token_advice(where: str) -> str:
-    """What to set, once the cluster at ``where`` has refused us."""
+    """Advice on the variable to set, once the cluster at ``where`` has refused us."""
     mode = os.environ.get(MODE, "")
     if mode.lower() == "token":
         why = "the one that was sent is not the cluster's"
     else:
         why = f"none was sent, because {MODE} is {mode or 'not set'}"
     return f"{where} asks for a token, and {why}. {_ADVICE}"
-
-
-def refused_token(address: str) -> str | None:
-    """What to set if the control store at ``address`` refuses this process; None if it does not."""
-    from ray._raylet import GcsClient  # type: ignore[attr-defined]  # a compiled module
-
-    try:
-        GcsClient(address=address)
-    except Exception as error:  # whatever else it is, joining will say
-        if asks_for_token(error):
-            return token_advice(f"the Ray cluster at {address}")
-    return None
 
 
 _ADVICE = (

@@ -21,10 +21,11 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from orchestrator.errors import SubmitError
-from orchestrator.reference_data import find
+from orchestrator.planning.needs import things
+from orchestrator.report.reference_data import find
 
 if TYPE_CHECKING:
-    from orchestrator.job import Job
+    from orchestrator.domain.job import Job
 
 PACKAGES = ("orchestrator", "workloads")
 _REFERENCE = ("published.csv", "devices.csv")
@@ -49,7 +50,7 @@ _MEANT_FOR_ALL = ("*.pub", "*.py")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Upload:
-    """What travels: files by their names beneath the job's working directory."""
+    """Files to upload, by their names beneath the job's working directory."""
 
     program: Mapping[str, Path]
     named: Mapping[str, Path]  # the grid, and what it or the user names
@@ -85,7 +86,7 @@ class Upload:
 def upload_of(
     grid: Path, jobs: Iterable[Job], working_dir: Path, include: Sequence[str] = ()
 ) -> Upload:
-    """What a grid takes along from ``working_dir``.
+    """The files of ``working_dir`` that a grid needs.
 
     Raises:
         SubmitError: something of it is named as secrets are, lies outside of ``working_dir``, is
@@ -124,7 +125,7 @@ def program_files(root: Path | None = None) -> dict[str, Path]:
 
 
 def is_secret_file(name: str) -> bool:
-    """Whether a file of this name, or one that lies there, is likely to hold a secret."""
+    """Return whether a file of this name, or one that lies there, is likely to hold a secret."""
     path = PurePosixPath(name.lower())
     if SECRET_DIRECTORIES & set(path.parts[:-1]):
         return True
@@ -139,15 +140,10 @@ def _named_by(jobs: Iterable[Job], root: Path) -> list[str]:
     from workloads.models import catalog as models
 
     jobs = list(jobs)
-    made = {str(value) for job in jobs for key, value in job.parameters if key == "save_adapter"}
+    made = {thing for _, _, thing in things(jobs, "produces")}
     names = {job.model for job in jobs} - set(models.EMBEDDED)
     names |= {job.dataset for job in jobs} - set(datasets.EMBEDDED)
-    names |= {
-        value
-        for job in jobs
-        for key, value in job.parameters
-        if key == "adapter" and isinstance(value, str) and value not in made
-    }
+    names |= {thing[1] for _, _, thing in things(jobs, "consumes") if thing not in made}
     there = []
     for name in sorted(filter(None, names)):
         if "\0" in name or name.startswith("~") or os.path.isabs(name):

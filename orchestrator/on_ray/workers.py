@@ -1,14 +1,14 @@
-"""What the executor remembers: a worker, an attempt in progress."""
+"""Records of the executor: a worker, an attempt in progress."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from orchestrator.attempt import Attempt, Outcome, RankOutcome, WorkerInfo
-from orchestrator.clock import Interval
-from orchestrator.cluster import Card
-from orchestrator.failure import Failure, FailureClass
-from orchestrator.job import State
+from orchestrator.domain.attempt import Attempt, Outcome, RankOutcome, WorkerInfo
+from orchestrator.domain.failure import Failure, FailureClass
+from orchestrator.domain.job import State
+from orchestrator.domain.topology import Card
+from orchestrator.host.clock import Interval
 
 
 @dataclass(slots=True)

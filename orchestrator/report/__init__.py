@@ -14,19 +14,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator.errors import StoreError
-from orchestrator.results import disk
+from orchestrator.results import disk, paths
 from workloads import files
 from workloads.files import SMALL_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from orchestrator.measurement import Measurement
+    from orchestrator.domain.measurement import Measurement
     from orchestrator.report.summary import Summary
     from orchestrator.results.store import Contents, Store
-    from orchestrator.run_status import RunStatus
-
-PAGE_NAME = "report.html"
+    from orchestrator.runtime.status import RunStatus
 
 
 def write_report(store: Store) -> Path:
@@ -46,7 +44,7 @@ def write_page(store: Store, summary: Summary, measurements: Sequence[Measuremen
     Raises:
         StoreError: the page cannot be written.
     """
-    return write_aside(store.path / PAGE_NAME, page_text(store, summary, measurements))
+    return write_aside(store.path / paths.REPORT, page_text(store, summary, measurements))
 
 
 def page_text(store: Store, summary: Summary, measurements: Sequence[Measurement]) -> str:
@@ -107,7 +105,7 @@ def read_summary(store: Store, *, lean: bool = False) -> tuple[Summary, tuple[Me
 
 
 def _read_large(store: Store) -> tuple[Summary, tuple[Measurement, ...]]:
-    from orchestrator.job import State
+    from orchestrator.domain.job import State
     from orchestrator.report.shown import ORDINARY_ROWS
     from orchestrator.report.steps import step_times_of
     from orchestrator.results.bulk import read_lean, with_raw
@@ -129,9 +127,8 @@ def _read_large(store: Store) -> tuple[Summary, tuple[Measurement, ...]]:
 
 
 def _read(store: Store, read: Callable[[], Contents]) -> tuple[Summary, tuple[Measurement, ...]]:
-    from orchestrator.reference_data import reference
-    from orchestrator.report.effects import workload_defaults
     from orchestrator.report.progress import underway_of
+    from orchestrator.report.reference_data import reference
     from orchestrator.report.summary import summarize
 
     status = read_status(store)  # before the rows, so that it never counts more of them
@@ -141,17 +138,16 @@ def _read(store: Store, read: Callable[[], Contents]) -> tuple[Summary, tuple[Me
         [f"{damage.path.name} ({damage.reason})" for damage in contents.damaged],
         underway=underway_of(status, time.time()),
         reference=reference(),
-        defaults=workload_defaults,
     )
     return summary, contents.measurements
 
 
 def read_status(store: Store) -> RunStatus | None:
-    """What the run's driver wrote last; None where there is no such word, or none to understand."""
-    from orchestrator.run_status import RunStatus
+    """Last status of the run's driver; None where there is none, or none that can be read."""
+    from orchestrator.runtime.status import RunStatus
 
     try:
-        return RunStatus.from_json(disk.read(store.path / "status.json", SMALL_BYTES).decode())
+        return RunStatus.from_json(disk.read(store.path / paths.STATUS, SMALL_BYTES).decode())
     except (OSError, ValueError):
         return None
 

@@ -1,4 +1,4 @@
-"""What did not run, and why: rows gathered by cause, so that one bug is read once.
+"""Rows that did not succeed, grouped by cause, so that one bug is read once.
 
 A night with one missing package can leave a thousand failed rows. They are grouped by state,
 failure class and the shape of their reason (numbers, addresses and paths blanked), with the tail
@@ -11,8 +11,8 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from orchestrator.job import State
-from orchestrator.measurement import Measurement
+from orchestrator.domain.job import State
+from orchestrator.domain.measurement import Measurement
 
 #: Answers, not accidents: the question "does this setting work here?" was settled.
 SETTLED = frozenset({State.SUCCEEDED, State.OUT_OF_MEMORY, State.UNSUPPORTED, State.PRUNED})

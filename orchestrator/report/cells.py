@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
-from orchestrator.job import State
-from orchestrator.measurement import Measurement
+from orchestrator.domain.job import State
+from orchestrator.domain.measurement import Measurement
 from orchestrator.report import units
 from orchestrator.report.contests import memory_kind, peak_memory_bytes
 from orchestrator.report.summary import SHORT_STATE, Table
 
-#: Choices that go without saying. ``contests.FREE_PARAMETERS`` has the names of all.
-USUAL: Mapping[str, object] = {
-    "attention": "sdpa",
-    "autocast": "none",
-    "gradient_accumulation": 1,
-    "gradient_checkpointing": False,
-    "padding": "dynamic",
-}
 #: Of what no sensor told: never zero, and never left out without a word.
 NOT_KNOWN = "not known"
 
@@ -55,21 +46,6 @@ def plus_minus(row: Measurement) -> str:
         return ""
     half = (metrics.throughput_high - metrics.throughput_low) / 2
     return f"±{units.percent(half / metrics.throughput)}"
-
-
-def choice(row: Measurement) -> str:
-    """The free choices of a row, short: ``bf16 b=32``, with what else of them is not usual."""
-    words = [row.precision, f"b={row.batch_size if row.batch_size is not None else '?'}"]
-    if row.engine != "transformers":
-        words.append(row.engine)
-    if row.parameters.get("compile"):
-        words.append("compiled")
-    for name, usual in USUAL.items():
-        value = row.parameters.get(name, usual)
-        if value != usual:
-            told = name.replace("_", " ")
-            words.append(told if value is True else f"{told} {value}")
-    return " ".join(words)
 
 
 def throughput(row: Measurement) -> str:
@@ -116,11 +92,3 @@ def where(row: Measurement) -> str:
     contiguous = len(cards) > 1 and cards == list(range(cards[0], cards[-1] + 1))
     text = f"{cards[0]}-{cards[-1]}" if contiguous else ",".join(map(str, cards))
     return f"{', '.join(dict.fromkeys(row.nodes))} [{text}]"
-
-
-def label(row: Measurement) -> str:
-    """A job on one line, for lists: ``chatglm3-6b fp32 b=128 on 1 × HPU``."""
-    return (
-        f"{row.model} {row.precision} b={row.batch_size_requested} "
-        f"on {row.cards} × {row.accelerator}"
-    )

@@ -10,9 +10,10 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from orchestrator.comparison import Change, Refused, RunComparison, Turned
-from orchestrator.measurement import Measurement
-from orchestrator.report import cells, units
+from orchestrator.domain.measurement import Measurement
+from orchestrator.report import units
+from orchestrator.report.comparison import Change, Refused, RunComparison, Turned
+from orchestrator.report.labels import label
 from orchestrator.report.safe import finite, one_line, visible
 
 MOST_LINES = 40
@@ -169,7 +170,7 @@ def _telling(rows: Sequence[Measurement]) -> frozenset[str]:
 def _job(row: Measurement, telling: frozenset[str]) -> str:
     """A job on one line with what tells it from its like."""
     facts = [f"{name}={value}" for name, value in sorted(row.parameters.items()) if name in telling]
-    name = cells.label(row) + (" emulated" if row.emulated else "")
+    name = label(row) + (" emulated" if row.emulated else "")
     return f"{name} ({', '.join(facts)})" if facts else name
 
 
@@ -181,7 +182,7 @@ def _turned(turned: Sequence[Turned], console: Console) -> None:
         style = "bold red" if one.broken else ""
         _say(
             console,
-            f"{one.before.state} → {one.after.state}: {cells.label(one.after)}"
+            f"{one.before.state} → {one.after.state}: {label(one.after)}"
             + (f": {one_line(one.after.reason, 120)}" if one.after.reason else ""),
             style,
         )

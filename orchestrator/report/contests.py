@@ -1,33 +1,29 @@
 """Which setting is best, and how sure that is.
 
-A contest is held among rows that did the same work on the same device: same workload, model,
-dataset, cards and work parameters. They differ in what one is free to choose: precision, batch
-size, engine, attention. A winner whose confidence interval overlaps another's has not beaten it;
-such rows are tied, and the report says so instead of ranking noise.
+A contest is held among rows that did the same work on the same device: they agree in every setting
+whose role is ``work``, and differ in choices (precision, batch size, engine, attention, …) and in
+what changes nothing that is measured (``workloads/settings.py``). A winner whose confidence
+interval overlaps another's has not beaten it; such rows are tied, and the report says so instead of
+ranking noise.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
-from orchestrator.job import State
-from orchestrator.measurement import Measurement
+from orchestrator.domain.job import State
+from orchestrator.domain.job_fields import FIELDS
+from orchestrator.domain.measurement import Measurement
 from orchestrator.report.grouping import Setting
+from workloads import registry
 
-#: Parameters that change how the work is done, not what work it is. Any other parameter is taken
-#: for part of the work, so that unequal work is never ranked.
-FREE_PARAMETERS = frozenset(
-    {
-        "attention",
-        "autocast",
-        "compile",
-        "gradient_accumulation",
-        "gradient_checkpointing",
-        "keep_texts",
-        "length_window",
-        "padding",
-    }
+#: What a job's own settings leave free of those that a ``Setting`` has.
+_FREE_FIELDS = tuple(
+    field.name
+    for field in fields(Setting)
+    if field.name in FIELDS and FIELDS[field.name].role != "work"
 )
 
 
@@ -75,14 +71,21 @@ def peak_memory_bytes(row: Measurement) -> int | None:
 
 
 def memory_kind(row: Measurement) -> str:
-    """Whose memory ``peak_memory_bytes`` speaks of: ``device`` or ``host``."""
+    """Kind of memory that ``peak_memory_bytes`` is about: ``device`` or ``host``."""
     return "device" if row.peak_device_memory_bytes else "host"
 
 
 def work_of(setting: Setting) -> Setting:
-    """The setting without what is free to choose: rows that agree in it did the same work."""
-    parameters = tuple(p for p in setting.parameters if p[0] not in FREE_PARAMETERS)
-    return replace(setting, engine="", isolation="", parameters=parameters)
+    """The setting without what is free to choose: rows that agree in it did the same work. What
+    nobody here declares is a part of it."""
+    declared = registry.declared(setting.workload, setting.engine)
+    parameters = tuple(
+        pair
+        for pair in setting.parameters
+        if pair[0] not in declared or declared[pair[0]].role == "work"
+    )
+    blank: dict[str, Any] = dict.fromkeys(_FREE_FIELDS, "")
+    return replace(setting, parameters=parameters, **blank)
 
 
 def _judge(setting: Setting, unit: str, rows: list[Measurement]) -> Contest:

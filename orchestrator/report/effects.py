@@ -1,46 +1,26 @@
 """What each technique buys: rows that differ from a baseline in exactly one setting.
 
-A technique is anything that one may choose for the same work: precision, engine, attention,
-padding, gradient checkpointing, method. For each piece of work one measured row's settings are the
-baseline, and every row that differs from a baseline in one setting only says what that setting is
-worth. Two settings changed at once prove nothing about either and are left out. Works for any
-workload: a parameter counts as a technique unless it is known to set the amount of work.
+A technique is any setting whose role is ``choice`` (``workloads/settings.py``): precision, engine,
+attention, padding, gradient checkpointing. For each piece of work one measured row's choices are
+the baseline, and every row that differs from it in one of them says what that one is worth. Two
+changed at once prove nothing about either and are left out.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from functools import cache
 from statistics import geometric_mean
 
-from orchestrator.job import State
-from orchestrator.measurement import Measurement
-from orchestrator.ratio import Ratio, pooled, rate_of, ratio_of
-from orchestrator.report.contests import peak_memory_bytes
+from orchestrator.domain.declared import declared_of, usual_engine
+from orchestrator.domain.job import State
+from orchestrator.domain.measurement import Measurement
+from orchestrator.report.contests import peak_memory_bytes, work_of
 from orchestrator.report.grouping import Setting, precision_rank, scalar
-
-#: Parameters that say how much work there is, or that do not touch speed at all.
-WORK_PARAMETERS = frozenset(
-    {
-        "output_tokens",
-        "input_tokens",
-        "ignore_eos",
-        "prompts",
-        "keep_texts",
-        "steps",
-        "samples",
-        "max_length",
-        "learning_rate",
-        "save_adapter",
-        "seed",
-    }
-)
+from orchestrator.report.ratio import Ratio, pooled, rate_of, ratio_of
 
 Technique = tuple[tuple[str, str], ...]
-#: The default value of each parameter of a workload, as text; empty for an unknown workload.
-Defaults = Callable[[str], Mapping[str, str]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,23 +71,20 @@ class Effect:
         return None
 
 
-def effects_of(
-    rows: Sequence[Measurement],
-    settings: Mapping[str, Setting],
-    defaults: Defaults = lambda workload: {},
-) -> tuple[Effect, ...]:
+def effects_of(rows: Sequence[Measurement], settings: Mapping[str, Setting]) -> tuple[Effect, ...]:
     """Every effect that the rows show, grouped by work; within it the largest gain first."""
     groups: dict[Setting, list[Measurement]] = {}
     for row in rows:
         if row.state is State.SUCCEEDED and rate_of(row.metrics, row.measure.confidence):
-            groups.setdefault(_work(settings[row.job_id]), []).append(row)
+            groups.setdefault(work_of(settings[row.job_id]), []).append(row)
     effects = []
     for work, group in groups.items():
-        told = {row.job_id: _technique(row, settings[row.job_id]) for row in group}
-        usual = defaults(work.workload)
-        base = baseline(list(told.values()), usual)
-        found = _compared(group, told, base)
-        setting = _with(work, dict(base))
+        defaults = _defaults(work.workload, {settings[row.job_id].engine for row in group})
+        told = {row.job_id: _technique(row, settings[row.job_id], defaults) for row in group}
+        seen = {(told[row.job_id], row.batch_size_requested) for row in group}
+        base = baseline(seen, defaults)
+        found = _compared(group, told, base, defaults)
+        setting = _with(work, {**defaults, **dict(base)})
         effects += [
             Effect(setting=setting, name=name, before=before, after=after, pairs=tuple(pairs))
             for (name, before, after), pairs in sorted(found.items(), key=_gain, reverse=True)
@@ -115,44 +92,46 @@ def effects_of(
     return tuple(effects)
 
 
-def baseline(seen: Sequence[Technique], defaults: Mapping[str, str]) -> Technique:
-    """The settings to compare with: the workload's defaults where a row has them; else those that
-    most rows differ from in one setting, so that a star of a grid is read from its centre. Ties go
-    to more default values, then to the widest precision.
+def baseline(seen: Collection[tuple[Technique, str]], defaults: Mapping[str, str]) -> Technique:
+    """The choices to compare with, of those that rows have, each with its batch size.
+
+    They are the nearest to the defaults among those with at least half as many comparisons as the
+    centre of the grid's star has: a default in one row of a grid that is about another precision
+    compares with nothing. Ties go to the centre, then to the widest precision.
 
     Raises:
         ValueError: ``seen`` is empty.
     """
-    counted = Counter(seen)
-    neighbours = _neighbours(counted)
+    pairs = _pairs(set(seen))
+    most = max(pairs.values())
 
     def rank(one: Technique) -> tuple[object, ...]:
-        values = dict(one)
-        known = [name for name in values if name in defaults]
-        usual = sum(values[name] == defaults[name] for name in known)
-        all_usual = bool(known) and usual == len(known)
-        precision = precision_rank(values.get("precision", ""))
-        return (not all_usual, -neighbours[one], -usual, precision, one)
+        unusual = sum(defaults.get(name) != value for name, value in one)
+        precision = precision_rank(dict(one).get("precision", ""))
+        return (2 * pairs[one] < most, unusual, -pairs[one], precision, one)
 
-    return min(counted, key=rank)
+    return min(pairs, key=rank)
 
 
-def _neighbours(counted: Counter[Technique]) -> Counter[Technique]:
-    """How many rows differ from each in exactly one setting: those that agree in all others."""
-    alike: Counter[tuple[str, frozenset[tuple[str, str]]]] = Counter()
-    names = {name for one in counted for name, _ in one}
-    rest = {}
-    for one, rows in counted.items():
-        for name in names:
-            rest[one, name] = (name, frozenset(p for p in one if p[0] != name and p[1]))
-            alike[rest[one, name]] += rows
-    return Counter(
-        {one: sum(alike[rest[one, n]] - rows for n in names) for one, rows in counted.items()}
-    )
+def _pairs(seen: Set[tuple[Technique, str]]) -> dict[Technique, int]:
+    """With how many others each can be compared: at an equal batch size, in exactly one setting."""
+    names = {name for one, _ in seen for name, _ in one}
+    rests: dict[tuple[Technique, str], list[Hashable]] = {
+        (one, size): [(size, n, frozenset(p for p in one if p[0] != n)) for n in names]
+        for one, size in seen
+    }
+    alike = Counter(rest for own in rests.values() for rest in own)
+    found = dict.fromkeys((one for one, _ in seen), 0)
+    for (one, _), own in rests.items():
+        found[one] += sum(alike[rest] - 1 for rest in own)
+    return found
 
 
 def _compared(
-    rows: Iterable[Measurement], told: Mapping[str, Technique], base: Technique
+    rows: Iterable[Measurement],
+    told: Mapping[str, Technique],
+    base: Technique,
+    defaults: Mapping[str, str],
 ) -> dict[tuple[str, str, str], list[Pair]]:
     """Pairs by what was changed, each at one batch size."""
     by_batch: dict[str, list[Measurement]] = {}
@@ -165,7 +144,7 @@ def _compared(
         if of_base is None:
             continue
         for row in group:
-            changes = _changes(base, told[row.job_id])
+            changes = _changes(base, told[row.job_id], defaults)
             if len(changes) != 1 or row.metrics.throughput_unit != of_base.metrics.throughput_unit:
                 continue
             ratio = _ratio(row, of_base)
@@ -181,58 +160,37 @@ def _ratio(row: Measurement, base: Measurement) -> Ratio | None:
     return ratio_of(mine, other) if mine and other else None
 
 
-@cache
-def workload_defaults(workload: str) -> Mapping[str, str]:
-    """The default of every parameter and of engine and isolation, as text; empty if unknown."""
-    from workloads.registry import WORKLOADS
-
-    entry = WORKLOADS.get(workload)
-    if entry is None:
-        return {}
-    fields = entry.parameters.model_fields
-    known = {name: scalar(field.default) for name, field in fields.items()}
-    usual = {"engine": "transformers", "isolation": "warm"}
-    return usual | {name: value for name, value in known.items() if name not in WORK_PARAMETERS}
+def _defaults(workload: str, engines: Iterable[str]) -> dict[str, str]:
+    """The default of every choice that rows of these engines have, as text."""
+    declared = {n: d for engine in engines for n, d in declared_of(workload, engine).items()}
+    known = {n: scalar(d.default) for n, d in declared.items() if d.role == "choice"}
+    del known["batch_size"]  # rows are compared at equal ones
+    return {**known, "engine": usual_engine(workload)}
 
 
 def _gain(entry: tuple[object, list[Pair]]) -> float:
     return pooled([pair.ratio for pair in entry[1]]).value
 
 
-def _changes(base: Technique, other: Technique) -> list[tuple[str, str, str]]:
+def _changes(
+    base: Technique, other: Technique, defaults: Mapping[str, str]
+) -> list[tuple[str, str, str]]:
     """Name, value before and after of every setting that differs."""
-    before, after = dict(base), dict(other)
-    return [
-        (name, before.get(name, ""), after.get(name, ""))
-        for name in sorted(before.keys() | after.keys())
-        if before.get(name, "") != after.get(name, "")
-    ]
+    before, after = {**defaults, **dict(base)}, {**defaults, **dict(other)}
+    return [(n, before[n], after[n]) for n in sorted(before) if before[n] != after[n]]
 
 
-def _work(setting: Setting) -> Setting:
-    """The setting without anything that is a technique."""
-    parameters = tuple(p for p in setting.parameters if p[0] in WORK_PARAMETERS)
-    parameters = tuple(p for p in parameters if p[0] != "keep_texts")
-    return replace(setting, engine="", isolation="", parameters=parameters)
+def _technique(row: Measurement, setting: Setting, defaults: Mapping[str, str]) -> Technique:
+    """The precision and every other choice of a row that is not at its default. So a setting that
+    only its engine has does not tell it from rows of other engines unless it is set."""
+    own = {**dict(setting.parameters), "engine": setting.engine, "isolation": setting.isolation}
+    chosen = [(n, own[n]) for n in defaults if n in own and own[n] != defaults[n]]
+    return (("precision", row.precision), *chosen)
 
 
-def _technique(row: Measurement, setting: Setting) -> Technique:
-    parameters = [p for p in setting.parameters if p[0] not in WORK_PARAMETERS]
-    own = [
-        ("precision", row.precision),
-        ("engine", setting.engine),
-        ("isolation", setting.isolation),
-    ]
-    return (*own, *parameters)
-
-
-def _with(work: Setting, base: Mapping[str, str]) -> Setting:
+def _with(work: Setting, choices: dict[str, str]) -> Setting:
     """The work done in the baseline's way; the precision is told by each effect."""
-    own = ("precision", "engine", "isolation")
-    parameters = [*work.parameters, *((n, v) for n, v in base.items() if n not in own)]
-    return replace(
-        work,
-        engine=base["engine"],
-        isolation=base["isolation"],
-        parameters=tuple(sorted(parameters)),
-    )
+    del choices["precision"]
+    engine, isolation = choices.pop("engine"), choices.pop("isolation")
+    parameters = tuple(sorted((*work.parameters, *choices.items())))
+    return replace(work, engine=engine, isolation=isolation, parameters=parameters)

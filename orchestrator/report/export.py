@@ -18,7 +18,7 @@ from json.encoder import encode_basestring_ascii
 from math import isfinite
 from operator import attrgetter
 
-from orchestrator.measurement import Measurement, Metrics
+from orchestrator.domain.measurement import Measurement, Metrics
 from orchestrator.report.contests import Contest, memory_kind, peak_memory_bytes
 from orchestrator.report.figure_data import figure_records
 from orchestrator.report.safe import csv_field, finite

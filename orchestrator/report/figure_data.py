@@ -11,8 +11,8 @@ import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from orchestrator.job import State
-from orchestrator.measurement import Measurement
+from orchestrator.domain.job import State
+from orchestrator.domain.measurement import Measurement
 from orchestrator.report.contests import interval, memory_kind, peak_memory_bytes
 from orchestrator.report.fronts import latency
 from orchestrator.report.grouping import Setting, described

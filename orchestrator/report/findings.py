@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from orchestrator.ratio import Ratio
-from orchestrator.report import cells, units
+from orchestrator.report import units
+from orchestrator.report.contests import work_of
 from orchestrator.report.grouping import Differences, described, unusual
+from orchestrator.report.labels import label
 from orchestrator.report.published import REFERENCES
+from orchestrator.report.ratio import Ratio
 from orchestrator.report.summary import Summary
 
 
@@ -68,14 +70,15 @@ def _effects(summary: Summary) -> Finding:
 
 
 def _steps(summary: Summary) -> Finding:
-    apart = unusual(summary.settings[one.row.job_id] for one in summary.steps)
+    work = {one.row.job_id: work_of(summary.settings[one.row.job_id]) for one in summary.steps}
+    apart = unusual(work.values())
     rows = []
     for one in summary.steps:
-        about = described(apart[summary.settings[one.row.job_id]])
+        about = described(apart[work[one.row.job_id]])
         shares = (one.data, one.forward, one.backward, one.optimizer, one.communication)
         rows.append(
             (
-                cells.label(one.row) + (f" · {about}" if about else ""),
+                label(one.row) + (f" · {about}" if about else ""),
                 units.seconds(one.step_s),
                 *(units.percent(share, 2) for share in shares),
             )
@@ -117,7 +120,7 @@ def _roofline(summary: Summary) -> Finding:
     )
     rows = [
         (
-            cells.label(share.row),
+            label(share.row),
             share.sheet.device,
             units.percent(share.bandwidth, 3),
             units.percent(share.compute, 3),

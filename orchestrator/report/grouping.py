@@ -1,4 +1,4 @@
-"""Which rows count, and which of them belong in one table.
+"""Selection of the rows that count, and their grouping into tables.
 
 A job may have many rows: attempts that failed, probes for the largest batch, later invocations
 that measured it again. What counts is the newest row marked ``final``. Rows belong in one table
@@ -12,8 +12,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from orchestrator.job import Accelerator, Scalar, State, supersedes
-from orchestrator.measurement import Measurement
+from orchestrator.domain.declared import as_declared
+from orchestrator.domain.job import Accelerator, Scalar, State, supersedes
+from orchestrator.domain.measurement import Measurement
 
 #: Report order; a precision that is not listed comes after these, by name.
 PRECISION_ORDER = ("fp32", "tf32", "fp16", "bf16", "fp8", "int8", "int4")
@@ -65,7 +66,7 @@ def newest_final(measurements: Sequence[Measurement]) -> tuple[Measurement, ...]
 
 
 def _stands_for(row: Measurement, other: Measurement, *, newer: bool) -> bool:
-    """Whether ``row`` tells of the job rather than ``other`` does."""
+    """Return whether ``row`` represents the job rather than ``other``."""
     if row.emulated != other.emulated:
         real = other if row.emulated else row
         if real.state is State.SUCCEEDED:
@@ -103,9 +104,14 @@ def settings_of(rows: Sequence[Measurement]) -> dict[str, Setting]:
             cards=row.cards,
             engine=row.engine,
             isolation=row.isolation,
-            parameters=tuple(sorted((k, scalar(v)) for k, v in row.parameters.items())),
+            parameters=_parameters(row),
         )
     return settings
+
+
+def _parameters(row: Measurement) -> tuple[tuple[str, str], ...]:
+    declared = as_declared(row.workload, row.engine, row.parameters)
+    return tuple(sorted((name, scalar(value)) for name, value in declared.items()))
 
 
 def varying_parameters(settings: Iterable[Setting]) -> frozenset[str]:
@@ -122,7 +128,7 @@ def varying_parameters(settings: Iterable[Setting]) -> frozenset[str]:
 
 
 def shared_facts(settings: Sequence[Setting]) -> dict[str, str]:
-    """What is the same in every setting, as name and value, for one line above all tables."""
+    """Settings with one value in all rows, as name and value, for one line above all tables."""
     if not settings:
         return {}
     facts: dict[str, str] = {}

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from orchestrator.domain.measurement import Measurement
 from orchestrator.errors import ExtraMissing, StoreError
 from orchestrator.report import cells, units
 from orchestrator.report.contests import interval
@@ -91,11 +92,11 @@ def write_images(summary: Summary, directory: Path) -> tuple[list[Path], int]:
 
 
 def images_of(summary: Summary) -> tuple[list[Image], int]:
-    """What is to be drawn, and how many pictures the limit leaves out."""
+    """The images to draw, and the number that the limit leaves out."""
     kinds: list[list[Image]] = [
         [_heat_map(n, table) for n, table in enumerate(summary.tables, 1)],
         [_curve(n, t) for n, t in enumerate(summary.tables, 1) if len(_measured(t)) > 1],
-        [_front(n, front) for n, front in enumerate(summary.fronts, 1)],
+        [_front(n, front, summary.chosen) for n, front in enumerate(summary.fronts, 1)],
         [_prompts(summary)] if any(row.items for row in summary.rows) else [],
         [_effects(summary.effects)] if summary.effects else [],
         [_scaling(n, group) for n, group in enumerate(_scalings(summary), 1)],
@@ -187,7 +188,7 @@ def _curve(number: int, table: Table) -> Image:
     return Image(name=f"throughput-against-batch-size-{number:02d}", title=_title(table), draw=draw)
 
 
-def _front(number: int, front: Front) -> Image:
+def _front(number: int, front: Front, chosen: Callable[[Measurement], str]) -> Image:
     def draw(figure: Any) -> None:
         axes = figure.subplots()
         for rows, alpha in ((front.beaten, 0.35), (front.best, 1.0)):
@@ -198,7 +199,7 @@ def _front(number: int, front: Front) -> Image:
         axes.plot([latency(r) for r in front.best], [throughput(r) for r in front.best],
                   color="#1b2126", linewidth=1, alpha=0.6, zorder=1)  # fmt: skip
         for row in front.best:
-            axes.annotate(_plain(cells.choice(row)), (latency(row), throughput(row)),
+            axes.annotate(_plain(chosen(row)), (latency(row), throughput(row)),
                           xytext=(6, -9), textcoords="offset points", fontsize=7)  # fmt: skip
         axes.set_xscale("log")
         axes.set_yscale("log")
@@ -380,7 +381,7 @@ def _timeline(timeline: Timeline) -> Image:
 
 
 def _note(summary: Summary) -> str:
-    """What is not real about the numbers, for the foot of every picture."""
+    """Warnings about numbers that are not real, for the foot of every picture."""
     flags = [f"{f.name.lower()} in {f.count} of {f.of} rows" for f in summary.flags]
     return ("Beware: " + ", ".join(flags)) if flags else ""
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from orchestrator.measurement import Measurement
+from orchestrator.domain.measurement import Measurement
 from orchestrator.report import cells, units
 from orchestrator.report.findings import Finding, findings
 from orchestrator.report.grouping import Differences, described
+from orchestrator.report.labels import label
 from orchestrator.report.safe import markdown, tail
 from orchestrator.report.summary import SHORT_STATE, STATE_MEANING, Summary, Table
 
@@ -63,13 +64,13 @@ def _contests(summary: Summary) -> str:
             [
                 markdown(contest.setting.model),
                 markdown(contest.setting.where + (f" · {about}" if about else "")),
-                markdown(cells.choice(contest.fastest)),
+                markdown(summary.chosen(contest.fastest)),
                 markdown(cells.throughput(contest.fastest)),
-                markdown(units.listed([cells.choice(row) for row in contest.tied]))
+                markdown(units.listed([summary.chosen(row) for row in contest.tied]))
                 or units.MISSING,
-                markdown(_latency(contest.quickest)),
-                markdown(_memory(contest.leanest)),
-                markdown(_energy(contest.thriftiest)),
+                markdown(_latency(summary, contest.quickest)),
+                markdown(_memory(summary, contest.leanest)),
+                markdown(_energy(summary, contest.thriftiest)),
             ]
         )
     head = (
@@ -85,18 +86,18 @@ def _contests(summary: Summary) -> str:
     return "## Best setting for each model and device\n\n" + _grid(head, lines, right=(3,))
 
 
-def _latency(row: Measurement | None) -> str:
+def _latency(summary: Summary, row: Measurement | None) -> str:
     if row is None:
         return units.MISSING
-    return f"{units.seconds(row.metrics.latency_p50_s)} ({cells.choice(row)})"
+    return f"{units.seconds(row.metrics.latency_p50_s)} ({summary.chosen(row)})"
 
 
-def _energy(row: Measurement | None) -> str:
-    return cells.energy(row) + (f" ({cells.choice(row)})" if row is not None else "")
+def _energy(summary: Summary, row: Measurement | None) -> str:
+    return cells.energy(row) + (f" ({summary.chosen(row)})" if row is not None else "")
 
 
-def _memory(row: Measurement | None) -> str:
-    return units.MISSING if row is None else f"{cells.memory(row)} ({cells.choice(row)})"
+def _memory(summary: Summary, row: Measurement | None) -> str:
+    return units.MISSING if row is None else f"{cells.memory(row)} ({summary.chosen(row)})"
 
 
 def _table(table: Table) -> str:
@@ -138,7 +139,7 @@ def _causes(summary: Summary) -> str:
         return ""
     parts = ["## What did not run, and why"]
     for cause in summary.causes:
-        names = markdown(units.listed([cells.label(row) for row in cause.rows]))
+        names = markdown(units.listed([label(row) for row in cause.rows]))
         reason = markdown(cause.reason) or "no reason was recorded"
         parts.append(
             f"- **{len(cause.rows):,} × {markdown(str(cause.state))}** {reason}  \n  {names}"

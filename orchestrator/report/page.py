@@ -14,15 +14,15 @@ from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
-from orchestrator.job import State
-from orchestrator.measurement import Measurement
-from orchestrator.reference_data import DeviceSheet
+from orchestrator.domain.job import State
+from orchestrator.domain.measurement import Measurement
 from orchestrator.report import cells, units
 from orchestrator.report.causes import SETTLED, STATE_ORDER
-from orchestrator.report.contests import interval
+from orchestrator.report.contests import interval, work_of
 from orchestrator.report.drawing import precision_style
 from orchestrator.report.figures import clipped, throughput_curve
 from orchestrator.report.grouping import Differences, Setting, described, unusual
+from orchestrator.report.labels import label
 from orchestrator.report.payload import payload
 from orchestrator.report.plots import (
     MOST_LINES,
@@ -32,6 +32,7 @@ from orchestrator.report.plots import (
     scaling_figure,
 )
 from orchestrator.report.published import REFERENCES
+from orchestrator.report.reference_data import DeviceSheet
 from orchestrator.report.roofline import Share
 from orchestrator.report.safe import one_line, script_json, tail, visible
 from orchestrator.report.scaling import Scaling
@@ -101,9 +102,11 @@ def render(
             ratio_bars=ratio_bars,
             scaling_groups=scaling_groups(summary.scalings),
             scaling_apart=Differences.among([one.setting for one in summary.scalings]),
-            unusual=unusual(summary.settings[one.row.job_id] for one in summary.steps),
+            work_of=work_of,
+            unusual=unusual(work_of(summary.settings[one.row.job_id]) for one in summary.steps),
             roofline_groups=roofline_groups(summary.roofline.shares),
             heat=heat,
+            without_precision=lambda row: summary.chosen(row).partition(" ")[2],
             bar=bar,
             tops=_tops(summary),
             SETTLED=SETTLED,
@@ -124,7 +127,7 @@ def content_security_policy() -> str:
 
 
 def heat(table: Table, row: Measurement) -> float:
-    """How dark a cell is, 0 to 1: its throughput as a share of the table's highest."""
+    """Darkness of a cell, 0 to 1: its throughput as a share of the table's highest."""
     top = table.top
     return round((row.metrics.throughput or 0.0) / top, 3) if top else 0.0
 
@@ -191,11 +194,8 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         finalize=lambda value: visible(value) if type(value) is str else value,
     )
-    environment.filters["choice"] = cells.choice
-    environment.filters["choice_without_precision"] = lambda row: cells.choice(row).partition(" ")[
-        2
-    ]
-    environment.filters["label"] = cells.label
+    environment.filters["chosen"] = lambda row, summary: summary.chosen(row)
+    environment.filters["label"] = label
     environment.filters["one_line"] = one_line
     environment.filters["tail"] = tail
     environment.filters["state_class"] = lambda state: f"s-{str(state).lower()}"

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from orchestrator.measurement import Measurement
-from orchestrator.ratio import Ratio
-from orchestrator.reference_data import DeviceSheet
-from orchestrator.report import cells, units
+from orchestrator.domain.measurement import Measurement
+from orchestrator.report import units
 from orchestrator.report.drawing import (
     BOTTOM,
     HEIGHT,
@@ -27,6 +25,8 @@ from orchestrator.report.drawing import (
     y_axis,
 )
 from orchestrator.report.fronts import Front, latency, throughput
+from orchestrator.report.ratio import Ratio
+from orchestrator.report.reference_data import DeviceSheet
 from orchestrator.report.roofline import Share
 from orchestrator.report.scaling import Scaling
 
@@ -45,7 +45,7 @@ def short_seconds(value: float) -> str:
     return f"{float(f'{value * factor:.2g}'):g} {unit}"
 
 
-def front_figure(front: Front, title: str) -> str:
+def front_figure(front: Front, title: str, chosen: Callable[[Measurement], str]) -> str:
     """Throughput against latency: every setting a mark, the front a line through its own."""
     rows = (*front.best, *front.beaten)
     values = [throughput(row) for row in rows]
@@ -56,7 +56,7 @@ def front_figure(front: Front, title: str) -> str:
     parts = [frame(x, y), f'<path class="front" d="{line}"/>']
     parts += [_row_mark(row, x, y, "mark pale") for row in front.beaten]
     parts += [_row_mark(row, x, y, "mark") for row in front.best]
-    parts.append(_front_names(front, x, y))
+    parts.append(_front_names(front, x, y, chosen))
     return svg(title, *parts)
 
 
@@ -157,7 +157,7 @@ def _row_mark(row: Measurement, x: Axis, y: Axis, kind: str) -> str:
     return mark(x.at(latency(row)), y.at(throughput(row)), row.precision, kind)
 
 
-def _front_names(front: Front, x: Axis, y: Axis) -> str:
+def _front_names(front: Front, x: Axis, y: Axis, chosen: Callable[[Measurement], str]) -> str:
     """Names of the settings on the front, left out where they would touch another."""
     parts: list[str] = []
     taken: list[tuple[float, float]] = []
@@ -165,7 +165,7 @@ def _front_names(front: Front, x: Axis, y: Axis) -> str:
     order = [*front.best[-1:], *front.best[:-1]]
     for row in order:
         at, height = x.at(latency(row)), y.at(throughput(row))
-        text = cells.choice(row)
+        text = chosen(row)
         room = at + 10 + 6.6 * len(text) < WIDTH
         start = at + 9 if room else at - 9 - 6.6 * len(text)
         box = (start, height + 14 if room else height - 8)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from orchestrator.report.units import moment, plural, seconds
-from orchestrator.run_status import CardStatus, RunStatus
+from orchestrator.runtime.status import CardStatus, RunStatus
 
 #: A living driver writes its status every second; after this long it is worth a look.
 STALE_AFTER_S = 120.0
@@ -30,7 +30,7 @@ class Underway:
 
     @property
     def stale(self) -> bool:
-        """Whether the driver has been silent for too long."""
+        """Return whether the driver has been silent for too long."""
         return self.silent_s > STALE_AFTER_S
 
     @property

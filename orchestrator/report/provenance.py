@@ -11,15 +11,16 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from orchestrator.job import State
-from orchestrator.measurement import Measurement
+from orchestrator.domain.declared import undeclared
+from orchestrator.domain.job import State
+from orchestrator.domain.measurement import Measurement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flag:
     """One thing that the reader must know before believing a number."""
 
-    name: str  # "emulated cards", "random weights", "synthetic data"
+    name: str  # "Emulated cards", "Random weights", …
     count: int
     of: int  # rows it could apply to
     meaning: str
@@ -35,7 +36,7 @@ class Fact:
 
     @property
     def mixed(self) -> bool:
-        """Whether the rows do not agree."""
+        """Return whether the rows disagree."""
         return len(self.values) > 1
 
 
@@ -74,6 +75,8 @@ def flags_of(rows: Sequence[Measurement]) -> tuple[Flag, ...]:
     ran = [row for row in rows if row.state is State.SUCCEEDED]
     random_weights = [row for row in rows if row.random_weights]
     synthetic = [row for row in rows if row.synthetic_data]
+    unknown = ((row, undeclared(row.workload, row.engine, row.parameters)) for row in rows)
+    foreign = [(row, names) for row, names in unknown if names]
     flags = [
         Flag(
             name="Emulated cards",
@@ -99,6 +102,14 @@ def flags_of(rows: Sequence[Measurement]) -> tuple[Flag, ...]:
             meaning="The inputs were generated. Their lengths follow the real dataset's; their "
             "content does not.",
             details=_names(row.dataset for row in synthetic),
+        ),
+        Flag(
+            name="Unknown settings",
+            count=len(foreign),
+            of=len(rows),
+            meaning="No workload that is installed here has these settings. Rows that differ in "
+            "them are taken for unlike work: they are never ranked against each other.",
+            details=_names(f"{row.workload}: {name}" for row, names in foreign for name in names),
         ),
     ]
     return tuple(flag for flag in flags if flag.count)

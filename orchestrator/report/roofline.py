@@ -14,20 +14,10 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from orchestrator.job import State
-from orchestrator.measurement import Measurement
-from orchestrator.reference_data import DeviceSheet
-
-#: What drivers call a card -> its name in devices.csv. The whole name must match: a slice of a
-#: card (MIG) or another board of the same chip is not that card.
-DEVICE_NAMES: tuple[tuple[str, str], ...] = (
-    (r"(Intel )?(Habana )?(HL-225\w*|Gaudi ?2)", "Gaudi2"),
-    (r"(Intel )?(Habana )?(HL-325\w*|Gaudi ?3)", "Gaudi3"),
-    (r"(NVIDIA )?A100-SXM4?-80GB", "A100-SXM-80GB"),
-    (r"(NVIDIA )?H100(-SXM5?)?( 80GB HBM3|-80GB-HBM3)", "H100-SXM"),
-    (r"(NVIDIA )?H200(-SXM)?( 141GB HBM3e)?", "H200-SXM"),
-    (r"(NVIDIA )?L40S", "L40S"),
-)
+from orchestrator.domain.job import State
+from orchestrator.domain.measurement import Measurement
+from orchestrator.report.reference_data import DeviceSheet
+from workloads.devices import all_devices
 
 #: The arithmetic that a precision computes in. Weights in int8 or int4 are unpacked to bf16 first;
 #: fp32 has no published dense peak in the table.
@@ -77,7 +67,8 @@ def roofline_of(rows: Sequence[Measurement], sheets: Sequence[DeviceSheet]) -> R
 
 def sheet_of(device_name: str, sheets: Sequence[DeviceSheet]) -> DeviceSheet | None:
     """The data sheet of a card that the driver calls so; None if it is not exactly that card."""
-    for pattern, name in DEVICE_NAMES:
+    # The whole name must match: a slice of a card (MIG), or another board of its chip, is not it.
+    for pattern, name in (each for spec in all_devices() for each in spec.data_sheets):
         if re.fullmatch(pattern, device_name.strip(), re.IGNORECASE):
             return next((sheet for sheet in sheets if sheet.device == name), None)
     return None

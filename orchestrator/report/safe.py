@@ -12,7 +12,7 @@ import json
 import math
 import re
 
-from orchestrator.visible import visible as visible
+from orchestrator.host.visible import visible as visible
 
 _MARKDOWN = re.compile(r"([\\`*_\[\]<>|~#&])")
 

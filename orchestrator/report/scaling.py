@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from orchestrator.job import State
-from orchestrator.measurement import Measurement
-from orchestrator.ratio import Ratio, rate_of, ratio_of
+from orchestrator.domain.job import State
+from orchestrator.domain.measurement import Measurement
 from orchestrator.report.grouping import Setting, precision_rank
+from orchestrator.report.ratio import Ratio, rate_of, ratio_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Where the time of a training step goes: shares of its parts, from the row's raw samples. Pure.
+"""Shares of a training step's time, by its parts, from the row's raw samples. Pure.
 
 Forward, backward, optimizer and data follow each other; what is left of the wall time is between
 them. Waiting for other cards happens inside of these parts and is told beside them, not added.
@@ -10,8 +10,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from orchestrator.job import State
-from orchestrator.measurement import Measurement
+from orchestrator.domain.job import State
+from orchestrator.domain.measurement import Measurement
 from workloads.api import Sample
 
 #: Parts that follow each other in a step, in this order; fields of ``workloads.api.Sample``.

@@ -14,9 +14,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from orchestrator.job import State
-from orchestrator.measurement import Measurement
-from orchestrator.reference_data import Reference
+from orchestrator.domain.job import State
+from orchestrator.domain.measurement import Measurement
 from orchestrator.report.causes import (
     SETTLED,
     STATE_ORDER,
@@ -26,7 +25,7 @@ from orchestrator.report.causes import (
     retried,
 )
 from orchestrator.report.contests import Contest, hold_contests
-from orchestrator.report.effects import Defaults, Effect, effects_of
+from orchestrator.report.effects import Effect, effects_of
 from orchestrator.report.fronts import Front, fronts_of
 from orchestrator.report.grouping import (
     Differences,
@@ -36,9 +35,11 @@ from orchestrator.report.grouping import (
     settings_of,
     shared_facts,
 )
+from orchestrator.report.labels import labels_of
 from orchestrator.report.progress import Underway
 from orchestrator.report.provenance import Flag, Provenance, flags_of, provenance_of
 from orchestrator.report.published import Comparison, against_published
+from orchestrator.report.reference_data import Reference
 from orchestrator.report.roofline import Roofline, roofline_of
 from orchestrator.report.scaling import Scaling, scalings_of
 from orchestrator.report.steps import StepTime, step_times_of
@@ -119,7 +120,12 @@ class Summary:
     timeline: Timeline = field(default_factory=Timeline)
     provenance: Provenance = field(default_factory=Provenance)
     settings: Mapping[str, Setting] = field(default_factory=dict)  # by job id
+    labels: Mapping[str, str] = field(default_factory=dict)  # what was chosen, by job id
     underway: Underway | None = None  # None: finished, or nothing is known of a driver
+
+    def chosen(self, row: Measurement) -> str:
+        """How a row did its work, in words that no other row of the same work has."""
+        return self.labels[row.job_id]
 
     @property
     def unsettled(self) -> int:
@@ -150,7 +156,6 @@ def summarize(
     *,
     underway: Underway | None = None,
     reference: Reference | None = None,
-    defaults: Defaults = lambda workload: {},
 ) -> Summary:
     """The summary of one run's rows, in the order in which they were written.
 
@@ -159,7 +164,6 @@ def summarize(
         damaged: names of files that should have held rows and could not be read.
         underway: how far the run is, where it is not finished.
         reference: what others published, to compare with.
-        defaults: of a workload's parameters, by its name; they tell a baseline.
     """
     reference = reference or Reference()
     rows = newest_final(measurements)
@@ -177,7 +181,7 @@ def summarize(
         contests=contests,
         tables=_tables(rows, settings),
         fronts=fronts_of(rows, settings),
-        effects=effects_of(rows, settings, defaults),
+        effects=effects_of(rows, settings),
         steps=step_times_of(rows),
         scalings=scalings_of(rows, settings),
         roofline=roofline_of(rows, reference.devices),
@@ -187,6 +191,7 @@ def summarize(
         timeline=timeline_of(measurements),
         provenance=provenance_of(rows, measurements),
         settings=settings,
+        labels=labels_of(rows, settings),
         underway=underway,
     )
 

@@ -9,10 +9,11 @@ from rich.console import Console, JustifyMethod
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from orchestrator.job import State
+from orchestrator.domain.job import State
 from orchestrator.report import cells, units
 from orchestrator.report.findings import findings
 from orchestrator.report.grouping import Differences, described
+from orchestrator.report.labels import label
 from orchestrator.report.safe import one_line, tail, visible
 from orchestrator.report.summary import SHORT_STATE, STATE_MEANING, Summary, Table
 from orchestrator.report.timeline import Lane
@@ -98,9 +99,12 @@ def _contests(summary: Summary, console: Console) -> None:
         if about:
             _say(console, f"  {about}", "dim")
         best = contest.fastest
-        _say(console, f"  highest throughput   {cells.choice(best)}: {cells.throughput(best)}")
+        _say(
+            console,
+            f"  highest throughput   {summary.chosen(best)}: {cells.throughput(best)}",
+        )
         if contest.tied:
-            ties = units.listed([cells.choice(row) for row in contest.tied])
+            ties = units.listed([summary.chosen(row) for row in contest.tied])
             _say(console, f"  not told apart from  {ties} (intervals overlap)")
         elif not contest.certain:
             _say(console, "  no interval          too few repeats to say how sure this is")
@@ -109,12 +113,15 @@ def _contests(summary: Summary, console: Console) -> None:
         if contest.quickest is not None:
             row = contest.quickest
             latency = units.seconds(row.metrics.latency_p50_s)
-            _say(console, f"  lowest latency       {cells.choice(row)}: {latency} a prompt (p50)")
+            _say(
+                console,
+                f"  lowest latency       {summary.chosen(row)}: {latency} a prompt (p50)",
+            )
         if contest.leanest is not None:
             row = contest.leanest
-            _say(console, f"  smallest memory      {cells.choice(row)}: {cells.memory(row)}")
+            _say(console, f"  smallest memory      {summary.chosen(row)}: {cells.memory(row)}")
         thrifty = contest.thriftiest
-        whose = f"{cells.choice(thrifty)}: " if thrifty is not None else ""
+        whose = f"{summary.chosen(thrifty)}: " if thrifty is not None else ""
         _say(console, f"  most work per joule  {whose}{cells.energy(thrifty)}")
     _cut(console, len(summary.contests), MOST_LINES, "contest")
 
@@ -216,7 +223,7 @@ def _causes(summary: Summary, console: Console) -> None:
             f"{len(cause.rows):,} × {cause.state}{of_class}: {reason}",
             STYLES.get(cause.state, ""),
         )
-        names = [cells.label(row) for row in cause.rows]
+        names = [label(row) for row in cause.rows]
         _say(console, f"  {one_line(units.listed(names, 3))}", "dim")
         if cause.example.failure_tail:
             for line in tail(cause.example.failure_tail, 800).splitlines()[-6:]:
@@ -232,7 +239,7 @@ def _retried(summary: Summary, console: Console) -> None:
     _heading(console, "Jobs that needed more than one attempt")
     for item in summary.retried[:MOST_LINES]:
         ended = " → ".join(str(row.state) for row in item.attempts)
-        _say(console, f"  {cells.label(item.row)}: {ended}")
+        _say(console, f"  {label(item.row)}: {ended}")
     _cut(console, len(summary.retried), MOST_LINES, "job")
 
 

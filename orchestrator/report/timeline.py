@@ -1,4 +1,4 @@
-"""When each card was busy, with what, and how long it stood idle.
+"""Timeline of the cards: their jobs, and the time they stood idle.
 
 Every attempt that held cards is a span on each of them: failed attempts and probes cost card time
 too. Idle time is counted inside each invocation only, from its first start to its last end; the
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from orchestrator.measurement import Measurement
+from orchestrator.domain.measurement import Measurement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)

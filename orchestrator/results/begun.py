@@ -1,4 +1,4 @@
-"""Which attempts have begun: a log that tells the next driver what a dead one had running.
+"""Log of the attempts that have begun: tells the next driver which ones a dead driver had running.
 
     <sha256[:16]> <the attempt's note, from which its row is made should its driver die: notes.py>
 
@@ -14,10 +14,10 @@ import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 
+from orchestrator.domain.measurement import Measurement
 from orchestrator.errors import SchemaMismatch, StoreError, StoreFull
-from orchestrator.measurement import Measurement
-from orchestrator.notes import Note, row_of
 from orchestrator.results import disk, fragments
+from orchestrator.results.notes import Note, row_of
 
 _LONG_BYTES = 2**20
 _LARGEST_BYTES = 256 * 2**20  # of a foreign one: ours is replaced when it has grown long

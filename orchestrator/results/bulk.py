@@ -12,13 +12,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import MISSING, fields, replace
-from enum import Enum
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.domain.job import Accelerator, State
+from orchestrator.domain.measurement import Measurement, Metrics
 from orchestrator.errors import SchemaMismatch, StoreError
-from orchestrator.job import Accelerator, State
-from orchestrator.measurement import Measurement, Metrics
 from orchestrator.results import disk, fragments
 from orchestrator.results.fragments import Damage
 from orchestrator.results.scan import scan_rows
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
 
 #: Rows of a table that are converted together: enough to be fast, few enough to stay small.
 _TOGETHER = 8192
-_ENUMS: dict[str, type[Enum]] = {"state": State, "accelerator": Accelerator}
+_NAMES: dict[str, type[str]] = {"state": State, "accelerator": Accelerator}
 #: Texts of which every row has its own: looking for repetitions would only cost.
 _DISTINCT = frozenset({"job_id", "attempt_id", "log"})
 #: By these a row is found again.
@@ -71,7 +70,7 @@ def measurements_of(table: pa.Table, *, source: str = "table") -> Iterator[Measu
 
 
 def about_how_many(names: Iterable[str]) -> int:
-    """How many rows files of these names hold, at most and nearly."""
+    """Estimate how many rows files of these names hold: nearly right, never too low."""
     count = 0
     for name in names:
         attempt = fragments.attempt_of(name)
@@ -179,8 +178,8 @@ def _as_python(name: str, column: Any, shared: dict[Any, Any]) -> list[Any]:
     import pyarrow.types as kinds
 
     kind = column.type
-    if name in _ENUMS:
-        return _repeated(column, shared, _ENUMS[name])
+    if name in _NAMES:
+        return _repeated(column, shared, _NAMES[name])
     if kinds.is_string(kind):
         return column.to_pylist() if name in _DISTINCT else _repeated(column, shared, str)
     if kinds.is_boolean(kind) or kinds.is_int64(kind) or kinds.is_float64(kind):

@@ -1,4 +1,4 @@
-"""Which run is meant: by its name, by the path of its directory, or the newest."""
+"""Finds the run that is meant: by its name, by the path of its directory, or the newest."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from orchestrator.errors import StoreError
+from orchestrator.results import paths
 from orchestrator.results.directory import default_results_dir
 from orchestrator.results.store import Store, runs
 
@@ -22,7 +23,7 @@ def find_run(run: str | os.PathLike[str] | None = None, results: Path | None = N
     Raises:
         StoreError: there is no such run, or none at all; the message lists those that exist.
     """
-    if run is not None and os.path.isdir(os.path.join(run, "rows")):
+    if run is not None and os.path.isdir(os.path.join(run, paths.ROWS)):
         path = Path(os.path.realpath(run))
         return Store.existing(path.parent, path.name)
     results = results or default_results_dir()

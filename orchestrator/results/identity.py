@@ -27,10 +27,9 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import StoreError
-from orchestrator.results import disk, fragments
+from orchestrator.results import disk, fragments, paths
 from orchestrator.results.lock import Holder
 
-NAME = "run.id"
 _ID = re.compile(r"[0-9a-f]{12}")
 _MOST_BYTES = 64 * 2**10
 _MOST_FORMER = 32  # ids that a directory had before; the latest are kept
@@ -50,7 +49,7 @@ class Place:
 
 
 class Relation(Enum):
-    """How a directory stands to the one for which its ``run.id`` was written."""
+    """Relation of a directory to the one for which its ``run.id`` was written."""
 
     SAME = "same"
     MOVED = "moved"  # renamed, or its file system is mounted elsewhere
@@ -86,12 +85,12 @@ class _Record:
 
 
 def is_run_id(text: str) -> bool:
-    """Whether the text may be part of a path and of a pattern for processes."""
+    """Return whether the text may be part of a path and of a pattern for processes."""
     return _ID.fullmatch(text) is not None
 
 
 def relation(recorded: Place, here: Place, *, original_is_there: bool) -> Relation:
-    """How the directory ``here`` stands to the recorded one.
+    """Relation of the directory ``here`` to the recorded one.
 
     Args:
         recorded: the directory for which the id was written.
@@ -123,17 +122,17 @@ def identify(directory: Path, quarantine: Path) -> Identity:
     """
     here = place_of(directory)
     try:
-        record = _parse(disk.read(directory / NAME, _MOST_BYTES, follow=False))
+        record = _parse(disk.read(directory / paths.RUN_ID, _MOST_BYTES, follow=False))
     except FileNotFoundError:
         return _new(directory, here)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         try:
-            aside = fragments.set_aside(directory / NAME, quarantine)
+            aside = fragments.set_aside(directory / paths.RUN_ID, quarantine)
         except OSError as problem:
-            where = f"{directory / NAME} holds no run id ({reason})"
+            where = f"{directory / paths.RUN_ID} holds no run id ({reason})"
             raise StoreError(f"{where} and cannot be set aside: {problem.strerror}") from problem
-        note = f"{directory / NAME} held no run id ({reason}); set aside as {aside}"
+        note = f"{directory / paths.RUN_ID} held no run id ({reason}); set aside as {aside}"
         return _new(directory, here, notes=(note,))
     if record.place is None:
         return _bind_plain(directory, here, record)
@@ -154,7 +153,7 @@ def identify(directory: Path, quarantine: Path) -> Identity:
 
 
 def has_id(directory: str, run_id: str) -> bool:
-    """Whether a directory that can be seen from here is the run of this id."""
+    """Return whether a directory that can be seen from here is the run of this id."""
     return bool(directory) and _id_at(Path(directory)) == run_id
 
 
@@ -210,7 +209,8 @@ def _new(
 
 
 def _original_is_there(record: _Record, here: Place) -> bool:
-    """Whether another directory with the id lies where the id was written, seen from this host."""
+    """Return whether another directory with the id lies where the id was written, seen from this
+    host."""
     place = record.place
     if place is None or place.host != here.host or place.path == here.path:
         return False
@@ -225,7 +225,7 @@ def _original_is_there(record: _Record, here: Place) -> bool:
 def _id_at(directory: Path) -> str | None:
     """The id in a directory; None where there is none."""
     try:
-        return _parse(disk.read(directory / NAME, _MOST_BYTES, follow=False)).run_id
+        return _parse(disk.read(directory / paths.RUN_ID, _MOST_BYTES, follow=False)).run_id
     except (OSError, ValueError):
         return None
 
@@ -245,7 +245,7 @@ def _write(directory: Path, record: _Record) -> None:
     detail = {"place": asdict(record.place) if record.place else None, "former": former}
     text = f"{record.run_id}\n{json.dumps(detail)}\n"
     # Synced: an id that a power failure takes away takes the way to the spilled rows with it.
-    fragments.write_durably(directory, NAME, text.encode())
+    fragments.write_durably(directory, paths.RUN_ID, text.encode())
 
 
 def _parse(data: bytes) -> _Record:

@@ -24,12 +24,10 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 from orchestrator.errors import StoreError, StoreLocked
-from orchestrator.results import disk
+from orchestrator.results import disk, paths
 from workloads import files
-from workloads.owned_directory import started_ticks
+from workloads.process_stat import started_ticks
 
-LOCK_NAME = "driver.lock"
-_GUARD_NAME = ".driver.lock.guard"
 HEARTBEAT_S = 5.0
 _LARGEST_BYTES = 2**16
 #: The most that a number of the lock file can be: of the last, the year 2286.
@@ -71,7 +69,8 @@ class Holder:
         return f"process {self.pid} on {self.host}, which held the run since {since}"
 
     def alive(self, here: Holder) -> bool | None:
-        """Whether the holder still runs, seen from ``here``; None when that cannot be known."""
+        """Return whether the holder still runs, seen from ``here``; None when that cannot be
+        known."""
         if not self.on_kernel_of(here):
             same_machine = (self.host, self.machine_id) == (here.host, here.machine_id)
             return False if same_machine and self.machine_id and self.boot_id else None
@@ -81,7 +80,7 @@ class Holder:
         return started is not None and started == self.process_started
 
     def on_kernel_of(self, here: Holder) -> bool:
-        """Whether both run on one kernel since the same boot, in a container or not."""
+        """Return whether both run on one kernel since the same boot, in a container or not."""
         return self.boot_id == here.boot_id and bool(self.boot_id or self.host == here.host)
 
 
@@ -89,7 +88,7 @@ class RunLock:
     """The lock of one run directory. ``acquire``, ``still_mine`` before each write, ``release``."""
 
     def __init__(self, directory: Path) -> None:
-        self.path = directory / LOCK_NAME
+        self.path = directory / paths.LOCK
         self._directory = directory
         self._holder: Holder | None = None
         self._inode: tuple[int, int] | None = None
@@ -100,7 +99,7 @@ class RunLock:
 
     @property
     def held(self) -> bool:
-        """Whether this object took the lock and has not released it."""
+        """Return whether this object took the lock and has not released it."""
         return self._holder is not None
 
     def acquire(self) -> Holder | None:
@@ -111,22 +110,48 @@ class RunLock:
             StoreError: the lock cannot be written.
         """
         me = Holder.this_process()
-        guard = self._directory / _GUARD_NAME
-        with _guard(guard):
-            dead = self.holder()
+        with _guard(self._guard_path):
+            dead = self._dead_holder(me)
             if dead is not None:
-                alive = dead.alive(me)
-                if alive is None and dead.on_kernel_of(me) and dead.flocked:
-                    alive = not _flock_is_free(self.path)
-                if alive is None and self._silent_s(guard) > self.silence_means_death_s:
-                    alive = False
-                if alive is not False:
-                    raise StoreLocked(self._refusal(dead, alive, self._silent_s(guard), here=me))
                 self.path.unlink()
             self._create(me)
         self._released = threading.Event()
         threading.Thread(target=self._beat, name="lock", daemon=True).start()
         return dead
+
+    def refuse_if_held(self) -> None:
+        """Refuse as ``acquire`` would now, and take nothing.
+
+        Raises:
+            StoreLocked: another driver holds the run, or may.
+            StoreError: the lock cannot be read.
+        """
+        if os.path.lexists(self.path):  # else there is nothing to guard either
+            with _guard(self._guard_path):
+                self._dead_holder(Holder.this_process())
+
+    @property
+    def _guard_path(self) -> Path:
+        return self._directory / paths.LOCK_GUARD
+
+    def _dead_holder(self, me: Holder) -> Holder | None:
+        """Return the holder that left the lock behind; None if there is none. Call it under the
+        guard.
+
+        Raises:
+            StoreLocked: its holder lives, or may.
+        """
+        holder = self.holder()
+        if holder is None:
+            return None
+        alive = holder.alive(me)
+        if alive is None and holder.on_kernel_of(me) and holder.flocked:
+            alive = not _flock_is_free(self.path)
+        if alive is None and self._silent_s() > self.silence_means_death_s:
+            alive = False
+        if alive is not False:
+            raise StoreLocked(self._refusal(holder, alive, self._silent_s(), here=me))
+        return holder
 
     def _beat(self) -> None:
         """Leave a sign of life every few seconds, as long as the lock is ours."""
@@ -137,16 +162,16 @@ class RunLock:
                     return
                 os.utime(self.path)
 
-    def _silent_s(self, guard: Path) -> float:
-        """How long the holder has given no sign of life, by the clock of the file system."""
+    def _silent_s(self) -> float:
+        """Time since the holder's last sign of life, by the clock of the file system."""
         try:
-            os.utime(guard)
-            return guard.stat().st_mtime - self.path.stat().st_mtime
+            os.utime(self._guard_path)
+            return self._guard_path.stat().st_mtime - self.path.stat().st_mtime
         except OSError:
             return 0.0
 
     def _create(self, me: Holder) -> None:
-        aside = self.path.with_name(f".{LOCK_NAME}.{me.token}")
+        aside = self.path.with_name(f".{paths.LOCK}.{me.token}")
         file = None
         ours: tuple[int, int] | None = None
         try:
@@ -177,7 +202,7 @@ class RunLock:
                 aside.unlink()
 
     def holder(self) -> Holder | None:
-        """Who holds the lock; None when nobody does.
+        """Return the holder of the lock; None when nobody holds it.
 
         Raises:
             StoreLocked: there is a lock file that cannot be understood.
@@ -282,8 +307,8 @@ def _flock(file: int, *, wait: bool = False) -> bool:
 
 
 def _flock_is_free(path: Path) -> bool:
-    """Whether no living process of this kernel holds the file locked; false where that cannot be
-    found out."""
+    """Return whether no living process of this kernel holds the file locked; false where that
+    cannot be found out."""
     try:
         with files.opened(path) as file:
             return _flock(file.fileno())
@@ -297,7 +322,7 @@ def _inode(path: Path) -> tuple[int, int]:
 
 
 def _process_started(pid: int) -> float | None:
-    """When a process started; None if it is gone (a zombie is)."""
+    """Start time of a process; None if it is gone (a zombie is)."""
     if os.path.exists("/proc/self/stat"):
         ticks = started_ticks(pid)
         return None if ticks is None else float(ticks)

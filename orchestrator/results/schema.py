@@ -20,13 +20,12 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, Field, fields
 from datetime import datetime, timedelta, timezone
-from enum import Enum
 from functools import lru_cache
 from operator import attrgetter
 from typing import Any
 
+from orchestrator.domain.measurement import Measurement, Metrics
 from orchestrator.errors import SchemaMismatch, StoreError
-from orchestrator.measurement import Measurement, Metrics
 from orchestrator.results.schema_docs import COLUMN_DOCS, NESTED_DOCS, RANK, Doc, Range
 from workloads.api import Item, MeasureSettings, Sample
 
@@ -120,7 +119,7 @@ def _table(rows: Sequence[Mapping[str, Any]], documented: bool) -> pa.Table:
 
 
 def _misfit(rows: Sequence[Mapping[str, Any]], columns: pa.Schema) -> str | None:
-    """Which column cannot hold its value, and why."""
+    """Name the column that cannot hold its value, and the reason; None if all can."""
     import pyarrow as pa
 
     for column in columns:
@@ -211,7 +210,8 @@ def current(table: pa.Table, source: str, columns: Sequence[str] | None = None) 
 
 
 def _is_as_expected(table: pa.Table, columns: tuple[str, ...]) -> bool:
-    """Whether a table has these columns of the right types, and no null that has a default."""
+    """Return whether a table has these columns of the right types, and no null that has a
+    default."""
     return bool(table.schema.equals(_fields(columns))) and not any(
         table.column(at).null_count for at in _places_of_defaults(columns)
     )
@@ -260,7 +260,7 @@ def _absent(field: pa.Field, rows: int, source: str) -> pa.ChunkedArray:
 
 @lru_cache(maxsize=1)
 def _defaults() -> dict[str, Any]:
-    """What stands for null, by column, where that is not null itself."""
+    """Values that stand for null, by column, where that is not null itself."""
     found = {}
     for kind in (Measurement, Metrics):
         for field in fields(kind):
@@ -286,8 +286,7 @@ def required(kind: type | None = None) -> frozenset[str]:
 @lru_cache(maxsize=1)
 def choices() -> dict[str, set[str]]:
     """The columns of enumerations, and the values that each can have."""
-    kinds = {n: kind for n, kind in _hints(Measurement).items() if isinstance(kind, type)}
-    return {n: {each.value for each in k} for n, k in kinds.items() if issubclass(k, Enum)}
+    return {n: {str(one) for one in k} for n, k in _hints(Measurement).items() if _is_choice(k)}
 
 
 # ---------------------------------------------------------------- record -> row
@@ -336,7 +335,7 @@ class _PlainFields:
         self._optional = {name for name, hint in hints.items() if _optional(hint) is not None}
 
     def of(self, record: Any, odd: list[str]) -> dict[str, Any]:
-        """The values by name: of an Enum its value, of a tuple a list.
+        """The values by name: of a choice its text, of a tuple a list.
 
         Args:
             record: whose fields they are.
@@ -370,7 +369,8 @@ def allowed_in(kind: type, name: str) -> Range:
 
 
 def _all_in(values: Sequence[float], allowed: Range) -> bool:
-    """Whether all lie in a range. With a NaN among them their sum is one, which equals nothing."""
+    """Return whether all lie in a range. With a NaN among them their sum is one, which equals
+    nothing."""
     total = sum(values)
     return total == total and allowed.low <= min(values) and max(values) <= allowed.high
 
@@ -408,8 +408,8 @@ def _other_columns() -> frozenset[str]:
 def _scalar(value: Any) -> Any:
     if type(value) is str:
         return _text(value)
-    if isinstance(value, Enum):
-        return value.value
+    if isinstance(value, str):  # of a choice
+        return str(value)
     return [_scalar(item) for item in value] if isinstance(value, tuple) else value
 
 
@@ -442,7 +442,7 @@ def _value(name: str, value: Any) -> Any:
     if name in _TIMES:
         return ((value - _EPOCH) // timedelta(microseconds=1)) / 1_000_000
     hint = _hints(Measurement)[name]
-    if isinstance(hint, type) and issubclass(hint, Enum):
+    if _is_choice(hint):
         return hint(value)
     return tuple(value) if isinstance(value, list) else value
 
@@ -475,6 +475,11 @@ def _rules(kind: type) -> dict[str, tuple[Field[Any], bool]]:
 # ---------------------------------------------------------------- types
 
 
+def _is_choice(hint: Any) -> bool:
+    """Return whether values of a type are texts, one of those that iterating the type gives."""
+    return isinstance(hint, type) and issubclass(hint, str) and hint is not str
+
+
 @lru_cache(maxsize=16)
 def _hints(kind: type) -> dict[str, Any]:
     """Field types by name, in field order."""
@@ -504,7 +509,7 @@ def _arrow(hint: Any) -> pa.DataType:
     if hint in simple:
         return simple[hint]
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin is typing.Literal or (isinstance(hint, type) and issubclass(hint, Enum)):
+    if origin is typing.Literal or _is_choice(hint):
         return pa.string()
     if origin is tuple and len(arguments) == 2 and arguments[1] is Ellipsis:
         return pa.list_(_arrow(arguments[0]))

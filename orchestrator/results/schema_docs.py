@@ -23,7 +23,7 @@ class Range(NamedTuple):
     finite: bool = True  # otherwise NaN and infinities are allowed, too
 
     def admits(self, value: float) -> bool:
-        """Whether a number lies in the range."""
+        """Return whether a number lies in the range."""
         if not self.finite and (value != value or value in (float("inf"), float("-inf"))):
             return True
         return self.low <= value <= self.high
@@ -76,7 +76,7 @@ _COLUMNS: _Entries = {
     "workload": ("", "what was done, e.g. text-generation"),
     "model": ("", "model by name or path"),
     "dataset": ("", "dataset by name or path"),
-    "accelerator": ("", "kind of card asked for: HPU, GPU or CPU"),
+    "accelerator": ("", "kind of card asked for, by its name in grids"),
     "cards": ("", "how many cards the job has", Range(low=1, high=1_000_000)),
     "precision": ("", "numbers that the weights are computed in, e.g. bf16, int8"),
     "batch_size": (

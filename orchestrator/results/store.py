@@ -1,15 +1,6 @@
 """Results on disk: one immutable Parquet fragment per row, which any reader can open.
 
-    <results>/<run>/rows/*.parquet    the rows; open them with pyarrow, pandas, DuckDB or Polars
-    <results>/<run>/quarantine/       fragments that were found torn or corrupt, or that came too
-                                      late, kept for a look
-    <results>/<run>/driver.lock       who writes; there is one writer (``lock.py``)
-    <results>/<run>/begun.log         of each attempt that runs now, what its row is made of should
-                                      its driver die (``begun.py``)
-    <results>/<run>/.reserve          room that is given up for status and report on a full disk
-    <results>/<run>/run.id            by which a driver's processes and spilled rows are known, and
-                                      the directory whose id it is (``identity.py``)
-
+``paths.py`` names the files of a run.
 A row is durable when ``append`` returns. Readers need no lock and may read while a run writes.
 Our own reader verifies every file, reports damage (``Contents.damaged``) and sees each row once,
 even while ``compact`` replaces many fragments by one file, which a writer of a big run does when
@@ -24,8 +15,6 @@ import contextlib
 import json
 import logging
 import os
-import shlex
-import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -34,20 +23,22 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.domain.declared import as_declared
+from orchestrator.domain.history import PastRow
+from orchestrator.domain.job import Accelerator, Scalar, State
 from orchestrator.errors import StoreError, StoreFull
-from orchestrator.history import PastRow
-from orchestrator.job import Accelerator, Scalar, State
-from orchestrator.results import disk, fragments, identity
+from orchestrator.results import disk, fragments, identity, paths
 from orchestrator.results.fragments import Damage
 from orchestrator.results.lock import SILENCE_S, Holder, RunLock
 from orchestrator.results.scan import COVERS_KEY, Scan, scan_rows
+from orchestrator.results.spilled import SpilledRows
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from orchestrator.measurement import Measurement
-    from orchestrator.notes import Note
+    from orchestrator.domain.measurement import Measurement
     from orchestrator.results.begun import BegunLog
+    from orchestrator.results.notes import Note
 
 _LOG = logging.getLogger("nightgrid.store")
 #: A writer that ends with this many files compacts them: ten thousand take a reader half a minute.
@@ -65,6 +56,7 @@ _HISTORY_COLUMNS = (
     "model",
     "precision",
     "batch_size",
+    "engine",
     "accelerator",
     "cards",
     "parameters",
@@ -98,7 +90,7 @@ def runs(results_dir: Path) -> list[str]:
         raise StoreError(f"{results_dir} cannot be read: {error.strerror or error}") from error
     written: dict[str, float] = {}
     for name in names:  # os.path, since Path's own questions raise where it may not look
-        rows = results_dir / name / "rows"
+        rows = results_dir / name / paths.ROWS
         with contextlib.suppress(OSError):
             if os.path.isdir(rows):
                 written[name] = os.stat(rows).st_mtime
@@ -115,19 +107,23 @@ class Store:
     def __init__(self, results_dir: Path, run: str) -> None:
         self.run = fragments.valid_name(run, "run name")
         self.path = Path(results_dir) / self.run
-        self.tables_path = self.path / "rows"
-        self.quarantine_path = self.path / "quarantine"
-        for path in (self.path, self.tables_path, self.quarantine_path, self.path / "logs"):
+        self.tables_path = self.path / paths.ROWS
+        self.quarantine_path = self.path / paths.QUARANTINE
+        for path in (self.path, self.tables_path, self.quarantine_path, self.path / paths.LOGS):
             # os.path.realpath, since Path.resolve raises where links go round in a circle
             if not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(results_dir)):
                 raise StoreError(f"{path} leads out of {results_dir}; link the latter instead")
         self.taken_over_from: Holder | None = None
         self.interrupted: tuple[str, ...] = ()  # attempts that a predecessor's death ended
-        self.rescued = 0  # rows that a predecessor could write only elsewhere
         self.notes: tuple[str, ...] = ()  # about the run's id, for the user
         self._identity: identity.Identity | None = None
         self._adopts: tuple[str, ...] = ()  # former ids whose spilled rows come home
-        self._spilled: dict[str, Path] = {}  # by the name of the row's file
+        self._spilled = SpilledRows(
+            run=self.run,
+            tables_path=self.tables_path,
+            quarantine_path=self.quarantine_path,
+            recorded=self._attempts_recorded,
+        )
         self._lock = RunLock(self.path)
 
     @classmethod
@@ -155,8 +151,13 @@ class Store:
         raise StoreError(f"no run {run!r} in {results_dir}. {hint}")
 
     @property
+    def rescued(self) -> int:
+        """Rows that a predecessor could write only elsewhere, and that came home."""
+        return self._spilled.rescued
+
+    @property
     def exists(self) -> bool:
-        """Whether the run was ever started."""
+        """Return whether the run was ever started."""
         return os.path.isdir(self.tables_path)
 
     # ------------------------------------------------------------ the one writer
@@ -165,7 +166,7 @@ class Store:
     def _begun(self) -> BegunLog:
         from orchestrator.results.begun import BegunLog  # here, since a plan needs no rows' columns
 
-        return BegunLog(self.path / "begun.log")
+        return BegunLog(self.path / paths.BEGUN)
 
     def __enter__(self) -> Store:
         """Become the writer.
@@ -183,10 +184,11 @@ class Store:
             for damage in fragments.recover(self.tables_path, self.quarantine_path):
                 _LOG.warning("set aside as %s: %s", damage.path, damage.reason)
             self._identity = identity.identify(self.path, self.quarantine_path)
-            self._bring_home(self.run_id)
+            self._spilled.bring_home(self.run_id)
             for run_id in self._adopts:
-                self._adopt(run_id)
-            self.notes = (*self._identity.notes, *self._spilled_by_former_ids())
+                self._spilled.adopt(run_id, self._identity.former)
+            waiting = self._spilled.told(self.path, self._identity.former)
+            self.notes = (*self._identity.notes, *waiting)
             self.interrupted = self._record_interrupted()
             with contextlib.suppress(StoreError):  # whoever writes rows will hear of it
                 self.make_reserve()
@@ -194,6 +196,15 @@ class Store:
             self._lock.release()
             raise
         return self
+
+    def refuse_if_held(self) -> None:
+        """Refuse as ``with store:`` would now, before anything is waited for that may be away.
+
+        Raises:
+            StoreLocked: another driver holds the run; the message names it.
+            StoreError: the lock cannot be read.
+        """
+        self._lock.refuse_if_held()
 
     def resume(self) -> Store:
         """Let ``with store:`` take the run from a holder on another host, whose death cannot be
@@ -262,15 +273,12 @@ class Store:
             raise
         for measurement in measurements:
             self._begun.end(measurement.attempt_id)
-        if elsewhere := self._spilled.pop(name, None):
-            with contextlib.suppress(OSError):
-                disk.remove(elsewhere)
-            disk.remove_empty_directory(elsewhere.parent)
+        self._spilled.forget(name)
         return path
 
     @property
     def _reserve(self) -> Path:
-        return self.path / ".reserve"
+        return self.path / paths.RESERVE
 
     def make_reserve(self) -> None:
         """Occupy some room, so that a disk that gets full can still be told of in ``status.json``.
@@ -285,94 +293,7 @@ class Store:
     def spill(self, measurement: Measurement) -> Path | None:
         """Write a row that finds no room where it belongs on another disk of this host, from where
         the run's next driver here fetches it; None if there is no room there either."""
-        name, data = _row_file([measurement])
-        for directory in spill_directories(self.run_id):
-            with contextlib.suppress(OSError, StoreError):
-                disk.make_private_directory(directory)
-                if disk.is_ours(directory):
-                    try:
-                        self._spilled[name] = fragments.write_durably(directory, name, data)
-                        return self._spilled[name]
-                    finally:
-                        disk.remove_empty_directory(directory)
-        return None
-
-    def _bring_home(self, run_id: str) -> int:
-        """Move the rows that were spilled under a run id into the run; how many came.
-
-        A row of an attempt that another driver took for lost, and whose job went on, is set aside.
-        """
-        directories = [each for each in spill_directories(run_id) if disk.is_ours(each)]
-        recorded = self._attempts_recorded() if directories else set()
-        before = self.rescued
-        for directory in directories:
-            for found in sorted(disk.names(directory)):
-                data = disk.read(directory / found)
-                # A power failure can take the renaming of a whole file back.
-                unfinished = fragments.partial_target(found)
-                name = unfinished or found
-                if reason := fragments.damage_of(name, data):
-                    if unfinished is not None:  # torn: nobody was told that it is safe
-                        disk.make_directory(self.quarantine_path)
-                        fragments.write_durably(self.quarantine_path, name, data)
-                        disk.remove(directory / found)
-                        continue
-                    _LOG.warning("not brought home: %s: %s", directory / found, reason)
-                    continue  # it stays where it is
-                there = disk.is_there(self.tables_path / name)
-                if fragments.attempt_of(name) in recorded and not there and _is_final(data):
-                    disk.make_directory(self.quarantine_path)
-                    aside = fragments.write_durably(self.quarantine_path, name, data)
-                    _LOG.warning("set aside as %s: the attempt has a row", aside)
-                else:
-                    fragments.write_durably(self.tables_path, name, data)
-                    self.rescued += 1
-                disk.remove(directory / found)
-            disk.remove_empty_directory(directory)
-        return self.rescued - before
-
-    def _adopt(self, run_id: str) -> None:
-        """Bring home the spilled rows of another run id.
-
-        Raises:
-            StoreError: there are none here, or they are another run's.
-        """
-        assert self._identity is not None
-        for each in self._identity.former:
-            if each.run_id == run_id and identity.has_id(each.path, run_id):
-                raise StoreError(
-                    f"the rows of run id {run_id} belong to {each.path}, which is there: "
-                    "`nightgrid run --resume` of that run brings them home"
-                )
-        spilled = _spilled_rows(run_id)
-        if not spilled:
-            places = ", ".join(str(each) for each in spill_directories(run_id))
-            raise StoreError(f"no rows of run id {run_id} on this host: looked for {places}")
-        if run_id not in {each.run_id for each in self._identity.former}:
-            for path in spilled:
-                name = _run_named_in(path)
-                if name != self.run:
-                    raise StoreError(
-                        f"{path} holds a row of run {name!a}, not of {self.run}, and {run_id} is "
-                        f"no former id of {self.run}: adopt it in the run that it belongs to"
-                    )
-        self._bring_home(run_id)
-
-    def _spilled_by_former_ids(self) -> list[str]:
-        """A sentence for each former id of this directory under which rows lie on this host."""
-        assert self._identity is not None
-        told = []
-        for former in reversed(self._identity.former):
-            if spilled := _spilled_rows(former.run_id):
-                places = ", ".join(sorted({str(path.parent) for path in spilled}))
-                command = ["nightgrid", "run", "--resume", "--results", str(self.path.parent)]
-                command += ["--run", self.run, "--adopt", former.run_id]
-                told.append(
-                    f"{len(spilled)} rows of run id {former.run_id} found no room and lie in "
-                    f"{places}; if the directory that they belong to is gone, "
-                    f"`{shlex.join(command)}` brings them here"
-                )
-        return told
+        return self._spilled.write(self.run_id, *_row_file([measurement]))
 
     def begin(self, *notes: Note) -> None:
         """Note that attempts start, so that they have rows should this process die before
@@ -512,7 +433,7 @@ class Store:
         return {job_id: most for job_id in job_ids if (most := max(of_any, numbers.get(job_id, 0)))}
 
     def history(self) -> list[PastRow]:
-        """What planning and estimating need of each row, oldest first."""
+        """The columns of each row that planning and estimating need, oldest first."""
         scan = scan_rows(self.tables_path, _HISTORY_COLUMNS)
         rows = _past_rows(scan.joined()) if scan.tables else []
         rows.sort(key=lambda row: row[0])
@@ -565,9 +486,13 @@ def _past_rows(table: pa.Table) -> list[tuple[tuple[bool, Any], PastRow]]:
 
 
 @lru_cache(maxsize=4096)
-def _parameters(pairs: tuple[tuple[str, str], ...]) -> tuple[tuple[str, Scalar], ...]:
-    """A job's parameters from their JSON, as it has them; most rows share theirs with others."""
-    return tuple(sorted((name, json.loads(text)) for name, text in dict(pairs).items()))
+def _parameters(
+    workload: str, engine: str, pairs: tuple[tuple[str, str], ...]
+) -> tuple[tuple[str, Scalar], ...]:
+    """A job's parameters from their JSON, as a job of this version has them; most rows share theirs
+    with others."""
+    said = {name: json.loads(text) for name, text in pairs}
+    return tuple(sorted(as_declared(workload, engine, said).items()))
 
 
 def _past_row(row: dict[str, Any]) -> PastRow:
@@ -583,51 +508,12 @@ def _past_row(row: dict[str, Any]) -> PastRow:
         batch_size=row["batch_size"],
         accelerator=Accelerator(row["accelerator"]),
         cards=row["cards"],
-        parameters=_parameters(tuple(row["parameters"] or ())),
+        parameters=_parameters(row["workload"], row["engine"], tuple(row["parameters"] or ())),
         busy_s=(ended - started).total_seconds() if started and ended else None,
         load_s=row["load_s"],
         reason=row["reason"] or "",
         attempt_number=row["attempt_number"],
     )
-
-
-def spill_directories(run_id: str) -> list[Path]:
-    """Where this host keeps rows that found no room in their run's directory."""
-    places = (Path(tempfile.gettempdir()), Path.home(), Path("/dev/shm"))
-    return [place / f".nightgrid-unsaved-{run_id}" for place in places if place.is_dir()]
-
-
-def _spilled_rows(run_id: str) -> list[Path]:
-    """The files of rows that were spilled under a run id on this host."""
-    return [
-        directory / name
-        for directory in spill_directories(run_id)
-        if disk.is_ours(directory)
-        for name in sorted(disk.names(directory))
-        if fragments.attempt_of(name) is not None
-    ]
-
-
-def _run_named_in(path: Path) -> str | None:
-    """The name of the run that a file of rows says it belongs to; None if it says none."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        table = pq.read_table(pa.BufferReader(disk.read(path)), columns=["run"])
-        return str(table["run"][0].as_py())
-    except (pa.ArrowException, OSError, ValueError, KeyError, IndexError):
-        return None
-
-
-def _is_final(data: bytes) -> bool:
-    """Whether the row in a file of one row is its job's final one, of an attempt."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    table = pq.read_table(pa.BufferReader(data), columns=["final", "attempt_number"])
-    (row,) = table.to_pylist()
-    return bool(row["final"] and row["attempt_number"])
 
 
 def _row_file(measurements: Sequence[Measurement]) -> tuple[str, bytes]:

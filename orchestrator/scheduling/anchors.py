@@ -1,4 +1,4 @@
-"""Which cells of a grid tell most, and so go first in a night that may end before the grid does.
+"""Choice of the cells that tell most; they go first in a night that may end before the grid does.
 
 A *configuration* is everything that a row can win by: model, workload, dataset, precision, engine,
 accelerator, number of cards and techniques. Its cells differ in *sizes*: the batch size and the
@@ -16,12 +16,10 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from orchestrator.job import Job
-from orchestrator.plan import Action, PlannedJob
+from orchestrator.domain.job import Job
+from orchestrator.planning.plan import Action, PlannedJob
 from orchestrator.scheduling.record import configuration_of
-
-#: Parameters that say how much is done, not how. All others are techniques.
-LENGTHS = frozenset({"input_tokens", "output_tokens", "max_length", "prompts", "samples", "steps"})
+from workloads import registry
 
 _Sizes = tuple[bool, int, tuple[tuple[str, float], ...]]
 
@@ -54,18 +52,26 @@ def _anchor(cells: Iterable[Job], common: Counter[_Sizes]) -> Job:
 
 
 def _configuration(job: Job) -> Job:
-    techniques = tuple(pair for pair in job.parameters if pair[0] not in LENGTHS)
+    lengths = _lengths(job)
+    techniques = tuple(pair for pair in job.parameters if pair[0] not in lengths)
     return replace(configuration_of(job), parameters=techniques)
 
 
+def _lengths(job: Job) -> frozenset[str]:
+    """The workload's settings that say how much is done. All others tell configurations apart."""
+    declared = registry.declared(job.workload, job.engine)
+    return frozenset(name for name, declaration in declared.items() if declaration.length)
+
+
 def _sizes(job: Job) -> _Sizes:
-    """Whether the batch size is to be searched, the batch size, and the lengths, in an order in
-    which sizes grow. A length that is left out is the shortest."""
+    """Sort key of a job's sizes: searched or not, the batch size, and the lengths in an order in
+    which sizes grow. A length that the job does not set counts as the shortest."""
     searched = not isinstance(job.batch_size, int)
+    known = _lengths(job)
     lengths = [
         (name, float(value) if isinstance(value, int | float) else 0.0)
         for name, value in job.parameters
-        if name in LENGTHS
+        if name in known
     ]
     return (searched, 0 if searched else int(job.batch_size), tuple(lengths))
 

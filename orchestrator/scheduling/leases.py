@@ -1,4 +1,4 @@
-"""Who holds which cards, and the processes on them.
+"""Leases of cards to attempts, and the worker processes on the cards.
 
 A lease gives a card set to one attempt, from the decision until its outcome. An attempt that
 needs processes of its own (a gang, ``isolation: process``, a retry elsewhere) first gathers them:
@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from orchestrator.attempt import Attempt
-from orchestrator.events import Command, RunAttempt, StartWorker, StopWorker
+from orchestrator.domain.attempt import Attempt
+from orchestrator.domain.events import Command, RunAttempt, StartWorker, StopWorker
 from orchestrator.scheduling.cards import CardPool, Slot, SlotSet, Worker, WorkerState
 from orchestrator.scheduling.pending import Bucket, PendingJobs
 from orchestrator.scheduling.record import JobRecord, ScheduleSettings
@@ -31,7 +31,12 @@ class Lease:
     lasts_s: float  # estimated, once it runs
     ends_at: float  # estimated
     ready: dict[int, Worker] = field(default_factory=dict)  # by rank
-    running: bool = False
+    began_at: float | None = None  # when it was told to run
+
+    @property
+    def running(self) -> bool:
+        """Return whether its attempt runs; until then its workers are gathered."""
+        return self.began_at is not None
 
 
 class Leases:
@@ -221,7 +226,7 @@ class Leases:
         ends_at = now + lease.lasts_s
         self._ends += width * (ends_at - lease.ends_at)
         lease.ends_at = ends_at
-        lease.running = True
+        lease.began_at = now
         workers = [lease.ready[rank] for rank in range(width)]
         for worker in workers:
             worker.used, worker.key = True, lease.record.key

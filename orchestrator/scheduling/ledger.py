@@ -9,9 +9,9 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from heapq import heappop, heappush
 
-from orchestrator.attempt import Attempt, Outcome
-from orchestrator.events import Command, RecordRow, Wake
-from orchestrator.job import Job, State
+from orchestrator.domain.attempt import Attempt, Outcome
+from orchestrator.domain.events import Command, RecordRow, Wake
+from orchestrator.domain.job import Job, State
 from orchestrator.scheduling.leases import Lease
 from orchestrator.scheduling.pool import Pool
 from orchestrator.scheduling.record import JobRecord, Phase, ScheduleSettings, configuration_of

@@ -18,7 +18,7 @@ from heapq import heapify, heappop, heappush
 from itertools import islice
 from math import inf
 
-from orchestrator.cluster import Card
+from orchestrator.domain.topology import Card
 from orchestrator.scheduling.cards import Worker, WorkerState
 from orchestrator.scheduling.record import JobRecord
 
@@ -133,7 +133,7 @@ class Bucket:
 
     @property
     def demand_s(self) -> float:
-        """How long its jobs would take with one more worker."""
+        """Time that its jobs would take with one more worker."""
         return self.queue.work_s / (len(self.workers) + 1)
 
 

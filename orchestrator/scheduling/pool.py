@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
-from orchestrator.attempt import Outcome
-from orchestrator.cluster import Card, Node
-from orchestrator.events import Command
-from orchestrator.failure import FailureClass
-from orchestrator.job import Accelerator
+from orchestrator.domain.attempt import Outcome
+from orchestrator.domain.events import Command
+from orchestrator.domain.failure import FailureClass
+from orchestrator.domain.job import Accelerator
+from orchestrator.domain.topology import Card, Node
 from orchestrator.scheduling.assignment import Assigner
 from orchestrator.scheduling.cards import CardPool, Slot
 from orchestrator.scheduling.leases import Lease, Leases
@@ -37,6 +37,9 @@ class Pool:
         self.unfinished = Counter(record.width for record in records)  # jobs by width
         self.hopeless_at: dict[int, float] = {}  # by width: when to give up, no card set being left
         self._settings = settings
+        self._confined: dict[
+            str, JobRecord
+        ] = {}  # jobs with too few cards to avoid all they should
         self._losses: Counter[str] = Counter()  # of nodes, by name: ids change
         self._later = later  # (seconds, what to do then)
 
@@ -45,9 +48,9 @@ class Pool:
     def enqueue(self, record: JobRecord) -> None:
         """A job waits for cards, from now on."""
         record.phase = Phase.WAITING
-        if record.particular and not self._can_go_elsewhere(record):
-            record.avoid_cards.clear()
-            record.avoid_nodes.clear()
+        record.avoid_newest(self._most_avoidable(record))
+        if len(record.avoided) < len(record.failed_on):
+            self._confined[record.job_id] = record
         self.pending.push(record)
         if record.particular or record.width > 1:
             self.cards.touch_all()
@@ -68,7 +71,7 @@ class Pool:
         return self.leases.current.get(f"{record.job_id}-{record.number}")
 
     def waiting(self, width: int) -> int:
-        """How many unfinished jobs of this width have no cards."""
+        """Count the unfinished jobs of this width that have no cards."""
         return self.unfinished[width] - self.leases.gangs.get(width, 0)
 
     def newly_hopeless(self, now: float) -> list[int]:
@@ -95,6 +98,7 @@ class Pool:
         if losses >= self._settings.node_strikes:
             for slot in self.cards.servers[node.node_id].slots.values():
                 self._quarantine(slot, f"node {node.name} was lost {losses} times")
+        self._cards_came()
         return lost
 
     def leave(self, node_id: str) -> list[Lease]:
@@ -113,7 +117,7 @@ class Pool:
                 lost[slot.lease.attempt.attempt_id] = slot.lease
             if slot.worker is not None:
                 self.leases.vanished(slot.worker)
-        self._reconsider_particular()
+        self._cards_went()
         return list(lost.values())
 
     def strike(self, card: Card, reason: str, *, at_once: bool = False) -> None:
@@ -139,7 +143,7 @@ class Pool:
         self._release_reservation(slot)
         if slot.worker is not None and slot.lease is None:
             self.leases.stop(slot.worker, f"{slot.name} is quarantined: {reason}")
-        self._reconsider_particular()
+        self._cards_went()
         if slot.quarantines > self._settings.card_paroles:
             slot.condemned = True
             return
@@ -152,10 +156,10 @@ class Pool:
             self.cards.quarantine(slot, reason)
         slot.condemned = True
         self._release_reservation(slot)
-        self._reconsider_particular()
+        self._cards_went()
 
     def unlock(self, slot: Slot) -> None:
-        """What held the card has ended after all."""
+        """Release the card after all: the process that held it has ended."""
         slot.condemned = False
         self._parole(slot)
 
@@ -166,6 +170,7 @@ class Pool:
             return
         slot.strikes = self._settings.card_strikes - 1
         self.cards.release(slot)
+        self._cards_came()
         if self.pending.widths():
             self.cards.touch_all()
 
@@ -196,17 +201,40 @@ class Pool:
         if slot.reservation is not None:
             self.enqueue(self.assigner.release(slot.reservation))
 
-    def _can_go_elsewhere(self, record: JobRecord) -> bool:
-        return self.cards.has_set(
-            record.width, lambda slot: slot.usable and not record.avoids(slot.card)
-        )
+    def _most_avoidable(self, record: JobRecord) -> int:
+        """Count the places where the job failed, newest first, that can be avoided and still leave
+        it a card set."""
+        places = list(reversed(record.failed_on))
+        for count in range(len(places), 0, -1):
+            avoided = set(places[:count])
 
-    def _reconsider_particular(self) -> None:
-        """Cards went: jobs that must go elsewhere may have nowhere else left."""
+            def good(slot: Slot, avoided: set[Card | str] = avoided) -> bool:
+                card = slot.card
+                return slot.usable and card not in avoided and card.node_id not in avoided
+
+            if self.cards.has_set(record.width, good):
+                return count
+        return 0
+
+    def _cards_went(self) -> None:
+        """Jobs that must go elsewhere may have nowhere else left."""
         for apart in list(self.pending.particular.values()):
-            for record in list(apart.values()):
-                if not self._can_go_elsewhere(record):
-                    self.enqueue(self.pending.take(record))
+            self._avoid_anew(apart.values())
+
+    def _cards_came(self) -> None:
+        """Jobs that had nowhere else to go may have now."""
+        confined, self._confined = self._confined, {}
+        self._avoid_anew(confined.values())
+
+    def _avoid_anew(self, records: Iterable[JobRecord]) -> None:
+        """Of these, those that wait avoid as much as is possible now; others do when they wait."""
+        for record in list(records):
+            if record.phase is not Phase.WAITING or record.reservation is not None:
+                continue
+            if self._most_avoidable(record) != len(record.avoided):
+                self.enqueue(self.pending.take(record))
+            elif len(record.avoided) < len(record.failed_on):
+                self._confined[record.job_id] = record
 
 
 def blamed_cards(lease: Lease, outcome: Outcome, failure_class: FailureClass) -> list[Card]:

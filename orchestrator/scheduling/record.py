@@ -8,9 +8,9 @@ from enum import Enum
 from math import inf
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
-from orchestrator.cluster import Card
-from orchestrator.failure import FailureClass
-from orchestrator.job import Job, State
+from orchestrator.domain.failure import FailureClass
+from orchestrator.domain.job import Job, State
+from orchestrator.domain.topology import Card
 from orchestrator.scheduling.estimate import SEARCH_FACTOR, Estimate
 from workloads.measure_settings import MeasureSettings
 
@@ -23,7 +23,7 @@ _ANY_MEASURE = MeasureSettings()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleSettings:
-    """What a run may decide about its schedule. Times are seconds."""
+    """Settings of a run's schedule. Times are seconds."""
 
     worker_start_s: float = 8.0  # first guess; the schedule learns from the workers it sees start
     max_starting: int | None = None  # warm workers that may be starting at once; None: any number
@@ -63,7 +63,7 @@ class LearningEstimates(Estimates, Protocol):
 
 
 class Phase(Enum):
-    """Where a job is on its way through the schedule."""
+    """Phase of a job on its way through the schedule."""
 
     HELD = "held"  # until the jobs that it needs have succeeded
     WAITING = "waiting"  # in a queue or a reservation
@@ -87,8 +87,8 @@ class JobRecord:
     state: State | None = None  # once DONE
     failures: dict[FailureClass, int] = field(default_factory=dict)
     start_failures: int = 0
-    avoid_cards: set[Card] = field(default_factory=set)
-    avoid_nodes: set[str] = field(default_factory=set)
+    failed_on: dict[Card | str, None] = field(default_factory=dict)  # cards, node ids; newest last
+    avoided: frozenset[Card | str] = frozenset()  # the newest of these, as many as now is possible
     suspects: set[Card] = field(default_factory=set)  # blamed should it work elsewhere
     search: dict[int, bool] | None = None  # ``batch_size: max``: size -> whether it fitted
     batch_size: int = 1  # of the next attempt
@@ -131,20 +131,23 @@ class JobRecord:
 
     @property
     def particular(self) -> bool:
-        """Whether it must avoid some cards, after a failure there."""
-        return bool(self.avoid_cards or self.avoid_nodes)
+        """Return whether it must avoid some cards, after a failure there."""
+        return bool(self.avoided)
 
     def avoids(self, card: Card) -> bool:
-        """Whether it failed on this card or node in a way that asks for another."""
-        return card in self.avoid_cards or card.node_id in self.avoid_nodes
+        """Return whether it must not run on this card now, having failed there or on its node."""
+        return card in self.avoided or card.node_id in self.avoided
 
     def send_elsewhere(self, what: Literal["", "card", "node"], cards: Iterable[Card]) -> None:
-        """Keep its next attempts off these cards, or off their nodes."""
-        for card in cards:
-            if what == "card":
-                self.avoid_cards.add(card)
-            elif what == "node":
-                self.avoid_nodes.add(card.node_id)
+        """Keep its next attempts off these cards, or off their nodes, where that is possible."""
+        for card in cards if what else ():
+            place = card if what == "card" else card.node_id
+            self.failed_on.pop(place, None)
+            self.failed_on[place] = None
+
+    def avoid_newest(self, count: int) -> None:
+        """Avoid the ``count`` places where it failed last, and no others."""
+        self.avoided = frozenset(list(self.failed_on)[len(self.failed_on) - count :])
 
     def concrete_job(self) -> Job:
         """The job as its next attempt runs it."""

@@ -17,8 +17,8 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 
-from orchestrator.attempt import Attempt, Outcome
-from orchestrator.events import (
+from orchestrator.domain.attempt import Attempt, Outcome
+from orchestrator.domain.events import (
     AttemptEnded,
     ClockSet,
     Command,
@@ -35,9 +35,9 @@ from orchestrator.events import (
     WorkerReady,
     WorkerStopped,
 )
-from orchestrator.failure import Failure, FailureClass
-from orchestrator.job import Accelerator, State
-from orchestrator.plan import Action, PlannedJob
+from orchestrator.domain.failure import Failure, FailureClass
+from orchestrator.domain.job import Accelerator, State
+from orchestrator.planning.plan import Action, PlannedJob
 from orchestrator.scheduling.anchors import anchors
 from orchestrator.scheduling.cards import Worker, WorkerState
 from orchestrator.scheduling.deadline import LatestStarts, Learning
@@ -73,6 +73,7 @@ class Schedule:
         self._begun = False
         self._closing = False
         self._commands: list[Command] = []
+        self._noted = 0  # of them
         self._unsupported: list[PlannedJob] = []
         self._records: dict[str, JobRecord] = {}
         self._issued: dict[str, Attempt] = {}  # every attempt that ever ran
@@ -116,7 +117,7 @@ class Schedule:
     # ------------------------------------------------------------ seen from outside
 
     def handle(self, event: Event) -> list[Command]:
-        """What is to be done about ``event``, in this order. Empty after ``RunFinished``."""
+        """Return the commands that answer ``event``, in order; none after ``RunFinished``."""
         if self.finished:
             return []
         self._ledger.now = max(self._ledger.now, event.at)
@@ -139,6 +140,7 @@ class Schedule:
         elif isinstance(event, StopRequested):
             again = self._ledger.stopping != ""
             self._stop(event.reason, abort=again or not self.settings.finish_running)
+        self._note_commands()
         if self._verdicts.tripped and not self._ledger.stopping:
             self._stop(self._verdicts.tripped, abort=False)
         self._ledger.run_due()
@@ -150,21 +152,16 @@ class Schedule:
         self._give_up_hopeless()
         self._settle_needs()
         self._finish_if_done()
+        self._note_commands()
         commands = self._commands[:]
         self._commands.clear()
-        for command in commands:
-            self._verdicts.begun(command)
-            if isinstance(command, RunAttempt):
-                self._issued[command.attempt.attempt_id] = command.attempt
-            elif isinstance(command, StopWorker):
-                patience = self.settings.stop_patience_s
-                self._stops.append((self._ledger.now + patience, command.worker_id))
+        self._noted = 0
         if not self.finished:
             commands += self._wakes()
         return commands
 
     def counts(self) -> dict[State, int]:
-        """How many jobs of this run are in each state; all states are there."""
+        """Count the jobs of this run in each state; all states are there."""
         running = sum(
             lease.running for pool in self._pools.values() for lease in pool.leases.current.values()
         )
@@ -181,6 +178,17 @@ class Schedule:
         )
 
     # ------------------------------------------------------------ events
+
+    def _note_commands(self) -> None:
+        """Remember what has been begun and stopped since this was done before."""
+        for command in self._commands[self._noted :]:
+            self._verdicts.begun(command)
+            if isinstance(command, RunAttempt):
+                self._issued[command.attempt.attempt_id] = command.attempt
+            elif isinstance(command, StopWorker):
+                patience = self.settings.stop_patience_s
+                self._stops.append((self._ledger.now + patience, command.worker_id))
+        self._noted = len(self._commands)
 
     def _begin(self) -> None:
         self._begun = True
@@ -213,6 +221,7 @@ class Schedule:
         pool = self._pools.get(event.node.accelerator)
         if pool is None:
             return
+        self._verdicts.node_gone(event.node)  # if it was here before
         for lease in pool.join(event.node):
             self._verdicts.lose(pool, lease, "its node came back as a new one")
         # Others may join at the same time; deciding after them spreads the work over all.
@@ -221,6 +230,7 @@ class Schedule:
     def _node_left(self, node_id: str, reason: str) -> None:
         for pool in self._pools.values():
             if node_id in pool.cards.servers:
+                self._verdicts.node_gone(pool.cards.servers[node_id].node)
                 for lease in pool.leave(node_id):
                     self._verdicts.lose(pool, lease, f"node {node_id} is gone: {reason}")
 
@@ -245,7 +255,7 @@ class Schedule:
                 kind = FailureClass.NODE_LOST if asked else FailureClass.CRASH
                 failure = failure or Failure(failure_class=kind, message="its worker stopped")
                 self._verdicts.conclude(
-                    pool, lease, made_up(lease, State.LOST, failure, self._ledger.time_of_day)
+                    pool, lease, made_up(lease, State.LOST, failure, self._ledger)
                 )
             elif (
                 was is WorkerState.STARTING
@@ -395,13 +405,13 @@ class Schedule:
         pool.lock_away(worker.slot, reason)
         if lease is not None and lease.running:
             self._verdicts.conclude(
-                pool, lease, made_up(lease, State.LOST, _hang(reason), self._ledger.time_of_day)
+                pool, lease, made_up(lease, State.LOST, _hang(reason), self._ledger)
             )
         elif lease is not None:
             self._verdicts.card_kept(pool, lease, reason)
 
     def _wakes(self) -> Iterable[Wake]:
-        """When to look again although nothing has happened."""
+        """Yield the next time to look again although nothing has happened."""
         until = self._ledger.work_until
         at = min(
             self._latest.next_at + _AFTER_S if not self._ledger.stopping else inf,

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 
-from orchestrator.cluster import Node
-from orchestrator.events import Event, NodeJoined, RecordRow, Tick
-from orchestrator.job import Job
-from orchestrator.plan import Action, PlannedJob
+from orchestrator.domain.events import Event, NodeJoined, RecordRow, Tick
+from orchestrator.domain.job import Job
+from orchestrator.domain.topology import Node
+from orchestrator.planning.plan import Action, PlannedJob
 from orchestrator.scheduling.estimate import Estimate
 from orchestrator.scheduling.record import Estimates, LearningEstimates
 from orchestrator.scheduling.schedule import Schedule, ScheduleSettings
@@ -24,7 +24,7 @@ __all__ = ["Faults", "SimulationResult", "SimulationSettings", "simulate"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulationResult:
-    """How a simulated run went."""
+    """Outcome of a simulated run."""
 
     makespan_s: float  # until the last row
     work_bound_s: float  # card-seconds of running over cards, or the longest job

@@ -1,4 +1,4 @@
-"""What follows from the end of an attempt, or from a worker that did not start.
+"""Consequences of an attempt that ended, and of a worker that did not start.
 
 The row comes first; then what becomes of the job (it ends, is tried again, or its search for the
 largest batch size goes on), of its workers (kept warm or replaced) and of its cards (trusted, or
@@ -7,10 +7,11 @@ held to account).
 
 from __future__ import annotations
 
-from orchestrator.attempt import Outcome, RankOutcome
-from orchestrator.events import Command, RunAttempt, StartWorker, StopWorker
-from orchestrator.failure import Failure, FailureClass
-from orchestrator.job import State
+from orchestrator.domain.attempt import Outcome, RankOutcome
+from orchestrator.domain.events import Command, RunAttempt, StartWorker, StopWorker
+from orchestrator.domain.failure import Failure, FailureClass
+from orchestrator.domain.job import State
+from orchestrator.domain.topology import Node
 from orchestrator.scheduling.batch_search import largest_fit, next_probe
 from orchestrator.scheduling.breaker import Breaker
 from orchestrator.scheduling.cards import Worker, WorkerState
@@ -22,16 +23,20 @@ from orchestrator.scheduling.retry import POLICIES, failure_class_of, judge
 
 
 class Verdicts:
-    """Judges outcomes. ``tripped`` says why the run must stop, once the breaker has tripped."""
+    """Judges outcomes."""
 
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
         self.settings = ledger.settings
-        self.tripped: str | None = None
         limits = (self.settings.breaker_failures, self.settings.breaker_within_s)
         self._attempts = Breaker("attempts", *limits)
         self._starts = Breaker("workers", *limits)
         self._cards: dict[str, str] = {}  # of workers that were started
+
+    @property
+    def tripped(self) -> str:
+        """Reason for which the run must stop, once a breaker has tripped; empty before."""
+        return self._attempts.tripped or self._starts.tripped
 
     def begun(self, command: Command) -> None:
         """A worker or an attempt is being started, or a worker stopped."""
@@ -42,6 +47,11 @@ class Verdicts:
             self._starts.withdrawn(self._cards.pop(command.worker_id, ""))
         elif isinstance(command, RunAttempt):
             self._attempts.begun(command.attempt.job_id)
+
+    def node_gone(self, node: Node) -> None:
+        """A node is gone, and with it the workers that were starting there."""
+        for card in node.cards:
+            self._starts.withdrawn(str(card))
 
     def worker_is_up(self) -> None:
         """A worker has started: so can others."""
@@ -122,9 +132,8 @@ class Verdicts:
         if lease is not None:
             record = lease.record
             record.start_failures += 1
-            outcome = made_up(
-                lease, State.FAILED, failure, self.ledger.time_of_day, lease.slots.index(slot)
-            )
+            rank = lease.slots.index(slot)
+            outcome = made_up(lease, State.FAILED, failure, self.ledger, rank)
             given_up = record.start_failures >= self._most_start_failures(record)
             if given_up:
                 reason = f"{record.start_failures} workers for it did not start; the last: {why}"
@@ -137,14 +146,12 @@ class Verdicts:
                 record.send_elsewhere("card", [slot.card])
                 self.ledger.retry(pool, record, POLICIES[failure.failure_class].backoff_s)
         pool.rest(slot)
-        if failure.failure_class is FailureClass.NODE_LOST:  # says nothing of cards or of the run
+        self._starts.failure(failure.failure_class, str(slot.card), 0.0, failure.message)
+        if failure.failure_class is FailureClass.NODE_LOST:  # says nothing of cards
             return
         # A card that is not to be had may be a moment later; one that computes nonsense will again.
         faulty = failure.failure_class is FailureClass.CARD_FAULTY
         pool.strike(slot.card, why, at_once=faulty)
-        self.tripped = self.tripped or self._starts.failure(
-            failure.failure_class, str(slot.card), 0.0, failure.message
-        )
 
     def card_kept(self, pool: Pool, lease: Lease, reason: str) -> None:
         """A lease waits for a card whose old process does not end: its job goes elsewhere."""
@@ -164,7 +171,7 @@ class Verdicts:
         """A lease has lost cards with their node."""
         if lease.running:
             failure = Failure(failure_class=FailureClass.NODE_LOST, message=reason)
-            self.conclude(pool, lease, made_up(lease, State.LOST, failure, self.ledger.time_of_day))
+            self.conclude(pool, lease, made_up(lease, State.LOST, failure, self.ledger))
         else:
             pool.leases.cancel(lease, reason)
             pool.enqueue(lease.record)
@@ -177,8 +184,7 @@ class Verdicts:
             return
         took_s = max((rank.ended_at - rank.started_at for rank in outcome.ranks), default=0.0)
         message = outcome.failure.message if outcome.failure is not None else outcome.state
-        tripped = self._attempts.failure(failure_class, record.job_id, took_s, message)
-        self.tripped = self.tripped or tripped
+        self._attempts.failure(failure_class, record.job_id, took_s, message)
 
     def _why_replace(
         self,
@@ -188,7 +194,7 @@ class Verdicts:
         *,
         searching: bool,
     ) -> str:
-        """Why a worker may not be used again after an attempt; empty when it may."""
+        """Reason for which a worker may not be used again after an attempt; empty when it may."""
         record = lease.record
         if self.ledger.stopping:
             return self.ledger.stopping
@@ -242,9 +248,11 @@ class Verdicts:
             pool.leases.stop(worker, "not trusted after an out-of-memory")
 
 
-def made_up(lease: Lease, state: State, failure: Failure, at: float, rank: int = 0) -> Outcome:
-    """The outcome of an attempt of which no worker is left to tell; ``at`` is a time of day."""
-    ended = RankOutcome(rank=rank, state=state, started_at=at, ended_at=at, failure=failure)
+def made_up(lease: Lease, state: State, failure: Failure, ledger: Ledger, rank: int = 0) -> Outcome:
+    """The outcome of an attempt of which no worker is left to tell, and which ends now."""
+    at = ledger.time_of_day
+    ran_s = ledger.now - lease.began_at if lease.began_at is not None else 0.0
+    ended = RankOutcome(rank=rank, state=state, started_at=at - ran_s, ended_at=at, failure=failure)
     return Outcome(
         attempt_id=lease.attempt.attempt_id, state=state, ranks=(ended,), failure=failure
     )

@@ -1,4 +1,4 @@
-"""What the files of a run say at this moment: the page's data, as plain JSON values.
+"""The state of a run, read from its files: the page's data, as plain JSON values.
 
 The driver may be on another machine, so its files are all there is: ``status.json``, which it
 replaces about once a second, and the rows. Both may be half written, of another version, or gone
@@ -21,14 +21,14 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.domain.job import State
 from orchestrator.errors import StoreError
-from orchestrator.job import State
 from orchestrator.report.progress import STALE_AFTER_S, underway_of
 from orchestrator.report.safe import one_line
 from orchestrator.report.units import number, plural, seconds
-from orchestrator.results import disk
+from orchestrator.results import disk, paths
 from orchestrator.results.scan import scan_rows
-from orchestrator.run_status import RunStatus
+from orchestrator.runtime.status import RunStatus
 from workloads.files import SMALL_BYTES
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class RunFeed:
         self._reader: threading.Thread | None = None
 
     def snapshot(self) -> dict[str, Any]:
-        """How the run stands, for the page."""
+        """The run's state, for the page."""
         self._read_status()
         self._follow_rows()
         now = self._clock()
@@ -118,12 +118,12 @@ class RunFeed:
             # What the driver counts in this invocation; rows may be of earlier ones, too.
             "states": _final_states(self._rows) if status is None else dict(status.counts),
             "damaged": self._damaged,
-            "report": _is_file(self._store.path / "report.html"),
+            "report": _is_file(self._store.path / paths.REPORT),
         }
 
     def _read_status(self) -> None:
         try:
-            text = disk.read(self._store.path / "status.json", SMALL_BYTES).decode()
+            text = disk.read(self._store.path / paths.STATUS, SMALL_BYTES).decode()
         except FileNotFoundError:
             self._status_trouble = ""
             return
@@ -196,7 +196,7 @@ def _with_all_columns(rows: list[Row]) -> list[Row]:
 
 
 def _is_file(path: Path) -> bool:
-    """Whether there is an ordinary file, and no link to one, which would not be shown."""
+    """Return whether there is an ordinary file, and no link to one, which would not be shown."""
     try:
         return stat.S_ISREG(path.lstat().st_mode)
     except OSError:
@@ -242,7 +242,8 @@ def _reason(row: Row) -> str:
 
 
 def _final_states(rows: Iterable[Row]) -> dict[str, int]:
-    """How many jobs ended how: the newest final row of each, over all invocations of the run."""
+    """Count the jobs in each state by the newest final row of each, over all invocations of the
+    run."""
     newest: dict[tuple[str, bool], str] = {}
     for row in rows:  # newest first
         if row["final"]:

@@ -17,6 +17,7 @@ from socketserver import TCPServer
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from orchestrator.results import paths
 from orchestrator.watching.access import Access, Verdict
 from workloads import files
 
@@ -39,7 +40,6 @@ _NO_TOKEN = (
     "which ends in ?token=...\n"
 )
 _WRONG_HOST = "This server answers only to localhost, 127.0.0.1 and [::1].\n"
-_REPORT = "report.html"
 _REPORT_BYTES = 256 * files.MIB
 
 
@@ -124,14 +124,14 @@ class _Handler(BaseHTTPRequestHandler):
         followed, a pipe not waited for; only this version's own scripts run, and in an origin of
         their own, without our cookie.
         """
-        path = self.server.store.path / _REPORT
+        path = self.server.store.path / paths.REPORT
         try:
             body = files.read_bytes(path, limit_bytes=_REPORT_BYTES, follow=False)
         except FileNotFoundError:
             self._answer(404, "text/plain", b"This run has no report yet.\n")
             return
         except OSError as error:
-            why = f"This run's {_REPORT} cannot be shown: {error.strerror}.\n"
+            why = f"This run's {paths.REPORT} cannot be shown: {error.strerror}.\n"
             self._answer(404, "text/plain", why.encode())
             return
         self._answer(200, "text/html", body, {"Content-Security-Policy": report_policy()})
@@ -154,7 +154,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 @cache
 def report_policy() -> str:
-    """What the report says itself, and that it may not be framed, nor be of our origin."""
+    """The report's own security policy; besides, it may not be framed, nor be of our origin."""
     from orchestrator.report.page import content_security_policy
 
     more = "connect-src 'none'; frame-ancestors 'none'; sandbox allow-scripts allow-downloads"

@@ -18,31 +18,25 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.attempt import Attempt, RankOutcome, WorkerInfo
-from orchestrator.clock import Interval
-from orchestrator.cluster import Card
-from orchestrator.executor import Progress
-from orchestrator.failure import Failure, FailureClass
-from orchestrator.job import Accelerator, State
+from orchestrator.domain.attempt import Attempt, RankOutcome, WorkerInfo
+from orchestrator.domain.executor import Progress
+from orchestrator.domain.failure import Failure, FailureClass
+from orchestrator.domain.job import State
+from orchestrator.domain.topology import Card
+from orchestrator.host.clock import Interval
 from orchestrator.worker.failure_record import describe, one_line
 from orchestrator.worker.memory_limit import MemoryLimit
 from orchestrator.worker.redaction import redact
 from workloads.api import Collective, JobContext, MeasureSettings, Phase, Request, Result
 from workloads.collective import Listener, OneCard, Rendezvous, joined, listen
-from workloads.devices.release import Waiting
+from workloads.devices import host_device
+from workloads.devices.monitoring.release import Waiting
 from workloads.errors import BadConfiguration, CardFaulty, CardNotAcquired
 from workloads.resident import ResidentModel
 
 if TYPE_CHECKING:
     from workloads.devices.base import Device
     from workloads.isolation import ProcessState
-
-#: The variable by which a process sees only its own card.
-VISIBLE_CARDS = {
-    Accelerator.HPU: "HABANA_VISIBLE_MODULES",
-    Accelerator.GPU: "CUDA_VISIBLE_DEVICES",
-    Accelerator.CPU: "",
-}
 
 SEED = 0  # every job starts from it
 
@@ -51,13 +45,14 @@ _FREE_POLL_S = 0.5  # between two looks at a card that is not free yet
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerConfig:
-    """What a worker is told when it is made; plain values that travel between processes."""
+    """Configuration of a worker, given when it is made; plain values that travel between
+    processes."""
 
     worker_id: str
     card: Card
     node_name: str
     emulated: bool
-    emulated_device: str = "cpu"  # the software that drives a card which is not there
+    emulated_device: str = host_device().name  # the software that drives a card which is not there
     memory_bytes: int | None = None  # of an emulated card: enforced; None: no limit
     idle_memory_bytes: int | None = None  # in use on a card that nobody has; None: not known
     threads: int = 1  # for torch's CPU work
@@ -108,7 +103,7 @@ class CardWorker:
         import torch
         import transformers  # noqa: F401 - paid for here, not in the first job
 
-        from orchestrator.environment import versions
+        from orchestrator.host.environment import versions
         from workloads.isolation import ProcessState
 
         torch.set_num_threads(self.config.threads)
@@ -126,7 +121,7 @@ class CardWorker:
             device_name=device_name,
             driver_version=self._device.driver_version(),
             emulated=self.config.emulated,
-            visible_cards=os.environ.get(VISIBLE_CARDS[self.config.card.accelerator], ""),
+            visible_cards=os.environ.get(self.config.card.accelerator.spec.visible_variable, ""),
             threads=torch.get_num_threads(),
             niceness=os.getpriority(os.PRIO_PROCESS, 0),
             versions=versions(),
@@ -176,7 +171,7 @@ class CardWorker:
         return outcome
 
     def progress(self) -> Progress | None:
-        """What ``run`` is doing now, from any thread; None when idle."""
+        """The current activity of ``run``, from any thread; None when idle."""
         return self._progress
 
     def failure(self, error: BaseException) -> Failure:
@@ -258,6 +253,7 @@ class CardWorker:
         self._clean_state.restore()
         self._device.seed(SEED)
         self._resident.clean()
+        settings = self._device.configure()
         from workloads import registry
 
         workload = registry.load(attempt.job.workload)
@@ -280,9 +276,9 @@ class CardWorker:
                 f"workload {attempt.job.workload} gave back {type(result).__name__}, not a Result"
             )
         self._enter(attempt.attempt_id, "finish")
+        details = {**settings, **self._device.memory_details(), **result.details}
         return dataclasses.replace(
-            result,
-            details={name: redact(text, os.environ) for name, text in result.details.items()},
+            result, details={name: redact(text, os.environ) for name, text in details.items()}
         )
 
     @contextlib.contextmanager
@@ -323,7 +319,7 @@ class CardWorker:
         )
 
     def _timed(self) -> tuple[float, float] | None:
-        """When the timed part began and ended; None where it did not end."""
+        """Start and end of the timed part; None where it did not end."""
         if self._timed_from is None or self._timed_until is None:
             return None
         return self._timed_from, self._timed_until
@@ -378,6 +374,7 @@ def request_of(attempt: Attempt) -> Request:
         measure = MeasureSettings(
             warmup=0, min_repeats=1, max_repeats=1, time_limit_s=measure.time_limit_s
         )
+    parameters, settings = find_workload(job.workload).split(dict(job.parameters), job.engine)
     return Request(
         workload=job.workload,
         model=job.model,
@@ -386,7 +383,8 @@ def request_of(attempt: Attempt) -> Request:
         batch_size=job.batch_size,
         engine=job.engine,
         residency_key=job.residency_key,
-        parameters=find_workload(job.workload).validate(dict(job.parameters)),
+        parameters=parameters,
+        settings=settings,
         measure=measure,
         probe=attempt.purpose == "probe",
     )

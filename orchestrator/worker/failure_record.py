@@ -13,7 +13,7 @@ import re
 import traceback
 from typing import TYPE_CHECKING
 
-from orchestrator.failure import Failure, FailureClass, classify
+from orchestrator.domain.failure import Failure, FailureClass, classify
 from orchestrator.worker.redaction import redact
 from workloads.errors import OutOfMemory
 
@@ -53,7 +53,7 @@ def describe(
     )
 
 
-def one_line(text: str, limit: int = 500) -> str:
+def one_line(text: str, limit: int = 2000) -> str:
     """The text with its white space collapsed, cut to ``limit`` characters."""
     line = " ".join(text.split())
     return line if len(line) <= limit else line[: limit - 1] + "…"

@@ -1,14 +1,14 @@
-"""How a worker process is started: its configuration, its environment and its log. Pure."""
+"""Start of a worker process: its configuration, its environment and its log. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from orchestrator.cluster import Node
-from orchestrator.events import StartWorker
+from orchestrator.domain.events import StartWorker
+from orchestrator.domain.topology import Node
 from orchestrator.on_ray.actors import HostFacts
 from orchestrator.worker.card_process import Launch
-from orchestrator.worker.card_worker import VISIBLE_CARDS, WorkerConfig
+from orchestrator.worker.card_worker import WorkerConfig
 from workloads.devices import environment_for
 from workloads.engines import process_kinds
 
@@ -31,9 +31,8 @@ def launch_of(
                 cards=command.world_size,
                 scratch=facts.scratch or None,
             ),
+            **card.accelerator.spec.visible(card.index),  # of an emulated card, too
         }
-        if variable := VISIBLE_CARDS[card.accelerator]:
-            environments[kind][variable] = str(card.index)
     config = WorkerConfig(
         worker_id=command.worker_id,
         card=card,

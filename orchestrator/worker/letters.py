@@ -1,4 +1,4 @@
-"""What a driver and the agent of a node write to each other.
+"""Messages between a driver and the agent of a node.
 
 The driver's letters travel in posts, the agent's answers in bags. Posts and answers are numbered
 and kept until the other side has named their number, so that a call which is lost on the way loses
@@ -11,15 +11,15 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from orchestrator.attempt import RankOutcome, WorkerInfo
-from orchestrator.energy import Energy
-from orchestrator.executor import Progress
-from orchestrator.failure import Failure
+from orchestrator.domain.attempt import RankOutcome, WorkerInfo
+from orchestrator.domain.energy import Energy
+from orchestrator.domain.executor import Progress
+from orchestrator.domain.failure import Failure
 from orchestrator.worker.card_process import Launch, Order
-from workloads.devices.telemetry import CardTelemetry
+from workloads.devices.monitoring.telemetry import CardTelemetry
 
 # ---------------------------------------------------------------- from the driver
 
@@ -89,6 +89,7 @@ class Ended:
     outcome: bytes | RankOutcome | None
     process_gone: bool
     energy: Energy | None = None  # what the card took while the rank was timed
+    readings: Mapping[str, str] = field(default_factory=dict)  # what it said meanwhile
 
 
 @dataclass(frozen=True, slots=True)

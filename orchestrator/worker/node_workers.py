@@ -12,10 +12,10 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from orchestrator.attempt import RankOutcome
-from orchestrator.energy import Energy
-from orchestrator.executor import Progress
-from orchestrator.failure import Failure, FailureClass
+from orchestrator.domain.attempt import RankOutcome
+from orchestrator.domain.energy import Energy
+from orchestrator.domain.executor import Progress
+from orchestrator.domain.failure import Failure, FailureClass
 from orchestrator.worker.card_process import CardProcess
 from orchestrator.worker.letters import (
     Answer,
@@ -33,6 +33,8 @@ from orchestrator.worker.wire import unpacked
 
 #: What the card of this index took between two moments; None where nobody knows.
 EnergyOf = Callable[[int, float, float], Energy | None]
+#: What it said meanwhile, as details of a row.
+ReadingsOf = Callable[[int, float, float], Mapping[str, str]]
 
 
 @dataclass(slots=True, eq=False)
@@ -46,9 +48,14 @@ class _Worker:
 class NodeWorkers:
     """``do`` returns at once; what becomes of a letter is told to ``tell``, from any thread."""
 
-    def __init__(self, tell: Callable[[Answer], None], energy: EnergyOf) -> None:
+    def __init__(
+        self,
+        tell: Callable[[Answer], None],
+        energy: EnergyOf,
+        readings: ReadingsOf = lambda *_: {},
+    ) -> None:
         self._tell = tell
-        self._energy = energy
+        self._energy, self._readings = energy, readings
         self._workers: dict[str, _Worker] = {}
         self._lock = threading.Lock()  # who finds a worker here may put letters into its queue
 
@@ -71,7 +78,7 @@ class NodeWorkers:
             self._tell(_too_late(letter))
 
     def progress(self) -> Mapping[str, Progress]:
-        """What each busy worker said last, by worker id."""
+        """Last report of each busy worker, by worker id."""
         with self._lock:
             workers = list(self._workers.values())
         heard = {worker.name: worker.process.progress() for worker in workers}
@@ -100,12 +107,13 @@ class NodeWorkers:
             return False
         outcome = process.run(letter.order)
         gone = process.gone
-        energy = None
+        energy, readings = None, dict[str, str]()
         if letter.card_index is not None and isinstance(outcome, bytes):
             read: RankOutcome = unpacked(outcome)
             if read.timed is not None:
                 energy = self._energy(letter.card_index, *read.timed)
-        self._tell(Ended(worker.name, letter.order.attempt_id, outcome, gone, energy))
+                readings |= self._readings(letter.card_index, *read.timed)
+        self._tell(Ended(worker.name, letter.order.attempt_id, outcome, gone, energy, readings))
         return gone
 
     # ------------------------------------------------------------ a stop's thread

@@ -40,10 +40,11 @@ import sys
 import time
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from orchestrator import output
+from orchestrator.host import output
+from orchestrator.worker.memory_kills import memory_kills
+from orchestrator.worker.process_table import Identity, descendants, processes
 from orchestrator.worker.redaction import redact
 from workloads import files
 
@@ -53,19 +54,6 @@ _REQUEST_BYTES = 1 << 20
 _END_S = 5.0
 
 
-#: A process id comes back one day, with another start.
-_Identity = tuple[int, int]
-
-
-@dataclass(frozen=True, slots=True)
-class _Process:
-    """One process of this host: who it is, and whose child."""
-
-    identity: _Identity
-    parent: int
-    zombie: bool
-
-
 @dataclass(slots=True)
 class _Child:
     """A worker process and the connection of whoever asked for it."""
@@ -73,11 +61,11 @@ class _Child:
     pid: int
     name: str
     connection: socket.socket
-    oom_kills_before: int
+    memory_kills_before: int
     asked: bool = False  # the asker ended it
     status: int | None = None  # exit code, or minus the signal, once it is reaped
     dead_since: float = 0.0  # monotonic
-    tree: set[_Identity] = field(default_factory=set)  # what descends from it, as far as known
+    tree: set[Identity] = field(default_factory=set)  # what descends from it, as far as known
 
 
 @dataclass(slots=True)
@@ -105,7 +93,7 @@ class ProcessServer:
         for lifeline in lifelines:
             self.selector.register(lifeline, selectors.EVENT_READ, "lifeline")
         self.selector.register(wake_read, selectors.EVENT_READ, "wake")
-        before = {found.identity for found in _beneath(os.getpid(), _processes())}
+        before = {found.identity for found in descendants(os.getpid(), processes(ended=True))}
         while True:
             for key, _ in self.selector.select(self._patience_s()):
                 if key.data == "lifeline" and not os.read(key.fd, 4096):
@@ -121,7 +109,7 @@ class ProcessServer:
             self._reap()
 
     def _patience_s(self) -> float | None:
-        """How long to wait for somebody to ask something: not long while a process is ending."""
+        """Time to wait for a request: short while a process is ending; None for ever."""
         dead = [child.dead_since for child in self.children.values() if child.status is not None]
         if not dead:
             return None
@@ -148,7 +136,7 @@ class ProcessServer:
         if "end" in request:
             self._end(request["end"], connection)
             return
-        before = oom_kills()
+        before = memory_kills()
         pid = os.fork()
         if pid == 0:
             self._become_worker(request, fds[0], connection)
@@ -157,7 +145,7 @@ class ProcessServer:
             os.setpgid(pid, pid)
         connection.settimeout(None)
         self.children[pid] = _Child(
-            pid=pid, name=request["name"], connection=connection, oom_kills_before=before
+            pid=pid, name=request["name"], connection=connection, memory_kills_before=before
         )
         self.selector.register(connection, selectors.EVENT_READ, pid)
         _tell(connection, {"pid": pid})
@@ -205,7 +193,9 @@ class ProcessServer:
             for path in reversed(request["environment"].get("PYTHONPATH", "").split(os.pathsep)):
                 if path and path not in sys.path:
                     sys.path.insert(0, path)
-            from orchestrator.worker import card_process
+            from orchestrator.worker import (
+                card_process,  # with torch, which the server may not have
+            )
 
             status = card_process.serve(channel)
         except BaseException:
@@ -245,7 +235,7 @@ class ProcessServer:
         for child in [child for child in self.children.values() if child.status is not None]:
             if self._left_of(child):
                 continue
-            oom = child.status == -signal.SIGKILL and oom_kills() > child.oom_kills_before
+            oom = child.status == -signal.SIGKILL and memory_kills() > child.memory_kills_before
             message = {"exit": child.status, "asked": child.asked, "host_oom": oom}
             _tell(child.connection, message)
             with contextlib.suppress(KeyError, ValueError):
@@ -264,105 +254,19 @@ class ProcessServer:
 
         Whoever is this server's own child now, and no worker, was left by one that died.
         """
-        table = _processes()
+        table = processes(ended=True)
         here = os.getpid()
         others = {each for one in self.children.values() if one is not child for each in one.tree}
-        beneath = _beneath(here, table)
-        strays = [p for p in beneath if p.parent == here and p.identity[0] not in self.children]
+        beneath = descendants(here, table)
+        strays = [p for p in beneath if p.parent == here and p.pid not in self.children]
         for stray in strays:
             if stray.identity not in others:
                 child.tree |= {stray.identity}
-                child.tree |= {each.identity for each in _beneath(stray.identity[0], table)}
-        left = [p for p in beneath if p.identity in child.tree and not p.zombie]
+                child.tree |= {each.identity for each in descendants(stray.pid, table)}
+        left = [p for p in beneath if p.identity in child.tree and not p.ended]
         for process in left:
-            _kill(process.identity[0])
+            process.kill()
         return _kill_group(child.pid) or bool(left)
-
-
-class ServedProcess:
-    """The asker's side of one worker process; ``kill`` returns when it is really gone."""
-
-    def __init__(
-        self,
-        server: str,
-        *,
-        name: str,
-        environment: Mapping[str, str],
-        log: str,
-        cwd: str,
-        channel: int,
-    ) -> None:
-        """Ask the server listening at ``server`` for a process; ``channel`` is its end of a
-        socket pair and is closed here.
-
-        Raises:
-            OSError: the server is gone.
-        """
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._socket.connect(server)
-        request = {"name": name, "environment": dict(environment), "log": log, "cwd": cwd}
-        data = json.dumps(request).encode() + b"\n"
-        sent = socket.send_fds(self._socket, [data], [channel])
-        self._socket.sendall(data[sent:])
-        os.close(channel)
-        self._answers = self._socket.makefile("r")
-        self.exit: Mapping[str, Any] | None = None
-        self.pid: int = self._next()["pid"]
-
-    def _next(self) -> Mapping[str, Any]:
-        line = self._answers.readline()
-        if not line:
-            raise ConnectionError("the process server is gone")
-        answer: Mapping[str, Any] = json.loads(line)
-        return answer
-
-    def kill(self) -> None:
-        """Ask for the end of the process and its children; ``wait`` says when they are gone."""
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_WR)
-
-    def wait(self) -> Mapping[str, Any]:
-        """Wait until the process and its children are gone: ``exit`` (code, or minus the signal),
-        ``asked`` and ``host_oom``. For one thread only.
-
-        Raises:
-            ConnectionError: the server itself died, and with it the process.
-        """
-        if self.exit is None:
-            self.exit = self._next()
-            self._socket.close()
-        return self.exit
-
-
-def end_process(server: str, name: str) -> None:
-    """Kill the process of this name, if there is one, and wait until it is gone.
-
-    Raises:
-        OSError: the server is gone, and with it every process of it.
-    """
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-        connection.connect(server)
-        connection.sendall(json.dumps({"end": name}).encode() + b"\n")
-        while connection.recv(4096):
-            pass
-
-
-def wait_for_end(server: str) -> None:
-    """Wait until a server whose guardian has ended is gone, and with it every process of it."""
-    with contextlib.suppress(OSError):  # nobody listens any more
-        while True:
-            end_process(server, "")  # answered by one that has not noticed yet
-
-
-def oom_kills() -> int:
-    """How many processes the kernel has killed on this host for want of memory; 0 if unknown."""
-    try:
-        for line in Path("/proc/vmstat").read_text().splitlines():
-            if line.startswith("oom_kill "):
-                return int(line.split()[1])
-    except OSError:
-        pass
-    return 0
 
 
 def preload(modules: Sequence[str]) -> bool:
@@ -401,59 +305,27 @@ def _tell(connection: socket.socket, message: Mapping[str, Any]) -> None:
 def _kill_tree(child: _Child) -> None:
     """Kill a worker and all that descends from it; what it starts at this very moment shows when
     it is dead."""
-    descendants = _beneath(child.pid, _processes())
-    child.tree |= {process.identity for process in descendants}
+    beneath = descendants(child.pid, processes(ended=True))
+    child.tree |= {process.identity for process in beneath}
     _kill_group(child.pid)
-    for process in descendants:
-        _kill(process.identity[0])
+    for process in beneath:
+        process.kill()
 
 
-def _end_all(but: Set[_Identity] = frozenset()) -> None:
+def _end_all(but: Set[Identity] = frozenset()) -> None:
     """Kill everything beneath this process, for a few seconds at most: it ends itself."""
     deadline = time.monotonic() + _END_S
     while time.monotonic() < deadline:
         left = [
             process
-            for process in _beneath(os.getpid(), _processes())
-            if process.identity not in but and not process.zombie
+            for process in descendants(os.getpid(), processes(ended=True))
+            if process.identity not in but and not process.ended
         ]
         if not left:
             return
         for process in left:
-            _kill(process.identity[0])
+            process.kill()
         time.sleep(0.02)
-
-
-def _kill(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.kill(pid, signal.SIGKILL)
-
-
-def _beneath(pid: int, table: Mapping[int, list[_Process]]) -> list[_Process]:
-    """All descendants of a process."""
-    found, todo = [], [pid]
-    while todo:
-        children = table.get(todo.pop(), [])
-        found += children
-        todo += [child.identity[0] for child in children]
-    return found
-
-
-def _processes() -> dict[int, list[_Process]]:
-    """The processes of this host, by parent; none where the kernel does not show them."""
-    table: dict[int, list[_Process]] = {}
-    with contextlib.suppress(OSError):
-        for name in os.listdir("/proc"):
-            if not name.isdigit():
-                continue
-            try:
-                with open(f"/proc/{name}/stat", "rb") as file:
-                    words = file.read().rpartition(b")")[2].split()
-            except OSError:  # it has just ended
-                continue
-            process = _Process((int(name), int(words[19])), int(words[1]), words[0] in b"ZX")
-            table.setdefault(process.parent, []).append(process)
-    return table
 
 
 def _kill_group(pid: int) -> bool:

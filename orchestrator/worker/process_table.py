@@ -6,18 +6,29 @@ import contextlib
 import os
 import signal
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from workloads.process_stat import process_stat, started_ticks
+
+#: A process id comes back one day, with another start.
+Identity = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Process:
-    """One process that runs."""
+    """One process of this host."""
 
     pid: int
     parent: int
-    started_ticks: int  # since boot; with the number it names the process for good
+    started_ticks: int  # since boot
+    ended: bool = False  # a zombie, which waits for its parent to look
+
+    @property
+    def identity(self) -> Identity:
+        """Permanent identity of the process."""
+        return self.pid, self.started_ticks
 
     @property
     def command(self) -> str:
@@ -38,8 +49,8 @@ class Process:
         return None
 
     def writes_in(self, directory: Path) -> bool:
-        """Whether it has a file below ``directory`` open as a log is: to append, or only to write.
-        An editor reads what it has open, and so does whoever looks at a log."""
+        """Return whether it has a file below ``directory`` open as a log is: to append, or only to
+        write. An editor opens files to read, and so does whoever looks at a log."""
         below = f"{directory}{os.sep}"
         with contextlib.suppress(OSError):
             for number in os.listdir(f"/proc/{self.pid}/fd"):
@@ -50,16 +61,15 @@ class Process:
         return False
 
     def is_own(self) -> bool:
-        """Whether it is this user's."""
+        """Return whether the process belongs to this user."""
         try:
             return os.stat(f"/proc/{self.pid}").st_uid == os.geteuid()
         except OSError:
             return False
 
     def runs(self) -> bool:
-        """Whether this very process still runs; it may have another parent now."""
-        now = _read(self.pid)
-        return now is not None and now.started_ticks == self.started_ticks
+        """Return whether this very process still runs; it may have another parent now."""
+        return started_ticks(self.pid) == self.started_ticks
 
     def kill(self) -> None:
         """Kill this process, and no other that has its number meanwhile."""
@@ -77,15 +87,23 @@ class Process:
                     os.close(handle)
 
 
-def processes() -> dict[int, Process]:
-    """Every process of this host that runs; none where there is no ``/proc``."""
-    numbers = (entry.name for entry in Path("/proc").glob("[0-9]*"))
-    found = (_read(int(number)) for number in numbers)
-    return {process.pid: process for process in found if process is not None}
+def processes(*, ended: bool = False) -> dict[int, Process]:
+    """Every process of this host that runs, and those that have ``ended`` if asked for; none where
+    there is no ``/proc``."""
+    table: dict[int, Process] = {}
+    with contextlib.suppress(OSError):
+        for name in os.listdir("/proc"):
+            stat = process_stat(int(name)) if name.isdecimal() else None
+            if stat is not None and (ended or not stat.ended):
+                table[stat.pid] = Process(**stat._asdict())
+    return table
 
 
 def descendants(
-    root: int, table: dict[int, Process], *, leave_out: Callable[[Process], bool]
+    root: int,
+    table: Mapping[int, Process],
+    *,
+    leave_out: Callable[[Process], bool] = lambda _: False,
 ) -> list[Process]:
     """The children of ``root``, theirs, and so on; nothing that is left out, nor its children."""
     children: dict[int, list[Process]] = defaultdict(list)
@@ -109,16 +127,6 @@ def this_process_and_parents(table: dict[int, Process]) -> set[int]:
         process = table.get(pid)
         pid = process.parent if process is not None else 0
     return own
-
-
-def _read(pid: int) -> Process | None:
-    try:
-        words = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-    except OSError:
-        return None
-    if len(words) < 20 or words[0] in (b"Z", b"X"):
-        return None
-    return Process(pid=pid, parent=int(words[1]), started_ticks=int(words[19]))
 
 
 def _pidfd(pid: int) -> int | None:

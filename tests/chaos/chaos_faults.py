@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import chaos_disks
 from chaos_cluster import ChaosCluster
 from chaos_fault import Fault
+from small_disks import FILLER, disk_of, fill
 
 if TYPE_CHECKING:
     from chaos_drivers import Drivers
@@ -121,7 +121,7 @@ class Injector:
         """Node, card and process of every worker that runs a job which works. Those that go wrong
         of themselves are left alone: what they did would not be known from what was done. They are
         never in the phase with which one that works begins."""
-        from orchestrator.run_status import RunStatus
+        from orchestrator.runtime.status import RunStatus
 
         try:
             text = (self.run / "status.json").read_text()
@@ -223,11 +223,11 @@ class Injector:
     # ------------------------------------------------------------ disks, the driver and its clock
 
     def _fill(self, kind: str, directory: Path) -> Fault | None:
-        disk = chaos_disks.disk_of(directory)
-        if disk is None or (disk / chaos_disks.FILLER).exists():
+        disk = disk_of(directory)
+        if disk is None or (disk / FILLER).exists():
             return None
         fault = Fault(kind=kind, at=time.time())
-        filler = chaos_disks.fill(disk)
+        filler = fill(disk)
 
         def empty() -> None:
             filler.unlink(missing_ok=True)

@@ -24,7 +24,7 @@ from chaos_files import Canaries, FileFaults
 from chaos_left import left_behind
 from chaos_plan import KINDS, ROT
 
-from orchestrator.measurement import Measurement
+from orchestrator.domain.measurement import Measurement
 from orchestrator.results.store import Store
 
 sys.path.insert(0, str(ROOT / "tests" / "ray"))  # whose fake worker the chaos worker extends
@@ -272,7 +272,7 @@ class Night:
     def _job_ids(self) -> list[str]:
         from chaos_worker import register
 
-        from orchestrator.grid.model import load_grid
+        from orchestrator.grid.reader import load_grid
         from workloads import registry
 
         before = registry.WORKLOADS  # of a process in which other tests run, too

@@ -18,9 +18,9 @@ HANG_S = 15.0
 def main(arguments: list[str]) -> int:
     """Run one command of `nightgrid`."""
     register()
-    from orchestrator import watchdog
     from orchestrator.cli import main as nightgrid
     from orchestrator.on_ray import claims, executor
+    from orchestrator.runtime import watchdog
 
     limits: Any = watchdog.LIMITS
     # A worker that is frozen between two jobs never tells that the next one began.

@@ -12,12 +12,13 @@ from typing import Literal
 
 from fake_workers import FakeWorker
 
-from orchestrator.attempt import Attempt
-from orchestrator.executor import Progress
-from orchestrator.failure import Failure, FailureClass
+from orchestrator.domain.attempt import Attempt
+from orchestrator.domain.executor import Progress
+from orchestrator.domain.failure import Failure, FailureClass
 from workloads import registry
 from workloads.api import JobContext, Phase, Request, Result, Sample
 from workloads.parameters import WorkloadParameters
+from workloads.settings import setting
 
 Behaviour = Literal[
     "work", "segfault", "abort", "allocate", "hold-gil", "hang", "stubborn", "raise", "grow"
@@ -33,10 +34,10 @@ _LOOK_S = 0.5
 class ChaosParameters(WorkloadParameters):
     """What a job does, and for how long if it works."""
 
-    behaviour: Behaviour = "work"
-    seconds: float = 5.0
-    number: int = 0  # tells jobs apart
-    largest: int = 4  # batch size that still fits, for "grow"
+    behaviour: Behaviour = setting("work", role="work", description="What the job does.")
+    seconds: float = setting(5.0, role="work", description="How long it works.")
+    number: int = setting(0, role="neutral", description="Tells jobs apart.")
+    largest: int = setting(4, role="work", description="Batch size that still fits, for grow.")
 
 
 def register() -> None:

@@ -24,17 +24,18 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # helpers of all tests
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from chaos_clock import stepped_clock
 from chaos_cluster import ChaosCluster
-from chaos_disks import small_disk
 from chaos_drivers import RUN
 from chaos_fault import injected
 from chaos_grids import chaos_grid, jobs_of
 from chaos_harness import Night, missing
 from chaos_plan import KINDS, counts, plan
 from chaos_tables import markdown
+from small_disks import mounted_disk
 
 MINUTES = 60.0
 EVERY_S = 19.0
@@ -45,7 +46,7 @@ FAULTS_UNTIL, NO_MORE_FROM = 0.85, 0.95
 #: and the starts of workers cost at the least. What is left over is done in a hurry.
 CARDS, AT_WORK = 24, 0.8
 SECONDS = (40, 110)
-_DISK_MIB, _LOG_MIB = 192, 64
+_DISK_BYTES, _LOG_BYTES = 192 * 2**20, 64 * 2**20
 
 
 def grid_counts(minutes: float) -> dict[str, int]:
@@ -68,8 +69,8 @@ def rehearse(
     shutil.rmtree(output / "aside", ignore_errors=True)
     (output / "aside").mkdir()
     with (
-        small_disk(output / "disk", _DISK_MIB) as disk,
-        small_disk(output / "logs", _LOG_MIB) as log_disk,
+        mounted_disk(output / "disk", _DISK_BYTES) as disk,
+        mounted_disk(output / "logs", _LOG_BYTES) as log_disk,
         ChaosCluster() as cluster,
     ):
         clock = stepped_clock(output / "aside")

@@ -10,17 +10,18 @@ from pathlib import Path
 import pytest
 from chaos_clock import stepped_clock
 from chaos_cluster import ChaosCluster
-from chaos_disks import small_disk
 from chaos_fault import injected
 from chaos_grids import chaos_grid, jobs_of
 from chaos_harness import Night
 from chaos_plan import KINDS, ROT
+from small_disks import mounted_disk
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 
 SEED = 20261121
+MIB = 2**20
 GRID = {"single": 60, "pairs": 6, "nodes": 2}
-FIRST_S, EVERY_S = 8.0, 3.0
+FIRST_S, EVERY_S = 6.0, 2.0
 LIMIT_S, FAULTS_UNTIL_S = 300.0, 150.0
 #: Kinds that take too long for here; `make rehearsal` has them.
 TOO_LONG = (
@@ -44,8 +45,8 @@ def test_a_run_survives_every_kind_of_fault_and_the_death_of_its_driver(tmp_path
     if clock is None:  # no C compiler
         kinds.remove("step the clock")
     with (
-        small_disk(tmp_path / "results", 16) as disk,
-        small_disk(tmp_path / "logs", 16) as log_disk,
+        mounted_disk(tmp_path / "results", 16 * MIB) as disk,
+        mounted_disk(tmp_path / "logs", 16 * MIB) as log_disk,
         ChaosCluster() as cluster,
     ):
         if disk is None or log_disk is None:  # nobody but root may mount one

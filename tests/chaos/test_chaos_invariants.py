@@ -21,8 +21,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from measurements import row
 
-from orchestrator.job import State
-from orchestrator.measurement import Measurement
+from orchestrator.domain.job import State
+from orchestrator.domain.measurement import Measurement
 
 WORKS = {"behaviour": "work"}
 

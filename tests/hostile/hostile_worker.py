@@ -127,9 +127,9 @@ def _make_deterministic(base: Path) -> None:
 
 def _stop_before_clusters() -> None:
     """What would start or join a cluster is refused: everything before it is real."""
-    from orchestrator import session
     from orchestrator.errors import ClusterError
     from orchestrator.on_ray import cluster
+    from orchestrator.runtime import session
 
     def refuse(*_: object, **__: object) -> Any:
         raise ClusterError("no cluster is started in this test")
@@ -193,8 +193,8 @@ def _disagreeable(code: int | None, words: str) -> str:
 
 
 def _perform(line: list[str], base: Path) -> int:
-    from orchestrator import reference_data
     from orchestrator.cli import main
+    from orchestrator.report import reference_data
 
     place = base / "case"
     if (place / "published.csv").exists() or (place / "devices.csv").exists():

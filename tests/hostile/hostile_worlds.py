@@ -27,7 +27,7 @@ from measurements import note, row
 
 from orchestrator.results import fragments
 from orchestrator.results.store import Store
-from orchestrator.run_status import CardStatus, FailedAttempt, Rate, RunStatus
+from orchestrator.runtime.status import CardStatus, FailedAttempt, Rate, RunStatus
 
 #: Probes of what is no command: see ``hostile_worker.py``.
 FEED, WRITER = "(feed of the live view)", "(the next driver)"

@@ -16,6 +16,7 @@ from hostile_worker import run_cases
 SAMPLE = 60
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_sample_of_hostile_inputs() -> None:
     """No traceback, no hang, no undocumented exit code; what is only read is not changed."""

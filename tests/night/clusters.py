@@ -11,10 +11,8 @@ from typing import TYPE_CHECKING
 
 from shapes import MOST_BAD_STARTS, NOTICED_S, TOO_LONG_S, must
 
-from orchestrator.attempt import Outcome
-from orchestrator.cluster import Card
-from orchestrator.errors import ClusterError
-from orchestrator.events import (
+from orchestrator.domain.attempt import Outcome
+from orchestrator.domain.events import (
     AttemptEnded,
     ClockSet,
     Command,
@@ -31,14 +29,16 @@ from orchestrator.events import (
     WorkerReady,
     WorkerStopped,
 )
-from orchestrator.executor import Progress
-from orchestrator.failure import FailureClass
-from orchestrator.job import State
+from orchestrator.domain.executor import Progress
+from orchestrator.domain.failure import FailureClass
+from orchestrator.domain.job import State
+from orchestrator.domain.topology import Card
+from orchestrator.errors import ClusterError
+from orchestrator.runtime.watchdog import LIMITS, MEASURE_FACTOR
 from orchestrator.scheduling.retry import POLICIES
 from orchestrator.scheduling.schedule import Schedule, ScheduleSettings
 from orchestrator.scheduling.virtual_cluster import VirtualCluster
-from orchestrator.watchdog import LIMITS, MEASURE_FACTOR
-from workloads.devices.telemetry import CardTelemetry
+from workloads.devices.monitoring.telemetry import CardTelemetry
 
 if TYPE_CHECKING:
     from nights import Night
@@ -127,6 +127,8 @@ class NightExecutor:
         """What the schedule is about to be told."""
         self.books.heard(event)
         self.night.tally.clock_steps += isinstance(event, ClockSet) and bool(event.by_s)
+        if isinstance(event, WorkerOverdue) and event.worker_id in self.books.started:
+            self.suspects.add(self.books.started[event.worker_id][0])
 
     def decided(self, commands: list[Command]) -> None:
         """What the schedule has said."""
@@ -146,11 +148,13 @@ class NightExecutor:
             processes = self.cluster.processes.values()
             unsound = self.suspects | self.cluster.bad
             unsound |= {each.card for each in processes if each.state == "stopping"}
+            decided_at = self.books.decided_at(command.worker_ids[0])
             # A node that was lost often, or of which many cards failed, is out of use as a whole.
             nodes = [
                 node
                 for node in self.cluster.nodes.values()
-                if self.books.losses[node.name] < _HOW.node_strikes
+                if self.books.joined[node.node_id][1] <= decided_at
+                and self.books.losses[node.name] < _HOW.node_strikes
                 and sum(card in unsound for card in node.cards) < _HOW.node_strikes
             ]
             sound = [card for node in nodes for card in node.cards if card not in unsound]
@@ -281,6 +285,9 @@ class Books:
         self.failures: dict[str, Counter[FailureClass]] = {}  # of a job's attempts
         self.failed_at: dict[str, tuple[float, FailureClass]] = {}  # by job: the last of them
         self.starting: dict[str, Card] = {}  # by worker
+        self.started: dict[str, tuple[Card, float]] = {}  # by worker: on which card, and when
+        self.came_up: tuple[str, float] = "", 0.0  # the last worker that did, and when
+        self.told_off: dict[Card, float] = {}  # when the last worker on it was told to stop
         self.no_start_at: dict[Card, float] = {}  # when a worker last failed to start
         self.losses: Counter[str] = Counter()  # of nodes, by name
         self.joined: dict[str, tuple[str, float]] = {}  # by node id: its name, and when
@@ -294,6 +301,7 @@ class Books:
         elif isinstance(event, WorkerReady):
             self.starting.pop(event.worker_id, None)
             self.busy_since.pop(event.worker_id, None)
+            self.came_up = event.worker_id, self.night.now
         elif isinstance(event, WorkerStopped):
             self.busy_since.pop(event.worker_id, None)
             card = self.starting.pop(event.worker_id, None)
@@ -308,6 +316,15 @@ class Books:
         elif isinstance(event, NodeLeft) and event.node_id in self.joined:
             self.losses[self.joined.pop(event.node_id)[0]] += 1
 
+    def decided_at(self, worker_id: str) -> float:
+        """The earliest time at which this worker's card may have been chosen for the attempt that
+        it begins now: nodes that joined since could not be considered."""
+        card, asked_at = self.started[worker_id]
+        if self.came_up != (worker_id, self.night.now):
+            return self.night.now
+        told_off_at = self.told_off.get(card, asked_at)
+        return min(asked_at, told_off_at if asked_at - told_off_at < _HOW.stop_patience_s else inf)
+
     def failed(self, job_id: str, kind: FailureClass, at: float) -> None:
         """An attempt of a job has failed."""
         self.failures.setdefault(job_id, Counter())[kind] += 1
@@ -319,6 +336,7 @@ class Books:
         if isinstance(command, StartWorker):
             card = command.card
             self.starting[command.worker_id] = card
+            self.started[command.worker_id] = card, now
             self.busy_since[command.worker_id] = now, LIMITS["starting"]
             rested_s = now - self.no_start_at.get(card, -inf)
             must(rested_s >= _HOW.card_rest_s - 0.01, f"{card} had {rested_s:.1f} s of rest")
@@ -331,6 +349,8 @@ class Books:
             must(sound, f"{name} was lost {lost} times and is used after {here_s:.0f} s")
         elif isinstance(command, StopWorker):
             self.starting.pop(command.worker_id, None)
+            if command.worker_id in self.started:
+                self.told_off[self.started[command.worker_id][0]] = now
         else:
             job = command.attempt.job
             limit = LIMITS["measure"] + MEASURE_FACTOR * job.measure.time_limit_s

@@ -19,14 +19,17 @@ from nights import Night, run_night
 from post import run_post
 from stores import Lock, Promises
 
-from orchestrator import driver as driver_module
-from orchestrator.driver import Driver
+from orchestrator.domain.events import Event, RecordRow, StopWorker, WorkerOverdue, WorkerStopped
 from orchestrator.errors import StoreFull
-from orchestrator.events import Event, RecordRow, StopWorker, WorkerOverdue, WorkerStopped
-from orchestrator.held import Held, Row
 from orchestrator.on_ray import correspondence
 from orchestrator.results import disk, fragments
+from orchestrator.results.spilled import SpilledRows
 from orchestrator.results.store import Store
+from orchestrator.runtime import driver as driver_module
+from orchestrator.runtime.driver import Driver
+from orchestrator.runtime.held import Held, Row
+from orchestrator.runtime.row_writer import Patience, RowWriter
+from orchestrator.runtime.watchdog import Watchdog
 from orchestrator.scheduling import cards, retry, verdicts
 from orchestrator.scheduling import schedule as schedule_module
 from orchestrator.scheduling.assignment import Assigner
@@ -38,7 +41,6 @@ from orchestrator.scheduling.needs import Needs
 from orchestrator.scheduling.pool import Pool
 from orchestrator.scheduling.record import JobRecord
 from orchestrator.scheduling.schedule import Schedule
-from orchestrator.watchdog import Watchdog
 from orchestrator.worker import letters
 
 
@@ -69,11 +71,11 @@ def _nothing(*_: Any, **__: Any) -> None:
 def _forget_full_rows() -> contextlib.AbstractContextManager[Any]:
     """A row that finds no room is dropped."""
 
-    def dropping(driver: Driver, rows: Sequence[Row]) -> None:
+    def dropping(writer: RowWriter, rows: Sequence[Row]) -> None:
         with contextlib.suppress(StoreFull):
-            driver.store.append(*(measurement for _, measurement in rows))
+            writer.store.append(*(measurement for _, measurement in rows))
 
-    return patch.object(Driver, "_append", dropping)
+    return patch.object(RowWriter, "_append", dropping)
 
 
 def _start_while_full() -> contextlib.AbstractContextManager[Any]:
@@ -164,6 +166,17 @@ def _retry_at_once() -> contextlib.AbstractContextManager[Any]:
     return patch.object(Ledger, "retry", lambda _, pool, record, __: pool.enqueue(record))
 
 
+def _watch_the_first_only() -> contextlib.AbstractContextManager[Any]:
+    """A place that becomes free goes to the next that is begun, whoever has failed meanwhile."""
+    begun = Breaker.begun
+
+    def while_there_is_room(breaker: Breaker, subject: str) -> None:
+        if len(breaker._begun) < breaker._limit:
+            begun(breaker, subject)
+
+    return patch.object(Breaker, "begun", while_there_is_room)
+
+
 def _trust_nodes() -> contextlib.AbstractContextManager[Any]:
     """A node that comes back is as good as a new one, however often it was lost."""
 
@@ -218,11 +231,10 @@ def _moving_budgets() -> contextlib.AbstractContextManager[Any]:
 def _impatient() -> contextlib.AbstractContextManager[Any]:
     """A call that fails once ends the run."""
 
-    def at_once(driver: Driver, what: str, act: Callable[[], Any], last: type) -> list[Event]:
-        result = act()
-        return result if isinstance(result, list) else []
+    def at_once(patience: Patience, what: str, attempt: Callable[[], Any], last: type) -> Any:
+        return attempt()
 
-    return patch.object(Driver, "_patiently", at_once)
+    return patch.object(Patience, "act", at_once)
 
 
 def _free_what_was_not_stopped() -> contextlib.AbstractContextManager[Any]:
@@ -301,7 +313,7 @@ DEFENCES = (
     Defence(
         name="rows before the driver waits",
         without="the driver waits and rows are not safe",
-        take_away=_of(Driver, "_write_rows"),
+        take_away=_of(RowWriter, "write"),
     ),
     Defence(
         name="rows kept while the disk is full",
@@ -315,6 +327,7 @@ DEFENCES = (
     ),
     Defence(
         name="fencing by attempt id",
+        first=24,
         without="final row",
         take_away=_count_late_rows,
     ),
@@ -335,6 +348,7 @@ DEFENCES = (
     ),
     Defence(
         name="cards drained for gangs",
+        first=7,
         without="starves: ",
         take_away=_of(Assigner, "_reserve"),
     ),
@@ -345,8 +359,15 @@ DEFENCES = (
     ),
     Defence(
         name="another card for the next attempt",
+        first=4,
         without="runs where the last attempt failed",
         take_away=_of(JobRecord, "send_elsewhere"),
+    ),
+    Defence(
+        name="another card also when one comes later",
+        first=101_471,
+        without="runs where the last attempt failed",
+        take_away=_of(Pool, "_cards_came"),
     ),
     Defence(
         name="an end to jobs for which no cards are left",
@@ -356,30 +377,35 @@ DEFENCES = (
     ),
     Defence(
         name="sync of a file before it gets its name",
+        first=18,
         without="is lost",
         take_away=_of(SimulatedDisk, "sync"),
         on_disk=True,
     ),
     Defence(
         name="sync of the directory after it",
+        first=17,
         without="is lost",
         take_away=_of(SimulatedDisk, "sync_directory"),
         on_disk=True,
     ),
     Defence(
         name="a write until all is written",
+        first=8,
         without="is lost",
         take_away=_half_writes,
         on_disk=True,
     ),
     Defence(
         name="checksums of rows",
+        first=1,
         without="",
         take_away=_of(fragments, "damage_of", lambda *_: None),
         on_disk=True,
     ),
     Defence(
         name="a copy of each row that waits for room",
+        first=1,
         without="without a copy",
         take_away=_of(Store, "spill"),
         on_disk=True,
@@ -388,7 +414,7 @@ DEFENCES = (
         name="spilled rows brought home",
         first=15,
         without="is lost",
-        take_away=_of(Store, "_bring_home", lambda *_: 0),
+        take_away=_of(SpilledRows, "bring_home", lambda *_: 0),
         on_disk=True,
     ),
     Defence(
@@ -400,7 +426,7 @@ DEFENCES = (
     ),
     Defence(
         name="rows of attempts that a dead driver had running",
-        first=19,
+        first=118,
         without="left no row",
         take_away=_of(Store, "_record_interrupted", lambda _: ()),
         on_disk=True,
@@ -437,7 +463,7 @@ DEFENCES = (
     ),
     Defence(
         name="the watchdog",
-        first=32,
+        first=45,
         without="no end after",
         take_away=_of(Watchdog, "overdue", lambda *_: []),
     ),
@@ -458,6 +484,7 @@ DEFENCES = (
     ),
     Defence(
         name="quarantine of nodes that are lost again and again",
+        first=4,
         without="times and is used after",
         take_away=_trust_nodes,
     ),
@@ -472,6 +499,12 @@ DEFENCES = (
         first=387,
         without="others are tried",
         take_away=_of(Breaker, "withdrawn"),
+    ),
+    Defence(
+        name="a breaker that counts who has failed already",
+        first=100_899,
+        without="others are tried",
+        take_away=_watch_the_first_only,
     ),
     Defence(
         name="jobs that wait for those they need",
@@ -491,16 +524,19 @@ DEFENCES = (
     ),
     Defence(
         name="patience with what fails for a moment",
+        first=4,
         without="was away for a moment",
         take_away=_impatient,
     ),
     Defence(
         name="a command that is refused is an event",
+        first=4,
         without="",
         take_away=_of(driver_module, "_refusal"),
     ),
     Defence(
         name="a worker is stopped when the executor took the command",
+        first=9,
         without="has a process of driver",
         take_away=_free_what_was_not_stopped,
     ),

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from math import inf
 from pathlib import Path
 from random import Random
@@ -22,26 +22,27 @@ from disk_model import NOWHERE, SimulatedDisk
 from schedule_cases import job as job_of
 from schedule_cases import node as node_of
 from shapes import EPOCH_S, NOTICED_S, Broken, Died, Estimates, Shape, Tally, is_late, must
-from stores import DiskStore, MemoryStore, Promises
+from stores import DiskStore, MemoryStore, Promises, row_of
 
 from clusters import NightCluster, NightExecutor
-from orchestrator import driver as driver_module
-from orchestrator.cluster import Card
-from orchestrator.derive import measurement_of
-from orchestrator.driver import Driver, StopSignal
+from orchestrator.domain.events import NodeJoined
+from orchestrator.domain.job import Job, State
+from orchestrator.domain.measurement import Measurement
+from orchestrator.domain.topology import Card
 from orchestrator.errors import StoreFull, StoreLocked
-from orchestrator.events import NodeJoined
-from orchestrator.job import Job, State
-from orchestrator.measurement import Measurement
-from orchestrator.notes import Note, Notes
-from orchestrator.plan import Action, Plan, PlannedJob
+from orchestrator.planning.plan import Action, Plan, PlannedJob
 from orchestrator.results import disk as real_disk
-from orchestrator.results import store as store_module
-from orchestrator.run_status import Board, RunStatus
+from orchestrator.results import paths
+from orchestrator.results.derive import measurement_of
+from orchestrator.results.notes import Note, Notes
+from orchestrator.runtime import driver as driver_module
+from orchestrator.runtime.driver import Driver
+from orchestrator.runtime.status import Board, RunStatus
+from orchestrator.runtime.stop_signal import StopSignal
+from orchestrator.runtime.watchdog import Watchdog
 from orchestrator.scheduling.invariants import InvariantViolated
 from orchestrator.scheduling.schedule import Schedule, ScheduleSettings
 from orchestrator.scheduling.virtual_cluster import SimulationSettings
-from orchestrator.watchdog import Watchdog
 
 ELSEWHERE = Path("/elsewhere")
 #: Longest wait of a simulated driver for an event: a night has hours, whose seconds cost time here.
@@ -195,8 +196,7 @@ class Night:
                 must(self.tally.drivers < 30, "spilled rows do not come home")
                 self.now = max(self.now, self.shape.full[1])
                 self._drive(len(self.shape.deaths) + self.tally.drivers, "", None)
-            self._check_rows()
-            self._check_end()
+            self._check_end(self._check_rows())
         return self.tally
 
     def _spilled(self) -> bool:
@@ -208,9 +208,7 @@ class Night:
         with contextlib.ExitStack() as stack:
             for name in _DISK_CALLS:
                 stack.enter_context(patch.object(real_disk, name, getattr(self.disk, name)))
-            stack.enter_context(
-                patch.object(store_module, "spill_directories", lambda _: [ELSEWHERE])
-            )
+            stack.enter_context(patch.object(paths, "spill_directories", lambda _: [ELSEWHERE]))
             stack.enter_context(
                 patch.object(driver_module, "STATUS_INTERVAL_S", self.status_interval_s)
             )
@@ -244,9 +242,9 @@ class Night:
             with store:
                 self._write_late(frozen)
                 self._end_leftovers(number)
-                self._check_rows()
+                rows = self._check_rows()
                 self._second_driver(number)
-                driver = self._driver(store, number, late)
+                driver = self._driver(store, rows, number, late)
                 result = driver.drive()
                 must(result.finished, "the driver left before the end")
                 self.living.discard(number)
@@ -265,8 +263,9 @@ class Night:
         self.now += 5.0 if death == "killed" else 90.0
         return store, (late[-1] if late else self.handed[-1] if self.handed else None)  # type: ignore[return-value]
 
-    def _driver(self, store: Any, number: int, late: list[Measurement]) -> Driver:
-        rows = store.rows()
+    def _driver(
+        self, store: Any, rows: Sequence[Measurement], number: int, late: list[Measurement]
+    ) -> Driver:
         final = {row.job_id: row.state for row in rows if row.final}
         before = store.attempts_set_aside(job.job_id for job in self.jobs)
         for row in rows:
@@ -389,8 +388,8 @@ class Night:
 
     # ------------------------------------------------------------ what must hold
 
-    def _check_rows(self) -> None:
-        """Everything promised is there, as it was written, once; nothing else is."""
+    def _check_rows(self) -> Sequence[Measurement]:
+        """Everything promised is there, as it was written, once; nothing else is. Returns all."""
         if self.shape.on_disk:
             contents = DiskStore(self, -1).read()
             rows, damaged = contents.measurements, [each.path.name for each in contents.damaged]
@@ -416,17 +415,16 @@ class Night:
         numbers = Counter(r.attempt_id for r in rows if r.attempt_number and not is_late(r))
         must(max(numbers.values(), default=1) == 1, f"attempt ids used twice: {numbers}")
         self.tally.rows = len(rows)
+        return rows
 
     def _is_of_note(self, row: Measurement) -> bool:
         """Whether a row is what an attempt's note stands for."""
         if row.state != State.LOST or row.attempt_id not in self.noted:
             return False
-        return any(row == note.row() for note in self.noted[row.attempt_id])
+        return any(row == row_of(note) for note in self.noted[row.attempt_id])
 
-    def _check_end(self) -> None:
+    def _check_end(self, rows: Sequence[Measurement]) -> None:
         """Every job has ended exactly once, and every attempt that began has a row."""
-        store = self.open_store(-1)
-        rows = store.rows()
         final: dict[str, list[str]] = {}
         for row in rows:
             if row.final:

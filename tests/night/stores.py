@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from disk_model import NOWHERE
 from shapes import is_late, must
 
+from orchestrator.domain.measurement import Measurement
 from orchestrator.errors import StoreError, StoreFull, StoreLocked
-from orchestrator.measurement import Measurement
-from orchestrator.notes import Note
+from orchestrator.results.notes import Note
 from orchestrator.results.store import Store
 
 if TYPE_CHECKING:
     from nights import Night
+
+
+@lru_cache(maxsize=1024)
+def row_of(note: Note) -> Measurement:
+    """The row that a note stands for, which later drivers of a night ask for again."""
+    return note.row()
 
 
 class Lock:
@@ -56,10 +63,6 @@ class DiskStore(Store):
         self._lock = Lock(night, driver)  # type: ignore[assignment]
         self.night = night
 
-    def rows(self) -> list[Measurement]:
-        """As a reader sees them."""
-        return list(self.read().measurements)
-
 
 class MemoryStore:
     """A store without a disk, with the promises of the real one."""
@@ -73,7 +76,7 @@ class MemoryStore:
         for row in list(self.night.elsewhere):
             self._keep(row)
         for note in list(self.night.notes.values()):
-            self._keep(note.row())
+            self._keep(row_of(note))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -120,10 +123,6 @@ class MemoryStore:
     def attempts_set_aside(self, _: Iterable[str]) -> dict[str, int]:
         """Nothing is damaged here."""
         return {}
-
-    def rows(self) -> list[Measurement]:
-        """All of them."""
-        return list(self.night.kept.values())
 
 
 class Promises:

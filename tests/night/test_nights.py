@@ -16,7 +16,7 @@ from shapes import Tally
 FIRST = int(os.environ.get("NIGHTGRID_SEED", "0"))
 IN_MEMORY = 400
 ON_DISK = 24
-BATCH = 50
+BATCH = 25
 
 TOTAL = Tally()
 CAUGHT: dict[str, tuple[int, str]] = {}
@@ -38,14 +38,20 @@ def figures(request: pytest.FixtureRequest) -> object:
         print("\n" + "\n".join(lines))
 
 
-@pytest.mark.parametrize("first", range(FIRST, FIRST + IN_MEMORY, BATCH))
+def batches(nights: int, size: int) -> list[object]:
+    """The first night of each batch; the quick suite has the first batch alone."""
+    first, *others = range(FIRST, FIRST + nights, size)
+    return [first, *(pytest.param(each, marks=pytest.mark.slow) for each in others)]
+
+
+@pytest.mark.parametrize("first", batches(IN_MEMORY, BATCH))
 def test_nights_with_many_events(first: int) -> None:
     """Drivers, workers, nodes and cards fail, disks get full; a violation names its seed."""
     for seed in range(first, first + BATCH):
         TOTAL.add(run_night(seed, on_disk=False))
 
 
-@pytest.mark.parametrize("first", range(FIRST, FIRST + ON_DISK, 8))
+@pytest.mark.parametrize("first", batches(ON_DISK, 8))
 def test_nights_with_the_real_store_on_a_disk_that_fails(first: int) -> None:
     """Torn writes, lost renames, a full disk and flipped bits under the store as it is."""
     for seed in range(first, first + 8):
@@ -64,6 +70,7 @@ def test_one_seed_is_one_night() -> None:
     assert run_night(3, on_disk=True) == run_night(3, on_disk=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("defence", DEFENCES, ids=lambda defence: defence.name)
 def test_no_defence_can_be_taken_away(defence: Defence) -> None:
     """The check of the check: without it some night breaks, in the way that it is there to

@@ -12,11 +12,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from orchestrator.attempt import Attempt, RankOutcome, WorkerInfo
-from orchestrator.executor import Progress
-from orchestrator.failure import Failure, classify
-from orchestrator.job import State
-from orchestrator.worker.card_worker import VISIBLE_CARDS, WorkerConfig
+from orchestrator.domain.attempt import Attempt, RankOutcome, WorkerInfo
+from orchestrator.domain.executor import Progress
+from orchestrator.domain.failure import Failure, classify
+from orchestrator.domain.job import State
+from orchestrator.worker.card_worker import WorkerConfig
 from workloads.api import Result, Sample
 
 #: A child that ignores the polite signal too, in the worker's group or in a session of its own.
@@ -47,7 +47,7 @@ class FakeWorker:
             device_name="fake",
             driver_version="",
             emulated=self.config.emulated,
-            visible_cards=os.environ.get(VISIBLE_CARDS[self.config.card.accelerator] or "-", ""),
+            visible_cards=os.environ.get(self.config.card.accelerator.spec.visible_variable, ""),
             threads=int(os.environ["OMP_NUM_THREADS"]),
             niceness=os.getpriority(os.PRIO_PROCESS, 0),
         )

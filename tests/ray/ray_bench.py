@@ -10,9 +10,8 @@ from typing import Any
 
 from patience import patience
 
-from orchestrator.attempt import Attempt
-from orchestrator.cluster import Card, CardSet, Node
-from orchestrator.events import (
+from orchestrator.domain.attempt import Attempt
+from orchestrator.domain.events import (
     AttemptEnded,
     Event,
     NodeJoined,
@@ -22,7 +21,8 @@ from orchestrator.events import (
     WorkerReady,
     WorkerStopped,
 )
-from orchestrator.job import Accelerator, Job
+from orchestrator.domain.job import Accelerator, Job
+from orchestrator.domain.topology import Card, CardSet, Node
 from orchestrator.on_ray.cluster import EmulatedCluster
 from orchestrator.on_ray.executor import RayExecutor
 

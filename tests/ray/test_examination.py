@@ -13,9 +13,9 @@ from ray_bench import Bench
 from orchestrator.doctor.checks import judge
 from orchestrator.doctor.facts import ClusterFacts, Level, NodeFacts
 from orchestrator.doctor.text import exit_code, lines
-from orchestrator.events import NodeJoined
+from orchestrator.domain.events import NodeJoined
+from orchestrator.domain.job import Accelerator
 from orchestrator.exit_codes import CLUSTER_UNFIT
-from orchestrator.job import Accelerator
 from orchestrator.on_ray import examination
 from orchestrator.on_ray.examination import Examination, clock_offset
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from orchestrator.job import State
+from orchestrator.domain.job import State
 from orchestrator.results.store import Store
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from patience import patience
 
-from orchestrator.job import State
+from orchestrator.domain.job import State
 from orchestrator.results.store import Store
-from orchestrator.run_status import RunStatus
+from orchestrator.runtime.status import RunStatus
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
@@ -42,7 +42,7 @@ OPTIONS = ("--emulate", "1x4:HPU", "--no-restart")
 #: short of patience. On a busy machine an attempt of which nothing is frozen may take longer.
 COMMAND = f"""
 import signal, sys
-from orchestrator import watchdog
+from orchestrator.runtime import watchdog
 watchdog.MEASURE_FACTOR = 0.0
 patient = watchdog.LIMITS["measure"]
 signal.signal(signal.SIGUSR1, lambda *_: watchdog.LIMITS.update(measure={HANG_S}))

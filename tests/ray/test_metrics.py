@@ -12,7 +12,7 @@ from patience import patience
 from ray_bench import Bench
 
 from orchestrator.on_ray.metrics import PREFIX, Publisher, readings_of
-from orchestrator.run_status import Rate
+from orchestrator.runtime.status import Rate
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 

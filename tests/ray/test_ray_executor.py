@@ -10,13 +10,14 @@ import sys
 import time
 from pathlib import Path
 
+import outside_device
 import psutil
 import pytest
+import ray
 from patience import patience
 from ray_bench import Bench, emulated_node
 
-from orchestrator.cluster import legal_card_sets
-from orchestrator.events import (
+from orchestrator.domain.events import (
     AttemptEnded,
     NodeJoined,
     NodeLeft,
@@ -25,8 +26,9 @@ from orchestrator.events import (
     WorkerReady,
     WorkerStopped,
 )
-from orchestrator.failure import FailureClass
-from orchestrator.job import Accelerator, State
+from orchestrator.domain.failure import FailureClass
+from orchestrator.domain.job import Accelerator, State
+from orchestrator.domain.topology import legal_card_sets
 from orchestrator.on_ray import executor
 from orchestrator.on_ray.actors import physical_cores
 from orchestrator.worker.letters import Ended
@@ -360,6 +362,27 @@ def test_a_worker_can_be_stopped_while_it_starts(bench: Bench) -> None:
     assert len(ends) == 1
 
 
+def test_a_card_of_another_packages_device_registers_and_works(
+    bench: Bench, tmp_path: Path
+) -> None:
+    """Its node tells Ray of its own resource and of no other; an attempt on one card succeeds."""
+    with outside_device.installed(tmp_path):
+        kind = Accelerator("XPU")
+        bench.cluster.add(emulated_node("xpu-1", kind, (0, 1), 2))
+        node = bench.node("xpu-1")
+        (told,) = [each for each in ray.nodes() if each["NodeID"] == node.node_id]
+        cards = {name: told["Resources"].get(name, 0) for name in ("XPU", "HPU", "GPU", "CPU")}
+        assert cards == {"XPU": 2, "HPU": 0, "GPU": 0, "CPU": 0}
+        assert node.accelerator is kind and node.card_indices == (0, 1)
+        (worker,) = bench.start(node.cards[1])
+        assert worker.info.visible_cards == "1"
+        outcome = bench.ended(bench.run((node.cards[1],), [worker], "ok")).outcome
+        assert outcome.state is State.SUCCEEDED
+        bench.stop(worker)
+        bench.cluster.remove("xpu-1")
+        bench.wait_for(lambda e: isinstance(e, NodeLeft) and e.node_id == node.node_id, 60)
+
+
 def test_a_node_that_goes_away_takes_everything_along(bench: Bench) -> None:
     """A node joins late, works, and is killed: attempt LOST, worker stopped, node left."""
     bench.cluster.add(emulated_node("hpu-9", Accelerator.HPU, (0, 1), 2))
@@ -385,8 +408,8 @@ def test_a_node_that_goes_away_takes_everything_along(bench: Bench) -> None:
 
 _DRIVER = """
 import time
-from orchestrator.cluster import parse_emulation
-from orchestrator.events import NodeJoined, StartWorker, WorkerReady
+from orchestrator.domain.topology import parse_emulation
+from orchestrator.domain.events import NodeJoined, StartWorker, WorkerReady
 from orchestrator.on_ray.cluster import emulate
 from orchestrator.on_ray.executor import RayExecutor
 

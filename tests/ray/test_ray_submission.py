@@ -21,10 +21,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pytest
-from patience import patience
+from patience import patience, until
 
-from orchestrator.job import State
+from orchestrator.domain.job import State
 from orchestrator.results.store import Store
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
@@ -52,14 +53,78 @@ experiments:
 """
 
 
+#: So many jobs that the first row is there long before the last.
+JOBS = 12
+LONG = f"{[*range(1, JOBS + 1)]}"
+
+
 @dataclass
 class Head:
     """A head node started with `ray start` and a token, as on a real cluster."""
 
-    url: str
-    address: str  # of its control store
     environment: dict[str, str]  # of those who have the token
     home: Path
+    ports: list[int]
+    process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        """Of its dashboard."""
+        return f"http://127.0.0.1:{self.ports[1]}"
+
+    @property
+    def address(self) -> str:
+        """Of its control store."""
+        return f"127.0.0.2:{self.ports[0]}"
+
+    def start(self) -> None:
+        """Start it, on the same ports each time."""
+        port, dashboard, client, agent, metrics = self.ports
+        path = self.home / "ray-start.log"
+        with path.open("ab") as log:
+            self.process = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block"),
+                    *("--node-name", "hpu-1", "--node-ip-address", "127.0.0.2"),
+                    *("--port", str(port), "--dashboard-port", str(dashboard)),
+                    *("--ray-client-server-port", str(client)),
+                    *("--dashboard-agent-listen-port", str(agent)),
+                    *("--metrics-export-port", str(metrics)),
+                    *("--num-cpus", "0", "--object-store-memory", "80000000"),
+                    *("--resources", '{"HPU": 2, "emulated": 1, "server_cards": 2}'),
+                ],
+                env=self.environment,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        deadline = time.monotonic() + patience(90)
+        while True:
+            with contextlib.suppress(OSError):
+                socket.create_connection(("127.0.0.1", dashboard), timeout=1).close()
+                return
+            in_time = self.process.poll() is None and time.monotonic() < deadline
+            assert in_time, path.read_text()[-3000:]
+            time.sleep(0.2)
+
+    def kill(self) -> None:
+        """``kill -9`` of all of Ray that runs there, as a power failure of the head would. What Ray
+        started for others has to end by itself."""
+        assert self.process is not None
+        for each in psutil.Process(self.process.pid).children():
+            each.kill()
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+    def end(self) -> None:
+        """End it in an orderly way."""
+        if self.process is None:
+            return
+        self.process.send_signal(signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(patience(20))
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
 
     def stranger(self, **variables: str) -> dict[str, str]:
         """The environment of somebody without the token, but with these variables."""
@@ -113,7 +178,6 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Head]:
     """A head node with two emulated HPU cards, which ends with its own process only."""
     home = tmp_path_factory.mktemp("home")
     temp_dir = tempfile.mkdtemp(prefix="ngs-", dir="/tmp")
-    port, dashboard, client, agent, metrics = free_ports(5)
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "NIGHTGRID_"))}
     token = home / "token"
     token.touch(mode=0o600)
@@ -128,46 +192,12 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Head]:
         "RAY_TMPDIR": temp_dir,
         "RAY_USAGE_STATS_ENABLED": "0",
     }
-    log = (home / "ray-start.log").open("w")
-    process = subprocess.Popen(
-        [
-            *(sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block"),
-            *("--node-name", "hpu-1", "--node-ip-address", "127.0.0.2"),
-            *("--port", str(port), "--dashboard-port", str(dashboard)),
-            *("--ray-client-server-port", str(client)),
-            *("--dashboard-agent-listen-port", str(agent)),
-            *("--metrics-export-port", str(metrics)),
-            *("--num-cpus", "0", "--object-store-memory", "80000000"),
-            *("--resources", '{"HPU": 2, "emulated": 1, "server_cards": 2}'),
-        ],
-        env=environment,
-        stdout=log,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
+    head = Head(environment=environment, home=home, ports=free_ports(5))
     try:
-        deadline = time.monotonic() + patience(90)
-        while True:
-            with contextlib.suppress(OSError):
-                socket.create_connection(("127.0.0.1", dashboard), timeout=1).close()
-                break
-            assert process.poll() is None and time.monotonic() < deadline, (
-                home / "ray-start.log"
-            ).read_text()[-3000:]
-            time.sleep(0.2)
-        yield Head(
-            url=f"http://127.0.0.1:{dashboard}",
-            address=f"127.0.0.2:{port}",
-            environment=environment,
-            home=home,
-        )
+        head.start()
+        yield head
     finally:
-        process.send_signal(signal.SIGTERM)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(patience(20))
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        log.close()
+        head.end()
         shutil.rmtree(temp_dir, ignore_errors=True)
 
 
@@ -363,3 +393,34 @@ def test_a_client_without_the_token_is_refused(head: Head, tmp_path: Path) -> No
     assert not (tmp_path / "results").exists()
     output, _ = rays_own.communicate(timeout=patience(90))
     assert rays_own.returncode != 0 and "AuthenticationError" in output, output
+
+
+def test_the_next_submission_goes_on_with_the_run_of_a_head_that_died(
+    head: Head, tmp_path: Path
+) -> None:
+    """A submitted driver dies with its head. Once that is back on its port, the same grid sent
+    again measures what is missing, and nothing twice."""
+    (tmp_path / "grid.yaml").write_text(GRID.replace("[fp32, fp8]", "fp32").replace("[1, 2]", LONG))
+    results = tmp_path / "results"
+    submit = ("submit", "grid.yaml", "--address", head.url, "--results", str(results))
+    sent = head.nightgrid(*submit, "--submission-id", "before", cwd=tmp_path)
+    assert sent.returncode == 0, sent.stderr
+    run = results / "submitted"
+    assert until(lambda: list((run / "rows").glob("*.parquet")), 60)
+    driver = int(json.loads((run / "driver.lock").read_bytes())["pid"])
+    head.kill()
+    measured = {row.attempt_id: row for row in Store.open(results, "submitted").measurements()}
+    assert until(lambda: not psutil.pid_exists(driver), 30), "the driver outlived its head"
+    head.start()
+    sent = head.nightgrid(*submit, "--submission-id", "after", cwd=tmp_path)
+    assert sent.returncode == 0, sent.stderr
+    followed = head.nightgrid("logs", "after", "--address", head.url, "--follow")
+    assert followed.returncode == 0, followed.stdout + followed.stderr
+    assert "taken over from a driver that died: process " in followed.stdout
+    rows = Store.open(results, "submitted").measurements()
+    final = [row for row in rows if row.final]
+    assert {row.state for row in final} == {State.SUCCEEDED}, followed.stdout
+    assert len({row.job_id for row in final}) == len(final) == JOBS
+    assert len({row.invocation_id for row in final}) == 2  # some before, some after
+    assert {row.attempt_id for row in rows} >= measured.keys()
+    assert all("died while it ran" in row.reason for row in rows if not row.final)

@@ -22,7 +22,7 @@ import ray
 from network_namespace import OtherHost, other_host
 from ray_bench import Bench
 
-from orchestrator.events import NodeJoined
+from orchestrator.domain.events import NodeJoined
 from orchestrator.on_ray.token import MODE, TOKEN, TOKEN_PATH
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]

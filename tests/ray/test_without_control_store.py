@@ -12,8 +12,8 @@ import psutil
 import pytest
 from ray_bench import Bench
 
-from orchestrator.events import NodeLeft
-from orchestrator.job import State
+from orchestrator.domain.events import NodeLeft
+from orchestrator.domain.job import State
 from orchestrator.on_ray import control_store
 
 pytestmark = pytest.mark.ray

@@ -12,20 +12,20 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from orchestrator.derive import measurement_of
-from orchestrator.driver import Driver
-from orchestrator.events import RecordRow
-from orchestrator.job import Accelerator, Job
-from orchestrator.live import QuietView
-from orchestrator.measurement import Measurement
-from orchestrator.notes import Notes
+from orchestrator.domain.events import RecordRow
+from orchestrator.domain.job import Accelerator, Job
+from orchestrator.domain.measurement import Measurement
 from orchestrator.on_ray.cluster import emulate
 from orchestrator.on_ray.executor import RayExecutor
-from orchestrator.plan import Action, Plan, PlannedJob
+from orchestrator.planning.plan import Action, Plan, PlannedJob
+from orchestrator.results.derive import measurement_of
+from orchestrator.results.notes import Notes
 from orchestrator.results.store import Store
-from orchestrator.run_status import Board
+from orchestrator.runtime.driver import Driver
+from orchestrator.runtime.status import Board
 from orchestrator.scheduling.estimate import Estimate
 from orchestrator.scheduling.schedule import Schedule, ScheduleSettings
+from orchestrator.watching.live import QuietView
 
 SINGLES, SINGLE_S, GANG_S = 60, 1.0, 0.7
 WIDTHS = (8, 4, 2)

@@ -11,8 +11,8 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from orchestrator.job import MAX, Accelerator, Job, State
-from orchestrator.measurement import Measurement, Metrics
+from orchestrator.domain.job import MAX, Accelerator, Job, State
+from orchestrator.domain.measurement import Measurement, Metrics
 from workloads.api import Item, MeasureSettings, Sample
 
 START = 1_770_000_000.0

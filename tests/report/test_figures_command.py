@@ -12,10 +12,10 @@ import pytest
 from measurement_factory import Night, a_job, every_state, precision_grid
 
 from orchestrator.cli import main
-from orchestrator.job import State
-from orchestrator.reference_data import reference
+from orchestrator.domain.job import State
 from orchestrator.report.figure_data import figure_data
 from orchestrator.report.images import MOST_IMAGES, images_of
+from orchestrator.report.reference_data import reference
 from orchestrator.report.summary import summarize
 from orchestrator.report.vendor import lengths, to_vendor_csv
 from orchestrator.results.store import Store

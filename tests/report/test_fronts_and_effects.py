@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from measurement_factory import Night, a_job, precision_grid
 
-from orchestrator.job import MAX, State
-from orchestrator.measurement import Measurement
-from orchestrator.report.effects import baseline, effects_of, workload_defaults
+from orchestrator.domain.job import MAX, State
+from orchestrator.domain.measurement import Measurement
+from orchestrator.report.effects import baseline, effects_of
 from orchestrator.report.fronts import fronts_of, latency, pareto, throughput
 from orchestrator.report.grouping import settings_of
 from orchestrator.report.scaling import scalings_of
@@ -65,10 +65,13 @@ def test_fronts_never_mix_devices_or_work() -> None:
     assert [front.setting.cards for front in fronts] == [1, 4]
 
 
-def effects(rows: list[Measurement]) -> dict[tuple[str, str, str], float]:
-    """Ratios by what was changed, with the workload's own defaults."""
-    found = effects_of(rows, settings_of(rows), workload_defaults)
-    return {(e.name, e.before, e.after): round(e.ratio.value, 6) for e in found}
+def effects(rows: list[Measurement]) -> dict[tuple[str, str, str, str], float]:
+    """Ratios by method and what was changed."""
+    found = effects_of(rows, settings_of(rows))
+    return {
+        (dict(e.setting.parameters)["method"], e.name, e.before, e.after): round(e.ratio.value, 6)
+        for e in found
+    }
 
 
 def finetuning(**parameters: object) -> dict[str, object]:
@@ -79,7 +82,8 @@ def finetuning(**parameters: object) -> dict[str, object]:
 
 
 def test_effects_are_rows_that_differ_in_one_setting() -> None:
-    """Each technique is told by itself; a row with two changes tells nothing."""
+    """Each technique is told by itself; a row with two changes tells nothing. What another method
+    trains is other work, with a baseline of its own."""
     night = Night()
     rows = [
         with_rate(night.add(a_job(**finetuning())), 100.0),
@@ -91,10 +95,10 @@ def test_effects_are_rows_that_differ_in_one_setting() -> None:
         with_rate(night.add(a_job(**finetuning(steps=40))), 99.0),
     ]
     assert effects(rows) == {
-        ("padding", "dynamic", "packing"): 1.7,
-        ("gradient_checkpointing", "false", "true"): 0.7,
-        ("method", "lora", "full"): 0.67,
-        ("precision", "bf16", "fp32"): 0.45,
+        ("lora", "padding", "dynamic", "packing"): 1.7,
+        ("lora", "gradient_checkpointing", "false", "true"): 0.7,
+        ("lora", "precision", "bf16", "fp32"): 0.45,
+        ("full", "padding", "dynamic", "packing"): 1.791045,
     }
 
 
@@ -106,7 +110,7 @@ def test_an_effect_is_the_geometric_mean_over_batch_sizes() -> None:
         rows.append(with_rate(night.add(a_job(**finetuning(), batch_size=batch)), plain))
         job = a_job(**finetuning(padding="packing"), batch_size=batch)
         rows.append(with_rate(night.add(job), packed))
-    (effect,) = effects_of(rows, settings_of(rows), workload_defaults)
+    (effect,) = effects_of(rows, settings_of(rows))
     assert effect.ratio.value == pytest.approx(4.0)
     assert [pair.row.batch_size for pair in effect.pairs] == [8, 16]
     assert effect.ratio.decided and effect.ratio.low is not None and effect.ratio.low < 4.0
@@ -125,9 +129,22 @@ def test_an_effect_within_noise_is_not_decided() -> None:
 
 def test_the_baseline_is_the_default_then_the_centre_of_the_star() -> None:
     """Defaults win; without them the row with most neighbours at one step does."""
-    star = [(("a", x), ("b", y)) for x, y in (("1", "0"), ("0", "0"), ("2", "0"), ("0", "1"))]
+    star = {((("a", x), ("b", y)), "8") for x, y in ("10", "00", "20", "01")}
     assert baseline(star, {}) == (("a", "0"), ("b", "0"))
     assert baseline(star, {"a": "2", "b": "0"}) == (("a", "2"), ("b", "0"))
+
+
+def test_a_default_that_hardly_any_row_has_is_no_baseline() -> None:
+    """A grid in fp32 with one row in bf16, the default, compares its techniques in fp32."""
+    night = Night()
+    told = [finetuning(optimizer=one) for one in ("adamw", "adafactor", "adamw-fused")]
+    rows = [with_rate(night.add(a_job(**one, precision="fp32")), 100.0) for one in told]
+    rows.append(with_rate(night.add(a_job(**told[0])), 200.0))
+    assert set(effects(rows)) == {
+        ("lora", "optimizer", "adamw", "adafactor"),
+        ("lora", "optimizer", "adamw", "adamw-fused"),
+        ("lora", "precision", "fp32", "bf16"),
+    }
 
 
 def test_scaling_tells_speedup_and_efficiency() -> None:
@@ -161,7 +178,7 @@ def test_effects_do_not_explode_on_a_full_factorial() -> None:
         for p in ("dynamic", "packing", "fixed")
         for g in (False, True)
     ]
-    assert len(summarize(rows, defaults=workload_defaults).effects) == 3
+    assert len(summarize(rows).effects) == 3
 
 
 def test_an_effect_tells_real_tokens_apart_from_samples() -> None:
@@ -173,9 +190,9 @@ def test_an_effect_tells_real_tokens_apart_from_samples() -> None:
         replace(row, metrics=replace(row.metrics, total_tokens_per_s=tokens))
         for row, tokens in ((with_rate(plain, 10.0), 500.0), (with_rate(packed, 12.0), 900.0))
     ]
-    (effect,) = effects_of(rows, settings_of(rows), workload_defaults)
+    (effect,) = effects_of(rows, settings_of(rows))
     assert effect.ratio.value == pytest.approx(1.2)
     assert effect.token_ratio == pytest.approx(1.8)
     unknown = [replace(rows[0], metrics=replace(rows[0].metrics, total_tokens_per_s=None)), rows[1]]
-    (effect,) = effects_of(unknown, settings_of(unknown), workload_defaults)
+    (effect,) = effects_of(unknown, settings_of(unknown))
     assert effect.token_ratio is None

@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 from measurement_factory import Night, a_job, precision_grid
 
-from orchestrator.job import Accelerator
-from orchestrator.reference_data import reference
+from orchestrator.domain.job import Accelerator
 from orchestrator.report import drawing, read_summary, write_report
 from orchestrator.report.figures import clipped, throughput_curve
 from orchestrator.report.page import render
 from orchestrator.report.progress import underway_of
+from orchestrator.report.reference_data import reference
 from orchestrator.report.summary import Table, summarize
 from orchestrator.results.store import Store
-from orchestrator.run_status import CardStatus, RunStatus
+from orchestrator.runtime.status import CardStatus, RunStatus
 
 
 def a_status(**changes: object) -> RunStatus:

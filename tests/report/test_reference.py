@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from measurement_factory import Night, a_job, precision_grid
 
-from orchestrator import reference_data
-from orchestrator.measurement import Measurement
-from orchestrator.reference_data import reference
+from orchestrator.domain.measurement import Measurement
+from orchestrator.report import reference_data
 from orchestrator.report.published import against_published, same_model, same_precision
+from orchestrator.report.reference_data import reference
 from orchestrator.report.roofline import roofline_of, share_of, sheet_of
 
 PUBLISHED = reference().published

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from measurement_factory import START, Night, a_job, every_state, precision_grid
 
-from orchestrator.job import MAX, Accelerator, State
-from orchestrator.measurement import Measurement
+from orchestrator.domain.job import MAX, Accelerator, State
+from orchestrator.domain.measurement import Measurement
 from orchestrator.report import cells
 from orchestrator.report.contests import peak_memory_bytes
 from orchestrator.report.drawing import nice_top

@@ -11,7 +11,7 @@ from driver_cases import STATUS
 from measurements import row
 
 from orchestrator.results.store import Store
-from orchestrator.run_status import FailedAttempt, Rate, RunStatus
+from orchestrator.runtime.status import FailedAttempt, Rate, RunStatus
 
 
 class RunDirectory:

@@ -8,11 +8,11 @@ import os
 from pathlib import Path
 from typing import Any
 
-from orchestrator.attempt import WorkerInfo
+from orchestrator.domain.attempt import WorkerInfo
 from orchestrator.worker.card_worker import CardWorker
 from workloads.devices import cpu
 from workloads.devices.base import Device
-from workloads.devices.release import CardUse
+from workloads.devices.monitoring.release import CardUse
 
 #: Bytes that a worker takes, and a file for what it found on its card just before it took it.
 HOLDS, FOUND = "NIGHTGRID_TEST_HOLDS", "NIGHTGRID_TEST_FOUND"

@@ -19,7 +19,7 @@ from workloads.errors import BadConfiguration, DataMissing
 from workloads.training import adapters, chatglm3_lora
 from workloads.training.chatglm3_lora import Lora
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "models"))
+sys.path.insert(0, str(Path(__file__).resolve().parent / "models"))
 import chatglm3_reference as reference
 
 IDS = torch.tensor([[5, 9, 77, 12, 300, 41, 8, 9]])

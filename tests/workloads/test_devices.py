@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import types
@@ -9,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.worker.failure_record import describe
 from workloads import devices, errors
 from workloads.devices.base import Device
+from workloads.devices.cuda import expandable_segments
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -176,6 +179,66 @@ def test_torchs_own_exception_types_are_known_without_their_words() -> None:
     cuda = devices.device_for("cuda")
     assert type(cuda.classify(torch.OutOfMemoryError("?"))) is errors.OutOfMemory
     assert type(cuda.classify(DistBackendError("?"))) is errors.CollectiveFailed
+
+
+RECORDED = (Path(__file__).parent / "recorded_cuda_out_of_memory.jsonl").read_text().splitlines()
+
+
+@pytest.mark.parametrize("recorded", map(json.loads, RECORDED), ids=lambda each: str(each["what"]))
+def test_what_a_full_card_says_is_kept_whole(recorded: dict[str, str]) -> None:
+    """As an H100 wrote it in generation and in training, with and without expandable segments: the
+    amounts stand at its beginning, the advice at its end; with torch's type and without it."""
+    import torch
+
+    text = recorded["message"]
+    assert len(text) > 400
+    for error in (torch.OutOfMemoryError(text), RuntimeError(text)):
+        found = devices.device_for("cuda").classify(error)
+        assert type(found) is errors.OutOfMemory
+        failure = describe(found, device=None, memory_bytes=None, node_name="n")
+        assert failure.message == f"{type(error).__name__}: {' '.join(text.split())}"
+        assert "Tried to allocate" in failure.message
+        assert failure.message.endswith("#optimizing-memory-usage-with-pytorch-cuda-alloc-conf)")
+
+
+def test_cudnns_attention_is_off_unless_the_node_asks_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """torch's own switch is set before each job and read back for the row."""
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    cuda = devices.device_for("cuda")
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    try:
+        monkeypatch.delenv("NIGHTGRID_CUDNN_ATTENTION", raising=False)
+        torch.backends.cuda.enable_cudnn_sdp(True)  # as the last job may have left it
+        assert cuda.configure()["cudnn_attention"] == "off"
+        assert not torch.backends.cuda.cudnn_sdp_enabled()
+        monkeypatch.setenv("NIGHTGRID_CUDNN_ATTENTION", "1")
+        assert cuda.configure()["cudnn_attention"] == "on"
+        assert torch.backends.cuda.cudnn_sdp_enabled()
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(before)
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({}, False),
+        ({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}, True),
+        ({"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64, expandable_segments:true"}, True),
+        ({"PYTORCH_ALLOC_CONF": "expandable_segments:True"}, True),
+        ({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True,expandable_segments:False"}, False),
+        ({"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"}, False),
+        ({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:False"}, False),
+    ],
+)
+def test_expandable_segments_are_read_from_torchs_variables(
+    environment: dict[str, str], expected: bool
+) -> None:
+    """As torch's allocator reads them."""
+    assert expandable_segments(environment) is expected
 
 
 def test_an_unknown_device_is_refused_by_name() -> None:

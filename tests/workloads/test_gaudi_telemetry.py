@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from recorded_hl_smi import GAUDI2_TABLE, GAUDI3_CSV, GAUDI_CSV, GAUDI_TABLE
 
-from workloads.devices import hl_smi, hlml
-from workloads.devices.hl_smi import GaudiCard
 from workloads.devices.hpu import HpuDevice
-from workloads.devices.release import occupation
-from workloads.devices.telemetry import CardTelemetry, Holder
+from workloads.devices.monitoring import hl_smi, hlml
+from workloads.devices.monitoring.hl_smi import GaudiCard
+from workloads.devices.monitoring.release import occupation
+from workloads.devices.monitoring.telemetry import CardTelemetry, Holder
 
 MIB = 2**20
 

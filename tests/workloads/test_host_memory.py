@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from workloads.devices import host_memory
-from workloads.devices.host_memory import HostMemoryPeak, resident_bytes
+from workloads.devices.monitoring import host_memory
+from workloads.devices.monitoring.host_memory import HostMemoryPeak, resident_bytes
 
 BLOCK = 80_000_000
 

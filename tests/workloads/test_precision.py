@@ -11,6 +11,8 @@ from generation_cases import PROMPTS, Worker, write_dataset
 
 from workloads import precision, weights
 from workloads.api import Result
+from workloads.devices import DEVICES
+from workloads.engines import ENGINES
 from workloads.errors import BadConfiguration, Unsupported
 
 needs_quant = pytest.mark.skipif(
@@ -49,9 +51,8 @@ def test_the_table_covers_every_precision_on_every_device() -> None:
     """Each cell says what the precision means there, or why it cannot be; never both."""
     rows = [row for row in precision.table() if not row.engine]
     assert [(r.precision, r.device) for r in rows] == [
-        (p, d) for p in precision.PRECISIONS for d in precision.DEVICES
+        (p, d) for p in precision.PRECISIONS for d in DEVICES
     ]
-    assert set(precision.TABLE) == {(r.precision, r.device) for r in rows}
     for row in rows:
         entry = precision.support(row.precision, row.device)
         assert bool(entry.means) == entry.supported and bool(entry.reason) != entry.supported
@@ -65,11 +66,13 @@ def test_engines_say_what_they_do_otherwise() -> None:
     assert "refuse fp16" in precision.support("fp16", "hpu", "optimum-habana").reason
     assert precision.support("bf16", "cpu", "vllm") == precision.support("bf16", "cpu")
     own = {(r.engine, r.precision, r.device) for r in precision.table() if r.engine}
-    assert own == set(precision.ENGINE_TABLE)
+    declared = {(spec.name, *cell) for spec in ENGINES.values() for cell in spec.precisions}
+    assert own == declared
 
 
 @pytest.mark.parametrize(
-    ("name", "device"), [cell for cell, entry in precision.TABLE.items() if not entry.supported]
+    ("name", "device"),
+    [(row.precision, row.device) for row in precision.table() if not (row.supported or row.engine)],
 )
 def test_an_unsupported_precision_raises_with_the_tables_reason(name: str, device: str) -> None:
     """The row of such a job says the same as the table."""

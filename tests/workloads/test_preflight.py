@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from orchestrator.cluster import Card
-from orchestrator.failure import FailureClass
-from orchestrator.job import Accelerator
+from orchestrator.domain.failure import FailureClass
+from orchestrator.domain.job import Accelerator
+from orchestrator.domain.topology import Card
 from orchestrator.worker.card_worker import CardWorker, WorkerConfig
 from workloads.devices.cpu import CpuDevice
 from workloads.errors import CardFaulty

@@ -27,14 +27,14 @@ import holding_worker
 import pytest
 from holding_worker import FOUND, HOLDS, MARK
 
-from orchestrator.attempt import WorkerInfo
-from orchestrator.cluster import Card
-from orchestrator.failure import Failure, FailureClass
-from orchestrator.job import Accelerator
+from orchestrator.domain.attempt import WorkerInfo
+from orchestrator.domain.failure import Failure, FailureClass
+from orchestrator.domain.job import Accelerator
+from orchestrator.domain.topology import Card
 from orchestrator.worker.card_process import CardProcess, Launch
-from orchestrator.worker.card_worker import VISIBLE_CARDS, WorkerConfig
+from orchestrator.worker.card_worker import WorkerConfig
 from workloads.devices import device_class, environment_for
-from workloads.devices.release import SLACK_BYTES, CardUse, idle_memory_bytes
+from workloads.devices.monitoring.release import SLACK_BYTES, CardUse, idle_memory_bytes
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -74,7 +74,7 @@ class RealCard:
         """A worker process for it, not yet started."""
         self.count += 1
         environment = environment_for(self.device, self.index)
-        variable = VISIBLE_CARDS[self.accelerator]
+        variable = self.accelerator.spec.visible_variable
         config = WorkerConfig(
             worker_id=f"w{self.count}",
             card=Card(node_id="n", index=self.index, accelerator=self.accelerator),

@@ -1,11 +1,10 @@
-"""Batching sorted and refill: the same texts, less work, honest counts."""
+"""Batching sorted and continuous: the same texts, less work, honest counts."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,13 +15,13 @@ from hypothesis import strategies as st
 from schedule_cases import job
 
 from workloads.api import Result
-from workloads.devices.host_memory import resident_bytes
+from workloads.devices.monitoring.host_memory import resident_bytes
 from workloads.errors import Unsupported
 from workloads.generation.packed import LeftLinear, PackedLinear, pack
 from workloads.generation.refill import Text, _Plan
 from workloads.generation.rows import Rows
-from workloads.generation.rules import batching_refusals
 from workloads.refusal import Asked
+from workloads.registry import find_workload
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +43,7 @@ def plain(worker: Worker, dataset: str) -> Result:
     return worker.run(dataset, batch_size=3)
 
 
-@pytest.mark.parametrize("batching", ["sorted", "refill"])
+@pytest.mark.parametrize("batching", ["sorted", "continuous"])
 @pytest.mark.parametrize("batch_size", [1, 3, 8])
 def test_batching_changes_no_text(
     batching: str, batch_size: int, worker: Worker, dataset: str, plain: Result
@@ -66,7 +65,7 @@ def test_what_memory_held_before_changes_no_text(
     monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
     torch.use_deterministic_algorithms(True)
     try:
-        result = worker.run(dataset, batch_size=8, batching="refill")
+        result = worker.run(dataset, batch_size=8, batching="continuous")
     finally:
         torch.use_deterministic_algorithms(False)
     assert texts(result) == texts(plain)
@@ -82,14 +81,14 @@ def test_refilling_changes_no_text_of_the_pretrained_model(
     worker = Worker()
     asked = {"model": "smollm2-135m-instruct", "prompts": 3, "output_tokens": 12, "batch_size": 2}
     plain = worker.run(prompts, **asked)
-    assert texts(worker.run(prompts, batching="refill", **asked)) == texts(plain)
-    packed = Worker().run(prompts, batching="refill", packed_weights=True, **asked)
+    assert texts(worker.run(prompts, batching="continuous", **asked)) == texts(plain)
+    packed = Worker().run(prompts, batching="continuous", packed_weights=True, **asked)
     assert texts(packed) == texts(plain)
 
 
 def test_refilling_pads_nothing(worker: Worker, dataset: str, plain: Result) -> None:
     """Each prompt is read once, each token but the last is fed back once, and nothing else."""
-    (sample,) = worker.run(dataset, batch_size=3, batching="refill").samples
+    (sample,) = worker.run(dataset, batch_size=3, batching="continuous").samples
     assert sample.computed_tokens == sample.input_tokens + sample.output_tokens - sample.items
     assert sample.computed_tokens < sum(s.computed_tokens for s in plain.samples)
 
@@ -106,7 +105,7 @@ def test_sorting_pads_less(worker: Worker, dataset: str, plain: Result) -> None:
 
 def test_the_times_of_refilled_rows_fit_together(worker: Worker, dataset: str) -> None:
     """Reading comes before the end, and all steps lie within the batch."""
-    result = worker.run(dataset, batch_size=3, batching="refill")
+    result = worker.run(dataset, batch_size=3, batching="continuous")
     (sample,) = result.samples
     assert all(item.ttft_s and 0 < item.ttft_s <= item.latency_s for item in result.items)
     assert sample.ttft_s and sum(sample.step_s) <= sample.wall_s
@@ -117,7 +116,7 @@ def test_the_times_of_refilled_rows_fit_together(worker: Worker, dataset: str) -
 
 def test_the_model_is_left_as_it_was(worker: Worker, dataset: str, plain: Result) -> None:
     """After refilling, the same resident model generates in static batches as before."""
-    worker.run(dataset, batch_size=8, batching="refill")
+    worker.run(dataset, batch_size=8, batching="continuous")
     again = worker.run(dataset, batch_size=3)
     assert texts(again) == texts(plain)
     assert again.details["attention"] == "sdpa"
@@ -125,7 +124,9 @@ def test_the_model_is_left_as_it_was(worker: Worker, dataset: str, plain: Result
 
 def test_ignore_eos_gives_every_prompt_its_tokens(worker: Worker, dataset: str) -> None:
     """In fixed-length mode nothing ends early."""
-    result = worker.run(dataset, batch_size=3, batching="refill", ignore_eos=True, output_tokens=9)
+    result = worker.run(
+        dataset, batch_size=3, batching="continuous", ignore_eos=True, output_tokens=9
+    )
     assert {item.output_tokens for item in result.items} == {9}
 
 
@@ -149,7 +150,7 @@ def test_a_matrix_that_is_needed_twice_is_there_once() -> None:
     model = torch.nn.Sequential(torch.nn.Embedding(160, 96), torch.nn.Linear(96, 160, bias=False))
     model[1].weight = model[0].weight
     untied = torch.nn.Sequential(torch.nn.Linear(96, 160), model)
-    assert pack(SimpleNamespace(model=untied)) == 2
+    assert pack(untied) == 2
     assert isinstance(untied[0], PackedLinear)
     assert isinstance(model[1], LeftLinear) and model[1].weight is model[0].weight
 
@@ -178,7 +179,7 @@ def test_a_row_whose_text_has_ended_gives_its_memory_back() -> None:
     assert keys[1].count_nonzero() <= 2 * 4096 // 4
 
 
-@pytest.mark.parametrize("batching", ["static", "refill"])
+@pytest.mark.parametrize("batching", ["static", "continuous"])
 def test_packed_weights_generate(batching: str, dataset: str, plain: Result) -> None:
     """In a model of their own, every prompt has its text, and most are those of plain weights."""
     result = Worker().run(dataset, batch_size=3, batching=batching, packed_weights=True)
@@ -196,16 +197,17 @@ def test_packed_and_plain_weights_share_no_model() -> None:
 def test_what_rows_cannot_stand_in_for_is_refused(dataset: str) -> None:
     """Another attention than the one that is replaced would not be what the row says."""
     with pytest.raises(Unsupported, match="sdpa"):
-        Worker().run(dataset, batching="refill", attention="eager")
+        Worker().run(dataset, batching="continuous", attention="eager")
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"engine": "vllm"}, "batches in its own way"),
+        ({"engine": "vllm", "device": "cuda"}, "batches in its own way"),
         ({"device": "hpu"}, "compiles anew"),
-        ({"parameters": {"batching": "refill", "attention": "eager"}}, "attention eager"),
-        ({"parameters": {"batching": "refill", "tensor_parallel": 2}}, "not built"),
+        ({"parameters": {"batching": "continuous", "attention": "eager"}}, "attention eager"),
+        ({"parameters": {"batching": "continuous", "tensor_parallel": 2}, "cards": 2}, "not built"),
+        ({"parameters": {"packed_weights": True}, "engine": "vllm", "device": "cuda"}, "has no"),
         ({"parameters": {"packed_weights": True}, "device": "cuda"}, "one of CPUs"),
         ({"parameters": {"packed_weights": True}, "precision": "int8"}, "not int8"),
         ({"parameters": {"packed_weights": True, "adapter": "a"}}, "plain matrices"),
@@ -220,10 +222,12 @@ def test_the_plan_says_what_is_not_to_be_had(changes: dict[str, object], words: 
         "device": "cpu",
         "batch_size": 4,
         "cards": 1,
-        "parameters": {"batching": "refill"},
+        "parameters": {"batching": "continuous"},
+        "engine": "transformers",
     }
-    assert not list(batching_refusals(Asked(**usual)))  # type: ignore[arg-type]
-    (refusal,) = batching_refusals(Asked(**(usual | changes)))  # type: ignore[arg-type]
+    refuse = find_workload("text-generation").refusals
+    assert not refuse(Asked(**usual))  # type: ignore[arg-type]
+    (refusal,) = refuse(Asked(**(usual | changes)))  # type: ignore[arg-type]
     assert (
         refusal.setting in ("batching", "packed_weights")
         and words in refusal.reason

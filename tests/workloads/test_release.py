@@ -13,17 +13,17 @@ from hypothesis import strategies as st
 from recorded_hl_smi import GAUDI2_TABLE, GAUDI3_CSV
 from schedule_cases import Cluster, job, node, planned
 
-from orchestrator.cluster import Card
-from orchestrator.failure import Failure, FailureClass, classify
-from orchestrator.job import Accelerator
+from orchestrator.domain.failure import Failure, FailureClass, classify
+from orchestrator.domain.job import Accelerator
+from orchestrator.domain.topology import Card
 from orchestrator.on_ray import actors
 from orchestrator.worker import card_worker
 from orchestrator.worker.card_worker import CardWorker, WorkerConfig
-from workloads.devices import hl_smi, nvml
 from workloads.devices.cuda import CudaDevice
 from workloads.devices.hpu import HpuDevice
-from workloads.devices.identity import CardIdentity, difference
-from workloads.devices.release import (
+from workloads.devices.monitoring import hl_smi, nvml
+from workloads.devices.monitoring.identity import CardIdentity, difference
+from workloads.devices.monitoring.release import (
     IDLE_MEMORY_BYTES,
     SLACK_BYTES,
     CardUse,
@@ -31,7 +31,7 @@ from workloads.devices.release import (
     idle_memory_bytes,
     occupation,
 )
-from workloads.devices.telemetry import Holder
+from workloads.devices.monitoring.telemetry import Holder
 from workloads.errors import CardNotAcquired
 
 MIB = 2**20
@@ -302,7 +302,7 @@ def test_a_gpu_in_a_machine_that_lists_no_process_is_known_by_its_memory(
 ) -> None:
     """With the driver's share told apart, or counted as in use; and free again afterwards."""
     driver = installed(monkeypatch, Driver(second_version=second_version))
-    idle = actors._idle_memory_bytes("GPU", ("0", "MIG-8d"))
+    idle = actors._idle_memory_bytes(Accelerator("GPU"), ("0", "MIG-8d"))
     assert idle == {0: (5 if second_version else 525) * MIB}
     assert CudaDevice.occupied(0, idle[0]) is None
     driver.taken = 600 * MIB

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from workloads.devices import device_class, nvidia_smi, nvml, rapl
-from workloads.devices.telemetry import CardTelemetry, number
+from workloads.devices import device_class
+from workloads.devices.monitoring import nvidia_smi, nvml, rapl
+from workloads.devices.monitoring.telemetry import CardTelemetry, number
 
 MIB = 2**20
 #: With units, as eight-GPU servers print it; of a V100 server, with ``nounits``; and of a GPU whose
@@ -117,6 +118,12 @@ class FakeNvml:
     def nvmlDeviceGetUtilizationRates(self, handle: int) -> Any:
         return SimpleNamespace(gpu=97, memory=40)
 
+    def nvmlDeviceGetClockInfo(self, handle: int, kind: int) -> int:
+        return {1: 1440}[kind]
+
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle: int) -> int:
+        return 0x1 | 0x4 | 0x40  # a package that has the older name alone
+
     def nvmlDeviceGetMemoryInfo(self, handle: int) -> Any:
         return SimpleNamespace(used=self.used, total=141 * 2**30, free=141 * 2**30 - self.used)
 
@@ -147,6 +154,8 @@ def test_the_library_tells_energy_too_in_milliunits(fake_nvml: FakeNvml) -> None
         energy_j=123456.789,
         temperature_c=61,
         utilization_percent=97,
+        sm_clock_mhz=1440,
+        throttled=frozenset({"power cap", "temperature (hardware)"}),
         memory_used_bytes=80 * 2**30,
         memory_total_bytes=141 * 2**30,
     )

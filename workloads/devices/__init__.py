@@ -1,34 +1,261 @@
-"""One class per kind of device; everything that differs between them is in there.
+"""Devices: the kinds of cards there are. Each file here declares one in its ``SPEC``.
 
-``device_for("cuda")`` gives the handle on the one card that a worker process sees. The classes
-import torch only when a method needs it, so an executor can ask ``environment_for`` what to set
-before the process that will import torch is started.
+``DeviceSpec`` says all that a plan, a cluster, the doctor and the rules of techniques have to know
+of a kind of card; the class behind it (``base.Device``) drives the one card of a process. Another
+installed package adds a device by the entry point ``nightgrid.devices`` (docs/adding-a-device.md).
+A spec imports neither torch nor a vendor's tools, since every plan reads the specs of this folder.
 """
 
 from __future__ import annotations
 
 import importlib
-from typing import cast
+import logging
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Literal, Protocol, cast
 
-from workloads.devices.base import Device
+from workloads.declared import Declared
 from workloads.errors import BadConfiguration
+from workloads.support import Support
 
-_CLASSES = {
-    "cpu": ("workloads.devices.cpu", "CpuDevice"),
-    "cuda": ("workloads.devices.cuda", "CudaDevice"),
-    "hpu": ("workloads.devices.hpu", "HpuDevice"),
+if TYPE_CHECKING:
+    from workloads.devices.base import Device
+
+#: What rules may ask of a device, and what it means.
+CAPABILITIES: Mapping[str, str] = {
+    "own_memory": "memory apart from the host's, to which batches are copied",
+    "native_eager": "torch computes on it as it does on a CPU: the stock engine needs no more",
+    "dynamic_shapes": "shapes may change at every step, and nothing is compiled anew",
+    "graphs": "a step is captured once and replayed",
+    "streams": "several queues of work run side by side",
+    "pinned_memory": "copies from page-locked memory need not be waited for",
+    "pinned_offload": "what DeepSpeed keeps on the host lies in page-locked memory",
+    "paged_memory": "bitsandbytes moves the optimizer's state to the host when a card runs full",
+    "fused_optimizer": "an AdamW that makes one pass over memory",
+    "optimizers_8bit": "8-bit optimizers of bitsandbytes and torchao",
+    "loss_scaling": "torch's gradient scaler, for products in fp16",
+    "matmul_precision": "torch's setting for the precision of fp32 products",
+    "flash_attention_2": "kernels of the package flash-attn",
+    "xformers": "kernels of the package xformers",
+    "fp8_products": "products in fp8; else fp8 is a format of weights alone",
+    "nf4_any_width": "NF4 kernels take rows that are not whole blocks",
+    "packed_linear": "oneDNN's packed layout of linear layers",
+    "overlapped_exchange": "DeepSpeed exchanges gradients while they are computed",
+    "contiguous_gradients": "DeepSpeed keeps gradients in one piece",
+    "reduce_scatter": "ZeRO 2 sends each card its part of the gradients only",
 }
 
+#: What int4 is wherever bitsandbytes does it.
+NF4 = "bitsandbytes NF4, 4-bit weights in blocks of 64, expanded to bf16 for each product"
 
-def device_class(name: str) -> type[Device]:
-    """The class behind ``cpu``, ``cuda`` or ``hpu``.
+#: Index groups that a job may hold on one server, best first.
+Groups = tuple[tuple[int, ...], ...]
+
+
+def any_groups(count: int, server_cards: int) -> Groups:
+    """Neighbours; aligned where the count is a power of two, which keeps the rest usable."""
+    return _neighbours(count, server_cards, count if count & (count - 1) == 0 else 1)
+
+
+def aligned_groups(count: int, server_cards: int) -> Groups:
+    """Aligned neighbours, in powers of two only, as cards are joined in pairs and quads."""
+    return _neighbours(count, server_cards, count) if count & (count - 1) == 0 else ()
+
+
+def _neighbours(count: int, server_cards: int, step: int) -> Groups:
+    starts = range(0, server_cards - count + 1, step)
+    return tuple(tuple(range(start, start + count)) for start in starts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CardProcess:
+    """A process that is to be started for one card."""
+
+    card_index: int  # on its node
+    threads: int | None = None  # of OpenMP; None: left to the library
+    kind: str = ""  # what it must be for its jobs (``engines.process_kind``)
+    cards: int = 1  # of the gang that it belongs to
+    scratch: str | None = None  # a directory of the node's own, for what its processes share
+
+
+class ServerFacts(Protocol):
+    """What a server says of itself, for the doctor."""
+
+    @property
+    def versions(self) -> Mapping[str, str]:
+        """Of packages, by name."""
+
+    @property
+    def driver_version(self) -> str | None:
+        """Of the cards."""
+
+    @property
+    def kernel(self) -> str:
+        """Such as "Linux 6.8.0-45-generic"."""
+
+    @property
+    def kernel_arguments(self) -> str:
+        """With which it was started."""
+
+    @property
+    def hugepages_total(self) -> int:
+        """Huge pages that are reserved."""
+
+    @property
+    def hugepage_bytes(self) -> int:
+        """Size of one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Complaint:
+    """One thing on a server that is not as its cards need it, and what to do about it."""
+
+    check: str  # a word for scripts
+    message: str
+    remedy: str
+    level: Literal["note", "warning", "error"] = "warning"  # error: a run would fail
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceSpec:
+    """One kind of card, as everybody sees it but the class that drives it."""
+
+    name: str  # of its software, and of its file: in engines' lists and in --emulate 1x2:GPU:cuda
+    accelerator: str  # in grids and rows, in capitals
+    title: str  # in messages: "Gaudi"
+    summary: str  # beside its name in the schema: "Intel Gaudi"
+    handle: str  # "module:Class", imported where a card is driven
+    order: int = 1000  # among all kinds; the first of this folder is the default of a grid
+    torch_type: str = ""  # as torch calls it; left out: as ``name``
+    host: bool = False  # it is the node's processor; one kind is
+
+    #: Ray's name for the cards of a node, and the option by which Ray is told of a resource that
+    #: it knows itself ("num_gpus").
+    ray_resource: str
+    ray_option: str = ""
+    #: How Ray's ``accelerator_type:`` begins, where kinds share a resource.
+    ray_type: str = ""
+    #: Whether Ray says which cards of a node are held by whom; where not, a node is claimed whole.
+    ray_indices: bool = False
+    registration: str = ""  # how a node tells Ray of them, for whoever has a cluster without cards
+
+    visible_variable: str = ""  # names the cards that a process sees, by index, with commas between
+    #: What a process needs in its environment besides, before it imports torch. Pure.
+    variables: Callable[[CardProcess], Mapping[str, str]] = lambda process: {}
+    groups: Callable[[int, int], Groups] = any_groups
+    server_cards: int | None = None  # where all servers have as many
+
+    precisions: Mapping[str, Support]  # by name; one that is left out is unsupported
+    capabilities: frozenset[str] = frozenset()
+    gradient_clipping: float = 0.0  # the norm that the vendor prescribes for DeepSpeed; 0: none
+
+    imports: tuple[str, ...] = ()  # modules that a job needs besides torch and transformers
+    tool: str = ""  # the vendor's command that lists the cards
+    driver_command: tuple[str, ...] = ()  # prints the driver's version
+    versions: Callable[[], Mapping[str, str]] = dict  # of software that is no package, for rows
+    no_cards_remedy: str = ""  # when the tool shows none
+    examine: Callable[[int, ServerFacts], Iterable[Complaint]] = lambda cards, facts: ()
+    #: What its driver calls a card (a pattern for the whole name) -> its line in devices.csv.
+    data_sheets: tuple[tuple[str, str], ...] = ()
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[A-Z][A-Z0-9_]*", self.accelerator):
+            raise ValueError(f"{self.name}: {self.accelerator!r} is no name in capitals")
+        if unknown := self.capabilities - CAPABILITIES.keys():
+            raise ValueError(f"{self.name}: no capabilities {', '.join(sorted(unknown))}")
+        if not self.torch_type:
+            object.__setattr__(self, "torch_type", self.name)
+
+    def can(self, capability: str) -> bool:
+        """Whether the device has a capability, by its name in ``CAPABILITIES``."""
+        if capability not in CAPABILITIES:
+            raise ValueError(f"no capability '{capability}'. There is: {', '.join(CAPABILITIES)}.")
+        return capability in self.capabilities
+
+    def visible(self, *indices: int) -> dict[str, str]:
+        """The variable by which a process sees these cards only; empty where there is none."""
+        shown = {self.visible_variable: ",".join(map(str, indices))}
+        return shown if self.visible_variable else {}
+
+    def ray_request(self, cards: int) -> dict[str, object]:
+        """The arguments by which Ray is told of so many of these cards."""
+        if self.ray_option:
+            return {self.ray_option: cards}
+        return {"resources": {self.ray_resource: cards}}
+
+    def precision(self, name: str) -> Support:
+        """What a precision is here."""
+        missing = Support(supported=False, reason=f"nobody has said what {name} is on {self.title}")
+        return self.precisions.get(name, missing)
+
+
+#: Every device by name; nobody else's takes the place of one of ours.
+DEVICES: Declared[DeviceSpec] = Declared(__name__, DeviceSpec, "nightgrid.devices")
+
+
+@cache
+def own_devices() -> tuple[DeviceSpec, ...]:
+    """The devices of this folder, in their declared order."""
+    return tuple(sorted((DEVICES[name] for name in DEVICES.own), key=lambda spec: spec.order))
+
+
+@cache
+def all_devices() -> tuple[DeviceSpec, ...]:
+    """Our devices, and after them those of other packages, in their declared orders."""
+    taken = {spec.accelerator for spec in own_devices()}
+    found = list(own_devices())
+    theirs = (DEVICES[name] for name in DEVICES if name not in DEVICES.own)
+    for spec in sorted(theirs, key=lambda spec: (spec.order, spec.name)):
+        if spec.accelerator in taken:
+            told = "device %s is left out: there is an accelerator %s"
+            logging.getLogger("nightgrid.devices").warning(told, spec.name, spec.accelerator)
+            continue
+        taken.add(spec.accelerator)
+        found.append(spec)
+    return tuple(found)
+
+
+@cache
+def of_accelerator(name: str) -> DeviceSpec:
+    """The device behind a name in grids. Other packages are looked for where it is none of ours.
+
+    Raises:
+        BadConfiguration: there is none; the message lists what there is.
+    """
+    for devices in (own_devices, all_devices):
+        for spec in devices():
+            if spec.accelerator == name:
+                return spec
+    there_is = ", ".join(spec.accelerator for spec in all_devices())
+    raise BadConfiguration(f"no accelerator '{name}'; there is: {there_is}")
+
+
+@cache
+def host_device() -> DeviceSpec:
+    """The processor of a node, which also emulates all other cards."""
+    return next(spec for spec in own_devices() if spec.host)
+
+
+def device_spec(name: str) -> DeviceSpec:
+    """The device of this name.
 
     Raises:
         BadConfiguration: there is no such device.
     """
-    if name not in _CLASSES:
-        raise BadConfiguration(f"no device '{name}'. There is: {', '.join(_CLASSES)}.")
-    module, attribute = _CLASSES[name]
+    if name not in DEVICES:
+        raise BadConfiguration(f"no device '{name}'. There is: {', '.join(DEVICES)}.")
+    return DEVICES[name]
+
+
+def device_class(name: str) -> type[Device]:
+    """The class that drives a card of this device.
+
+    Raises:
+        BadConfiguration: there is no such device.
+    """
+    module, _, attribute = device_spec(name).handle.partition(":")
     return cast("type[Device]", getattr(importlib.import_module(module), attribute))
 
 
@@ -52,17 +279,17 @@ def environment_for(
 ) -> dict[str, str]:
     """Variables to set before torch is imported, so that the process sees only its own card.
 
-    Args:
-        name: ``cpu``, ``cuda`` or ``hpu``.
-        card_index: index of the card on its node (on Gaudi: the module id).
-        threads: OpenMP threads of the process; left to the library when None.
-        kind: what the process must be for its jobs (``engines.process_kind``).
-        cards: of the gang that the process belongs to.
-        scratch: a directory of the node's own for what its processes share.
+    ``card_index`` counts as the driver does on its node (on Gaudi: the module id); the other
+    arguments are those of ``CardProcess``.
 
     Raises:
         BadConfiguration: there is no such device.
     """
-    return device_class(name).environment(
-        card_index, threads=threads, kind=kind, cards=cards, scratch=scratch
+    spec = device_spec(name)
+    process = CardProcess(
+        card_index=card_index, threads=threads, kind=kind, cards=cards, scratch=scratch
     )
+    common = {"TOKENIZERS_PARALLELISM": "false"}
+    if threads is not None:
+        common["OMP_NUM_THREADS"] = str(threads)
+    return {**common, **spec.visible(card_index), **spec.variables(process)}

@@ -1,4 +1,4 @@
-"""What a workload may ask of a device, whichever it is.
+"""The class behind a device: what a workload may ask of the card that its process has.
 
 Accelerators run behind the host: a call returns when work is queued, not when it is done. So a
 timer around it is right only with ``synchronize`` on both sides. They also fail each in their own
@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import gc
 import random
-import subprocess
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from workloads.devices.release import CardUse, occupation
-from workloads.devices.telemetry import CardTelemetry
+from workloads.devices import DeviceSpec
 from workloads.errors import CardFaulty, CollectiveFailed, CompileFailed, WorkloadError
+
+if TYPE_CHECKING:
+    from workloads.devices.monitoring.release import CardUse
+    from workloads.devices.monitoring.telemetry import CardTelemetry
 
 #: An error class and the fragments of messages (lower case) that mean it.
 Texts = tuple[type[WorkloadError], tuple[str, ...]]
@@ -47,6 +49,8 @@ _COMMON_TEXTS: tuple[Texts, ...] = (
 _PREFLIGHT_ROWS, _PREFLIGHT_INNER = 256, 64
 _PREFLIGHT_NUMBERS = 2**20
 
+_HEADLINE_LENGTH = 2000
+
 #: torch's host allocator, with and without the path of its source file before it.
 HOST_ALLOCATOR_TEXTS = ("defaultcpuallocator", "can't allocate memory: you tried to allocate")
 
@@ -54,27 +58,15 @@ HOST_ALLOCATOR_TEXTS = ("defaultcpuallocator", "can't allocate memory: you tried
 class Device(ABC):
     """A handle on the one card that this process uses."""
 
-    name: ClassVar[str]  # "cpu", "cuda" or "hpu"
+    spec: ClassVar[DeviceSpec]
     collective_backend: ClassVar[str]  # between such cards, as torch.distributed calls it
     compile_backend: ClassVar[str] = "inductor"  # to which torch.compile hands graphs
     triton: ClassVar[bool] = False  # whether Triton writes kernels for it
     records: ClassVar[bool] = False  # whether ``record`` makes one launch of many
 
     @staticmethod
-    @abstractmethod
-    def environment(
-        card_index: int,
-        *,
-        threads: int | None = None,
-        kind: str = "",
-        cards: int = 1,
-        scratch: str | None = None,
-    ) -> dict[str, str]:
-        """Variables for the process of this card, to be set before torch is imported. Pure."""
-
-    @staticmethod
     def telemetry() -> Mapping[int, CardTelemetry]:
-        """All cards of this host by index, as ``environment`` counts them, asked from outside:
+        """All cards of this host by index, as ``environment_for`` counts them, asked from outside:
         no card is acquired, torch is not imported. Empty where nothing can be found out."""
         return {}
 
@@ -88,6 +80,8 @@ class Device(ABC):
     def occupied(cls, card_index: int, idle_bytes: int | None = None) -> str | None:
         """Why no process should take this card now; None where it is free, and where nothing can be
         found out. ``idle_bytes``: what it has in use when it is idle, if that is known."""
+        from workloads.devices.monitoring.release import occupation
+
         use = cls.use(card_index)
         return None if use is None else occupation(card_index, use, idle_bytes)
 
@@ -97,9 +91,14 @@ class Device(ABC):
         return None
 
     @property
+    def name(self) -> str:
+        """The device's name among all devices."""
+        return self.spec.name
+
+    @property
     def torch_device(self) -> str:
         """What tensors are moved to; a process sees one card, so its index is always 0."""
-        return self.name
+        return self.spec.torch_type
 
     @abstractmethod
     def device_name(self) -> str:
@@ -108,6 +107,16 @@ class Device(ABC):
     @abstractmethod
     def driver_version(self) -> str:
         """Version of the driver, "" where it cannot be found out; for CPUs the kernel's."""
+
+    def configure(self) -> Mapping[str, str]:
+        """Put this device's settings in force in this process and name them, for the row. Called
+        before each job, since the last one may have changed them."""
+        return {}
+
+    def memory_details(self) -> Mapping[str, str]:
+        """Memory of this process and of its card beyond ``peak_memory_bytes``, by name and in
+        bytes, for the row; asked when a job has ended and still holds what it took."""
+        return {}
 
     def stamp(self) -> Any:
         """A moment in the card's own order of work, for ``seconds_between``; None where the card
@@ -214,7 +223,7 @@ class Device(ABC):
     def classify(self, error: BaseException) -> BaseException:
         """This error as a ``WorkloadError`` if it is a known one, else unchanged.
 
-        The new error carries the old one's first lines; raise it ``from`` the old one.
+        The new error carries the old one's message; raise it ``from`` the old one.
         """
         if isinstance(error, WorkloadError):
             return error
@@ -236,13 +245,16 @@ def by_text(error: BaseException, table: Sequence[Texts]) -> WorkloadError | Non
 
 
 def headline(error: BaseException) -> str:
-    """The first non-empty lines of a message, up to 300 characters, with the exception's type."""
+    """A message on one line, up to 2,000 characters, with the exception's type before it: torch's
+    text on memory has 400 to 700, and its advice stands at the end."""
     text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text}"[:300]
+    return f"{type(error).__name__}: {text}"[:_HEADLINE_LENGTH]
 
 
 def command_output(*command: str) -> str:
     """What a vendor's tool prints, "" if it is missing, fails or does not answer in 10 s."""
+    import subprocess
+
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
     except (OSError, subprocess.SubprocessError):

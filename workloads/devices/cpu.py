@@ -7,69 +7,109 @@ so that the next job's peak is its own.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import os
 import platform
-import shutil
+import re
 import sys
 from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from workloads.devices import rapl
+from workloads.devices import NF4, CardProcess, DeviceSpec
 from workloads.devices.base import HOST_ALLOCATOR_TEXTS, Device, by_text, headline
-from workloads.devices.telemetry import CardTelemetry
 from workloads.errors import OutOfMemory
+from workloads.support import supported
+
+if TYPE_CHECKING:
+    from workloads.devices.monitoring.telemetry import CardTelemetry
+
+
+def _variables(process: CardProcess) -> dict[str, str]:
+    """Hide every accelerator: a job that asks for the CPU must not find another device."""
+    hidden = {
+        "CUDA_VISIBLE_DEVICES": "",
+        "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",  # importing torch would load the Habana bridge
+    }
+    threads = process.threads
+    return hidden if threads is None else hidden | {"MKL_NUM_THREADS": str(threads)}
+
+
+def processor() -> str:
+    """The model of the host's processor, e.g. ``AMD EPYC 9B14``."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        text = ""
+    match = re.search(r"^(?:model name|Model|cpu model)\s*:\s*(.+)$", text, re.MULTILINE)
+    return match[1].strip() if match else platform.processor() or platform.machine()
+
+
+SPEC = DeviceSpec(
+    name="cpu",
+    accelerator="CPU",
+    title="a CPU",
+    summary="",
+    handle=f"{__name__}:CpuDevice",
+    order=30,
+    host=True,
+    ray_resource="CPU",
+    ray_option="num_cpus",
+    variables=_variables,
+    versions=lambda: {"cpu": processor()},
+    precisions={
+        "fp32": supported("float32 weights and products"),
+        "fp16": supported("float16 weights and products; most CPUs convert, so slower than fp32"),
+        "bf16": supported("bfloat16 weights and products"),
+        "fp8": supported(
+            "torchao float8 (e4m3) weight-only, expanded to bf16 for each product: real fp8 "
+            "storage, emulated arithmetic",
+            "torchao",
+        ),
+        "int8": supported(
+            "torchao int8 weight-only, one scale per output channel, bf16 products", "torchao"
+        ),
+        "int4": supported(NF4, "bitsandbytes"),
+    },
+    capabilities=frozenset(
+        {
+            *("native_eager", "dynamic_shapes", "fused_optimizer", "optimizers_8bit"),
+            *("loss_scaling", "matmul_precision", "packed_linear"),
+            *("contiguous_gradients", "reduce_scatter"),
+        }
+    ),
+)
 
 
 class CpuDevice(Device):
     """The host's processor. A "card" of a CPU node is a share of its cores."""
 
-    name = "cpu"
+    spec = SPEC
     collective_backend = "gloo"
 
     @staticmethod
-    def environment(
-        card_index: int,
-        *,
-        threads: int | None = None,
-        kind: str = "",
-        cards: int = 1,
-        scratch: str | None = None,
-    ) -> dict[str, str]:
-        """Hide every accelerator: a job that asks for the CPU must not find another device."""
-        variables = {
-            "CUDA_VISIBLE_DEVICES": "",
-            "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",  # importing torch would load the Habana bridge
-            "TOKENIZERS_PARALLELISM": "false",
-        }
-        if threads is not None:
-            variables |= {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
-        return variables
-
-    @staticmethod
     def telemetry() -> Mapping[int, CardTelemetry]:
+        from workloads.devices.monitoring import rapl
+
         return rapl.telemetry()  # of all the host: a CPU node is one card
 
     def device_name(self) -> str:
-        try:
-            with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
-                for line in lines:
-                    if line.lower().startswith("model name"):
-                        return line.partition(":")[2].strip()
-        except OSError:
-            pass
-        return platform.processor() or platform.machine()
+        return processor()
 
     def driver_version(self) -> str:
         return f"{platform.system()} {platform.release()}"
 
     def cannot_compile(self) -> str | None:
+        import shutil
+
         compiler = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
         if shutil.which(compiler) is None:
             return f"kernels for CPUs are C++, and there is no compiler '{compiler}' here"
         return None
 
     def release_memory(self) -> None:
+        import ctypes
+
         gc.collect()
         with contextlib.suppress(OSError, AttributeError):  # not glibc
             ctypes.CDLL("libc.so.6").malloc_trim(0)

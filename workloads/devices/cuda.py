@@ -1,16 +1,27 @@
-"""NVIDIA GPUs through torch.cuda. Memory figures are those of torch's caching allocator."""
+"""NVIDIA GPUs through torch.cuda. Peaks of memory are those of torch's caching allocator.
+
+Two settings of torch change speed and memory on these cards and nothing that is computed. Both are
+off, both can be switched on in the environment in which a node's Ray starts, and both stand in the
+row's ``details``:
+
+- ``cudnn_attention``: torch prefers cuDNN's attention on Hopper, which builds a plan for each new
+  shape in each new process. Decoding has a new shape at every step, so a first pass took 11.6 s
+  where the second took 3.9, and a LoRA was 2.8 times slower as the first job of a process than as
+  its fifth (1.017 times without). Once built it is as fast as the kernels that replace it.
+- ``expandable_segments`` of torch's allocator: less memory is lost between segments.
+"""
 
 from __future__ import annotations
 
 import gc
 import importlib.util
 import os
-import shutil
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from workloads.devices import nvidia_smi, nvml
+from workloads.devices import NF4, DeviceSpec
 from workloads.devices.base import (
     HOST_ALLOCATOR_TEXTS,
     Device,
@@ -19,10 +30,13 @@ from workloads.devices.base import (
     command_output,
     headline,
 )
-from workloads.devices.identity import CardIdentity, difference
-from workloads.devices.release import CardUse
-from workloads.devices.telemetry import CardTelemetry
 from workloads.errors import CardNotAcquired, CollectiveFailed, OutOfMemory
+from workloads.support import supported
+
+if TYPE_CHECKING:
+    from workloads.devices.monitoring.identity import CardIdentity
+    from workloads.devices.monitoring.release import CardUse
+    from workloads.devices.monitoring.telemetry import CardTelemetry
 
 _TEXTS: tuple[Texts, ...] = (
     (
@@ -49,47 +63,105 @@ _TEXTS: tuple[Texts, ...] = (
     (CollectiveFailed, ("nccl error", "ncclsystemerror", "ncclremoteerror", "ncclinternalerror")),
 )
 
+#: Names the variable that switches cuDNN's attention on ("1"); torch has none of its own for it.
+CUDNN_ATTENTION = "NIGHTGRID_CUDNN_ATTENTION"
+#: torch's variables for its allocator; the first one that is set counts.
+_ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+
 #: Compute capability from which a precision has hardware of its own.
 _NEEDS_CAPABILITY = {"bf16": (8, 0), "fp8": (8, 9), "int8": (7, 5)}
+
+
+def _toolkit_version() -> dict[str, str]:
+    """The CUDA that the installed torch was built for, from its files; empty for another build."""
+    from importlib import metadata
+
+    try:
+        files = metadata.distribution("torch").locate_file("torch/version.py")
+        text = Path(str(files)).read_text(encoding="utf-8")
+    except (metadata.PackageNotFoundError, OSError, ValueError):
+        return {}
+    match = re.search(r"^cuda\b[^=\n]*=\s*['\"]([^'\"]+)['\"]", text, re.MULTILINE)
+    return {"cuda": match[1]} if match else {}
+
+
+SPEC = DeviceSpec(
+    name="cuda",
+    accelerator="GPU",
+    title="NVIDIA",
+    summary="NVIDIA",
+    handle=f"{__name__}:CudaDevice",
+    order=20,
+    ray_resource="GPU",
+    ray_option="num_gpus",
+    ray_indices=True,
+    registration="NVIDIA cards are found by Ray where the driver works (`nvidia-smi`)",
+    visible_variable="CUDA_VISIBLE_DEVICES",
+    # The order of nvidia-smi: by bus, not by speed.
+    variables=lambda process: {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"},
+    precisions={
+        "fp32": supported("float32 weights and products (TF32 off)"),
+        "fp16": supported("float16 weights and products"),
+        "bf16": supported("bfloat16 weights and products; compute capability 8.0 or newer"),
+        "fp8": supported(
+            "torchao float8 (e4m3) weights and activations, scaled as they come; fp8 products; "
+            "compute capability 8.9 or newer",
+            "torchao",
+        ),
+        "int8": supported(
+            "bitsandbytes LLM.int8(): int8 weights and activations, outliers in 16 bits",
+            "bitsandbytes",
+        ),
+        "int4": supported(NF4, "bitsandbytes"),
+    },
+    capabilities=frozenset(
+        {
+            *("own_memory", "native_eager", "dynamic_shapes", "graphs", "streams"),
+            *("pinned_memory", "pinned_offload", "paged_memory"),
+            *("fused_optimizer", "optimizers_8bit", "loss_scaling", "matmul_precision"),
+            *("flash_attention_2", "xformers", "fp8_products", "nf4_any_width"),
+            *("overlapped_exchange", "contiguous_gradients", "reduce_scatter"),
+        }
+    ),
+    tool="nvidia-smi",
+    driver_command=("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"),
+    versions=_toolkit_version,
+    no_cards_remedy="does `nvidia-smi` work on the server, and was the container started with "
+    "--gpus=all?",
+    data_sheets=(
+        (r"(NVIDIA )?A100-SXM4?-80GB", "A100-SXM-80GB"),
+        (r"(NVIDIA )?H100(-SXM5?)?( 80GB HBM3|-80GB-HBM3)", "H100-SXM"),
+        (r"(NVIDIA )?H200(-SXM)?( 141GB HBM3e)?", "H200-SXM"),
+        (r"(NVIDIA )?L40S", "L40S"),
+    ),
+)
 
 
 class CudaDevice(Device):
     """One NVIDIA GPU."""
 
-    name = "cuda"
+    spec = SPEC
     collective_backend = "nccl"
     triton = True
     records = True
 
     @staticmethod
-    def environment(
-        card_index: int,
-        *,
-        threads: int | None = None,
-        kind: str = "",
-        cards: int = 1,
-        scratch: str | None = None,
-    ) -> dict[str, str]:
-        """Show one GPU, counted as nvidia-smi counts (by bus, not by speed)."""
-        variables = {
-            "CUDA_VISIBLE_DEVICES": str(card_index),
-            "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-            "TOKENIZERS_PARALLELISM": "false",
-        }
-        if threads is not None:
-            variables["OMP_NUM_THREADS"] = str(threads)
-        return variables
-
-    @staticmethod
     def telemetry() -> Mapping[int, CardTelemetry]:
+        from workloads.devices.monitoring import nvidia_smi, nvml
+
         return nvml.telemetry() or nvidia_smi.telemetry()  # the tool knows no energy
 
     @staticmethod
     def use(card_index: int) -> CardUse | None:
+        from workloads.devices.monitoring import nvidia_smi, nvml
+
         return nvml.use(card_index) or nvidia_smi.use(card_index)
 
     def mismatch(self, card_index: int) -> str | None:
         import torch
+
+        from workloads.devices.monitoring import nvml
+        from workloads.devices.monitoring.identity import difference
 
         count = torch.cuda.device_count()
         if count != 1:
@@ -115,8 +187,7 @@ class CudaDevice(Device):
             found = [word for word in words if word.replace(".", "").isdigit() and "." in word]
             if found:
                 return found[0]
-        query = ("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0")
-        return command_output(*query)
+        return command_output(*SPEC.driver_command, "--id=0")
 
     def lacks(self, precision: str) -> str | None:
         needed = _NEEDS_CAPABILITY.get(precision)
@@ -133,6 +204,8 @@ class CudaDevice(Device):
         )
 
     def cannot_compile(self) -> str | None:
+        import shutil
+
         if importlib.util.find_spec("triton") is None:
             return "kernels for NVIDIA cards need the package 'triton', which is not installed here"
         if not any(map(shutil.which, (os.environ.get("CC") or "gcc", "clang", "cc"))):
@@ -156,6 +229,24 @@ class CudaDevice(Device):
             graph.replay()
 
         return launch
+
+    def configure(self) -> Mapping[str, str]:
+        import torch
+
+        torch.backends.cuda.enable_cudnn_sdp(os.environ.get(CUDNN_ATTENTION) == "1")
+        return {
+            "cudnn_attention": _switch(torch.backends.cuda.cudnn_sdp_enabled()),
+            "expandable_segments": _switch(expandable_segments(os.environ)),
+        }
+
+    def memory_details(self) -> Mapping[str, str]:
+        import torch
+
+        free, total = torch.cuda.mem_get_info()
+        return {
+            "peak_reserved_memory_bytes": str(torch.cuda.max_memory_reserved()),
+            "card_memory_in_use_bytes": str(total - free),  # of all processes and the driver
+        }
 
     def synchronize(self) -> None:
         import torch
@@ -203,8 +294,22 @@ class CudaDevice(Device):
         return by_text(error, _TEXTS) or super().classify(error)
 
 
+def expandable_segments(environment: Mapping[str, str]) -> bool:
+    """Whether torch's allocator grows its segments, by the variables that it reads. Pure."""
+    told = next((environment[name] for name in _ALLOCATOR if environment.get(name)), "")
+    options = [option.strip() for option in told.lower().split(",")]
+    given = [option for option in options if option.startswith("expandable_segments:")]
+    return bool(given) and given[-1].endswith(":true")
+
+
+def _switch(on: bool) -> str:
+    return "on" if on else "off"
+
+
 def _identity(properties: Any) -> CardIdentity:
     """What torch knows of a GPU; older versions know less."""
+    from workloads.devices.monitoring.identity import CardIdentity
+
     bus_id = ""
     bus, device = (getattr(properties, name, None) for name in ("pci_bus_id", "pci_device_id"))
     if bus is not None and device is not None:

@@ -1,7 +1,7 @@
 """Intel Gaudi cards (HPU) through the Habana bridge ``habana_frameworks``.
 
 Written after Habana's documentation and optimum-habana's sources; nobody has run it on a card yet.
-The bridge reads its variables when torch is imported, so ``environment`` must be set before. Asking
+The bridge reads its variables when torch is imported, so they must be set before. Asking
 for name, memory or ``synchronize`` acquires the card, and only one process can hold it. Memory is
 never handed back to the card inside a process (there is no ``empty_cache``): after an out-of-memory
 the process has to be replaced.
@@ -14,9 +14,9 @@ import gc
 import importlib
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from workloads.devices import hl_smi, hlml
+from workloads.devices import NF4, CardProcess, DeviceSpec, aligned_groups
 from workloads.devices.base import (
     HOST_ALLOCATOR_TEXTS,
     Device,
@@ -25,9 +25,13 @@ from workloads.devices.base import (
     command_output,
     headline,
 )
-from workloads.devices.release import CardUse
-from workloads.devices.telemetry import CardTelemetry
+from workloads.devices.monitoring import gaudi_server
 from workloads.errors import CardNotAcquired, CollectiveFailed, CompileFailed, OutOfMemory
+from workloads.support import supported, unsupported
+
+if TYPE_CHECKING:
+    from workloads.devices.monitoring.release import CardUse
+    from workloads.devices.monitoring.telemetry import CardTelemetry
 
 #: The bridge's variable: directory, whether to empty it at the start, size in MiB.
 RECIPE_CACHE = "PT_HPU_RECIPE_CACHE_CONFIG"
@@ -57,6 +61,73 @@ _TEXTS: tuple[Texts, ...] = (
 )
 
 
+def _variables(process: CardProcess) -> dict[str, str]:
+    """What the bridge reads. Its execution mode is always set, since the default changed between
+    software versions: it collects graphs (lazy mode) if the process's kind ends in "lazy"; else it
+    runs operation by operation, or what torch.compile gives it."""
+    lazy = process.kind.endswith("lazy")
+    variables = {
+        # Without it the bridge takes LOCAL_RANK as an index into the list of one visible module.
+        "HLS_MODULE_ID": str(process.card_index),
+        "PT_HPU_LAZY_MODE": "1" if lazy else "0",
+    }
+    if lazy and process.cards > 1:  # else "collective nonSFG is not supported" in captured graphs
+        variables["PT_HPU_ENABLE_LAZY_COLLECTIVES"] = "true"
+    if process.scratch is not None:  # the node's processes share compiled graphs
+        variables[RECIPE_CACHE] = f"{process.scratch}/hpu-recipes,false,{_RECIPES_MIB}"
+    return variables
+
+
+SPEC = DeviceSpec(
+    name="hpu",
+    accelerator="HPU",
+    title="Gaudi",
+    summary="Intel Gaudi",
+    handle=f"{__name__}:HpuDevice",
+    order=10,
+    ray_resource="HPU",
+    ray_indices=True,
+    registration="start Gaudi nodes with --resources "
+    f"""'{{"HPU": {gaudi_server.CARDS}, "accelerator_type:Intel-GAUDI2": 1}}'""",
+    visible_variable="HABANA_VISIBLE_MODULES",
+    variables=_variables,
+    groups=aligned_groups,
+    server_cards=gaudi_server.CARDS,
+    precisions={
+        "fp32": supported("float32 weights and products"),
+        "fp16": supported("float16 weights and products; Gaudi2 or newer"),
+        "bf16": supported("bfloat16 weights and products"),
+        "fp8": unsupported(
+            "fp8 on Gaudi is made by the Intel Neural Compressor in two passes, one that measures "
+            "and one that quantises; this version has no engine that runs them"
+        ),
+        "int8": unsupported(
+            "no int8 kernels for language models on Gaudi: the Intel Neural Compressor quantises "
+            "to fp8 and uint4 there, and of bitsandbytes only NF4 works (its generic int8 path "
+            "multiplies in float32)"
+        ),
+        "int4": supported(NF4 + "; Gaudi2 or newer, eager mode", "bitsandbytes"),
+    },
+    capabilities=frozenset(
+        {
+            *("own_memory", "native_eager", "graphs", "streams", "pinned_memory"),
+            *("fused_optimizer", "nf4_any_width"),
+        }
+    ),
+    gradient_clipping=1.0,
+    imports=("habana_frameworks.torch", "optimum.habana"),
+    tool="hl-smi",
+    driver_command=("hl-smi", "-Q", "driver_version", "-f", "csv,noheader"),
+    no_cards_remedy="is the driver loaded (`hl-smi` on the server, outside of the container), and "
+    "was the container started with --runtime=habana and HABANA_VISIBLE_DEVICES=all?",
+    examine=gaudi_server.examine,
+    data_sheets=(
+        (r"(Intel )?(Habana )?(HL-225\w*|Gaudi ?2)", "Gaudi2"),
+        (r"(Intel )?(Habana )?(HL-325\w*|Gaudi ?3)", "Gaudi3"),
+    ),
+)
+
+
 def _bridge() -> Any:
     """``habana_frameworks.torch.hpu``; raises CardNotAcquired where the bridge is missing."""
     if recipes := os.environ.get(RECIPE_CACHE, "").partition(",")[0]:
@@ -74,56 +145,25 @@ def _bridge() -> Any:
 class HpuDevice(Device):
     """One Gaudi card."""
 
-    name = "hpu"
+    spec = SPEC
     collective_backend = "hccl"
     compile_backend = "hpu_backend"
 
     @staticmethod
-    def environment(
-        card_index: int,
-        *,
-        threads: int | None = None,
-        kind: str = "",
-        cards: int = 1,
-        scratch: str | None = None,
-    ) -> dict[str, str]:
-        """Show one module and fix the execution mode.
-
-        Args:
-            card_index: module id of the card, 0 to 7.
-            threads: OpenMP threads.
-            kind: of the process (``engines.process_kind``). The bridge collects graphs (lazy mode)
-                if it ends in "lazy"; else it runs operation by operation, or what torch.compile
-                gives it. Always set, since the default changed between software versions.
-            cards: of the process's gang. Graphs with collectives in them need a variable more, or
-                capturing fails with "collective nonSFG is not supported".
-            scratch: a directory of the node's own, where its processes share compiled graphs.
-        """
-        lazy = kind.endswith("lazy")
-        variables = {
-            "HABANA_VISIBLE_MODULES": str(card_index),
-            # Without it the bridge takes LOCAL_RANK as an index into the one-entry list above.
-            "HLS_MODULE_ID": str(card_index),
-            "PT_HPU_LAZY_MODE": "1" if lazy else "0",
-            "TOKENIZERS_PARALLELISM": "false",
-        }
-        if threads is not None:
-            variables["OMP_NUM_THREADS"] = str(threads)
-        if lazy and cards > 1:
-            variables["PT_HPU_ENABLE_LAZY_COLLECTIVES"] = "true"
-        if scratch is not None:
-            variables[RECIPE_CACHE] = f"{scratch}/hpu-recipes,false,{_RECIPES_MIB}"
-        return variables
-
-    @staticmethod
     def telemetry() -> Mapping[int, CardTelemetry]:
+        from workloads.devices.monitoring import hl_smi, hlml
+
         return hlml.telemetry() or hl_smi.telemetry()  # the tool knows no energy
 
     @staticmethod
     def use(card_index: int) -> CardUse | None:
+        from workloads.devices.monitoring import hl_smi
+
         return hl_smi.use(card_index)
 
     def mismatch(self, card_index: int) -> str | None:
+        from workloads.devices.monitoring import hl_smi
+
         opened = hl_smi.opened_modules()
         if not opened or opened == {card_index}:
             return None
@@ -135,7 +175,7 @@ class HpuDevice(Device):
 
     def driver_version(self) -> str:
         # hl-smi does not acquire the card. All cards of a node share one driver.
-        lines = command_output("hl-smi", "-Q", "driver_version", "-f", "csv,noheader").splitlines()
+        lines = command_output(*SPEC.driver_command).splitlines()
         return lines[0].strip() if lines else ""
 
     def lacks(self, precision: str) -> str | None:

@@ -102,13 +102,13 @@ def check_model(model: Any) -> None:
     config = model.config
     if not getattr(model, "_supports_attention_backend", False):
         raise Unsupported(
-            f"batching refill: {type(model).__name__} does not call transformers' attention "
+            f"batching continuous: {type(model).__name__} does not call transformers' attention "
             "interface; use batching static or sorted"
         )
     kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
     if kinds or getattr(config, "sliding_window", None):
         named = ", ".join(sorted(kinds)) or "sliding_window"
-        raise Unsupported(f"batching refill: the model has layers of another kind ({named})")
+        raise Unsupported(f"batching continuous: the model has layers of another kind ({named})")
 
 
 @contextmanager

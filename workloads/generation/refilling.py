@@ -1,4 +1,4 @@
-"""Text generation with ``batching: refill`` as the timed loop sees it: one batch is all prompts.
+"""Text generation with `batching: continuous` as the timed loop sees it: all prompts are one batch.
 
 A prompt's times begin when it is read, as in a static batch; the wait for a free row before that is
 the queue's, which is no property of the device. The time of a decoding step runs from the end of
@@ -35,7 +35,9 @@ class Refilling:
     ) -> None:
         model = getattr(engine, "model", None)
         if model is None or engine.details.get("attention") != "sdpa":
-            raise Unsupported("batching refill needs the engine transformers with attention sdpa")
+            raise Unsupported(
+                "batching continuous needs the engine transformers with attention sdpa"
+            )
         refill.check_model(model)
         self._engine = engine
         self._prompts = prompts

@@ -1,45 +1,29 @@
-"""What ``batching`` and ``packed_weights`` go together with: pure, since the plan asks."""
+"""The settings that ``batching`` goes together with: pure, since the plan asks."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from workloads.engines import find_engine
 from workloads.refusal import Asked, Refusal
-
-#: Precisions whose matrices lie in memory as torch's linear layers have them.
-PACKABLE = ("fp32", "bf16", "fp16")
 
 
 def batching_refusals(asked: Asked) -> Iterator[Refusal]:
-    """What speaks against refilling rows in this job; sorting goes with everything."""
-    yield from _packing_refusals(asked)
-    if asked.parameters.get("batching") != "refill":
+    """Refusals of continuous batching in this job; sorting goes with everything."""
+    if asked.parameters.get("batching") != "continuous":
         return
     hint = "use batching static or sorted"
-    if asked.engine != "transformers":
+    if "continuous_batching" not in find_engine(asked.engine).features:
         reason = f"the engine {asked.engine} batches in its own way"
-    elif asked.device == "hpu":
-        reason = "rows that come and go change shapes at every step, which Gaudi compiles anew"
+    elif not asked.on.can("dynamic_shapes"):
+        reason = (
+            f"rows that come and go change shapes at every step, which {asked.on.title} compiles "
+            "anew"
+        )
     elif asked.parameters.get("attention", "sdpa") != "sdpa":
         reason = f"attention {asked.parameters['attention']} knows no rows of unlike length"
     elif (asked.parameters.get("tensor_parallel") or 1) > 1:
-        reason = "cards that split a model would have to refill alike, which is not built"
+        reason = "cards that split a model would have to admit prompts alike, which is not built"
     else:
         return
     yield Refusal(setting="batching", reason=reason, hint=hint, unsupported=True)
-
-
-def _packing_refusals(asked: Asked) -> Iterator[Refusal]:
-    if not asked.parameters.get("packed_weights"):
-        return
-    if asked.device != "cpu":
-        reason = f"oneDNN's layout is one of CPUs, not of {asked.device}"
-    elif asked.engine != "transformers":
-        reason = f"the engine {asked.engine} lays out its weights itself"
-    elif asked.precision not in PACKABLE:
-        reason = f"packed are matrices in {', '.join(PACKABLE)}, not {asked.precision}"
-    elif asked.parameters.get("adapter") or (asked.parameters.get("tensor_parallel") or 1) > 1:
-        reason = "adapters and tensor parallelism need the plain matrices"
-    else:
-        return
-    yield Refusal(setting="packed_weights", reason=reason, unsupported=True)

@@ -22,6 +22,7 @@ from workloads.errors import BadConfiguration
 from workloads.models import chatglm3, hub
 from workloads.models.catalog import TINY, find_model
 from workloads.models.checkpoint_files import architecture_of, read_config
+from workloads.models.prompt_example import Prompt, example_prompt
 from workloads.models.targets import ATTENTION_TARGETS
 
 #: Values that share one scale in the usual int4 formats.
@@ -89,17 +90,6 @@ class Architecture:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prompt:
-    """How text becomes ids."""
-
-    layout: str  # in words
-    example: str
-    tokens: tuple[str, ...] = ()
-    ids: tuple[int, ...] = ()
-    note: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Description:
     """Everything that ``nightgrid describe`` shows."""
 
@@ -120,8 +110,6 @@ def describe_model(name: str, *, lora_rank: int = 8) -> Description:
         DataMissing: there is no such model.
         BadConfiguration: its config is not one of a causal language model.
     """
-    from workloads.models.prompt_example import example_prompt
-
     config, directory = _resolve(name)
     original = chatglm3.is_original(config)
     native = chatglm3.from_original_config(config) if original else config

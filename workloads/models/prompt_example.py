@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,6 @@ from workloads.errors import DataMissing
 from workloads.models import chatglm3
 from workloads.models.catalog import TINY
 from workloads.models.checkpoint_files import architecture_of
-from workloads.models.description import Prompt
 from workloads.models.prompt import encode_prompt, layout_of
 
 CHATGLM3_LAYOUT = "[gMASK] <sop> then per turn: <|role|> metadata ⏎ content, then <|assistant|>"
@@ -30,6 +30,17 @@ PUBLISHED_EXAMPLE = {
     "好": 54591,
     "<|assistant|>": 64796,
 }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """How text becomes ids."""
+
+    layout: str  # in words
+    example: str
+    tokens: tuple[str, ...] = ()
+    ids: tuple[int, ...] = ()
+    note: str = ""
 
 
 def example_prompt(name: str, config: Mapping[str, Any], directory: Path | None) -> Prompt:

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from workloads.devices import device_spec
+
 #: Parameters that are smaller than this (elements) stay whole on every card in ZeRO 3; DeepSpeed's
 #: default would keep all of a small model.
 PERSISTENCE_THRESHOLD = 1000
@@ -34,7 +36,7 @@ def deepspeed_config(
 
     Args:
         stage: of ZeRO, 0 to 3.
-        device: "cpu", "cuda" or "hpu".
+        device: by its name; what DeepSpeed can do there differs.
         precision: of the job; bf16 keeps a master copy of what is trained in fp32.
         batch_size: samples of one card in one optimizer step.
         micro_batches: passes in which a card works them off.
@@ -43,18 +45,18 @@ def deepspeed_config(
         offload_optimizer: keep optimizer state, and update, on the host.
         offload_parameters: keep weights on the host between uses.
     """
-    hpu = device == "hpu"
+    spec = device_spec(device)
     zero: dict[str, Any] = {
         "stage": stage,
-        "contiguous_gradients": not hpu,
-        "overlap_comm": False if device != "cuda" else stage > 1,
+        "contiguous_gradients": spec.can("contiguous_gradients"),
+        "overlap_comm": spec.can("overlapped_exchange") and stage > 1,
     }
     if stage == 2:
-        zero["reduce_scatter"] = not hpu
+        zero["reduce_scatter"] = spec.can("reduce_scatter")
     if stage == 3:
         zero["stage3_gather_16bit_weights_on_model_save"] = True
         zero["stage3_param_persistence_threshold"] = PERSISTENCE_THRESHOLD
-    on_host = {"device": "cpu", "pin_memory": device == "cuda"}
+    on_host = {"device": "cpu", "pin_memory": spec.can("pinned_offload")}
     if offload_optimizer:
         zero["offload_optimizer"] = on_host
     if offload_parameters:
@@ -63,7 +65,7 @@ def deepspeed_config(
         "train_batch_size": batch_size * data_size,
         "train_micro_batch_size_per_gpu": batch_size // micro_batches,
         "gradient_accumulation_steps": micro_batches,
-        "gradient_clipping": 1.0 if hpu else 0.0,
+        "gradient_clipping": spec.gradient_clipping,
         "steps_per_print": 1_000_000_000,
         "bf16": {"enabled": precision == "bf16"},
         "optimizer": {

@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import ClassVar
 
-from pydantic import Field
-
 from workloads.refusal import Asked, Refusal
+from workloads.settings import setting
 from workloads.techniques.base import DataPlan, Technique
 
 
@@ -21,8 +20,10 @@ class GradientAccumulation(Technique):
 
     title: ClassVar[str] = "gradient accumulation"
 
-    gradient_accumulation: int = Field(
-        default=1,
+    gradient_accumulation: int = setting(
+        1,
+        role="choice",
+        always_in_id=True,
         ge=1,
         description="Into how many micro-batches the batch of an optimizer step is cut. batch_size "
         "stays the samples per card and optimizer step, so this changes memory, not the training.",

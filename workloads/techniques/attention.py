@@ -13,10 +13,9 @@ import importlib.util
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from pydantic import Field
-
 from workloads.errors import BadConfiguration, Unsupported
 from workloads.refusal import Asked, Refusal
+from workloads.settings import setting
 from workloads.techniques.base import Loading, Technique, Training
 
 if TYPE_CHECKING:
@@ -34,8 +33,11 @@ class Attention(Technique):
 
     title: ClassVar[str] = "attention implementation"
 
-    attention: Literal["sdpa", "eager", "flash_attention_2", "xformers"] = Field(
-        default="sdpa",
+    attention: Literal["sdpa", "eager", "flash_attention_2", "xformers"] = setting(
+        "sdpa",
+        role="choice",
+        loads=True,
+        always_in_id=True,
         description="Attention implementation: sdpa is PyTorch's scaled_dot_product_attention, "
         "eager plain matrix products, flash_attention_2 and xformers the kernels of those packages "
         "(CUDA only).",
@@ -44,7 +46,7 @@ class Attention(Technique):
     def refusals(self, asked: Asked) -> Iterable[Refusal]:
         if self.attention not in _PACKAGES:
             return
-        if asked.device != "cuda":
+        if not asked.on.can(self.attention):
             yield Refusal(
                 setting="attention",
                 reason=f"{self.attention} has no {asked.device} kernels",

@@ -11,9 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import ClassVar, Literal
 
-from pydantic import Field
-
 from workloads.refusal import Asked, Refusal
+from workloads.settings import setting
 from workloads.techniques.base import Technique, Training
 
 
@@ -22,8 +21,10 @@ class Autocast(Technique):
 
     title: ClassVar[str] = "mixed precision"
 
-    autocast: Literal["none", "bf16", "fp16"] = Field(
-        default="none",
+    autocast: Literal["none", "bf16", "fp16"] = setting(
+        "none",
+        role="choice",
+        always_in_id=True,
         description="Format of matrix products under automatic mixed precision, with weights in "
         "the job's precision: bf16, or fp16 with loss scaling; none computes in the precision.",
     )
@@ -41,10 +42,11 @@ class Autocast(Technique):
                 reason="fp16 products of bf16 weights lose range and precision at once",
                 hint="write autocast: bf16, or precision: fp32",
             )
-        if self.autocast == "fp16" and asked.device == "hpu":
+        if self.autocast == "fp16" and not asked.on.can("loss_scaling"):
             yield Refusal(
                 setting="autocast",
-                reason="loss scaling for fp16 is not available on Gaudi, which has bf16",
+                reason="loss scaling for fp16 is not available on "
+                f"{asked.on.title}, which has bf16",
                 unsupported=True,
             )
 
@@ -53,7 +55,7 @@ class Autocast(Technique):
             return
         import torch
 
-        kind = training.device.name
+        kind = training.device.spec.torch_type
         dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[self.autocast]
         training.around_forward.append(lambda: torch.autocast(kind, dtype=dtype))
 
@@ -62,7 +64,7 @@ class Autocast(Technique):
             return
         import torch
 
-        scaler = torch.amp.GradScaler(training.device.name)
+        scaler = torch.amp.GradScaler(training.device.spec.torch_type)
 
         def backward(loss: torch.Tensor) -> None:
             scaler.scale(loss).backward()

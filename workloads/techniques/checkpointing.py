@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from pydantic import Field
-
 from workloads.errors import Unsupported
+from workloads.settings import setting
 from workloads.techniques.base import Technique, Training
 
 
@@ -20,8 +19,10 @@ class GradientCheckpointing(Technique):
 
     title: ClassVar[str] = "gradient checkpointing"
 
-    gradient_checkpointing: bool = Field(
-        default=False,
+    gradient_checkpointing: bool = setting(
+        False,
+        role="choice",
+        always_in_id=True,
         description="Keep only the inputs of layers on the way forward, and compute the rest "
         "again on the way back: less memory, about a third more arithmetic.",
     )

@@ -15,10 +15,11 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
-from pydantic import Field, PrivateAttr
+from pydantic import PrivateAttr
 
 from workloads.errors import BadConfiguration, Unsupported
 from workloads.refusal import Asked, Refusal
+from workloads.settings import setting
 from workloads.techniques.base import Technique, Training
 
 #: Most batches that are tried until one of a new shape needs no new graph.
@@ -30,8 +31,10 @@ class Compilation(Technique):
 
     title: ClassVar[str] = "torch.compile"
 
-    torch_compile: bool = Field(
-        default=False,
+    torch_compile: bool = setting(
+        False,
+        role="choice",
+        always_in_id=True,
         description="Compile the model's forward and backward pass (torch.compile, Inductor; on "
         "Gaudi its own backend). The time that takes is kept apart (compile_s).",
     )

@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from pydantic import Field, PrivateAttr
+from pydantic import PrivateAttr
 
 from workloads.errors import BadConfiguration
 from workloads.refusal import Asked, Refusal
+from workloads.settings import setting
 from workloads.techniques.base import Technique, Training
 
 if TYPE_CHECKING:
@@ -30,13 +31,17 @@ class GradientCompression(Technique):
 
     title: ClassVar[str] = "gradient compression"
 
-    gradient_compression: Literal["none", "fp16", "bf16", "powersgd"] = Field(
-        default="none",
+    gradient_compression: Literal["none", "fp16", "bf16", "powersgd"] = setting(
+        "none",
+        role="choice",
+        always_in_id=True,
         description="How gradients travel between data-parallel cards (strategy ddp): as they "
         "are, in fp16 or bf16, or as products of thin matrices (powersgd).",
     )
-    powersgd_rank: int | None = Field(
-        default=None,
+    powersgd_rank: int | None = setting(
+        None,
+        role="choice",
+        always_in_id=True,
         ge=1,
         description=f"Columns of powersgd's thin matrices. Left out: {_POWERSGD_RANK}.",
     )

@@ -13,10 +13,9 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ClassVar
 
-from pydantic import Field
-
 from workloads.errors import BadConfiguration
 from workloads.refusal import Asked, Refusal
+from workloads.settings import setting
 from workloads.techniques.base import DataPlan, Inputs, StepBatch, Technique
 
 #: Batches that each worker holds ready, unless told.
@@ -28,23 +27,32 @@ class DataLoading(Technique):
 
     title: ClassVar[str] = "data loading"
 
-    data_workers: int = Field(
-        default=0,
+    data_workers: int = setting(
+        0,
+        role="choice",
+        always_in_id=True,
         ge=0,
         le=64,
         description="Processes that make batches ahead; 0: the training process makes each batch "
         "when it needs it.",
     )
-    prefetch_batches: int | None = Field(
-        default=None,
+    prefetch_batches: int | None = setting(
+        None,
+        role="choice",
+        always_in_id=True,
         ge=1,
         description=f"Batches that each worker holds ready. Left out: {_PREFETCH}.",
     )
-    pin_memory: bool = Field(
-        default=False, description="Put batches into page-locked memory before they are copied."
+    pin_memory: bool = setting(
+        False,
+        role="choice",
+        always_in_id=True,
+        description="Put batches into page-locked memory before they are copied.",
     )
-    non_blocking_copies: bool = Field(
-        default=False,
+    non_blocking_copies: bool = setting(
+        False,
+        role="choice",
+        always_in_id=True,
         description="Do not wait for copies of batches to the card (with pin_memory).",
     )
 
@@ -62,10 +70,12 @@ class DataLoading(Technique):
                 hint="write pin_memory: true as well",
             )
         for name in ("pin_memory", "non_blocking_copies"):
-            if getattr(self, name) and asked.device == "cpu":
+            if getattr(self, name) and not asked.on.can("pinned_memory"):
                 yield Refusal(
                     setting=name,
-                    reason="batches are not copied where the host is the device",
+                    reason=f"{asked.on.title} does not copy from page-locked memory"
+                    if asked.on.can("own_memory")
+                    else "batches are not copied where the host is the device",
                     unsupported=True,
                 )
 

@@ -13,9 +13,10 @@ from typing import Any, Literal, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
+from workloads.devices import DEVICES
+from workloads.engines import default_engine
 from workloads.finetuning_parameters import FinetuningParameters
 from workloads.finetuning_rules import refuse
-from workloads.precision import DEVICES
 from workloads.refusal import Asked, Refusal
 from workloads.techniques import TECHNIQUES
 from workloads.techniques.base import Technique
@@ -84,7 +85,7 @@ def _limits(kind: type[Technique]) -> Iterator[str]:
             values = [True]
         for value in values:
             where: dict[str, list[str]] = {}
-            for device in DEVICES:
+            for device in DEVICES.own:
                 for refusal in _refusals(name, value, device):
                     where.setdefault(refusal.reason, []).append(device)
             text = "true" if value is True else value
@@ -104,6 +105,7 @@ def _refusals(name: str, value: Any, device: str) -> list[Refusal]:
         batch_size=8,
         cards=2 if name in _GANG else 1,
         parameters=parameters,
+        engine=default_engine("train"),
     )
     return [refusal for refusal in refuse(asked) if refusal.unsupported and refusal.setting == name]
 

@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, ClassVar
 
-from pydantic import Field
-
 from workloads.errors import BadConfiguration
 from workloads.refusal import Asked, Refusal
+from workloads.settings import setting
 from workloads.techniques.base import Technique, Training
 
 #: Methods that train the model's own weights.
@@ -25,11 +24,16 @@ class Freezing(Technique):
 
     title: ClassVar[str] = "freezing"
 
-    freeze_embeddings: bool = Field(
-        default=False, description="Leave the embeddings as they are (methods full and qat)."
+    freeze_embeddings: bool = setting(
+        False,
+        role="work",
+        always_in_id=True,
+        description="Leave the embeddings as they are (methods full and qat).",
     )
-    freeze_layers: int = Field(
-        default=0,
+    freeze_layers: int = setting(
+        0,
+        role="work",
+        always_in_id=True,
         ge=0,
         description="Leave the first so many layers as they are (methods full and qat).",
     )

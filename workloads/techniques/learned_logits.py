@@ -12,10 +12,9 @@ import inspect
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from pydantic import Field
-
 from workloads.errors import Unsupported
 from workloads.refusal import Asked, Refusal
+from workloads.settings import setting
 from workloads.techniques.base import Technique, Training
 
 if TYPE_CHECKING:
@@ -27,8 +26,10 @@ class LearnedLogits(Technique):
 
     title: ClassVar[str] = "logits of learned positions"
 
-    logits: Literal["all", "learned"] = Field(
-        default="all",
+    logits: Literal["all", "learned"] = setting(
+        "all",
+        role="choice",
+        always_in_id=True,
         description="Positions that go through the model's last layer: all, or those at which a "
         "sample of the micro-batch has something to learn. Shapes then change from step to step.",
     )
@@ -36,10 +37,10 @@ class LearnedLogits(Technique):
     def refusals(self, asked: Asked) -> Iterable[Refusal]:
         if self.logits == "all":
             return
-        if asked.device == "hpu":
+        if not asked.on.can("dynamic_shapes"):
             yield Refusal(
                 setting="logits",
-                reason="shapes that change with every step are compiled anew on Gaudi",
+                reason=f"shapes that change with every step are compiled anew on {asked.on.title}",
                 unsupported=True,
             )
         if asked.parameters.get("torch_compile"):

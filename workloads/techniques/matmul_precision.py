@@ -12,10 +12,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import ClassVar, Literal
 
-from pydantic import Field
-
 from workloads.errors import Unsupported
 from workloads.refusal import Asked, Refusal
+from workloads.settings import setting
 from workloads.techniques.base import Technique, Training
 
 #: Of sums in fp32 in another order; TF32 and bf16 lie far above.
@@ -27,8 +26,10 @@ class MatmulPrecision(Technique):
 
     title: ClassVar[str] = "TF32 / matmul precision"
 
-    matmul_precision: Literal["highest", "high", "medium"] = Field(
-        default="highest",
+    matmul_precision: Literal["highest", "high", "medium"] = setting(
+        "highest",
+        role="choice",
+        always_in_id=True,
         description="How exactly fp32 matrix products are computed: highest in fp32, high in TF32, "
         "medium in bf16 where the card can. For jobs in fp32 without autocast.",
     )
@@ -49,10 +50,10 @@ class MatmulPrecision(Technique):
                 f"{asked.parameters['autocast']}, and none is left in fp32",
                 hint="leave one of the two out",
             )
-        if asked.device == "hpu":
+        if not asked.on.can("matmul_precision"):
             yield Refusal(
                 setting="matmul_precision",
-                reason="Gaudi does not know PyTorch's matmul precision",
+                reason=f"{asked.on.title} does not know PyTorch's matmul precision",
                 hint="write autocast: bf16",
                 unsupported=True,
             )

@@ -11,8 +11,9 @@ from __future__ import annotations
 import time
 from typing import ClassVar
 
-from pydantic import Field, PrivateAttr
+from pydantic import PrivateAttr
 
+from workloads.settings import setting
 from workloads.techniques.base import Technique, Training
 
 
@@ -21,8 +22,10 @@ class MemoryRelease(Technique):
 
     title: ClassVar[str] = "memory release between steps"
 
-    release_memory_every: int = Field(
-        default=0,
+    release_memory_every: int = setting(
+        0,
+        role="choice",
+        always_in_id=True,
         ge=0,
         description="Give memory that is not in use back to the device (on CPUs to the system) "
         "after every so many optimizer steps, within their time; 0: never.",

@@ -12,10 +12,9 @@ import importlib.util
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from pydantic import Field
-
 from workloads.errors import Unsupported
 from workloads.refusal import Asked, Refusal
+from workloads.settings import setting
 from workloads.techniques.base import Technique, Training
 
 if TYPE_CHECKING:
@@ -36,25 +35,34 @@ class OptimizerChoice(Technique):
 
     optimizer: Literal[
         "adamw", "adamw-fused", "adamw-8bit", "adamw-8bit-paged", "adamw-8bit-torchao", "adafactor"
-    ] = Field(
-        default="adamw",
+    ] = setting(
+        "adamw",
+        role="choice",
+        always_in_id=True,
         description="adamw is PyTorch's, adamw-fused its one-pass kernel (on Gaudi: Habana's), "
         "adamw-8bit and adamw-8bit-paged are bitsandbytes', adamw-8bit-torchao torchao's. No "
         "weight decay, constant learning rate.",
     )
 
     def refusals(self, asked: Asked) -> Iterable[Refusal]:
-        if asked.device == "hpu" and self.optimizer in _PACKAGES:
+        if self.optimizer in _PACKAGES and not asked.on.can("optimizers_8bit"):
             yield Refusal(
                 setting="optimizer",
                 reason=f"{self.optimizer}: {_PACKAGES[self.optimizer]} has no 8-bit optimizer "
-                "kernels for Gaudi",
+                f"kernels for {asked.on.title}",
                 unsupported=True,
             )
-        if asked.device == "cpu" and self.optimizer == "adamw-8bit-paged":
+        elif self.optimizer == "adamw-8bit-paged" and not asked.on.can("paged_memory"):
             yield Refusal(
                 setting="optimizer",
-                reason="on a CPU there is nowhere to page to: bitsandbytes makes it adamw-8bit",
+                reason=f"on {asked.on.title} there is nowhere to page to: bitsandbytes makes it "
+                "adamw-8bit",
+                unsupported=True,
+            )
+        if self.optimizer == "adamw-fused" and not asked.on.can("fused_optimizer"):
+            yield Refusal(
+                setting="optimizer",
+                reason=f"{asked.on.title} has no AdamW that makes one pass over memory",
                 unsupported=True,
             )
 

@@ -13,9 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import ClassVar, Literal
 
-from pydantic import Field
-
 from workloads.refusal import Asked, Refusal
+from workloads.settings import setting
 from workloads.techniques.base import DataPlan, Technique, Training
 from workloads.training import rows
 from workloads.training.samples import TrainingSample
@@ -26,20 +25,26 @@ class Padding(Technique):
 
     title: ClassVar[str] = "padding"
 
-    padding: Literal["dynamic", "fixed", "uniform-length", "packing"] = Field(
-        default="dynamic",
+    padding: Literal["dynamic", "fixed", "uniform-length", "packing"] = setting(
+        "dynamic",
+        role="choice",
+        always_in_id=True,
         description="dynamic pads to the longest sample of the micro-batch, fixed to max_length; "
         "uniform-length sorts samples within windows so that like lengths meet; packing writes "
         "several samples into one row of at most max_length, separated by position_ids.",
     )
-    length_window: int = Field(
-        default=50,
+    length_window: int = setting(
+        50,
+        role="choice",
+        always_in_id=True,
         ge=2,
         description="For uniform-length: sort within windows of so many batches.",
     )
 
-    packed_attention: Literal["masked", "apart"] = Field(
-        default="masked",
+    packed_attention: Literal["masked", "apart"] = setting(
+        "masked",
+        role="choice",
+        always_in_id=True,
         description="For packing: masked computes attention over whole rows under a mask, apart "
         "over each packed sample by itself, in as many calls as there are samples.",
     )
@@ -83,10 +88,10 @@ class Padding(Technique):
                 reason="with torch_compile every new mix of lengths would be compiled",
                 hint="write packed_attention: masked, or torch_compile: false",
             )
-        if asked.device == "hpu":
+        if not asked.on.can("dynamic_shapes"):
             yield Refusal(
                 setting="packed_attention",
-                reason="shapes that change with every step are compiled anew on Gaudi",
+                reason=f"shapes that change with every step are compiled anew on {asked.on.title}",
                 unsupported=True,
             )
 

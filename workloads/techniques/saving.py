@@ -16,12 +16,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field, PrivateAttr
+from pydantic import PrivateAttr
 
 from workloads.cache import cache_root
 from workloads.errors import BadConfiguration
 from workloads.owned_directory import abandoned_directories, make_owned_directory
 from workloads.refusal import Asked, Refusal
+from workloads.settings import setting
 from workloads.techniques.base import Technique, Training
 
 _FROZEN = "frozen.pt"
@@ -33,14 +34,18 @@ class Saving(Technique):
 
     title: ClassVar[str] = "checkpoints during training"
 
-    save_every: int = Field(
-        default=0,
+    save_every: int = setting(
+        0,
+        role="choice",
+        always_in_id=True,
         ge=0,
         description="Write a checkpoint (weights, optimizer, step) after every so many optimizer "
         "steps, within their time; 0: never. It is read back after the last step, then removed.",
     )
-    save_mode: Literal["blocking", "async", "incremental"] | None = Field(
-        default=None,
+    save_mode: Literal["blocking", "async", "incremental"] | None = setting(
+        None,
+        role="choice",
+        always_in_id=True,
         description="blocking waits until a checkpoint is on disk, async only for a copy in host "
         "memory; incremental writes what is frozen once. Left out: blocking.",
     )

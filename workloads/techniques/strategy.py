@@ -17,12 +17,11 @@ from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field
-
 from workloads.parallel.deepspeed_config import deepspeed_config
 from workloads.parallel.layout import tensor_size
 from workloads.parallel.tensor_rules import tensor_refusals
 from workloads.refusal import Asked, Refusal
+from workloads.settings import setting
 from workloads.techniques.base import Loading, Technique, Training
 
 _ZERO = ("zero0", "zero1", "zero2", "zero3")
@@ -33,24 +32,37 @@ class Strategy(Technique):
 
     title: ClassVar[str] = "strategy on several cards"
 
-    strategy: Literal["ddp", "zero0", "zero1", "zero2", "zero3", "tensor-parallel"] | None = Field(
-        default=None,
-        description="How several cards train together: ddp (PyTorch's data-parallel), zero0 to "
-        "zero3 (DeepSpeed), tensor-parallel (every matrix split over all cards). Left out: ddp. "
-        "batch_size is per data-parallel card.",
+    strategy: Literal["ddp", "zero0", "zero1", "zero2", "zero3", "tensor-parallel"] | None = (
+        setting(
+            None,
+            role="choice",
+            loads=True,
+            always_in_id=True,
+            description="How several cards train together: ddp (PyTorch's data-parallel), zero0 to "
+            "zero3 (DeepSpeed), tensor-parallel (every matrix split over all cards). Left out: "
+            "ddp. batch_size is per data-parallel card.",
+        )
     )
-    tensor_parallel: int | None = Field(
-        default=None,
+    tensor_parallel: int | None = setting(
+        None,
+        role="choice",
+        loads=True,
+        always_in_id=True,
         ge=1,
         description="Cards that split each matrix; ddp connects the groups (data × tensor). Such a "
         "group works on batch_size samples together.",
     )
-    offload_optimizer: bool = Field(
-        default=False,
+    offload_optimizer: bool = setting(
+        False,
+        role="choice",
+        always_in_id=True,
         description="Keep the optimizer's state in host memory and update there (zero1 to zero3).",
     )
-    offload_parameters: bool = Field(
-        default=False, description="Keep weights in host memory between uses (zero3)."
+    offload_parameters: bool = setting(
+        False,
+        role="choice",
+        always_in_id=True,
+        description="Keep weights in host memory between uses (zero3).",
     )
 
     # ------------------------------------------------------------ in the plan
@@ -129,7 +141,7 @@ class Strategy(Technique):
         if self.strategy in _ZERO:
             from workloads.parallel import deepspeed_engine
 
-            deepspeed_engine.announce(loading.device.name)
+            deepspeed_engine.announce(loading.device.spec.torch_type)
 
     def on_cards(self, training: Training) -> None:
         if training.cards == 1:

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field
-
 from workloads.errors import Unsupported
+from workloads.settings import setting
 from workloads.techniques.base import Loading, Technique
 
 
@@ -20,8 +19,11 @@ class TokenizerKind(Technique):
 
     title: ClassVar[str] = "fast and slow tokenizers"
 
-    tokenizer: Literal["auto", "fast", "slow"] = Field(
-        default="auto",
+    tokenizer: Literal["auto", "fast", "slow"] = setting(
+        "auto",
+        role="choice",
+        loads=True,
+        always_in_id=True,
         description="fast is the tokenizer in Rust, slow the one in Python, auto the fast one "
         "where the checkpoint has it. The row has the time for all samples (tokenization_s).",
     )

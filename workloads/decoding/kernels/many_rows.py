@@ -52,7 +52,8 @@ def multiply_rows(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,  # a divisor of COLUMNS: a mask would make its loads single numbers
 ):
-    """Several rows times a packed matrix, a part of the columns each; the parts are yet to be added.
+    """Several rows times a packed matrix; each program takes a part of the columns, and the
+    parts are yet to be added.
 
     The matrix stands at the left of the product, where blocks may be large, and the few rows at
     its right. Values become the rows' type in registers."""

@@ -50,13 +50,13 @@ def raised(words, INDEX: tl.constexpr):
 
 @triton.jit
 def middle(INDEX: tl.constexpr):
-    """What ``_raised`` makes of a nibble of 8, which stands for zero."""
+    """What ``raised`` makes of a nibble of 8, which stands for zero."""
     return 128.5 if INDEX == 1 or INDEX == 3 or INDEX == 5 else 8.5
 
 
 @triton.jit
 def fp8_byte(words, INDEX: tl.constexpr):
-    """Byte ``INDEX`` of each word, an fp8 number, as float32 too small by 2 ** 120: its bits are put
-    where float32 has sign, exponent and fraction. The card's own conversion is far slower."""
+    """Byte ``INDEX`` of each word, an fp8 number, as float32 too small by 2 ** 120: its bits are
+    put where float32 has sign, exponent and fraction. The card's conversion is far slower."""
     moved = words if INDEX == 3 else words << (24 - 8 * INDEX)
     return ((moved >> 4) & -0x78100000).to(tl.float32, bitcast=True)

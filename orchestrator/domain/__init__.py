@@ -1,0 +1,1 @@
+"""The values that every other part speaks of: jobs, attempts, events, cards, rows. Pure."""

@@ -1,0 +1,28 @@
+"""Earlier rows, in the few fields that planning and estimating need."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from orchestrator.domain.job import Accelerator, Scalar, State
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PastRow:
+    """One earlier attempt."""
+
+    job_id: str
+    state: State
+    final: bool
+    emulated: bool
+    workload: str
+    model: str
+    precision: str
+    batch_size: int | None
+    accelerator: Accelerator
+    cards: int
+    busy_s: float | None  # from start to end of the attempt
+    load_s: float | None
+    reason: str = ""
+    attempt_number: int = 0  # 0 when the job never ran
+    parameters: tuple[tuple[str, Scalar], ...] = ()  # the workload's own, sorted by name

@@ -1,0 +1,164 @@
+"""A job is one fully specified point of a grid; its identity is its content."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import ClassVar, Literal, SupportsIndex
+
+from orchestrator.domain import identity
+from workloads.devices import DeviceSpec, all_devices, of_accelerator, own_devices
+from workloads.engines import default_engine, process_kind
+from workloads.errors import BadConfiguration
+from workloads.measure_settings import MeasureSettings
+
+Scalar = str | int | float | bool | None
+#: A workload's own settings, sorted by name.
+Parameters = tuple[tuple[str, Scalar], ...]
+
+#: ``batch_size: max`` asks for the largest batch that fits.
+MAX = "max"
+
+
+class _Declared(type):
+    """``Accelerator.NAME`` is ``Accelerator("NAME")``; iterating gives all that are declared."""
+
+    def __getattr__(cls, name: str) -> Accelerator:
+        try:
+            return Accelerator(name)
+        except ValueError as error:
+            raise AttributeError(str(error)) from None
+
+    def __iter__(cls) -> Iterator[Accelerator]:
+        return (Accelerator(spec.accelerator) for spec in all_devices())
+
+
+class Accelerator(str, metaclass=_Declared):
+    """A kind of card by its name in grids and rows, which some device declares.
+
+    There is one object for each, so kinds can be compared with ``is``. Hashing is that of text:
+    thousands of jobs are counted by it.
+    """
+
+    __slots__ = ("spec",)
+    spec: DeviceSpec
+
+    _known: ClassVar[dict[str, Accelerator]] = {}
+
+    def __new__(cls, name: str) -> Accelerator:
+        """
+        Raises:
+            ValueError: no device declares the name; the message lists what there is.
+        """
+        known = cls._known.get(name)
+        if known is None:
+            try:
+                spec = of_accelerator(name)
+            except BadConfiguration as error:
+                raise ValueError(str(error)) from None
+            known = str.__new__(cls, name)
+            known.spec = spec
+            known = cls._known.setdefault(name, known)
+        return known
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[type, tuple[str]]:
+        return Accelerator, (self.value,)
+
+    @property
+    def value(self) -> str:
+        """The name as plain text."""
+        return str(self)
+
+    @property
+    def device(self) -> str:
+        """The name of its device: the software that drives such a card."""
+        return self.spec.name
+
+
+def default_accelerator() -> Accelerator:
+    """The kind of card of a grid that names none."""
+    return Accelerator(own_devices()[0].accelerator)
+
+
+class State(str, Enum):
+    """Every job of a grid ends in exactly one terminal state, as a row, with a reason."""
+
+    PENDING = "PENDING"
+    RUNNING = "RUNNING"
+    SUCCEEDED = "SUCCEEDED"
+    OUT_OF_MEMORY = "OUT_OF_MEMORY"
+    UNSUPPORTED = "UNSUPPORTED"
+    PRUNED = "PRUNED"
+    FAILED = "FAILED"
+    TIMED_OUT = "TIMED_OUT"
+    LOST = "LOST"
+    NOT_STARTED = "NOT_STARTED"
+
+    __str__ = str.__str__
+
+    @property
+    def terminal(self) -> bool:
+        """Return whether a job in this state is finished with."""
+        return self not in (State.PENDING, State.RUNNING)
+
+
+def supersedes(newer: State, older: State) -> bool:
+    """Return whether a job's newer final row replaces the older one. A row that measured nothing
+    never hides a success: a run that measures everything anew may be cut short."""
+    return not (older is State.SUCCEEDED and newer in (State.NOT_STARTED, State.LOST))
+
+
+class _Identified:
+    """A slot for the cached id: not a field, so it is neither compared nor pickled."""
+
+    __slots__ = ("_job_id",)
+    _job_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job(_Identified):
+    """One point of the grid. ``parameters`` are the workload's own, sorted by name."""
+
+    experiment: str
+    workload: str
+    model: str
+    dataset: str
+    accelerator: Accelerator
+    cards: int
+    precision: str
+    batch_size: int | Literal["max"]
+    engine: str = field(default_factory=default_engine)
+    isolation: Literal["warm", "process"] = "warm"
+    parameters: Parameters = ()
+    measure: MeasureSettings = field(default_factory=MeasureSettings)
+
+    def identity(self) -> dict[str, object]:
+        """The meaning of the job (``identity.py``)."""
+        return identity.identity(self)
+
+    @property
+    def job_id(self) -> str:
+        """First 16 hex digits of the SHA-256 of the job's canonical JSON."""
+        try:
+            known: str = self._job_id
+        except AttributeError:
+            known = identity.job_id(self)
+            object.__setattr__(self, "_job_id", known)
+        return known
+
+    @property
+    def process_kind(self) -> str:
+        """Kind of process that can run this job; "" for an ordinary one."""
+        return process_kind(self.engine, self.accelerator.device, dict(self.parameters))
+
+    @property
+    def residency_key(self) -> str:
+        """Jobs with equal keys can share a loaded model in a warm worker."""
+        return identity.residency_key(self)
+
+    @property
+    def label(self) -> str:
+        """A short name for people: progress lines, the Ray dashboard."""
+        cards = f" {self.cards}x{self.accelerator}" if self.cards > 1 else f" {self.accelerator}"
+        return f"{self.model} {self.workload} {self.precision} b={self.batch_size}{cards}"

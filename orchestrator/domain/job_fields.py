@@ -1,0 +1,95 @@
+"""The settings that every job has, whatever its workload: their types, defaults and roles."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from workloads.devices import own_devices
+from workloads.engines import default_engine
+from workloads.settings import Settings, declarations, setting
+
+
+def _told_kinds() -> str:
+    """Our kinds of cards: "HPU (Intel Gaudi), GPU (NVIDIA) or CPU"."""
+    told = [
+        f"{spec.accelerator} ({spec.summary})" if spec.summary else spec.accelerator
+        for spec in own_devices()
+    ]
+    return f"{', '.join(told[:-1])} or {told[-1]}"
+
+
+class JobFields(Settings):
+    """The settings that every job has. An absent one takes its default; two have none."""
+
+    workload: str = setting(
+        role="work",
+        loads=True,
+        always_in_id=True,
+        description="What is run. One experiment has one workload.",
+    )
+    model: str = setting(
+        role="work",
+        loads=True,
+        always_in_id=True,
+        min_length=1,
+        description="An embedded model (tiny-chatglm3, smollm2-135m-instruct), a directory that "
+        "transformers loads, or a Hugging Face Hub id.",
+    )
+    dataset: str = setting(
+        "advertisegen-synthetic",
+        role="work",
+        always_in_id=True,
+        min_length=1,
+        description="An embedded dataset (advertisegen-synthetic, english-prompts), a file of JSON "
+        "lines with `content` and `summary`, or an AdvertiseGen directory.",
+    )
+    accelerator: str = setting(
+        own_devices()[0].accelerator,
+        role="work",
+        always_in_id=True,
+        description=f"The kind of card: {_told_kinds()}. Several may be listed; each job is then "
+        "run on each.",
+    )
+    cards: int = setting(
+        1,
+        role="work",
+        always_in_id=True,
+        ge=1,
+        le=4096,
+        description="Cards that one job holds, all of one node or several whole nodes. On Gaudi "
+        "1, 2, 4 or 8 of a server.",
+    )
+    precision: str = setting(
+        "bf16",
+        role="choice",
+        loads=True,
+        always_in_id=True,
+        description="Format of the weights; `nightgrid schema precisions` says what each means.",
+    )
+    batch_size: Annotated[int, Field(ge=1, le=1_000_000)] | Literal["max"] = setting(
+        1,
+        role="choice",
+        length=True,
+        always_in_id=True,
+        description="Prompts (or training samples) per batch and card; `max` finds the largest "
+        "that fits.",
+    )
+    engine: str = setting(
+        default_engine(),
+        role="choice",
+        loads=True,
+        always_in_id=True,
+        description="The library that runs the model. Left out: the workload's first.",
+    )
+    isolation: Literal["warm", "process"] = setting(
+        "warm",
+        role="choice",
+        always_in_id=True,
+        description="`warm`: a worker keeps its model loaded for the next job that can use it; "
+        "`process`: every job gets a process of its own.",
+    )
+
+
+FIELDS = declarations(JobFields)

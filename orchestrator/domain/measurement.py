@@ -1,0 +1,133 @@
+"""The record that every attempt leaves, successful or not: one row of the result tables.
+
+Raw samples are kept; statistics are derived from them (``derive.py``), so that a better statistic
+can be computed next year from this year's rows. Times are seconds, sizes bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from orchestrator.domain.attempt import Purpose
+from orchestrator.domain.energy import Source
+from orchestrator.domain.job import Accelerator, Scalar, State
+from workloads.api import Item, MeasureSettings, Sample
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metrics:
+    """Figures derived from the samples of the steady state. None where one does not apply."""
+
+    generated_tokens_per_s: float | None = None  # up to and including end-of-sequence, all cards
+    total_tokens_per_s: float | None = None  # real input and generated tokens
+    items_per_s: float | None = None  # prompts, or training samples
+    # Of the primary throughput: generated_tokens_per_s, else items_per_s.
+    throughput: float | None = None
+    throughput_unit: str = ""  # "tokens/s" or "samples/s"
+    throughput_low: float | None = None  # confidence interval over repeats
+    throughput_high: float | None = None
+    relative_half_width: float | None = None
+    repeats: int = 0  # complete, timed
+    ttft_s: float | None = None  # median over batches
+    ttft_p95_s: float | None = None
+    tpot_p50_s: float | None = None  # time per output token after the first, one decoding step
+    tpot_p95_s: float | None = None
+    tpot_p99_s: float | None = None
+    latency_p50_s: float | None = None  # of a prompt
+    latency_p95_s: float | None = None
+    measure_s: float | None = None  # wall time of the timed part
+    cpu_s: float | None = None  # CPU time of the timed part, all ranks
+    loss_first: float | None = None
+    loss_last: float | None = None
+    # Of all cards in the timed part, its pauses included; None where it is not known.
+    energy_j: float | None = None
+    power_w: float | None = None
+    energy_source: Source | None = None
+
+    @property
+    def work_per_joule(self) -> float | None:
+        """Tokens, or samples, for each joule of the cards: throughput over their mean power."""
+        if not self.power_w or self.throughput is None:
+            return None
+        return self.throughput / self.power_w
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """One row. Field order is column order (``schema.py``)."""
+
+    # which run, which job, which try
+    schema_version: int
+    run: str
+    invocation_id: str  # one per `nightgrid run`
+    job_id: str
+    attempt_id: str  # "<job_id>-0" for a row of a job that never ran
+    attempt_number: int
+    final: bool  # the job's one terminal row of this invocation
+    purpose: Purpose
+    recorded_at: float | None = None  # seconds since the epoch; when the driver made the row
+
+    # what was asked
+    experiment: str
+    workload: str
+    model: str
+    dataset: str
+    accelerator: Accelerator
+    cards: int
+    precision: str
+    batch_size: int | None  # per card; None for `max` when nothing fitted or ran
+    batch_size_requested: str  # "8", or "max"
+    engine: str
+    isolation: str
+    parameters: Mapping[str, Scalar]
+    measure: MeasureSettings
+
+    # what came of it
+    state: State
+    reason: str
+    failure_class: str | None = None
+    failure_tail: str | None = None
+    log: str | None = None  # host:path
+    started_at: float | None = None  # seconds since the epoch
+    ended_at: float | None = None
+
+    # where it ran
+    nodes: tuple[str, ...] = ()
+    card_indices: tuple[int, ...] = ()
+    device_name: str | None = None
+    driver_version: str | None = None
+    emulated: bool = False
+
+    # with what
+    versions: Mapping[str, str] = field(default_factory=dict)
+    git_commit: str | None = None
+    git_dirty: bool | None = None
+    worker_pid: int | None = None
+    threads: int | None = None
+    niceness: int | None = None
+    jobs_before: int | None = None
+    model_was_resident: bool | None = None
+
+    # numbers
+    metrics: Metrics = field(default_factory=Metrics)
+    stop_reason: str | None = None
+    load_s: float | None = None
+    compile_s: float | None = None
+    warmup_s: float | None = None
+    weight_bytes: int | None = None
+    parameter_count: int | None = None
+    trainable_parameter_count: int | None = None
+    train_flops_per_token: float | None = None
+    tokenization_s: float | None = None
+    baseline_host_memory_bytes: int | None = None
+    peak_host_memory_bytes: int | None = None
+    peak_device_memory_bytes: int | None = None
+    random_weights: bool | None = None
+    synthetic_data: bool | None = None
+    precision_detail: str | None = None
+    details: Mapping[str, str] = field(default_factory=dict)
+
+    # raw, with the rank that measured it
+    samples: tuple[tuple[int, Sample], ...] = ()
+    items: tuple[tuple[int, Item], ...] = ()

@@ -1,0 +1,195 @@
+"""Nodes, cards, and which sets of cards a job may be given.
+
+A server may join its cards in pairs and quads; then a job of two or four cards is legal only on an
+aligned group ({0,1}, {2,3}, …, {0-3}, {4-7}). Each device declares its groups. A job of more cards
+than a node has takes several whole nodes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from orchestrator.domain.job import Accelerator, default_accelerator
+from orchestrator.errors import ClusterError
+from workloads.devices import host_device, own_devices
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class Card:
+    """One accelerator: the module or device index on its node."""
+
+    node_id: str
+    index: int
+    accelerator: Accelerator
+
+    def __str__(self) -> str:
+        return f"{self.node_id}/{self.accelerator}{self.index}"
+
+
+CardSet = tuple[Card, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """A server and the cards of it that are ours. ``name`` is for people, ``node_id`` Ray's."""
+
+    node_id: str
+    name: str
+    accelerator: Accelerator
+    card_indices: tuple[int, ...]  # those we may use; fewer than the server has if shared
+    server_cards: int = 8  # how many the server has
+    device_name: str = ""  # e.g. "Gaudi2", "NVIDIA H200", "emulated HPU on CPU"
+    memory_bytes_per_card: int | None = None
+    emulated: bool = False
+    emulated_device: str = host_device().name  # the software that drives a card which is not there
+
+    @property
+    def device(self) -> str:
+        """The torch device type that jobs on this node use."""
+        return self.emulated_device if self.emulated else self.accelerator.device
+
+    @property
+    def cards(self) -> CardSet:
+        """The node's cards in index order."""
+        return tuple(
+            Card(node_id=self.node_id, index=index, accelerator=self.accelerator)
+            for index in self.card_indices
+        )
+
+
+def legal_groups(
+    accelerator: Accelerator, count: int, server_cards: int
+) -> tuple[tuple[int, ...], ...]:
+    """Index groups of ``count`` cards that a job may hold on one server, best first.
+
+    The whole server is always legal. Empty when the server cannot hold such a job.
+    """
+    if count < 1 or count > server_cards:
+        return ()
+    if count == server_cards:
+        return (tuple(range(server_cards)),)
+    return accelerator.spec.groups(count, server_cards)
+
+
+def legal_card_sets(nodes: Sequence[Node], accelerator: Accelerator, count: int) -> list[CardSet]:
+    """Every card set of ``count`` cards that the cluster could ever give, were all cards free."""
+    of_kind = [node for node in nodes if node.accelerator is accelerator]
+    sets: list[CardSet] = []
+    for node in of_kind:
+        by_index = {card.index: card for card in node.cards}
+        for group in legal_groups(accelerator, count, node.server_cards):
+            if all(index in by_index for index in group):
+                sets.append(tuple(by_index[index] for index in group))
+    if not sets:
+        sets.extend(_whole_node_sets(of_kind, count))
+    return sets
+
+
+def _whole_node_sets(nodes: Iterable[Node], count: int) -> list[CardSet]:
+    """Sets made of several equal whole nodes, taken in order."""
+    by_size: dict[int, list[Node]] = {}
+    for node in nodes:
+        if len(node.card_indices) == node.server_cards:
+            by_size.setdefault(node.server_cards, []).append(node)
+    sets: list[CardSet] = []
+    for size, group in sorted(by_size.items(), reverse=True):
+        if count <= size or count % size:
+            continue
+        span = count // size
+        for start in range(len(group) - span + 1):
+            sets.append(tuple(c for node in group[start : start + span] for c in node.cards))
+    return sets
+
+
+_EMULATION = re.compile(r"([0-9]{1,4})x([0-9]{1,4})(?::([A-Za-z]\w*)(?::([a-z]\w*))?)?", re.ASCII)
+MAX_EMULATED_CARDS = 4096
+#: Cards of a server of which nothing is known.
+ASSUMED_CARDS = 8
+
+
+def _emulation_hint() -> str:
+    first, second = (device.accelerator for device in own_devices()[:2])
+    return f"write 2x8 for two nodes of eight cards, 2x8:{second}, or 1x8:{first},1x8:{second}"
+
+
+def parse_emulation(spec: str, accelerators: Sequence[Accelerator]) -> list[Node]:
+    """The nodes that ``--emulate SPEC`` stands for.
+
+    SPEC is ``NODESxCARDS[:KIND]``, several of them joined by commas. Nodes without a kind are dealt
+    in turn among ``accelerators``, those the grid names (the default one if it names none).
+
+    An emulated card runs on this machine's CPU and so is ``emulated``, whatever it stands for,
+    CPU cards among several included: they share one machine's cores. A single CPU card that has
+    the machine to itself is what it says. ``1x8:KIND:DEVICE`` drives emulated cards through the
+    card's own software, for whoever has that without a card; rows are emulated all the same.
+
+    Raises:
+        ClusterError: the specification cannot be understood or asks for too much.
+    """
+    wanted: list[tuple[int, Accelerator | None, str]] = []
+    host = host_device().name
+    for part in spec.split(","):
+        match = _EMULATION.fullmatch(part.strip())
+        if match is None:
+            trouble = f"{part.strip()!r} is not understood; {_emulation_hint()}"
+            raise ClusterError(f"--emulate {spec}: {trouble}")
+        nodes, cards, kind = int(match[1]), int(match[2]), None
+        if match[3]:
+            try:
+                kind = Accelerator(match[3].upper())
+            except ValueError as error:
+                raise ClusterError(f"--emulate {spec}: {error}") from None
+        if nodes < 1 or cards < 1:
+            raise ClusterError(
+                f"--emulate {spec}: {part.strip()!r} has no cards; {_emulation_hint()}"
+            )
+        device = match[4] or host
+        if kind and device not in (host, kind.device):
+            raise ClusterError(
+                f"--emulate {spec}: {kind} cards are driven as {host} or {kind.device}, "
+                f"not {device}"
+            )
+        wanted += [(cards, kind, device)] * nodes
+        if sum(count for count, _, _ in wanted) > MAX_EMULATED_CARDS:
+            raise ClusterError(f"--emulate {spec}: more than {MAX_EMULATED_CARDS} cards")
+    dealt = itertools.cycle(accelerators or (default_accelerator(),))
+    alone = [count for count, _, _ in wanted] == [1]
+    counts: Counter[Accelerator] = Counter()
+    emulated: list[Node] = []
+    on_host = host_device().accelerator
+    for cards, asked, device in wanted:
+        kind_of_node = asked or next(dealt)
+        counts[kind_of_node] += 1
+        real = alone and kind_of_node.spec.host
+        emulated.append(
+            Node(
+                node_id=f"{kind_of_node.lower()}-{counts[kind_of_node]}",
+                name=f"{kind_of_node.lower()}-{counts[kind_of_node]}",
+                accelerator=kind_of_node,
+                card_indices=tuple(range(cards)),
+                server_cards=cards,
+                device_name=on_host if real else f"emulated {kind_of_node} on {on_host}",
+                emulated=not real,
+                emulated_device=device,
+            )
+        )
+    return emulated
+
+
+def assumed_servers(accelerators: Sequence[Accelerator]) -> list[Node]:
+    """Nodes that a plan assumes when there is no cluster: one server of each kind."""
+    return [
+        Node(
+            node_id=f"{kind.lower()}-1",
+            name=f"{kind.lower()}-1",
+            accelerator=kind,
+            card_indices=tuple(range(kind.spec.server_cards or ASSUMED_CARDS)),
+            server_cards=kind.spec.server_cards or ASSUMED_CARDS,
+            device_name=f"assumed {kind}",
+        )
+        for kind in accelerators
+    ]

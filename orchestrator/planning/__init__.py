@@ -1,0 +1,1 @@
+"""Decide before anything starts which jobs run, wait for others, or cannot run. Pure."""

@@ -1,0 +1,135 @@
+"""Dependencies between jobs: an adapter has to be trained before a model runs with it. Pure.
+
+Nobody writes the order down. A setting that ``consumes`` a kind of thing names one, and the job
+needs the job of the same grid whose setting ``produces`` it under that name: ``adapter: NAME`` and
+``save_adapter: NAME``. A name that no job of the grid saves must exist already. What runs in a
+precision that needs a calibration waits for it (``implied_jobs.py``).
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal
+
+from orchestrator.domain.job import Job
+from orchestrator.errors import Problem
+from orchestrator.planning.implied_jobs import calibrated, calibration_of, is_calibration
+from orchestrator.planning.plan import Action, PlannedJob
+from workloads import registry
+
+if TYPE_CHECKING:
+    from orchestrator.grid.model import Grid
+
+#: A kind of thing, such as ``adapter``, and the name of one.
+Thing = tuple[str, str]
+
+
+def things(
+    jobs: Sequence[Job], way: Literal["produces", "consumes"]
+) -> Iterator[tuple[Job, str, Thing]]:
+    """The jobs that save a thing under a name, or take one: each with the setting that says so."""
+    known: dict[tuple[object, ...], list[tuple[str, Thing]]] = {}  # thousands share parameters
+    for job in jobs:
+        key = (id(job.parameters), job.workload, job.engine)
+        if key not in known:
+            declared = registry.declared(job.workload, job.engine)
+            kinds = {n: getattr(d, way) for n, d in declared.items() if getattr(d, way)}
+            known[key] = [
+                (name, (kinds[name], value))
+                for name, value in (job.parameters if kinds else ())
+                if name in kinds and isinstance(value, str)
+            ]
+        for name, thing in known[key]:
+            yield job, name, thing
+
+
+def savers(jobs: Sequence[Job]) -> Mapping[Thing, list[Job]]:
+    """The jobs that save each thing, in order."""
+    found: dict[Thing, list[Job]] = {}
+    for job, _, thing in things(jobs, "produces"):
+        found.setdefault(thing, []).append(job)
+    return found
+
+
+def needs_of(jobs: Sequence[Job]) -> dict[str, tuple[str, ...]]:
+    """For each job that needs others: their ids."""
+    saved = savers(jobs)
+    needs: dict[str, tuple[str, ...]] = {}
+
+    def add(job: Job, needed: Sequence[Job]) -> None:
+        if needed:
+            ids = tuple(other.job_id for other in needed)
+            needs[job.job_id] = needs.get(job.job_id, ()) + ids
+
+    for job, _, thing in things(jobs, "consumes") if saved else ():
+        add(job, saved.get(thing, ()))
+    measured = {calibrated(job): job for job in jobs if is_calibration(job)}
+    for job in jobs if measured else ():
+        calibration = calibration_of(job)
+        if calibration is not None and calibrated(calibration) in measured:
+            add(job, [measured[calibrated(calibration)]])
+    return needs
+
+
+def with_needs(planned: Sequence[PlannedJob]) -> list[PlannedJob]:
+    """The plan with each job's needs; one that needs what cannot run is unsupported as well."""
+    needs = needs_of([item.job for item in planned])
+    if not needs:
+        return list(planned)
+    by_id = {item.job.job_id: item for item in planned}
+    done = []
+    for item in planned:
+        wanted = needs.get(item.job.job_id, ())
+        lacking = [by_id[job_id] for job_id in wanted]
+        lacking = [other for other in lacking if other.action is Action.UNSUPPORTED]
+        item = replace(item, needs=wanted)
+        if lacking and item.action is Action.RUN:
+            other = lacking[0].job
+            saves = [kind for _, _, (kind, _) in things([other], "produces")]
+            what = "calibration" if is_calibration(other) else " and ".join(saves)
+            reason = f"needs the {what} of job {other.job_id}, which is unsupported: "
+            item = replace(
+                item,
+                action=Action.UNSUPPORTED,
+                reason=reason + lacking[0].reason,
+                estimate_s=0.0,
+            )
+        done.append(item)
+    return done
+
+
+def problems_of_needs(grid: Grid, exists: Callable[[Thing], bool]) -> list[Problem]:
+    """A problem for each thing that a job wants and that nobody saves, or several jobs do.
+
+    ``exists`` says whether a thing of this name, or at this path, is there already.
+    """
+    saved = savers(grid.jobs())
+    problems: dict[tuple[str, Thing], Problem] = {}
+    for job, setting, thing in things(grid.jobs(), "consumes"):
+        if (job.experiment, thing) in problems:
+            continue
+        kind, wanted = thing
+        if thing not in saved and not exists(thing):
+            names = [name for other, name in saved if other == kind]
+            close = difflib.get_close_matches(wanted, names, n=1, cutoff=0.5)
+            message = f"no job of this grid saves {kind} {wanted!r}, and there is none"
+            hint = f"did you mean {close[0]!r}?" if close else _how_to_save(kind, wanted)
+        elif len(saved.get(thing, ())) > 1:
+            message = f"{len(saved[thing])} jobs of this grid save {kind} {wanted!r}"
+            hint = "each would replace the other's; let one job save it, or give each a name"
+        else:
+            continue
+        problems[job.experiment, thing] = grid.problem(job, setting, wanted, message, hint)
+    return list(problems.values())
+
+
+def _how_to_save(kind: str, name: str) -> str:
+    ways = [
+        f"{setting}: {name} in a job of workload {workload}"
+        for workload, entry in registry.WORKLOADS.items()
+        for setting, declared in entry.declared(entry.engines[0]).items()
+        if declared.produces == kind
+    ]
+    return f"save one with {' or '.join(ways)}" if ways else f"nothing here saves a {kind}"

@@ -1,0 +1,48 @@
+"""jobs + cluster + what is already measured -> Plan; printable before anything starts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from enum import Enum
+
+from orchestrator.domain.job import Job
+from orchestrator.domain.topology import Node
+
+
+class Action(str, Enum):
+    """A run's treatment of a job."""
+
+    RUN = "run"
+    REUSE = "reuse"  # has a successful row already
+    SKIP = "skip"  # failed earlier in this run; --retry-failed tries it again
+    UNSUPPORTED = "unsupported"  # becomes a row with the reason
+
+    __str__ = str.__str__
+    __hash__ = str.__hash__  # thousands of jobs are counted by it; Enum's own is in Python
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedJob:
+    """A job, what will be done with it, and why."""
+
+    job: Job
+    action: Action
+    reason: str = ""  # for all but RUN
+    estimate_s: float = 0.0  # busy time of its cards, loading included
+    needs: tuple[str, ...] = ()  # ids of the jobs that must have succeeded before
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Plan:
+    """The plan that `nightgrid plan` prints and `nightgrid run` executes: the very same object."""
+
+    grid_name: str
+    jobs: tuple[PlannedJob, ...]
+    nodes: tuple[Node, ...]
+    notes: tuple[str, ...] = ()  # what a reader should know, such as jobs asked for twice
+
+    def __repr__(self) -> str:
+        counts = Counter(item.action for item in self.jobs)
+        told = ", ".join(f"{counts[action]:,} {action}" for action in Action)
+        return f"<Plan of {self.grid_name!r}: {told}>"

@@ -1,0 +1,256 @@
+"""jobs + cards + what is measured already -> the plan, decided before anything starts.
+
+A job is *unsupported* when its precision does not exist on the device it would run on, when no
+node has its kind of card, or when its workload's own rules say so (``workloads/refusal.py``); that
+is decided anew each time, since tables and clusters change. Else its newest terminal row decides: a
+success is *reused*, a failure that would only repeat itself is *skipped*, and all others *run*. A
+row counts only on the same footing: what emulated cards measured never stands in for real ones. A
+card count that the cluster can never give is an error in the grid, and so are settings that the
+workload's rules call wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.domain.history import PastRow
+from orchestrator.domain.job import Accelerator, Job, State, supersedes
+from orchestrator.domain.topology import Node, legal_card_sets
+from orchestrator.errors import ClusterError, GridError, Problem
+from orchestrator.planning.implied_jobs import with_calibrations
+from orchestrator.planning.needs import with_needs
+from orchestrator.planning.plan import Action, Plan, PlannedJob
+from orchestrator.planning.rules import Rules
+from workloads.precision import support
+
+if TYPE_CHECKING:
+    from orchestrator.grid.model import Grid
+    from orchestrator.scheduling.estimate import Estimator
+
+#: Ended without having been measured, through no fault of the job.
+_AGAIN = (State.LOST, State.NOT_STARTED, State.UNSUPPORTED)
+
+
+def make_plan(
+    grid: Grid,
+    nodes: Sequence[Node],
+    history: Sequence[PastRow],
+    *,
+    retry_failed: bool = False,
+    force: bool = False,
+    estimator: Estimator | None = None,
+) -> Plan:
+    """Decide what becomes of every job of the grid.
+
+    Args:
+        grid: the jobs.
+        nodes: the cards there are, or would be.
+        history: earlier rows of this run, oldest first.
+        retry_failed: also run what failed earlier.
+        force: run everything that can run, measured or not.
+        estimator: how long a job takes; made from ``history`` by default.
+
+    Raises:
+        GridError: a job asks for a number of cards that these nodes can never give it.
+        ClusterError: no job at all has a node with its kind of card.
+    """
+    planner = _Planner(grid, nodes, _newest_terminal(history), retry_failed, force)
+    if estimator is None:
+        estimator = estimator_for(history, nodes)
+    planned = []
+    for job in with_calibrations(grid.jobs()):
+        action, reason = planner.decide(job)
+        estimate_s = estimator.estimate(job).total_s if action is Action.RUN else 0.0
+        planned.append(PlannedJob(job=job, action=action, reason=reason, estimate_s=estimate_s))
+    planned = with_needs(planned)
+    if grid.jobs() and planner.nowhere == len(grid.jobs()):
+        wanted = ", ".join(map(str, grid.accelerators()))
+        have = ", ".join(dict.fromkeys(str(node.accelerator) for node in nodes)) or "none"
+        raise ClusterError(f"the grid asks for {wanted} cards and the nodes have {have}")
+    problems = card_problems(grid, nodes)
+    if problems:
+        raise GridError(problems)
+    return Plan(grid_name=grid.name, jobs=tuple(planned), nodes=tuple(nodes), notes=grid.notes)
+
+
+def estimator_for(history: Iterable[PastRow], nodes: Iterable[Node]) -> Estimator:
+    """Estimator of durations on these nodes, from earlier rows: those of emulated cards inform
+    plans for emulated ones, real rows plans for real ones."""
+    from orchestrator.scheduling.estimate import Estimator
+
+    kinds = {node.emulated for node in nodes}
+    footing = kinds.pop() if len(kinds) == 1 else None  # None: rows of both kinds inform
+    return Estimator.from_history(history, emulated=footing)
+
+
+def _newest_terminal(history: Iterable[PastRow]) -> dict[tuple[str, bool], PastRow]:
+    """The newest final row of each job, apart for emulated and real cards."""
+    newest: dict[tuple[str, bool], PastRow] = {}
+    for row in history:
+        if not (row.final and row.state.terminal):
+            continue
+        known = newest.get((row.job_id, row.emulated))
+        if known is None or supersedes(row.state, known.state):
+            newest[row.job_id, row.emulated] = row
+    return newest
+
+
+@dataclass(frozen=True, slots=True)
+class _Cards:
+    """The cluster's cards for jobs of one kind and count."""
+
+    emulated: bool
+    devices: tuple[str, ...]  # the kind's own, and the one that emulates it
+    missing: str = ""  # why there are none, when no node has the kind
+
+
+class _Planner:
+    """Decides job by job; what is the same for many jobs is worked out once."""
+
+    def __init__(
+        self,
+        grid: Grid,
+        nodes: Sequence[Node],
+        past: dict[tuple[str, bool], PastRow],
+        retry_failed: bool,
+        force: bool,
+    ) -> None:
+        from workloads.registry import WORKLOADS
+
+        self.grid = grid
+        self.nodes = nodes
+        self.past = past
+        self.retry_failed = retry_failed
+        self.force = force
+        self.nowhere = 0  # jobs whose kind of card no node has
+        self._cards: dict[tuple[Accelerator, int], _Cards] = {}
+        self._unsupported: dict[tuple[object, ...], str] = {}
+        self._rules = Rules(WORKLOADS)
+
+    def decide(self, job: Job) -> tuple[Action, str]:
+        """Choose the action for a job, with a reason unless it simply runs."""
+        cards = self.cards(job)
+        self.nowhere += bool(cards.missing)
+        reason = (
+            cards.missing
+            or self.unsupported(job, cards.devices)
+            or self.refused(job, cards.devices)
+        )
+        if reason:
+            return Action.UNSUPPORTED, reason
+        row = self.past.get((job.job_id, cards.emulated))
+        if self.force or row is None or row.state in _AGAIN:
+            return Action.RUN, ""
+        if row.state is State.SUCCEEDED:
+            return Action.REUSE, "measured already"
+        if self.retry_failed:
+            return Action.RUN, ""
+        why = f": {row.reason}" if row.reason else ""
+        return Action.SKIP, f"{row.state} earlier{why}; --retry-failed tries it again"
+
+    def cards(self, job: Job) -> _Cards:
+        """The cluster's cards for jobs of this kind and count."""
+        key = (job.accelerator, job.cards)
+        if key in self._cards:
+            return self._cards[key]
+        of_kind = [node for node in self.nodes if node.accelerator is job.accelerator]
+        missing = ""
+        if not of_kind:
+            have = ", ".join(dict.fromkeys(node.accelerator.value for node in self.nodes))
+            missing = f"no node has {job.accelerator} cards; there is: {have or 'none'}"
+        emulated = any(node.emulated for node in of_kind)
+        devices = dict.fromkeys([job.accelerator.device, *(node.device for node in of_kind)])
+        self._cards[key] = _Cards(emulated=emulated, devices=tuple(devices), missing=missing)
+        return self._cards[key]
+
+    def unsupported(self, job: Job, devices: tuple[str, ...]) -> str:
+        """Reason why a precision cannot run, on the device itself or on the CPU that emulates
+        it."""
+        key = (job.precision, job.engine, devices)
+        if key not in self._unsupported:
+            reason = ""
+            for device in devices:
+                entry = support(job.precision, device, job.engine)
+                if not entry.supported and not reason:
+                    where = device if device == devices[0] else f"{device}, which emulates here"
+                    reason = f"{job.precision} on {where}: {entry.reason}"
+            self._unsupported[key] = reason
+        return self._unsupported[key]
+
+    def refused(self, job: Job, devices: tuple[str, ...]) -> str:
+        """Reason why the workload's own rules refuse a job, on the device or on the CPU that
+        emulates it."""
+        for device in devices:
+            for refusal in self._rules.refusals(job, device):
+                if refusal.unsupported:
+                    here = "" if device == devices[0] else f" (on {device}, which emulates)"
+                    hint = f"; {refusal.hint}" if refusal.hint else ""
+                    return f"{refusal.reason}{here}{hint}"
+        return ""
+
+
+def refusal_problems(grid: Grid, workloads: Mapping[str, Any]) -> list[Problem]:
+    """A problem for each setting that the rules of ``workloads`` call wrong, wherever it runs."""
+    problems: dict[tuple[str, str, str], Problem] = {}
+    rules = Rules(workloads)
+    for job in grid.jobs():
+        for refusal in rules.refusals(job, job.accelerator.device):
+            known = (job.experiment, refusal.setting, refusal.reason)
+            if refusal.unsupported or known in problems:
+                continue
+            value = {**job.identity(), **dict(job.parameters)}[refusal.setting]
+            message = f"{refusal.setting} {value}: {refusal.reason}"
+            hint = refusal.hint
+            problems[known] = grid.problem(job, refusal.setting, value, message, hint)  # type: ignore[arg-type]
+    return list(problems.values())
+
+
+def card_problems(grid: Grid, nodes: Sequence[Node]) -> list[Problem]:
+    """A problem for each card count in the grid that no set of these nodes' cards can have.
+
+    Kinds of card that no node has are left out: such jobs become rows that say so.
+    """
+    by_kind: dict[Accelerator, list[Node]] = {}
+    for node in nodes:
+        by_kind.setdefault(node.accelerator, []).append(node)
+    asked = {(job.experiment, job.accelerator, job.cards): job for job in reversed(grid.jobs())}
+    problems = []
+    for (_, kind, count), job in asked.items():
+        of_kind = by_kind.get(kind, [])
+        if of_kind and not legal_card_sets(of_kind, kind, count):
+            cards = sum(len(node.card_indices) for node in of_kind)
+            there = (
+                f"{cards} on 1 node" if len(of_kind) == 1 else f"{cards} on {len(of_kind)} nodes"
+            )
+            message = f"no job can have {count} {kind} cards: there are {there}"
+            legal = ", ".join(map(str, legal_counts(of_kind, kind)))
+            hint = f"a job can have {legal} of them"
+            problems.append(grid.problem(job, "cards", count, message, hint))
+    return sorted(problems, key=lambda problem: (problem.line or 0, problem.column or 0))
+
+
+def legal_counts(nodes: Sequence[Node], accelerator: Accelerator) -> list[int]:
+    """Numbers of cards that one job can have on these nodes."""
+    total = sum(len(node.card_indices) for node in nodes if node.accelerator is accelerator)
+    return [n for n in range(1, total + 1) if legal_card_sets(nodes, accelerator, n)]
+
+
+def card_seconds(plan: Plan) -> float:
+    """Busy time of all cards together, as estimated."""
+    return sum(item.estimate_s * item.job.cards for item in plan.jobs)
+
+
+def duration_s(plan: Plan) -> float:
+    """Estimated time from start to end: each kind of card works off its own jobs, side by side.
+
+    No schedule can be faster than this, and ours comes close unless multi-card jobs leave gaps.
+    """
+    longest = 0.0
+    for kind in {node.accelerator for node in plan.nodes}:
+        cards = sum(len(node.card_indices) for node in plan.nodes if node.accelerator is kind)
+        items = [item for item in plan.jobs if item.job.accelerator is kind]
+        work = sum(item.estimate_s * item.job.cards for item in items)
+        longest = max([longest, work / max(cards, 1), *(item.estimate_s for item in items)])
+    return longest

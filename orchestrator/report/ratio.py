@@ -1,0 +1,135 @@
+"""Ratio of two measurements' speeds, with its confidence interval. Pure.
+
+Throughputs are compared as a ratio. Its interval is Welch's on the logarithm: each row brings the
+relative standard error of its own repeats (``derive`` computed its Student-t interval from them)
+and its own degrees of freedom. A ratio and its inverse then have mirrored intervals, and no
+interval reaches below zero.
+
+Repeats follow each other in one process, so their scatter does not hold what differs from one
+process, card or evening to the next. ``noise`` is that relative standard deviation; it is added
+where two runs are compared, and is 0 within a run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from orchestrator.domain.measurement import Metrics
+from workloads.confidence import student_t_quantile, student_t_two_sided
+
+#: Degrees of freedom of a spread that is taken as known.
+KNOWN = math.inf
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rate:
+    """A throughput. ``error`` is its relative standard error, None for fewer than two repeats."""
+
+    value: float
+    error: float | None
+    degrees: int  # of freedom: repeats - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ratio:
+    """``value`` times as fast. ``low`` and ``high`` are None where a rate has no error."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+    log_error: float | None = None  # standard error of the logarithm
+    degrees: float = 0.0
+
+    @property
+    def decided(self) -> bool:
+        """Return whether the interval leaves 1 out: the two rates differ significantly."""
+        return self.low is not None and self.high is not None and not self.low <= 1 <= self.high
+
+    @property
+    def p_value(self) -> float | None:
+        """Chance of a ratio at least this far from 1 if both rates were the same."""
+        if self.log_error is None:
+            return None
+        distance = abs(math.log(self.value))
+        if self.log_error == 0:
+            return 0.0 if distance > 0 else 1.0
+        return student_t_two_sided(distance / self.log_error, self.degrees)
+
+
+def rate_of(metrics: Metrics, confidence: float) -> Rate | None:
+    """The throughput of a row whose interval has this level; None if it has none above zero."""
+    value = metrics.throughput
+    if value is None or not math.isfinite(value) or value <= 0:
+        return None
+    low, high, degrees = metrics.throughput_low, metrics.throughput_high, metrics.repeats - 1
+    if low is None or high is None or degrees < 1 or not math.isfinite(high - low):
+        return Rate(value=value, error=None, degrees=0)
+    quantile = student_t_quantile((1 + confidence) / 2, degrees)
+    return Rate(value=value, error=(high - low) / 2 / quantile / value, degrees=degrees)
+
+
+def ratio_of(
+    rate: Rate,
+    base: Rate,
+    *,
+    confidence: float = 0.95,
+    noise: float = 0.0,
+    noise_degrees: float = KNOWN,
+) -> Ratio:
+    """``rate`` over ``base`` with its interval.
+
+    ``noise`` is the standard deviation of the logarithm of a ratio of equals, over and above what
+    repeats explain; ``noise_degrees`` are its degrees of freedom.
+    """
+    value = rate.value / base.value
+    if rate.error is None or base.error is None:
+        return Ratio(value=value)
+    parts = ((rate.error, rate.degrees), (base.error, base.degrees), (noise, noise_degrees))
+    error = math.sqrt(math.fsum(part**2 for part, _ in parts))
+    degrees = _welch_degrees(parts)
+    if error == 0:
+        return Ratio(value=value, low=value, high=value, log_error=0.0, degrees=degrees)
+    reach = student_t_quantile((1 + confidence) / 2, max(1, int(min(degrees, 10_000)))) * error
+    return Ratio(
+        value=value,
+        low=value * math.exp(-reach),
+        high=value * math.exp(min(reach, 700)),
+        log_error=error,
+        degrees=degrees,
+    )
+
+
+def pooled(ratios: Sequence[Ratio], confidence: float = 0.95) -> Ratio:
+    """The geometric mean of ratios; its interval holds their measuring errors, not their spread.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if not ratios:
+        raise ValueError("no ratios to pool")
+    count = len(ratios)
+    value = math.exp(math.fsum(math.log(ratio.value) for ratio in ratios) / count)
+    errors = [(r.log_error / count, r.degrees) for r in ratios if r.log_error is not None]
+    if len(errors) < count:
+        return Ratio(value=value)
+    error = math.sqrt(math.fsum(part**2 for part, _ in errors))
+    degrees = _welch_degrees(errors)
+    reach = student_t_quantile((1 + confidence) / 2, max(1, int(min(degrees, 10_000)))) * error
+    return Ratio(
+        value=value,
+        low=value * math.exp(-reach),
+        high=value * math.exp(min(reach, 700)),
+        log_error=error,
+        degrees=degrees,
+    )
+
+
+def _welch_degrees(parts: Sequence[tuple[float, float]]) -> float:
+    """Satterthwaite's degrees of freedom of a sum of variances, given standard errors."""
+    total = math.fsum(error**2 for error, _ in parts)
+    if total == 0:
+        return max(1.0, min(degrees for _, degrees in parts))
+    shares = math.fsum((error**2 / total) ** 2 / degrees for error, degrees in parts)
+    return max(1.0, 1 / shares) if shares > 0 else KNOWN

@@ -1,0 +1,200 @@
+"""Figures that others published: data sheets of accelerators, and a benchmark to compare with.
+
+They lie in ``results/published.csv`` and ``results/devices.csv``, each line with its source: in the
+repository where Nightgrid runs from a checkout, else where the installation put them
+(``share/nightgrid``). There is one copy of each, and none of its figures stands in the code.
+"""
+
+from __future__ import annotations
+
+import csv
+import importlib.metadata
+import io
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TypeVar
+
+from workloads import files
+
+_LOG = logging.getLogger("nightgrid.report")
+_Line = TypeVar("_Line")
+_CHECKOUT = Path(__file__).resolve().parents[2] / "results"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Published:
+    """One published figure. ``batch_size`` is per card; ``unit`` is samples/s or s/image."""
+
+    task: str
+    model: str
+    dataset: str
+    device: str
+    cards: int
+    batch_size: int
+    precision: str
+    metric: str  # "throughput", or "latency", where less is better
+    value: float
+    unit: str
+    note: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceSheet:
+    """A maker's figures for one card; None where the sheet is silent."""
+
+    device: str
+    memory_gb: float | None
+    bandwidth_bytes_per_s: float | None
+    flops: Mapping[str, float]  # by arithmetic: "bf16", "fp8"; dense, per second
+    tdp_w: float | None
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reference:
+    """Everything there is to compare with; both empty where the files are not found."""
+
+    published: tuple[Published, ...] = ()
+    devices: tuple[DeviceSheet, ...] = ()
+
+
+@cache
+def reference() -> Reference:
+    """The published figures and data sheets that came with this program."""
+    return Reference(
+        published=_read("published.csv", read_published),
+        devices=_read("devices.csv", read_devices),
+    )
+
+
+def _read(name: str, read: Callable[[Path], tuple[_Line, ...]]) -> tuple[_Line, ...]:
+    """The lines of a file; none, and a warning, where it is not what it should be: a report has its
+    own figures without it."""
+    path = find(name)
+    if path is None:
+        return ()
+    try:
+        return read(path)
+    except (OSError, ValueError) as error:
+        _LOG.warning("not read: %s: %s", path, error)
+        return ()
+
+
+def find(name: str) -> Path | None:
+    """Path of the file of this name: in the checkout, else in the installation."""
+    beside = _CHECKOUT / name
+    return beside if beside.is_file() else _installed(name, _files())
+
+
+def read_published(path: Path) -> tuple[Published, ...]:
+    """The lines of ``published.csv``.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: a number is none, or a column is missing.
+    """
+    return tuple(
+        Published(
+            task=line["task"],
+            model=line["model"],
+            dataset=line["dataset"],
+            device=line["device"],
+            cards=_whole(line["cards"]),
+            batch_size=_whole(line["batch_size_per_card"]),
+            precision=line["precision"],
+            metric=line["metric"],
+            value=_positive(line["value"]),
+            unit=line["unit"],
+            note=line["note"],
+            source=line["source"],
+        )
+        for line in _lines(path, _PUBLISHED_COLUMNS)
+    )
+
+
+def read_devices(path: Path) -> tuple[DeviceSheet, ...]:
+    """The lines of ``devices.csv``, in bytes and operations per second.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: a number is none, or a column is missing.
+    """
+    return tuple(
+        DeviceSheet(
+            device=line["device"],
+            memory_gb=_number(line["memory_gb"]),
+            bandwidth_bytes_per_s=_times(line["bandwidth_tb_s"], 1e12),
+            flops={
+                kind: rate
+                for kind in ("bf16", "fp8")
+                if (rate := _times(line[f"{kind}_tflops_dense"], 1e12)) is not None
+            },
+            tdp_w=_number(line["tdp_w"]),
+            source=line["source"],
+        )
+        for line in _lines(path, _DEVICE_COLUMNS)
+    )
+
+
+_PUBLISHED_COLUMNS = (
+    *("task", "model", "dataset", "device", "cards", "batch_size_per_card", "precision"),
+    *("metric", "value", "unit", "note", "source"),
+)
+_DEVICE_COLUMNS = (
+    *("device", "memory_gb", "bandwidth_tb_s", "bf16_tflops_dense", "fp8_tflops_dense"),
+    *("tdp_w", "source"),
+)
+
+
+def _lines(path: Path, columns: Iterable[str]) -> list[dict[str, str]]:
+    text = files.read_text(path)
+    try:
+        lines = list(csv.DictReader(io.StringIO(text, newline="")))
+    except csv.Error as error:
+        raise ValueError(f"not a table: {error}") from error
+    for number, line in enumerate(lines, start=2):
+        for column in columns:
+            if not isinstance(line.get(column), str):
+                raise ValueError(f"line {number} has no {column}")
+    return lines
+
+
+def _whole(text: str) -> int:
+    value = int(text)
+    if not 1 <= value <= 2**31:
+        raise ValueError(f"{text!r:.40} is no count")
+    return value
+
+
+def _number(text: str) -> float | None:
+    return _positive(text) if text.strip() else None
+
+
+def _positive(text: str) -> float:
+    value = float(text)
+    if not 1e-12 <= value <= 1e12:
+        raise ValueError(f"{text!r:.40} is no figure of a data sheet")
+    return value
+
+
+def _times(text: str, factor: float) -> float | None:
+    value = _number(text)
+    return None if value is None else value * factor
+
+
+def _files() -> Iterable[Path]:
+    try:
+        distribution = importlib.metadata.distribution("nightgrid")
+    except importlib.metadata.PackageNotFoundError:
+        return []
+    return [Path(str(distribution.locate_file(file))) for file in distribution.files or []]
+
+
+def _installed(name: str, installed: Iterable[Path]) -> Path | None:
+    """The installed file ``…/share/nightgrid/<name>``, wherever that prefix is."""
+    wanted = ("share", "nightgrid", name)
+    return next((f for f in installed if f.parts[-3:] == wanted and f.is_file()), None)

@@ -1,0 +1,351 @@
+"""record of the schedule -> Measurement: what is computed from raw samples, and how.
+
+Only *complete timed repeats* count. The throughput of a repeat is the tokens of all ranks over the
+wall time of the slowest rank, since the gang is as fast as that; the row gives the mean over
+repeats with its Student-t interval. Where no repeat was completed (the time limit cut the first
+one short) the batches that there are give a rate without an interval, and ``repeats`` is 0.
+A gang of which some rank left no result has no metrics: half of its tokens would be missing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from operator import attrgetter
+from typing import Any
+
+from orchestrator.domain.attempt import Attempt, RankOutcome
+from orchestrator.domain.events import RecordRow
+from orchestrator.domain.failure import Failure
+from orchestrator.domain.job import Accelerator, State
+from orchestrator.domain.measurement import Measurement, Metrics
+from orchestrator.domain.topology import Node
+from orchestrator.results.schema import SCHEMA_VERSION
+from workloads.api import Item, Result, Sample
+from workloads.confidence import mean_interval, percentile, ratio_interval
+
+#: What a rank reports once and of which a gang's largest counts.
+_LARGEST = (
+    "load_s",
+    "compile_s",
+    "warmup_s",
+    "weight_bytes",
+    "parameter_count",
+    "trainable_parameter_count",
+    "train_flops_per_token",
+    "tokenization_s",
+    "baseline_host_memory_bytes",
+    "peak_host_memory_bytes",
+    "peak_device_memory_bytes",
+)
+_largest = attrgetter(*_LARGEST)
+_NOTHING = Metrics()
+
+Ranked = tuple[tuple[int, Sample], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Provenance:
+    """The driver's knowledge of the program; ``environment.provenance()`` gathers it."""
+
+    versions: Mapping[str, str] = field(default_factory=dict)
+    git_commit: str | None = None
+    git_dirty: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Totals:
+    """Sums over some batches: of one repeat, all ranks together."""
+
+    wall_s: float  # of the slowest rank
+    items: int
+    input_tokens: int
+    output_tokens: int
+
+
+def metrics_of(
+    samples: Sequence[tuple[int, Sample]],
+    items: Sequence[tuple[int, Item]] = (),
+    *,
+    confidence: float = 0.95,
+) -> Metrics:
+    """The metrics of an attempt from its raw samples, each with the rank that measured it.
+
+    Every rank is taken to have left samples; see the module's description for what counts.
+    ``loss_first`` and ``loss_last`` include warm-up, since a model learns there too.
+    """
+    timed = [(rank, sample) for rank, sample in samples if not sample.warmup]
+    if not timed:
+        return _NOTHING
+    complete = _complete(timed)
+    counted = [pair for repeat in complete.values() for pair in repeat] or timed
+    totals = [_totals(repeat) for repeat in complete.values()] or [_totals(timed)]
+    totals = [total for total in totals if total.wall_s > 0]
+    generates = any(sample.output_tokens for _, sample in counted)
+    interval = None
+    trains = any(sample.loss is not None for _, sample in counted)
+    if trains and complete and totals:
+        walls = [total.wall_s for total in totals]
+        interval = ratio_interval([total.items for total in totals], walls, confidence)
+        totals = [_sum(totals)]
+    rates = {
+        "generated_tokens_per_s": [t.output_tokens / t.wall_s for t in totals if generates],
+        "total_tokens_per_s": [(t.input_tokens + t.output_tokens) / t.wall_s for t in totals],
+        "items_per_s": [t.items / t.wall_s for t in totals],
+    }
+    primary = rates["generated_tokens_per_s" if generates else "items_per_s"]
+    if complete and not trains:
+        interval = mean_interval(primary, confidence)
+    steps = [step for _, sample in counted for step in sample.step_s]
+    first_tokens = [sample.ttft_s for _, sample in counted if sample.ttft_s is not None]
+    latencies = [item.latency_s for _, item in items]
+    losses = _losses(samples)
+    means: dict[str, Any] = {name: _mean(values) for name, values in rates.items()}
+    return Metrics(
+        **means,
+        throughput=_mean(primary),
+        throughput_unit="tokens/s" if generates else "samples/s",
+        throughput_low=interval.low if interval else None,
+        throughput_high=interval.high if interval else None,
+        relative_half_width=interval.relative_half_width if interval else None,
+        repeats=len(complete),
+        ttft_s=percentile(first_tokens, 50),
+        ttft_p95_s=percentile(first_tokens, 95),
+        tpot_p50_s=percentile(steps, 50),
+        tpot_p95_s=percentile(steps, 95),
+        tpot_p99_s=percentile(steps, 99),
+        latency_p50_s=percentile(latencies, 50),
+        latency_p95_s=percentile(latencies, 95),
+        measure_s=_totals(timed).wall_s,
+        cpu_s=math.fsum(sample.cpu_s for _, sample in timed),
+        loss_first=losses[0] if losses else None,
+        loss_last=losses[-1] if losses else None,
+    )
+
+
+def _complete(timed: Iterable[tuple[int, Sample]]) -> dict[int, list[tuple[int, Sample]]]:
+    """The samples of each repeat that every rank finished, by repeat."""
+    ranks: set[int] = set()
+    repeats: dict[int, list[tuple[int, Sample]]] = {}
+    for rank, sample in timed:
+        ranks.add(rank)
+        repeats.setdefault(sample.repeat, []).append((rank, sample))
+    return {
+        number: pairs
+        for number, pairs in sorted(repeats.items())
+        if all(sample.complete for _, sample in pairs) and {rank for rank, _ in pairs} == ranks
+    }
+
+
+def _totals(pairs: Iterable[tuple[int, Sample]]) -> _Totals:
+    pairs = list(pairs)
+    walls: dict[int, list[float]] = {}
+    for rank, sample in pairs:
+        walls.setdefault(rank, []).append(sample.wall_s)
+    return _Totals(
+        wall_s=max((math.fsum(values) for values in walls.values()), default=0.0),
+        items=sum(sample.items for _, sample in pairs),
+        input_tokens=sum(sample.input_tokens for _, sample in pairs),
+        output_tokens=sum(sample.output_tokens for _, sample in pairs),
+    )
+
+
+def _sum(totals: Sequence[_Totals]) -> _Totals:
+    """Several repeats as one."""
+    return _Totals(
+        wall_s=math.fsum(total.wall_s for total in totals),
+        items=sum(total.items for total in totals),
+        input_tokens=sum(total.input_tokens for total in totals),
+        output_tokens=sum(total.output_tokens for total in totals),
+    )
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return math.fsum(values) / len(values) if values else None
+
+
+def _losses(samples: Iterable[tuple[int, Sample]]) -> list[float]:
+    """The loss of each step in order, averaged over the ranks, which see different data."""
+    steps: dict[tuple[int, int], list[float]] = {}
+    for _, sample in samples:
+        if sample.loss is not None:
+            steps.setdefault((sample.repeat, sample.batch), []).append(sample.loss)
+    return [math.fsum(values) / len(values) for _, values in sorted(steps.items())]
+
+
+def measurement_of(
+    record: RecordRow,
+    *,
+    run: str,
+    invocation_id: str,
+    recorded_at: float,
+    provenance: Provenance | None = None,
+    nodes: Iterable[Node] = (),
+) -> Measurement:
+    """The row of one attempt, or of a job that ends without one.
+
+    Args:
+        record: what the schedule decided about the job.
+        run: name of the run; ``invocation_id`` names one ``nightgrid run`` of it.
+        recorded_at: seconds since the epoch.
+        provenance: of the driver; its versions stand in a row only where no worker left its own.
+        nodes: those of the cluster. They say where an attempt was whose workers left nothing, and
+            whether a job that never ran would have run on emulated cards.
+    """
+    provenance = provenance or Provenance()
+    attempt, job = record.attempt, record.job
+    runs = attempt.job if attempt else job
+    ranks = sorted(record.outcome.ranks, key=lambda rank: rank.rank) if record.outcome else []
+    results = [rank.result for rank in ranks if rank.result is not None]
+    samples = tuple((r.rank, s) for r in ranks if r.result for s in r.result.samples)
+    items = tuple((r.rank, i) for r in ranks if r.result for i in r.result.items)
+    whole = bool(results) and len(results) == len(ranks)
+    metrics = _NOTHING
+    if whole:
+        metrics = metrics_of(samples, items, confidence=job.measure.confidence)
+        if energy := _energy(ranks):
+            metrics = replace(metrics, **energy)
+    failure = _failure(record)
+    by_id = {node.node_id: node for node in nodes}
+    return Measurement(
+        schema_version=SCHEMA_VERSION,
+        run=run,
+        invocation_id=invocation_id,
+        job_id=attempt.job_id if attempt else job.job_id,
+        attempt_id=attempt.attempt_id if attempt else f"{job.job_id}-0",
+        attempt_number=attempt.number if attempt else 0,
+        final=record.final,
+        purpose=attempt.purpose if attempt else "measure",
+        recorded_at=to_microseconds(recorded_at),
+        experiment=job.experiment,
+        workload=job.workload,
+        model=job.model,
+        dataset=job.dataset,
+        accelerator=job.accelerator,
+        cards=job.cards,
+        precision=job.precision,
+        batch_size=runs.batch_size if isinstance(runs.batch_size, int) else None,
+        batch_size_requested=str(job.batch_size),
+        engine=job.engine,
+        isolation=job.isolation,
+        parameters=dict(job.parameters),
+        measure=job.measure,
+        state=record.state,
+        reason=record.reason,
+        failure_class=str(failure.failure_class) if failure else None,
+        failure_tail=(failure.tail or failure.message) if failure else None,
+        log=(failure.log or None) if failure else None,
+        started_at=to_microseconds(min((rank.started_at for rank in ranks), default=None)),
+        ended_at=to_microseconds(max((rank.ended_at for rank in ranks), default=None)),
+        git_commit=provenance.git_commit,
+        git_dirty=provenance.git_dirty,
+        **_where(attempt, ranks, by_id, job.accelerator),
+        **_with_what(ranks, provenance),
+        metrics=metrics,
+        **_with_ranks(_numbers(results), record, ranks),
+        samples=samples,
+        items=items,
+    )
+
+
+def to_microseconds(seconds: float | None) -> float | None:
+    """Seconds since the epoch as tables keep them, so that a row reads back as it was written."""
+    return None if seconds is None else round(seconds * 1_000_000) / 1_000_000
+
+
+def _failure(record: RecordRow) -> Failure | None:
+    if record.state is State.SUCCEEDED or record.outcome is None:
+        return None
+    ranks = sorted(record.outcome.ranks, key=lambda rank: rank.ended_at)
+    return record.outcome.failure or next((r.failure for r in ranks if r.failure), None)
+
+
+def _where(
+    attempt: Attempt | None,
+    ranks: Sequence[RankOutcome],
+    by_id: Mapping[str, Node],
+    accelerator: Accelerator,
+) -> dict[str, Any]:
+    """Node names, card indices, device, driver and ``emulated``: the workers' word first."""
+    workers = [rank.worker for rank in ranks if rank.worker is not None]
+    cards = attempt.cards if attempt else ()
+    known = [by_id[card.node_id] for card in cards if card.node_id in by_id]
+    if not cards:
+        known = [node for node in by_id.values() if node.accelerator is accelerator]
+    names = [by_id[c.node_id].name if c.node_id in by_id else c.node_id for c in cards]
+    if workers and len(workers) == len(cards):
+        names = [worker.node_name for worker in workers]
+    device = workers[0].device_name if workers else known[0].device_name if cards and known else ""
+    emulated = [worker.emulated for worker in workers] or [node.emulated for node in known]
+    return {
+        "nodes": tuple(dict.fromkeys(names)),
+        "card_indices": tuple(card.index for card in cards),
+        "device_name": device or None,
+        "driver_version": (workers[0].driver_version or None) if workers else None,
+        # A job that never ran belongs to real cards if there are any.
+        "emulated": bool(emulated) and (any(emulated) if cards else all(emulated)),
+    }
+
+
+def _energy(ranks: Sequence[RankOutcome]) -> dict[str, Any]:
+    """Energy and mean power of all cards; nothing where that of one is not known."""
+    known = [rank.energy for rank in ranks if rank.energy is not None]
+    if not known or len(known) < len(ranks):
+        return {}
+    return {
+        "energy_j": math.fsum(energy.energy_j for energy in known),
+        "power_w": math.fsum(energy.power_w for energy in known),
+        "energy_source": "counter" if all(e.source == "counter" for e in known) else "power",
+    }
+
+
+def _with_what(ranks: Sequence[RankOutcome], provenance: Provenance) -> dict[str, Any]:
+    """Versions and process, of the lowest rank that left word of itself."""
+    first = next((rank for rank in ranks if rank.worker is not None), None)
+    if first is None or first.worker is None:
+        return {"versions": dict(provenance.versions)}
+    return {
+        "versions": dict(first.worker.versions),
+        "worker_pid": first.worker.pid,
+        "threads": first.worker.threads,
+        "niceness": first.worker.niceness,
+        "jobs_before": max(rank.jobs_before for rank in ranks),
+        "model_was_resident": all(rank.model_was_resident for rank in ranks),
+    }
+
+
+def _with_ranks(
+    numbers: dict[str, Any], record: RecordRow, ranks: Sequence[RankOutcome]
+) -> dict[str, Any]:
+    """Add the end of each rank of a gang that failed to the details."""
+    if len(ranks) < 2 or record.state is State.SUCCEEDED:
+        return numbers
+    ends = [
+        f"rank {rank.rank} {rank.state}"
+        + (f" ({rank.failure.failure_class}: {rank.failure.message})" if rank.failure else "")
+        for rank in ranks
+    ]
+    return numbers | {"details": {**numbers.get("details", {}), "ranks": "; ".join(ends)}}
+
+
+def _numbers(results: Sequence[Result]) -> dict[str, Any]:
+    """Numbers that a rank reports once. For a gang the largest, since the slowest rank and the
+    fullest card are its limit."""
+    if not results:
+        return {}
+    first = results[0]
+    values = _largest(first)
+    if len(results) > 1:
+        values = tuple(map(_most, zip(*map(_largest, results), strict=True)))
+    return dict(zip(_LARGEST, values, strict=True)) | {
+        "stop_reason": first.stop_reason,
+        "random_weights": any(result.random_weights for result in results),
+        "synthetic_data": any(result.synthetic_data for result in results),
+        "precision_detail": first.precision_detail or None,
+        "details": dict(first.details),
+    }
+
+
+def _most(values: Iterable[Any]) -> Any:
+    return max((value for value in values if value is not None), default=None)

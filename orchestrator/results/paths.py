@@ -1,0 +1,41 @@
+"""The names of all files of a run, and where rows go that find no room in it.
+
+<results>/<run>/rows/*.parquet    the rows; open them with pyarrow, pandas, DuckDB or Polars
+<results>/<run>/quarantine/       fragments that were found torn or corrupt, or that came too
+                                  late, kept for a look
+<results>/<run>/logs/             what worker processes print
+<results>/<run>/grid.yaml         the grid file as it was read
+<results>/<run>/options.json      options that `nightgrid run --resume` takes over
+<results>/<run>/status.json       what the run does now
+<results>/<run>/report.html       the report
+<results>/<run>/driver.lock       who writes; there is one writer (``lock.py``)
+<results>/<run>/begun.log         of each attempt that runs now, what its row is made of should
+                                  its driver die (``begun.py``)
+<results>/<run>/.reserve          room that is given up for status and report on a full disk
+<results>/<run>/run.id            by which a driver's processes and spilled rows are known, and
+                                  the directory whose id it is (``identity.py``)
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+ROWS = "rows"
+QUARANTINE = "quarantine"
+LOGS = "logs"
+GRID = "grid.yaml"
+OPTIONS = "options.json"
+STATUS = "status.json"
+REPORT = "report.html"
+LOCK = "driver.lock"
+LOCK_GUARD = ".driver.lock.guard"
+BEGUN = "begun.log"
+RESERVE = ".reserve"
+RUN_ID = "run.id"
+
+
+def spill_directories(run_id: str) -> list[Path]:
+    """Directories of this host for rows that found no room in their run's directory."""
+    places = (Path(tempfile.gettempdir()), Path.home(), Path("/dev/shm"))
+    return [place / f".nightgrid-unsaved-{run_id}" for place in places if place.is_dir()]

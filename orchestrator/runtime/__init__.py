@@ -1,0 +1,1 @@
+"""One run: the driver's loop, its supervisor, its status and where its cards come from."""

@@ -1,0 +1,46 @@
+"""The driver's outlets without secrets: rows, its log, status.json and errors.
+
+Workers and agents redact what they send with their own environments; the driver has one of its own,
+and errors that it meets itself (the executor's, the store's, Ray's) quote that one.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+
+from orchestrator.domain.measurement import Measurement
+from orchestrator.runtime.status import RunStatus
+from orchestrator.watching.live import View
+from orchestrator.worker.redaction import redact
+
+
+def clean_row(row: Measurement, environment: Mapping[str, str] = os.environ) -> Measurement:
+    """A row whose texts hold no secret of this process. Its parameters are the grid's, and stay."""
+    return replace(
+        row,
+        reason=redact(row.reason, environment),
+        failure_tail=None if row.failure_tail is None else redact(row.failure_tail, environment),
+        details={name: redact(text, environment) for name, text in row.details.items()},
+    )
+
+
+class CleanView:
+    """A view that is given no secrets of this process."""
+
+    def __init__(self, view: View, environment: Mapping[str, str] = os.environ) -> None:
+        self._view = view
+        self._environment = environment
+
+    def line(self, text: str) -> None:
+        """Say one thing that happened."""
+        self._view.line(redact(text, self._environment))
+
+    def show(self, status: RunStatus) -> None:
+        """Show how the run stands; its reasons are those of rows."""
+        self._view.show(status)
+
+    def close(self) -> None:
+        """Leave the terminal as it was."""
+        self._view.close()

@@ -1,0 +1,331 @@
+"""The loop: events go to the schedule, its commands to the executor and the store.
+
+Nothing is decided here. What the loop adds is order and endurance: what happened at the same time
+is decided together; cards get their next work first, then rows are written, those of a moment
+together, before the loop waits for events or shows anything, and within ``ROWS_WAIT_S`` while
+events keep coming; timers come due as ``Tick``; a signal becomes ``StopRequested``; and an executor
+or a disk that fails for a moment does not end a night's run. While a disk is full, nothing new is
+started and rows wait in memory (``held.py``), with copies on another disk where there is one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from orchestrator.domain.attempt import Outcome
+from orchestrator.domain.events import (
+    AttemptEnded,
+    ClockSet,
+    Command,
+    Event,
+    RecordRow,
+    RunAttempt,
+    RunFinished,
+    StartWorker,
+    StopRequested,
+    StopWorker,
+    Tick,
+    Wake,
+    WorkerStopped,
+)
+from orchestrator.domain.executor import Executor
+from orchestrator.domain.failure import Failure, FailureClass
+from orchestrator.domain.job import State
+from orchestrator.domain.measurement import Measurement
+from orchestrator.errors import ClusterError, StoreError
+from orchestrator.host.clock import STEP_S
+from orchestrator.results.notes import Notes
+from orchestrator.runtime.held import Held
+from orchestrator.runtime.row_writer import Delayed, Patience, RowStore, RowWriter
+from orchestrator.runtime.status import Board, RunStatus
+from orchestrator.runtime.stop_signal import AT_ONCE, StopSignal
+from orchestrator.runtime.watchdog import Watchdog
+from orchestrator.watching.live import View
+from orchestrator.watching.live_text import event_line
+
+STATUS_INTERVAL_S = 1.0
+
+
+class Decider(Protocol):
+    """``Schedule`` as the loop sees it."""
+
+    def handle(self, event: Event) -> list[Command]:
+        """Return the commands that answer an event."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DriveResult:
+    """End of the loop. ``finished`` is false when a third signal cut it short."""
+
+    finished: bool
+    reason: str
+
+
+@dataclass(slots=True, kw_only=True)
+class Driver:
+    """One run of the loop; see ``drive``."""
+
+    schedule: Decider
+    executor: Executor
+    store: RowStore
+    to_measurement: Callable[[RecordRow], Measurement]
+    notes: Notes
+    board: Board
+    view: View
+    write_status: Callable[[str], object] = lambda _: None  # replaces status.json
+    publish: Callable[[RunStatus], object] = lambda _: None  # to whoever monitors the cluster
+    trouble: Callable[[], str] = lambda: ""  # what is wrong with the cluster, while work goes on
+    watchdog: Watchdog | None = None  # None: the executor cannot end what hangs
+    stop: StopSignal = field(default_factory=StopSignal)
+    clock: Callable[[], float] = time.monotonic  # of events and of every duration
+    wall: Callable[[], float] = time.time  # the time of day, for people, notes and the deadline
+    sleep: Callable[[float], None] = time.sleep
+    poll_s: float = 0.5  # longest wait for an event, so that signals and timers are seen
+    patience_s: float = 120.0  # with an executor or a disk that keeps failing
+    _wakes: list[float] = field(default_factory=list)
+    _stops_seen: int = 0
+    _late: list[Event] = field(default_factory=list)  # what came up while showing
+    _refused_stops: list[StopWorker] = field(default_factory=list)  # to be tried again
+    _next_status_at: float = 0.0
+    _ahead_s: float | None = None  # of the time of day, as the schedule was told
+    _finished: RunFinished | None = None
+    _rows: RowWriter = field(init=False)
+    _patience: Patience = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._patience = Patience(
+            view=self.view,
+            stop=self.stop,
+            clock=self.clock,
+            sleep=self.sleep,
+            limit_s=self.patience_s,
+        )
+        self._rows = RowWriter(
+            store=self.store,
+            to_measurement=self.to_measurement,
+            notes=self.notes,
+            board=self.board,
+            view=self.view,
+            patience=self._patience,
+            clock=self.clock,
+            wall=self.wall,
+        )
+
+    def drive(self) -> DriveResult:
+        """Run the plan to its end. The executor is left open; closing it is the caller's.
+
+        Raises:
+            ClusterError: the executor failed for longer than ``patience_s``; at once if the
+                cluster's control store is lost, which does not come back to this process.
+            StoreError: a row could not be written for longer than ``patience_s``, for another
+                reason than a full disk; at once if another driver took the run.
+        """
+        try:
+            return self._drive()
+        finally:
+            self._rows.save()
+
+    def _drive(self) -> DriveResult:
+        # The first tick gets the rows of jobs that will not run, cluster or no cluster.
+        events: Sequence[Event] = [*self._clock_set(), Tick(at=self.clock())]
+        while True:
+            self._feed(events)
+            if self._finished is not None:
+                self._show(force=True)
+                return DriveResult(finished=True, reason=self._finished.reason)
+            self._show()
+            if self.stop.requests >= AT_ONCE:
+                return DriveResult(finished=False, reason=self.stop.reason)
+            events = self._next_events()
+
+    # ------------------------------------------------------------ events in
+
+    def _next_events(self) -> list[Event]:
+        events, self._late = self._late, []
+        due = self._rows.due
+        if self._rows.waiting and not due:
+            events += self._look()
+        if due or not events:
+            self._rows.write()
+        if not events:
+            events += self._patience.act("the executor", self._poll, ClusterError)
+        self._look_for_room()
+        events = [*self._clock_set(), *events]  # first: they may be too late by it
+        now = self.clock()
+        if self._wakes and self._wakes[0] <= now:
+            while self._wakes and self._wakes[0] <= now:
+                heapq.heappop(self._wakes)
+            events.append(Tick(at=now))
+        while self._stops_seen < self.stop.requests:
+            self._stops_seen += 1
+            events.append(StopRequested(at=now, reason=self.stop.reason))
+            if self._rows.held is not None:
+                events += self._rows.held.give_up_starts(now)
+        return events
+
+    def _clock_set(self) -> list[Event]:
+        """Events that tell the schedule the time of day: how far it is ahead, and again if it was
+        set."""
+        now = self.clock()
+        ahead_s, known = self.wall() - now, self._ahead_s
+        if known is not None and abs(ahead_s - known) < STEP_S:
+            return []
+        self._ahead_s = ahead_s
+        by_s = 0.0 if known is None else ahead_s - known
+        return [ClockSet(at=now, ahead_s=ahead_s, by_s=by_s)]
+
+    def _look(self) -> list[Event]:
+        """Return the events that are there; a failing executor is dealt with later (``_poll``)."""
+        try:
+            return self.executor.events(0.0)
+        except Exception as error:
+            self.view.line(f"the executor failed: {error!r}")
+            return []
+
+    def _poll(self) -> list[Event]:
+        wait = self.poll_s
+        if self._wakes:
+            wait = min(wait, max(0.0, self._wakes[0] - self.clock()))
+        refused, self._refused_stops = self._refused_stops, []
+        for command in refused:
+            self._perform(command)
+        return self.executor.events(wait)
+
+    def _feed(self, events: Sequence[Event]) -> None:
+        """Give the schedule what happened and carry out what it answers, in its order, but for
+        rows, which wait to be written.
+
+        A command that cannot even be handed over is an event too, which comes next.
+        """
+        while events and self._finished is None:
+            ended: set[str] = set()
+            others: list[Delayed] = []
+            for event in events:
+                self.board.saw(event)
+                if text := event_line(event, self.board):
+                    self.view.line(text)
+                for command in self.schedule.handle(event):
+                    if isinstance(command, RecordRow):
+                        self._rows.take(command)
+                        if command.attempt is not None:
+                            ended.add(command.attempt.attempt_id)
+                    elif isinstance(command, Wake):
+                        heapq.heappush(self._wakes, command.at)
+                    else:
+                        others.append(command)
+            if self._rows.held is not None:  # an attempt that waits and ended must not be started
+                self._rows.write()
+            # Skip attempts whose node was lost in this batch; they already have a row.
+            events = self._carry_out(
+                each
+                for each in others
+                if not (isinstance(each, RunAttempt) and each.attempt.attempt_id in ended)
+            )
+
+    # ------------------------------------------------------------ commands out
+
+    def _carry_out(self, commands: Iterable[Delayed]) -> list[Event]:
+        commands, happened = list(commands), []
+        if self._rows.held is None:
+            self._rows.begin([each.attempt for each in commands if isinstance(each, RunAttempt)])
+        for command in commands:
+            happened += self._carry_out_one(command)
+        return happened
+
+    def _carry_out_one(self, command: Delayed) -> list[Event]:
+        if isinstance(command, RunFinished):
+            self._rows.write()
+        if self._rows.held is not None:
+            return self._hold(self._rows.held, command)
+        self.board.did(command, self.clock())
+        if isinstance(command, RunFinished):
+            self._finished = command
+            return []
+        if self.watchdog is not None:
+            self.watchdog.did(command)
+        return self._perform(command)
+
+    def _perform(self, command: StartWorker | StopWorker | RunAttempt) -> list[Event]:
+        try:
+            self.executor.perform(command)
+        except Exception as error:
+            self.view.line(f"the executor refused {type(command).__name__}: {error!r}")
+            if isinstance(command, StopWorker):  # its process lives on, and has its card
+                self._refused_stops.append(command)
+                return []
+            return [_refusal(command, error, self.clock())]
+        return []
+
+    # ------------------------------------------------------------ a full disk
+
+    def _hold(self, held: Held, command: Delayed) -> list[Event]:
+        """Hold back a command that starts something until there is room; perform one that stops
+        something."""
+        if not isinstance(command, StopWorker):
+            held.commands.append(command)
+            return []
+        happened, exists = held.stop(command, self.clock())
+        if exists:
+            self.board.did(command, self.clock())
+            happened += self._perform(command)
+        return happened
+
+    def _look_for_room(self) -> None:
+        for_later = self._rows.look_for_room()
+        if self._rows.held is None:
+            self._late += self._carry_out(for_later)
+        for command in for_later if self._rows.held is not None else ():
+            if isinstance(command, RunFinished):  # its rows are as safe elsewhere as they can be
+                self._finished = command
+                self.board.did(command, self.clock())
+
+    # ------------------------------------------------------------ showing
+
+    def _show(self, *, force: bool = False) -> None:
+        now = self.clock()
+        if now < self._next_status_at and not force:
+            return
+        self._next_status_at = now + STATUS_INTERVAL_S
+        self._rows.write()  # a terminal or a file system may take its time
+        self._tell_trouble()
+        progress, telemetry = {}, {}
+        with contextlib.suppress(Exception):  # for the eyes only; events tell what matters
+            progress = dict(self.executor.progress())
+            telemetry = dict(self.executor.telemetry())
+        status = self.board.status(now, progress, telemetry, at=self.wall())
+        self.view.show(status)
+        if self.watchdog is not None:
+            for overdue in self.watchdog.overdue(status.cards, now):
+                self.view.line(f"worker {overdue.worker_id} {overdue.reason}")
+                self._late.append(overdue)
+        with contextlib.suppress(OSError, StoreError):  # rows matter, this does not
+            self.write_status(status.to_json())
+        with contextlib.suppress(Exception):
+            self.publish(status)
+
+    def _tell_trouble(self) -> None:
+        """Say when trouble with the cluster begins and ends; what runs goes on meanwhile."""
+        before, self.board.trouble = self.board.trouble, self.trouble()
+        if self.board.trouble and not before:
+            self.view.line(f"TROUBLE: {self.board.trouble}; what runs goes on")
+        elif before and not self.board.trouble:
+            self.view.line(f"no more: {before}")
+
+
+def _refusal(command: StartWorker | RunAttempt, error: Exception, at: float) -> Event:
+    """The event that stands for a command which the executor did not take."""
+    failure = Failure(
+        failure_class=FailureClass.CRASH,
+        message=f"the executor refused {type(command).__name__}: {error!r}",
+    )
+    if isinstance(command, RunAttempt):
+        outcome = Outcome(
+            attempt_id=command.attempt.attempt_id, state=State.LOST, ranks=(), failure=failure
+        )
+        return AttemptEnded(at=at, outcome=outcome)
+    return WorkerStopped(at=at, worker_id=command.worker_id, failure=failure)

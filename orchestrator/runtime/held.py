@@ -1,0 +1,91 @@
+"""Rows that a driver keeps while no room is left for results, and the commands behind them.
+
+Nothing is started whose result could not be written. So from the first row that finds no room, rows
+wait here and everything that starts something waits behind them, in order. What runs goes on; what
+is stopped is stopped, and what has not been started for it never will be.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from orchestrator.domain.attempt import Outcome
+from orchestrator.domain.events import (
+    AttemptEnded,
+    Event,
+    RecordRow,
+    RunAttempt,
+    RunFinished,
+    StartWorker,
+    StopWorker,
+    WorkerStopped,
+)
+from orchestrator.domain.failure import Failure, FailureClass
+from orchestrator.domain.job import State
+from orchestrator.domain.measurement import Measurement
+
+#: What the schedule wants to be written, and the row itself, which is made once: a row that is
+#: written again after a failure must have the same bytes.
+Row = tuple[RecordRow, Measurement]
+
+_NO_ROOM = "not started: no room was left for its results"
+
+
+@dataclass(slots=True, kw_only=True)
+class Held:
+    """Rows and commands that wait for room, oldest first."""
+
+    since: float
+    rows: deque[Row] = field(default_factory=deque)
+    commands: deque[StartWorker | RunAttempt | StopWorker | RunFinished] = field(
+        default_factory=deque
+    )
+
+    @property
+    def finished(self) -> bool:
+        """Return whether only rows are missing from the end of the run."""
+        return any(isinstance(command, RunFinished) for command in self.commands)
+
+    def add_row(self, command: RecordRow, measurement: Measurement) -> None:
+        """A row waits. If it says how an attempt ended that waits to be started (its node went),
+        that attempt is not started any more."""
+        self.rows.append((command, measurement))
+        for held in list(self.commands):
+            if isinstance(held, RunAttempt) and held.attempt == command.attempt:
+                self.commands.remove(held)
+
+    def stop(self, command: StopWorker, at: float) -> tuple[list[Event], bool]:
+        """A worker is to be stopped: the events of what was to be started on it and is not, and
+        whether there is a worker to stop."""
+        happened: list[Event] = []
+        exists = True
+        for held in list(self.commands):
+            if isinstance(held, RunAttempt) and command.worker_id in held.worker_ids:
+                self.commands.remove(held)
+                happened.append(_unstarted(held, at))
+            elif isinstance(held, StartWorker) and held.worker_id == command.worker_id:
+                self.commands.remove(held)
+                exists = False
+                happened.append(WorkerStopped(at=at, worker_id=held.worker_id))
+        return happened, exists
+
+    def give_up_starts(self, at: float) -> list[Event]:
+        """The run is to end: the events of what was to be started and now is not."""
+        happened: list[Event] = []
+        for held in list(self.commands):
+            if isinstance(held, RunAttempt):
+                self.commands.remove(held)
+                happened.append(_unstarted(held, at))
+            elif isinstance(held, StartWorker):
+                self.commands.remove(held)
+                happened.append(WorkerStopped(at=at, worker_id=held.worker_id))
+        return happened
+
+
+def _unstarted(held: RunAttempt, at: float) -> AttemptEnded:
+    failure = Failure(failure_class=FailureClass.NODE_LOST, message=_NO_ROOM)
+    outcome = Outcome(
+        attempt_id=held.attempt.attempt_id, state=State.LOST, ranks=(), failure=failure
+    )
+    return AttemptEnded(at=at, outcome=outcome)

@@ -1,0 +1,216 @@
+"""Workers in this very process, one after the other: for tests, documentation and debuggers.
+
+A breakpoint in a workload works here, and nothing has to be started. In exchange nothing is
+isolated: jobs run one at a time, a job that hangs or kills its process does so to the run, and
+there are no gangs, since a gang is several processes. The protocol is the real one, and what no
+schedule should ever ask is refused with ``ProtocolViolation``.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+
+from orchestrator.domain.attempt import Outcome
+from orchestrator.domain.events import (
+    AttemptEnded,
+    Event,
+    NodeJoined,
+    RunAttempt,
+    StartWorker,
+    StopWorker,
+    WorkerReady,
+    WorkerStopped,
+)
+from orchestrator.domain.executor import Progress
+from orchestrator.domain.topology import Card, Node
+from orchestrator.worker.card_worker import CardWorker, WorkerConfig
+from workloads.devices.monitoring.telemetry import CardTelemetry
+
+_CLOSE_PATIENCE_S = 5.0
+
+
+class ProtocolViolation(Exception):
+    """The executor was asked for something that a correct schedule never asks."""
+
+
+class InProcessExecutor:
+    """An ``Executor`` with one background thread that does everything in order of asking."""
+
+    def __init__(
+        self,
+        nodes: Sequence[Node],
+        *,
+        threads: int = 1,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._nodes = {node.node_id: node for node in nodes}
+        self._threads = threads
+        self._clock = clock
+        self._workers: dict[str, CardWorker] = {}
+        self._cards: dict[Card, str] = {}  # held by which worker
+        self._ready: set[str] = set()
+        self._busy: dict[str, str] = {}  # worker id -> attempt id
+        self._stopping: set[str] = set()
+        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._asked: list[Callable[[], None]] = []  # and not begun
+        self._events: deque[Event] = deque(NodeJoined(at=clock(), node=node) for node in nodes)
+        self._changed = threading.Condition()  # guards everything above
+        self._thread = threading.Thread(target=self._work_off, name="cards", daemon=True)
+        self._thread.start()
+
+    def perform(self, command: StartWorker | StopWorker | RunAttempt) -> None:
+        """Queue one command.
+
+        Raises:
+            ProtocolViolation: it contradicts what was asked before.
+        """
+        with self._changed:
+            if isinstance(command, StartWorker):
+                self._start(command)
+            elif isinstance(command, RunAttempt):
+                self._run(command)
+            else:
+                self._stop(command)
+
+    def events(self, timeout_s: float) -> list[Event]:
+        """Events since the last call; waits up to ``timeout_s`` for one.
+
+        Nothing begins before a call that may wait: the driver has written every row by then, and
+        a job can take this process with it.
+        """
+        with self._changed:
+            if timeout_s > 0:
+                for task in self._asked:
+                    self._work.put(task)
+                self._asked.clear()
+            if not self._events:
+                self._changed.wait(timeout_s)
+            happened = list(self._events)
+            self._events.clear()
+        return happened
+
+    def progress(self) -> Mapping[str, Progress]:
+        """The busy worker, if any."""
+        with self._changed:
+            workers = [self._workers[each] for each in self._busy if each in self._workers]
+        heard = [worker.progress() for worker in workers]
+        return {progress.worker_id: progress for progress in heard if progress is not None}
+
+    def telemetry(self) -> Mapping[Card, CardTelemetry]:
+        """Nothing: emulated cards have no sensors."""
+        return {}
+
+    def close(self) -> None:
+        """Drop what is queued and forget every worker. An attempt that still runs cannot be
+        killed without its process: it is left to itself, and ends with the program."""
+        with self._changed:
+            self._asked.clear()
+            while not self._work.empty():
+                self._work.get_nowait()
+            self._work.put(None)
+        self._thread.join(_CLOSE_PATIENCE_S)
+        with self._changed:
+            self._workers.clear()
+            self._cards.clear()
+            self._ready.clear()
+
+    # ------------------------------------------------------------ commands (lock held)
+
+    def _start(self, command: StartWorker) -> None:
+        node = self._nodes.get(command.card.node_id)
+        if node is None or command.card not in node.cards:
+            raise ProtocolViolation(f"there is no card {command.card}")
+        if command.worker_id in self._workers:
+            raise ProtocolViolation(f"worker {command.worker_id} was started before")
+        if command.card in self._cards:
+            raise ProtocolViolation(f"{command.card} is held by {self._cards[command.card]}")
+        if command.world_size != 1:
+            raise ProtocolViolation("a gang is several processes; this executor has one")
+        worker = CardWorker(
+            WorkerConfig(
+                worker_id=command.worker_id,
+                card=command.card,
+                node_name=node.name,
+                emulated=node.emulated,
+                memory_bytes=node.memory_bytes_per_card,
+                threads=self._threads,
+            )
+        )
+        self._workers[command.worker_id] = worker
+        self._cards[command.card] = command.worker_id
+        self._asked.append(lambda: self._do_start(command.worker_id, worker))
+
+    def _run(self, command: RunAttempt) -> None:
+        if len(command.worker_ids) != 1:
+            raise ProtocolViolation("a gang is several processes; this executor has one")
+        (worker_id,) = command.worker_ids
+        if worker_id not in self._ready:
+            raise ProtocolViolation(f"worker {worker_id} is not ready")
+        if worker_id in self._busy:
+            raise ProtocolViolation(f"worker {worker_id} runs {self._busy[worker_id]}")
+        held = next(card for card, holder in self._cards.items() if holder == worker_id)
+        if command.attempt.cards != (held,):
+            raise ProtocolViolation(f"worker {worker_id} holds {held}, not the attempt's cards")
+        self._busy[worker_id] = command.attempt.attempt_id
+        self._asked.append(lambda: self._do_run(command))
+
+    def _stop(self, command: StopWorker) -> None:
+        if command.worker_id not in self._workers:
+            raise ProtocolViolation(f"there is no worker {command.worker_id}")
+        if command.worker_id in self._stopping:
+            raise ProtocolViolation(f"worker {command.worker_id} was stopped before")
+        self._stopping.add(command.worker_id)
+        self._ready.discard(command.worker_id)
+        self._asked.append(lambda: self._do_stop(command.worker_id))
+
+    # ------------------------------------------------------------ the thread
+
+    def _work_off(self) -> None:
+        while (task := self._work.get()) is not None:
+            task()
+
+    def _do_start(self, worker_id: str, worker: CardWorker) -> None:
+        try:
+            info = worker.start()
+        except Exception as error:
+            with self._changed:
+                self._forget(worker_id)
+                failure = worker.failure(error)
+                self._report(WorkerStopped(at=self._clock(), worker_id=worker_id, failure=failure))
+            return
+        with self._changed:
+            if worker_id not in self._stopping:
+                self._ready.add(worker_id)
+            self._report(WorkerReady(at=self._clock(), worker_id=worker_id, info=info))
+
+    def _do_run(self, command: RunAttempt) -> None:
+        (worker_id,) = command.worker_ids
+        rank = self._workers[worker_id].run(command.attempt)
+        outcome = Outcome(
+            attempt_id=command.attempt.attempt_id,
+            state=rank.state,
+            ranks=(rank,),
+            failure=rank.failure,
+        )
+        with self._changed:
+            self._busy.pop(worker_id, None)
+            self._report(AttemptEnded(at=self._clock(), outcome=outcome))
+
+    def _do_stop(self, worker_id: str) -> None:
+        with self._changed:
+            if worker_id in self._workers:  # else it never came up, and that was said
+                self._forget(worker_id)
+                self._report(WorkerStopped(at=self._clock(), worker_id=worker_id))
+
+    def _forget(self, worker_id: str) -> None:
+        del self._workers[worker_id]
+        self._ready.discard(worker_id)
+        self._cards = {card: held for card, held in self._cards.items() if held != worker_id}
+
+    def _report(self, event: Event) -> None:
+        self._events.append(event)
+        self._changed.notify_all()

@@ -1,0 +1,263 @@
+"""Writes rows durably: those of a moment together, again after a failure, later if a disk is full.
+
+While no room is left, nothing new is started: rows wait here (``held.py``), each with a copy on
+another disk where there is one, and with them the commands that would start something.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
+
+from orchestrator.domain.attempt import Attempt
+from orchestrator.domain.events import (
+    RecordRow,
+    RunAttempt,
+    RunFinished,
+    StartWorker,
+    StopWorker,
+)
+from orchestrator.domain.measurement import Measurement
+from orchestrator.errors import ControlStoreLost, StoreError, StoreFull, StoreLocked
+from orchestrator.host import output
+from orchestrator.results.fragments import MOST_TOGETHER
+from orchestrator.results.notes import Note, Notes
+from orchestrator.runtime.held import Held, Row
+from orchestrator.runtime.status import Board
+from orchestrator.runtime.stop_signal import AT_ONCE, StopSignal
+from orchestrator.watching.live import View
+from orchestrator.watching.live_text import row_line, unrun_lines
+
+T = TypeVar("T")
+
+ROOM_INTERVAL_S = 5.0  # between looks for room on a full disk
+ROWS_WAIT_S = 0.1  # for others to be written with, at most
+
+#: Commands that wait while there is no room.
+Delayed = StartWorker | StopWorker | RunAttempt | RunFinished
+
+
+class RowStore(Protocol):
+    """``Store`` as the loop sees it."""
+
+    def begin(self, *notes: Note) -> object:
+        """Note that attempts start, so that they have rows should this process die.
+
+        Raises:
+            StoreLocked: another driver has taken the run.
+        """
+
+    def append(self, *measurements: Measurement) -> object:
+        """Write rows, all or none; they are durable on return.
+
+        Raises:
+            StoreFull: no space is left.
+            StoreLocked: another driver has taken the run.
+        """
+
+    def make_reserve(self) -> object:
+        """See that there is room for more than a row; raises StoreFull if not."""
+
+    def spill(self, measurement: Measurement) -> object | None:
+        """Write a row elsewhere on this host, and say where; None if it cannot be."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Patience:
+    """Tries again what may fail for a moment, up to a limit."""
+
+    view: View
+    stop: StopSignal
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+    limit_s: float = 120.0
+
+    def act(self, what: str, attempt: Callable[[], T], last: type[Exception]) -> T:
+        """Do something that may fail for a moment.
+
+        Raises:
+            last: it kept failing for ``limit_s``, or the run is to end at once.
+            StoreLocked, StoreFull, ControlStoreLost: at once, since waiting does not help.
+        """
+        began, pause = self.clock(), 0.5
+        while True:
+            try:
+                return attempt()
+            except (StoreLocked, StoreFull, ControlStoreLost):
+                raise  # another driver took the run; or there is no room, and more to do than wait
+            except Exception as error:
+                if self.clock() - began >= self.limit_s or self.stop.requests >= AT_ONCE:
+                    raise last(f"{what} keeps failing: {error}") from error
+                self.view.line(f"{what} failed, trying again in {pause:g} s: {error!r}")
+            self.sleep(pause)
+            pause = min(2 * pause, 15.0)
+
+
+@dataclass(slots=True, kw_only=True)
+class RowWriter:
+    """The rows of one run on their way to the disk."""
+
+    store: RowStore
+    to_measurement: Callable[[RecordRow], Measurement]
+    notes: Notes
+    board: Board
+    view: View
+    patience: Patience
+    clock: Callable[[], float]
+    wall: Callable[[], float]  # the time of day, for notes
+    held: Held | None = None  # while there is no room for results
+    _unwritten: list[Row] = field(default_factory=list)
+    _write_by: float = 0.0  # when the oldest of them must be written
+    _look_at: float = 0.0  # for room
+
+    # ------------------------------------------------------------ rows in
+
+    def take(self, command: RecordRow) -> None:
+        """Make a row that is written a moment later."""
+        if not self._unwritten:
+            self._write_by = self.clock() + ROWS_WAIT_S
+        self._unwritten.append((command, self.to_measurement(command)))
+
+    @property
+    def waiting(self) -> bool:
+        """Return whether there are rows to write."""
+        return bool(self._unwritten)
+
+    @property
+    def due(self) -> bool:
+        """Return whether the oldest row has waited long enough for company."""
+        return self.clock() >= self._write_by
+
+    def begin(self, attempts: Sequence[Attempt]) -> None:
+        """Note that attempts start. Where the notes find no room, the attempts wait for it; one
+        that cannot be made for another reason is missed only if we die."""
+        if not attempts:
+            return
+        now = self.wall()
+        notes = [self.notes.of(each, now, self.board.nodes_of(each.cards)) for each in attempts]
+        try:
+            self.store.begin(*notes)
+        except StoreLocked:
+            raise  # another driver has the run, and perhaps these cards
+        except StoreFull as full:  # else a successor might give the same number to another attempt
+            self._pause(full)
+        except (OSError, StoreError):
+            pass
+
+    # ------------------------------------------------------------ rows out
+
+    def write(self) -> None:
+        """Make safe what waits to be written."""
+        unrun = [row for row, _ in self._unwritten if row.attempt is None]
+        while self._unwritten:
+            rows = self._unwritten[:MOST_TOGETHER]
+            if self.held is None:
+                self._append(rows)
+            del self._unwritten[: len(rows)]
+            for command, measurement in rows:
+                if self.held is None:
+                    self._recorded(command, measurement)
+                else:
+                    self.held.add_row(command, measurement)
+                    self.store.spill(measurement)  # safe from this process's death, if it can be
+        for text in unrun_lines(unrun, self.board):
+            self.view.line(text)
+
+    def _append(self, rows: Sequence[Row]) -> None:
+        """Write rows. From the first that find no room, ``held`` is there for them."""
+        measurements = [measurement for _, measurement in rows]
+        try:
+            self.patience.act("the store", lambda: self.store.append(*measurements), StoreError)
+        except StoreFull as full:
+            self._pause(full)
+
+    def _recorded(self, command: RecordRow, measurement: Measurement) -> None:
+        """A row is safe."""
+        now = self.clock()
+        self.board.did(command, now)
+        self.board.measured(command, measurement, now)
+        if command.attempt is not None:  # the others are many at a time: see ``unrun_lines``
+            self.view.line(row_line(command, measurement, self.board))
+
+    # ------------------------------------------------------------ a full disk
+
+    def _pause(self, full: StoreFull) -> None:
+        self.held = Held(since=self.clock())
+        self._look_at = self.clock() + ROOM_INTERVAL_S
+        self.board.paused = f"no room for results: {full}"
+        self.view.line(
+            f"PAUSED: {full}. Nothing new is started; what runs goes on, its rows are kept "
+            f"until there is room"
+        )
+
+    def look_for_room(self) -> list[Delayed]:
+        """Write the rows that wait; once all are, return the commands that waited behind them.
+
+        All that is left of a run whose end waits, too, is to end without its rows: when somebody
+        asked for the end, or room does not come for ``patience.limit_s``.
+        """
+        held, now = self.held, self.clock()
+        if held is None or now < self._look_at:
+            return []
+        self._look_at = now + ROOM_INTERVAL_S
+        count = len(held.rows)
+        try:
+            self.patience.act("the store", lambda: self._make_room(held), StoreError)
+        except StoreFull:
+            hopeless = self.patience.stop.requests or now - held.since >= self.patience.limit_s
+            if held.finished and hopeless:
+                return [each for each in held.commands if isinstance(each, RunFinished)]
+            return []
+        self.held, self.board.paused = None, ""
+        paused = now - held.since
+        self.view.line(f"there is room again after {paused:,.0f} s: {count} rows written, going on")
+        return list(held.commands)
+
+    def _make_room(self, held: Held) -> None:
+        self._write_held(held)
+        if not held.finished:
+            self.store.make_reserve()
+
+    def _write_held(self, held: Held) -> None:
+        while held.rows:
+            command, measurement = held.rows[0]
+            self.store.append(measurement)
+            held.rows.popleft()
+            self._recorded(command, measurement)
+
+    # ------------------------------------------------------------ the end
+
+    def save(self) -> None:
+        """The loop ends: write what is not written yet. What cannot be is put on another disk, or
+        printed; a run that another driver has taken gets nothing more from this one."""
+        if not self._unwritten and self.held is None:
+            return
+        self.patience.limit_s = 0.0  # the store has had it, or somebody has none
+        why: Exception | None = None
+        try:
+            self.write()
+            if self.held is not None:
+                self._write_held(self.held)
+        except Exception as error:
+            why = error
+        left = [*(self.held.rows if self.held is not None else ()), *self._unwritten]
+        places: set[str] = set()
+        for _, measurement in left:
+            place = None
+            if not isinstance(why, StoreLocked):
+                with contextlib.suppress(Exception):
+                    place = self.store.spill(measurement)
+            if isinstance(place, os.PathLike):
+                places.add(os.path.dirname(place))
+            else:
+                output.say_aside(f"row without a place: {measurement!r}")
+        where = "they are printed above"
+        if places:
+            where = f"kept in {', '.join(sorted(places))}, from where the next `nightgrid run "
+            where += "--resume` on this host brings them home"
+        if left:
+            self.view.line(f"rows that are not written, {why}: {len(left)}; {where}")

@@ -1,0 +1,551 @@
+"""One run of a grid, from the plan to the last row: `nightgrid run` and ``orchestrator.run``.
+
+Everything that can be refused is refused before anything starts. Started again, a run measures
+only what has no terminal row yet. Rows are safe as soon as they are announced. What a driver that
+died has left behind (rows of attempts it had running, processes) is settled before anything starts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from orchestrator.domain.deadline import Deadline
+from orchestrator.domain.job import Accelerator, State
+from orchestrator.errors import ClusterError
+from orchestrator.results import paths
+from orchestrator.results.directory import default_results_dir
+from workloads import files
+
+if TYPE_CHECKING:
+    from orchestrator.domain.history import PastRow
+    from orchestrator.domain.topology import Node
+    from orchestrator.grid.model import Grid
+    from orchestrator.planning.forecast import Forecast
+    from orchestrator.planning.plan import Plan
+    from orchestrator.results.store import Store
+    from orchestrator.runtime.driver import DriveResult
+    from orchestrator.runtime.session import Session
+    from orchestrator.runtime.supervised import Charge
+    from orchestrator.worker.leftovers import Owner
+
+Say = Callable[[str], None]
+
+#: Where a run keeps which cards it was given, for ``with_cards_of``.
+_PLACE = ("emulate", "address", "in_process", "card_memory_bytes")
+
+#: How long nodes may take to join a head that was started anew.
+_NODES_PATIENCE_S = 180.0
+#: What --retry-failed tries again.
+_RETRIED = (State.FAILED, State.TIMED_OUT, State.OUT_OF_MEMORY, State.PRUNED)
+_ANSWERED = {State.SUCCEEDED, State.OUT_OF_MEMORY, State.PRUNED, State.UNSUPPORTED}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """Options of a run: its cluster, its directory, and the jobs that are measured again."""
+
+    results: Path = field(default_factory=default_results_dir)
+    name: str | None = None  # of the run; None: the grid's
+    emulate: str | None = None  # e.g. "2x8"; None: the Ray cluster, unless ``in_process``
+    address: str | None = None  # of the Ray cluster; None: RAY_ADDRESS
+    in_process: bool = False
+    card_memory_bytes: int | None = None  # of an emulated card; None: its share of this machine
+    retry_failed: bool = False
+    force: bool = False
+    quiet: bool = False  # show no progress
+    resume: bool = False  # go on with a run that exists, although its driver may only seem dead
+    adopt: tuple[str, ...] = ()  # former run ids whose spilled rows are brought home
+    remote_code: tuple[str, ...] = ()  # models that may run the Python code they come with
+    ends_at: float | None = None  # when the report must be there, seconds since the epoch
+    budget: bool = False  # ``ends_at`` was counted from the start: no clock that is set moves it
+    charge: Charge | None = None  # of a driver that has a supervisor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOutcome:
+    """Outcome of a run. ``states`` has every job of the plan, and is empty when it was cut
+    short."""
+
+    store: Store
+    plan: Plan
+    result: DriveResult
+    states: Mapping[str, State]
+
+    @property
+    def answered(self) -> bool:
+        """Return whether every job has an answer: measured, or known not to fit or not to exist
+        here."""
+        return self.result.finished and all(state in _ANSWERED for state in self.states.values())
+
+
+def run_grid(
+    source: Grid | str | os.PathLike[str], options: RunOptions, say: Say = lambda _: None
+) -> RunOutcome:
+    """Plan a grid and measure what has not been measured yet.
+
+    Args:
+        source: the grid, or its file.
+        options: where and how.
+        say: told what will happen and where rows lie, before it happens.
+
+    Raises:
+        GridError: the grid is refused.
+        ClusterError: there are no usable cards.
+        StoreError: results cannot be read or written, or another driver holds the run.
+    """
+    from orchestrator.results.store import Store
+    from workloads.models import remote_code
+
+    grid = grid_of(source, options)
+    _check_models(grid, options.remote_code)
+    store = Store.open(options.results, options.name or grid.name)
+    _tell(options, run=store.run, results=str(options.results.resolve()))
+    if options.resume and (store.exists or not _again(options)):
+        store = Store.existing(options.results, store.run).resume()
+        options = with_cards_of(store.path, options)
+    store.adopt(*options.adopt)
+    store.refuse_if_held()  # before the cluster is asked, which may be away
+    with remote_code.permitted(options.remote_code), _session(options, grid) as session:
+        session = _with_its_nodes(options, session, say)
+        _tell(options, address=session.address, cards=cards_by_kind(session.nodes))
+        _plan(options, grid, session, store)  # refused here, nothing is created
+        with store, _owner(store).marks_this_process():
+            _tell(options, drives=True)
+            # Once more under the lock: another driver may just have finished the same run.
+            plan = _plan(options, grid, session, store)
+            deadline = _deadline(options, plan)
+            _announce(session, plan, store, deadline, say)
+            _clear_up(store, say)
+            store.write_file(paths.GRID, grid.text)
+            store.write_file(paths.OPTIONS, json.dumps({n: getattr(options, n) for n in _PLACE}))
+            result = _drive(options, session, plan, store, deadline, say)
+            states = final_states(plan, store.history()) if result.finished else {}
+    return RunOutcome(store=store, plan=plan, result=result, states=states)
+
+
+def grid_to_resume(options: RunOptions) -> tuple[Path, str]:
+    """The grid file and the name of the run that is to be gone on with: the newest one, if
+    ``options`` name none.
+
+    Raises:
+        StoreError: there is no such run.
+    """
+    from orchestrator.errors import StoreError
+    from orchestrator.results.store import Store, runs
+
+    known = runs(options.results)
+    if options.name is None and not known:
+        raise StoreError(f"no run to resume in {options.results}")
+    store = Store.existing(options.results, options.name or known[0])
+    grid = store.path / paths.GRID
+    if not os.path.isfile(grid):
+        raise StoreError(f"run {store.run!r} has no {grid.name}; name the grid file to resume it")
+    return grid, store.run
+
+
+def with_cards_of(run: Path, options: RunOptions) -> RunOptions:
+    """``options`` with the cards that the run had so far, unless they name some themselves."""
+    if any(getattr(options, name) for name in _PLACE):
+        return options
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        before = json.loads(files.read_text(run / paths.OPTIONS))
+        if isinstance(before, dict):
+            places = {name: before[name] for name in _PLACE if name in before}
+            known = {name: value for name, value in places.items() if _is_place(name, value)}
+            return replace(options, **known)
+    return options
+
+
+def _is_place(name: str, value: object) -> bool:
+    """Return whether a value from a run's directory can be that option."""
+    if name == "in_process":
+        return isinstance(value, bool)
+    if name == "card_memory_bytes":
+        return value is None or (type(value) is int and 0 < value < 2**50)
+    return value is None or isinstance(value, str)
+
+
+def plan_grid(source: Grid | str | os.PathLike[str], options: RunOptions) -> Plan:
+    """Plan a grid as ``run_grid`` would, on the nodes that are named or, without any, assumed.
+
+    Raises:
+        GridError: the grid is refused.
+        ClusterError: the nodes make no sense.
+        StoreError: earlier rows cannot be read.
+    """
+    from orchestrator.grid.model import Grid
+    from orchestrator.grid.reader import load_grid
+    from orchestrator.planning.planner import make_plan
+
+    grid = (
+        source
+        if isinstance(source, Grid)
+        else load_grid(Path(source), nodes_for=partial(planned_nodes, emulate=options.emulate))
+    )
+    return make_plan(
+        grid,
+        planned_nodes(grid.accelerators(), options.emulate),
+        earlier_rows(options.results, options.name or grid.name),
+        retry_failed=options.retry_failed,
+        force=options.force,
+    )
+
+
+# ---------------------------------------------------------------- before
+
+
+def planned_nodes(accelerators: Sequence[Accelerator], emulate: str | None) -> list[Node]:
+    """The nodes to plan for when no cluster is at hand, given the kinds of card a grid names.
+
+    Raises:
+        ClusterError: the specification is not understood.
+    """
+    from orchestrator.domain.topology import assumed_servers, parse_emulation
+
+    if emulate is not None:
+        return parse_emulation(emulate, accelerators)
+    return assumed_servers(accelerators)
+
+
+def earlier_rows(results: Path, run: str) -> list[PastRow]:
+    """The rows of a run, oldest first; none if there is no such run yet. Reads only.
+
+    Raises:
+        StoreError: the rows cannot be read, or the name cannot be that of a run.
+    """
+    from orchestrator.results.store import Store
+
+    return _history(Store.open(results, run))
+
+
+def grid_of(source: Grid | str | os.PathLike[str], options: RunOptions) -> Grid:
+    """The grid of a file, or the one that is given.
+
+    Raises:
+        GridError: it is refused.
+    """
+    from orchestrator.grid.model import Grid
+    from orchestrator.grid.reader import load_grid
+
+    if isinstance(source, Grid):
+        return source
+    # With emulated cards known, card counts are refused together with all else in the file.
+    nodes_for = partial(planned_nodes, emulate=options.emulate) if options.emulate else None
+    return load_grid(Path(source), nodes_for=nodes_for)
+
+
+def _check_models(grid: Grid, named: Sequence[str]) -> None:
+    """Refuse a permission for a model that the grid does not have: it is a slip of the pen."""
+    from orchestrator.errors import GridError, Problem
+
+    models = sorted({job.model for job in grid.jobs()}) if named else []
+    problems = [
+        Problem(
+            file=grid.file,
+            line=None,
+            column=None,
+            path="",
+            message=f"--remote-code {name}: no job has this model",
+            hint=f"the models are: {', '.join(models)}",
+        )
+        for name in named
+        if name not in models
+    ]
+    if problems:
+        raise GridError(problems)
+
+
+def _session(options: RunOptions, grid: Grid) -> contextlib.AbstractContextManager[Session]:
+    from orchestrator.errors import ClusterError
+    from orchestrator.runtime import session
+
+    kinds = grid.accelerators()
+    if options.emulate is not None and (options.address or options.in_process):
+        raise ClusterError("--emulate cannot be combined with --address or --in-process")
+    if options.in_process:
+        return session.in_process_session(kinds)
+    if options.emulate is not None:
+        return session.emulated_session(options.emulate, kinds, options.card_memory_bytes)
+    return session.cluster_session(options.address, kinds)
+
+
+def _plan(options: RunOptions, grid: Grid, session: Session, store: Store) -> Plan:
+    from orchestrator.planning.planner import estimator_for, make_plan
+
+    history = _history(store)
+    retry_failed, force = options.retry_failed, options.force
+    counting = history
+    if options.charge is not None and options.charge.again and (retry_failed or force):
+        # What the drivers before this one measured anew, as they were asked to, is not measured
+        # anew once more.
+        this_time = _attempts_since(store, options.charge.began)
+        counting = [
+            row
+            for row in history
+            if (row.job_id, row.attempt_number) in this_time or not (force or row.state in _RETRIED)
+        ]
+        retry_failed = force = False
+    return make_plan(
+        grid,
+        session.nodes,
+        counting,
+        retry_failed=retry_failed,
+        force=force,
+        estimator=estimator_for(history, session.nodes),
+    )
+
+
+def _attempts_since(store: Store, moment: float) -> set[tuple[str, int]]:
+    """Job and number of each attempt whose row was recorded since then."""
+    return {
+        (row.job_id, row.attempt_number)
+        for row in store.measurements()
+        if (row.recorded_at or 0.0) >= moment
+    }
+
+
+def _again(options: RunOptions) -> bool:
+    """Return whether this driver was started because the one before it died."""
+    return options.charge is not None and options.charge.again
+
+
+def _tell(options: RunOptions, **facts: object) -> None:
+    """Tell the supervisor, if there is one."""
+    if options.charge is not None:
+        options.charge.tell(**facts)
+
+
+def cards_by_kind(nodes: Sequence[Node]) -> dict[str, int]:
+    """Count the cards of each kind."""
+    found: dict[str, int] = {}
+    for node in nodes:
+        found[node.accelerator.value] = found.get(node.accelerator.value, 0) + len(
+            node.card_indices
+        )
+    return found
+
+
+def _with_its_nodes(options: RunOptions, session: Session, say: Say) -> Session:
+    """The session with the nodes that the cluster had before its head died: they come back one
+    after the other, and a plan for those that happen to be there would give up jobs for good.
+
+    Raises:
+        ClusterError: a kind of card does not come back at all.
+    """
+    charge = options.charge
+    if charge is None or not charge.again or session.look is None:
+        return session
+    deadline, told = time.monotonic() + _NODES_PATIENCE_S, False
+    while True:
+        there = cards_by_kind(session.nodes)
+        missing = {k: n - there.get(k, 0) for k, n in charge.cards.items() if n > there.get(k, 0)}
+        if not missing:
+            return session
+        what = ", ".join(f"{number} {kind}" for kind, number in missing.items())
+        if time.monotonic() > deadline:
+            if gone := [kind for kind in missing if kind not in there]:
+                raise ClusterError(f"no node with {', '.join(gone)} has come back to the cluster")
+            say(f"going on without {what} cards that the cluster had before")
+            return session
+        if not told:
+            say(f"waiting for the cluster's nodes: {what} cards are not back yet")
+            told = True
+        time.sleep(1.0)
+        session = replace(session, nodes=session.look())
+
+
+def _history(store: Store) -> list[PastRow]:
+    return store.history() if store.exists else []
+
+
+def _deadline(options: RunOptions, plan: Plan) -> Deadline | None:
+    if options.ends_at is None:
+        return None
+    return Deadline.of(options.ends_at, now=time.time(), jobs=len(plan.jobs))
+
+
+def forecast_of(plan: Plan, history: Sequence[PastRow], deadline: Deadline) -> Forecast | None:
+    """Forecast how far a run that starts now would come; None when that takes too long to
+    compute."""
+    from orchestrator.planning.forecast import forecast
+    from orchestrator.planning.planner import estimator_for
+
+    return forecast(plan, estimator_for(history, plan.nodes), deadline.work_until - time.time())
+
+
+def _announce(
+    session: Session, plan: Plan, store: Store, deadline: Deadline | None, say: Say
+) -> None:
+    """Say what will happen and where rows will lie, before it happens."""
+    from orchestrator.results.directory import inside_ray_job
+    from orchestrator.watching.plan_text import deadline_lines, nodes_text, summary_lines
+
+    say(f"Run {store.run}: grid {plan.grid_name}, {len(plan.jobs)} jobs")
+    say(f"cards: {nodes_text(plan.nodes)}")
+    for line in summary_lines(plan):
+        say(line)
+    if deadline is not None:
+        for line in deadline_lines(deadline, forecast_of(plan, _history(store), deadline)):
+            say(line)
+    passing = " (the working directory of a Ray job is thrown away)" if inside_ray_job() else ""
+    say(f"rows: {store.tables_path.resolve()}{passing}")
+
+
+def _owner(store: Store) -> Owner:
+    from orchestrator.worker.leftovers import Owner
+
+    return Owner(run_id=store.run_id, invocation_id=uuid.uuid4().hex[:12])
+
+
+def _clear_up(store: Store, say: Say) -> None:
+    """End what earlier drivers of the run left on this host, and say what became of it. The
+    agents do the same on their nodes, before these join (``on_ray/actors.py``).
+
+    Raises:
+        ClusterError: something of it does not end.
+    """
+    from orchestrator.errors import ClusterError
+    from orchestrator.worker.leftovers import Owner, end_leftovers
+
+    if store.taken_over_from is not None:
+        say(f"taken over from a driver that died: {store.taken_over_from}")
+    owner = Owner.of_this_process()
+    assert owner is not None
+    try:
+        ended = end_leftovers(owner)
+    except TimeoutError as error:
+        raise ClusterError(f"{error}; end them, then start the run again") from error
+    if ended:
+        some = ", ".join(f"{each.pid} {each.command[:40]}" for each in ended[:3])
+        more = f" and {len(ended) - 3} more" if len(ended) > 3 else ""
+        say(f"ended what it left running here: {some}{more}")
+    if store.rescued:
+        say(f"{store.rescued} rows that it could write only elsewhere are here now")
+    for note in store.notes:
+        say(note)
+    for attempt_id in store.interrupted:
+        say(f"attempt {attempt_id} was running then: LOST, its job is tried again")
+
+
+# ---------------------------------------------------------------- while
+
+
+def _drive(
+    options: RunOptions,
+    session: Session,
+    plan: Plan,
+    store: Store,
+    deadline: Deadline | None,
+    say: Say,
+) -> DriveResult:
+    """Run the plan on the session's executor, which is started only if anything is to run."""
+    from orchestrator.domain.events import RecordRow
+    from orchestrator.domain.measurement import Measurement
+    from orchestrator.host.environment import provenance
+    from orchestrator.planning.plan import Action
+    from orchestrator.planning.planner import estimator_for
+    from orchestrator.results.derive import measurement_of
+    from orchestrator.results.notes import Notes
+    from orchestrator.runtime.clean_output import CleanView, clean_row
+    from orchestrator.runtime.driver import Driver
+    from orchestrator.runtime.in_process import InProcessExecutor
+    from orchestrator.runtime.status import Board
+    from orchestrator.runtime.stop_signal import StopSignal
+    from orchestrator.runtime.watchdog import Watchdog
+    from orchestrator.scheduling.schedule import Schedule, ScheduleSettings
+    from orchestrator.watching.live import open_view
+    from orchestrator.worker.leftovers import Owner
+    from orchestrator.worker.redaction import redact
+
+    owner = Owner.of_this_process()
+    assert owner is not None
+    origin = provenance()
+    board = Board(run=store.run, plan=plan, started_at=time.monotonic())
+
+    def to_measurement(record: RecordRow) -> Measurement:
+        row = measurement_of(
+            record,
+            run=store.run,
+            invocation_id=owner.invocation_id,
+            recorded_at=time.time(),
+            provenance=origin,
+            nodes=board.nodes or plan.nodes,
+        )
+        return clean_row(row)
+
+    # Signals are ours once the executor is open (Ray sets handlers of its own) and stay so until
+    # it is closed: an impatient Ctrl-C must not leave processes behind.
+    with contextlib.ExitStack() as signals, contextlib.ExitStack() as stack:
+        if any(planned.action is Action.RUN for planned in plan.jobs):
+            say(f"starting on {session.description} …")
+            executor = stack.enter_context(session.executor(store.run, store.path / paths.LOGS))
+        else:
+            executor = stack.enter_context(contextlib.closing(InProcessExecutor([])))
+        stop = signals.enter_context(StopSignal().on_signals())
+        view = stack.enter_context(contextlib.closing(open_view(quiet=options.quiet)))
+        history = _history(store)
+        settings = ScheduleSettings()
+        if deadline is not None:
+            until, stop_s = deadline.work_until, deadline.stop_s
+            settings = replace(
+                settings, work_until=until, stop_s=stop_s, follow_clock=not options.budget
+            )
+        schedule = Schedule(
+            plan.jobs,
+            settings,
+            estimator_for(history, plan.nodes),
+            attempts_before=attempts_before(
+                history, store.attempts_set_aside(planned.job.job_id for planned in plan.jobs)
+            ),
+        )
+        return Driver(
+            schedule=schedule,
+            executor=executor,
+            store=store,
+            to_measurement=to_measurement,
+            notes=Notes(run=store.run, invocation_id=owner.invocation_id, provenance=origin),
+            board=board,
+            view=CleanView(view),
+            publish=session.publish,
+            trouble=lambda: getattr(executor, "trouble", ""),
+            write_status=lambda text: store.write_file(paths.STATUS, redact(text, os.environ)),
+            # Of this very process it could end only all.
+            watchdog=None if options.in_process else Watchdog(),
+            stop=stop,
+        ).drive()
+
+
+def attempts_before(
+    history: Sequence[PastRow], set_aside: Mapping[str, int] | None = None
+) -> dict[str, int]:
+    """The number of the last attempt at each job that has rows, damaged ones included: the next one
+    goes on from it."""
+    numbers = dict(set_aside or {})
+    for row in history:
+        numbers[row.job_id] = max(row.attempt_number, numbers.get(row.job_id, 0))
+    return numbers
+
+
+# ---------------------------------------------------------------- after
+
+
+def final_states(plan: Plan, history: Sequence[PastRow]) -> dict[str, State]:
+    """State of each job of the plan: that of its newest final row on the same footing."""
+    # A kind of card that is not there is not emulated either: its rows say so.
+    emulated = {node.accelerator: node.emulated for node in plan.nodes}
+    newest = {(row.job_id, row.emulated): row.state for row in history if row.final}
+    states = {}
+    for planned in plan.jobs:
+        job = planned.job
+        key = (job.job_id, emulated.get(job.accelerator, False))
+        states[job.job_id] = newest.get(key, State.NOT_STARTED)
+    return states

@@ -1,0 +1,125 @@
+"""Sources of a run's cards: this process, emulated nodes on this machine, or a Ray cluster.
+
+A session knows the nodes before anything is started where that is possible, so that a plan can be
+made and refused first; ``executor`` then starts what is needed and ends it with the block.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from orchestrator.domain.executor import Executor
+from orchestrator.domain.job import Accelerator, default_accelerator
+from orchestrator.domain.topology import Node, parse_emulation
+from orchestrator.runtime.status import RunStatus
+from orchestrator.worker.memory_limit import share_of_host
+
+#: Opens an executor for a run of this name, which may log in this directory.
+OpenExecutor = Callable[[str, Path], contextlib.AbstractContextManager[Executor]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Session:
+    """Cards to run on. ``description`` says what they are, for people."""
+
+    description: str
+    nodes: tuple[Node, ...]
+    executor: OpenExecutor
+    publish: Callable[[RunStatus], object] = lambda _: None  # to whoever monitors the cluster
+    address: str = ""  # of a cluster that others keep running
+    look: Callable[[], tuple[Node, ...]] | None = None  # what its nodes are now
+
+
+def with_memory(nodes: Sequence[Node], card_memory_bytes: int | None = None) -> tuple[Node, ...]:
+    """Emulated nodes whose cards have a size: the given one, else an equal share of this machine.
+
+    Without one, a job that asks for the largest batch would take the machine's memory.
+    """
+    cards = sum(len(node.card_indices) for node in nodes)
+    size = card_memory_bytes or share_of_host(cards)
+    return tuple(
+        dataclasses.replace(node, memory_bytes_per_card=size)
+        if node.emulated and node.memory_bytes_per_card is None
+        else node
+        for node in nodes
+    )
+
+
+@contextlib.contextmanager
+def in_process_session(accelerators: Sequence[Accelerator]) -> Iterator[Session]:
+    """One emulated card of each kind, in this process, one job at a time."""
+    spec = ",".join(f"1x1:{kind}" for kind in accelerators or (default_accelerator(),))
+    nodes = with_memory(parse_emulation(spec, accelerators))
+
+    @contextlib.contextmanager
+    def executor(run: str, log_dir: Path) -> Iterator[Executor]:
+        from orchestrator.runtime.in_process import InProcessExecutor
+
+        with contextlib.closing(InProcessExecutor(nodes)) as opened:
+            yield opened
+
+    yield Session(description="this process, one job at a time", nodes=nodes, executor=executor)
+
+
+@contextlib.contextmanager
+def emulated_session(
+    spec: str, accelerators: Sequence[Accelerator], card_memory_bytes: int | None = None
+) -> Iterator[Session]:
+    """Emulated nodes on this machine; Ray starts only when an executor is asked for."""
+    nodes = with_memory(parse_emulation(spec, accelerators), card_memory_bytes)
+
+    @contextlib.contextmanager
+    def executor(run: str, log_dir: Path) -> Iterator[Executor]:
+        from orchestrator.on_ray.cluster import emulate
+        from orchestrator.on_ray.executor import RayExecutor
+
+        with (
+            emulate(nodes),
+            contextlib.closing(RayExecutor(run=run, log_dir=log_dir)) as opened,
+        ):
+            yield opened
+
+    yield Session(
+        description=f"emulated cards on this machine ({spec})",
+        nodes=nodes,
+        executor=executor,
+        publish=_publisher(),
+    )
+
+
+@contextlib.contextmanager
+def cluster_session(address: str | None, accelerators: Sequence[Accelerator]) -> Iterator[Session]:
+    """The cluster at ``address``, else the one this process is in; joined for the whole block.
+
+    Raises:
+        ClusterError: there is none, or it cannot be joined.
+    """
+    from orchestrator.on_ray.cluster import connect
+
+    @contextlib.contextmanager
+    def executor(run: str, log_dir: Path) -> Iterator[Executor]:
+        from orchestrator.on_ray.executor import RayExecutor
+
+        with contextlib.closing(RayExecutor(run=run, accelerators=accelerators)) as opened:
+            yield opened
+
+    with connect(address) as cluster:
+        yield Session(
+            description=f"the Ray cluster at {cluster.address}",
+            nodes=tuple(cluster.nodes()),
+            executor=executor,
+            publish=_publisher(),
+            address=cluster.address,
+            look=lambda: tuple(cluster.nodes()),
+        )
+
+
+def _publisher() -> Callable[[RunStatus], object]:
+    """Records figures for Ray's exporter, once this process has joined a cluster."""
+    from orchestrator.on_ray.metrics import Publisher
+
+    return Publisher().publish

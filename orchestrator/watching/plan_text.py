@@ -1,0 +1,311 @@
+"""A plan for people and for machines.
+
+People get what all jobs share said once, then one line a job with what differs, then sums. Reasons
+are never cut: outside a terminal each job is one line of any length, in one they are folded.
+Machines get one JSON object, a job a line.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from datetime import datetime
+from itertools import chain, islice
+from operator import attrgetter
+from typing import TYPE_CHECKING, TextIO
+
+from orchestrator.domain.job import Accelerator, Job, Scalar
+from orchestrator.domain.topology import Node, legal_card_sets
+from orchestrator.host import output
+from orchestrator.planning.plan import Action, Plan, PlannedJob
+from orchestrator.planning.planner import card_seconds, duration_s
+from workloads.measure_settings import MeasureSettings
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from orchestrator.domain.deadline import Deadline
+    from orchestrator.planning.forecast import Forecast
+
+SHOWN_ROWS = 50  # in a notebook
+FOLDED_ROWS = 2000  # laying out a table for a terminal takes about a millisecond a row
+
+_STYLES = {
+    Action.RUN: "bold",
+    Action.REUSE: "green",
+    Action.SKIP: "yellow",
+    Action.UNSUPPORTED: "dim",
+}
+_RIGHT = ("cards", "batch_size", "estimate")
+
+
+def duration_text(seconds: float) -> str:
+    """Seconds as a person says them: ``0.4 s``, ``35 s``, ``4 min 10 s``, ``2 h 05 min``."""
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def nodes_text(nodes: Sequence[Node]) -> str:
+    """``2 nodes of 8 HPU (emulated), 1 node of 8 GPU``."""
+    kinds = Counter(
+        (len(node.card_indices), str(node.accelerator), node.emulated, node.device_name)
+        for node in nodes
+    )
+    parts = []
+    for (cards, kind, emulated, device), count in kinds.items():
+        note = "emulated" if emulated else device
+        noun = "node" if count == 1 else "nodes"
+        parts.append(f"{count} {noun} of {cards} {kind}" + (f" ({note})" if note else ""))
+    return ", ".join(parts) or "no nodes"
+
+
+#: A heading, and a text for each job.
+Column = tuple[str, list[str]]
+
+#: A job's own settings, in the order of the table.
+_FIELDS = (
+    *("experiment", "workload", "model", "dataset", "accelerator", "cards", "precision"),
+    *("batch_size", "engine", "isolation"),
+)
+
+
+def _settings(jobs: Sequence[Job]) -> Iterator[Column]:
+    """Each setting of these jobs with its text for every job, "" where a job has no such setting.
+    One text serves all that share a value: there are few values among thousands of jobs."""
+    for name in _FIELDS:
+        values = list(map(attrgetter(name), jobs))
+        texts = {value: str(value) for value in set(values)}
+        yield name, [texts[value] for value in values]
+    shared = [id(job.parameters) for job in jobs]  # one tuple serves many jobs
+    known = {
+        key: {name: _as_json(value) for name, value in job.parameters}
+        for key, job in dict(zip(shared, jobs, strict=True)).items()
+    }
+    for name in dict.fromkeys(chain.from_iterable(known.values())):
+        told = {key: texts.get(name, "") for key, texts in known.items()}
+        yield name, [told[key] for key in shared]
+
+
+def _as_json(value: Scalar) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _table(plan: Plan) -> tuple[dict[str, str], list[Column]]:
+    """Split the settings of all jobs into those that are the same and those that differ."""
+    jobs = [item.job for item in plan.jobs]
+    shared: dict[str, str] = {}
+    columns = [("job_id", [job.job_id for job in jobs])]
+    for name, texts in _settings(jobs):
+        if len(set(texts)) > 1:
+            columns.append((name, texts))
+        elif texts:
+            shared[name] = texts[0]
+    durations = {seconds: duration_text(seconds) for seconds in {i.estimate_s for i in plan.jobs}}
+    estimates, actions, reasons = [], [], []
+    for item in plan.jobs:
+        runs = item.action is Action.RUN
+        estimates.append(durations[item.estimate_s] if runs else "")
+        actions.append(str(item.action))
+        waits = f"after {', '.join(item.needs)}" if runs and item.needs else ""
+        reasons.append(item.reason or waits)
+    columns += [("estimate", estimates), ("action", actions), ("reason", reasons)]
+    return shared, columns
+
+
+def _rows(columns: Sequence[Column]) -> Iterator[tuple[str, ...]]:
+    return zip(*(texts for _, texts in columns), strict=True)
+
+
+def summary_lines(plan: Plan) -> Iterator[str]:
+    """Counts, card time, and the time the whole will take."""
+    counts = Counter(item.action for item in plan.jobs)
+    yield ", ".join(f"{counts[action]} {action}" for action in Action)
+    busy = card_seconds(plan)
+    yield (
+        f"about {duration_text(duration_s(plan))} from start to end; "
+        f"{busy / 3600:.2f} card-hours ({duration_text(busy)} of one card)"
+    )
+    for note in plan.notes:
+        yield f"note: {note}"
+
+
+def deadline_lines(deadline: Deadline, found: Forecast | None) -> Iterator[str]:
+    """Yield the moments of the deadline, on this machine's clock, and how far the run should
+    come."""
+    at, until = (datetime.fromtimestamp(t).astimezone() for t in (deadline.at, deadline.work_until))
+    yield (
+        f"deadline: the report is there by {at:%Y-%m-%d %H:%M %Z}; work ends at {until:%H:%M:%S}, "
+        "the first cell of each configuration goes first"
+    )
+    if found is None:
+        return
+    if found.measured == found.jobs:
+        ends = duration_text(found.ends_after_s)
+        yield f"all {found.jobs} jobs should be done by then, after about {ends}"
+    else:
+        yield (
+            f"about {found.measured} of {found.jobs} jobs should be measured by then, with "
+            f"{found.reached} of {found.configurations} first cells; the others are left for "
+            "another run"
+        )
+
+
+def print_plan(
+    plan: Plan, file: TextIO, terminal: Console | None = None, more: Sequence[str] = ()
+) -> None:
+    """The plan as a person reads it, in a file or, folded, on a terminal that writes to ``file``;
+    ``more`` lines follow its sums."""
+    shared, columns = _table(plan)
+
+    def write(text: str) -> None:
+        output.say(text, file, end="")
+
+    jobs = "1 job" if len(plan.jobs) == 1 else f"{len(plan.jobs)} jobs"
+    write(f"Grid {plan.grid_name}: {jobs} on {nodes_text(plan.nodes)}\n")
+    if shared:
+        said = ", ".join(f"{name} {value}" for name, value in shared.items())
+        if terminal is not None:
+            terminal.print(f"Every job: {said}", markup=False, highlight=False, soft_wrap=True)
+        else:
+            write(f"Every job: {said}\n")
+    write("\n")
+    if terminal is not None and len(plan.jobs) <= FOLDED_ROWS:
+        _print_folded(columns, plan.jobs, terminal)
+    else:
+        write(_aligned(columns))
+    write("\n" + "\n".join([*summary_lines(plan), *more]) + "\n")
+
+
+def _print_folded(columns: Sequence[Column], jobs: Sequence[PlannedJob], console: Console) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="bold underline")
+    for heading, _ in columns:
+        right = heading in _RIGHT
+        fold = heading in ("reason", "model", "dataset")
+        table.add_column(
+            heading,
+            justify="right" if right else "left",
+            overflow="fold",
+            no_wrap=not fold,
+            min_width=min(24, console.width // 4) if heading == "reason" else None,
+        )
+    for row, item in zip(_rows(columns), jobs, strict=True):
+        table.add_row(*map(Text, row), style=_STYLES[item.action])
+    console.print(table)
+
+
+def _aligned(columns: Sequence[Column]) -> str:
+    aligned = []
+    for heading, texts in columns:
+        spare = {cell: len(cell) - _width(cell) for cell in {heading, *texts}}
+        width = max(len(cell) - less for cell, less in spare.items())
+        pad = str.rjust if heading in _RIGHT else str.ljust
+        padded = {cell: pad(cell, width + less) for cell, less in spare.items()}
+        aligned.append([padded[cell] for cell in (heading, *texts)])
+    lines = ["  ".join(line).rstrip() for line in zip(*aligned, strict=True)]
+    return "\n".join(lines) + "\n"
+
+
+def _width(text: str) -> int:
+    """Columns of a terminal; Chinese characters take two."""
+    if text.isascii() and text.isprintable():
+        return len(text)
+    from rich.cells import cell_len
+
+    return cell_len(text)
+
+
+def plan_html(plan: Plan) -> str:
+    """The plan as a notebook shows it: what all jobs share, a line a job, sums."""
+    from html import escape
+
+    shared, columns = _table(plan)
+    said = [f"<b>{escape(plan.grid_name)}</b> on {escape(nodes_text(plan.nodes))}"]
+    if shared:
+        every = ", ".join(f"{name} {value}" for name, value in shared.items())
+        said.append(f"every job: {escape(every)}")
+    if len(plan.jobs) > SHOWN_ROWS:
+        said.append(f"the first {SHOWN_ROWS} of {len(plan.jobs):,} jobs:")
+    sums = "<br>".join(map(escape, summary_lines(plan)))
+    headings = [heading for heading, _ in columns]
+    table = html_table(headings, list(islice(_rows(columns), SHOWN_ROWS)))
+    return f"<p>{'<br>'.join(said)}</p>{table}<p>{sums}</p>"
+
+
+def html_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table for a notebook; nothing in its cells is taken for HTML."""
+    from html import escape
+
+    head = "".join(f"<th>{escape(heading)}</th>" for heading in headings)
+    body = "".join(
+        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
+    )
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def plan_json(plan: Plan, found: Forecast | None = None) -> str:
+    """The plan as one JSON object; each job is one line of it."""
+    encode = json.JSONEncoder(ensure_ascii=False).encode
+    sets: dict[tuple[Accelerator, int], int] = {}
+    measures: dict[int, dict[str, object]] = {}
+    counts = Counter(item.action for item in plan.jobs)
+    head = {
+        "grid": plan.grid_name,
+        "nodes": [
+            {
+                "name": node.name,
+                "accelerator": node.accelerator.value,
+                "cards": len(node.card_indices),
+                "device_name": node.device_name,
+                "emulated": node.emulated,
+            }
+            for node in plan.nodes
+        ],
+        "summary": {
+            "jobs": len(plan.jobs),
+            **{action.value: counts[action] for action in Action},
+            "card_hours": card_seconds(plan) / 3600,
+            "duration_s": duration_s(plan),
+        },
+        "notes": list(plan.notes),
+    }
+    if found is not None:
+        head["forecast"] = asdict(found)
+    lines = []
+    for item in plan.jobs:
+        job = item.job
+        key = (job.accelerator, job.cards)
+        if key not in sets:
+            sets[key] = len(legal_card_sets(plan.nodes, *key))
+        lines.append(encode(_job_json(item, sets[key], measures)))
+    return encode(head)[:-1] + ', "jobs": [\n' + ",\n".join(lines) + "\n]}"
+
+
+def _job_json(
+    item: PlannedJob, card_sets: int, measures: dict[int, dict[str, object]]
+) -> dict[str, object]:
+    job = item.job
+    measure: MeasureSettings = job.measure
+    if id(measure) not in measures:
+        measures[id(measure)] = asdict(measure)
+    return {
+        "job_id": job.job_id,
+        "experiment": job.experiment,
+        **job.identity(),
+        "measure": measures[id(measure)],
+        "action": item.action.value,
+        "reason": item.reason,
+        "estimate_s": item.estimate_s,
+        "card_sets": card_sets,
+        "needs": list(item.needs),
+    }

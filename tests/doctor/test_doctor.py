@@ -1,0 +1,379 @@
+"""Judging a cluster's facts, and what a node can say of itself; nothing here starts Ray."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator import exit_codes
+from orchestrator.doctor.checks import check_workstation, judge
+from orchestrator.doctor.facts import (
+    CardFacts,
+    ClockOffset,
+    ClusterFacts,
+    Finding,
+    Level,
+    NodeFacts,
+    Probe,
+    SharedFacts,
+    Space,
+    Versions,
+)
+from orchestrator.doctor.probe import import_errors, look_into
+from orchestrator.doctor.text import as_json, exit_code, finding_of, lines
+from orchestrator.domain.job import Accelerator
+
+GIB = 2**30
+HERE = Versions(ray="2.60.0", python="3.10.12")
+GAUDI_VERSIONS = {
+    "nightgrid": "0.1.0",
+    "ray": "2.60.0",
+    "torch": "2.10.0a0+git1234567",
+    "transformers": "4.55.4",
+    "optimum-habana": "1.21.2",
+    "habana-torch-plugin": "1.24.0.505",
+}
+
+
+def gaudi_probe(**changes: Any) -> Probe:
+    """What a Gaudi server should say."""
+    fields: dict[str, Any] = {
+        "hostname": "gaudi-01",
+        "python": "3.10.12",
+        "versions": GAUDI_VERSIONS,
+        "import_errors": {},
+        "cards": tuple(CardFacts(index=index) for index in range(8)),
+        "driver_version": "1.24.0-b336d5e",
+        "kernel": "Linux 5.15.0-139-generic",
+        "hugepages_total": 153_600,
+        "hugepage_bytes": 2 * 2**20,
+        "memory_bytes": 1024 * GIB,
+        "shared_memory_bytes": 512 * GIB,
+        "open_files": 1_048_576,
+        "locked_bytes": -1,
+        "spaces": (Space(purpose="results", path="/r", free_bytes=900 * GIB),),
+    }
+    return Probe(**fields | changes)
+
+
+def gaudi(name: str = "gaudi-01", probe: Probe | None = None, **changes: Any) -> NodeFacts:
+    """A Gaudi server as it should be."""
+    fields: dict[str, Any] = {
+        "name": name,
+        "node_id": name,
+        "cards": {Accelerator.HPU: 8},
+        "cards_free": 8,
+        "device_name": "Intel-GAUDI2",
+        "probe": probe or gaudi_probe(),
+        "clock": ClockOffset(offset_s=0.002, bound_s=0.001),
+    }
+    return NodeFacts(**fields | changes)
+
+
+def cluster(*nodes: NodeFacts, **changes: Any) -> ClusterFacts:
+    """A cluster as it should be."""
+    fields: dict[str, Any] = {
+        "address": "10.0.0.1:6379",
+        "driver": HERE,
+        "nodes": nodes,
+        "token": True,
+        "dashboard": "127.0.0.1:8265",
+    }
+    return ClusterFacts(**fields | changes)
+
+
+def test_a_cluster_as_it_should_be_has_no_findings() -> None:
+    """Two Gaudi servers, and a GPU server whose software differs by nature."""
+    software = {"nightgrid": "0.1.0", "ray": "2.60.0", "torch": "2.13.0"}
+    probe = gaudi_probe(versions=software, driver_version="550.54.15")
+    gpu = gaudi("gpu-01", probe, cards={Accelerator.GPU: 8})
+    found = judge(cluster(gaudi(), gaudi("gaudi-02"), gpu))
+    assert [finding for finding in found if finding.level > Level.NOTE] == []
+
+
+W, E, N = Level.WARNING, Level.ERROR, Level.NOTE
+
+#: A node that is not as it should be, and the finding: its check, its level, words of it.
+NODES: list[tuple[dict[str, Any], str, Level, str]] = [
+    ({"cards_free": 5}, "cards-free", W, "3 of 8 cards are held in Ray's accounts"),
+    ({"clock": ClockOffset(offset_s=-2.0, bound_s=0.01)}, "clock", W, "2.00 s (±0.010 s) behind"),
+    ({"clock": ClockOffset(offset_s=0.9, bound_s=0.01)}, "clock", W, "ahead of"),
+    (
+        {"cards": {Accelerator.HPU: 8, Accelerator.GPU: 2}, "cards_free": 10},
+        "cards",
+        E,
+        "GPU and HPU cards",
+    ),
+]
+
+#: The same, where the probe tells it.
+PROBES: list[tuple[dict[str, Any], str, Level, str]] = [
+    ({"import_errors": {"peft": "ImportError: gone"}}, "imports", E, "peft does not import"),
+    (
+        {"versions": GAUDI_VERSIONS | {"transformers": "5.23.0"}},
+        "imports",
+        E,
+        "transformers 5.23.0 is too new for optimum-habana 1.21.2",
+    ),
+    ({"cards": ()}, "cards", E, "Ray was told of 8 HPU cards, and hl-smi shows none"),
+    (
+        {"cards": tuple(CardFacts(index=index) for index in range(7))},
+        "cards",
+        E,
+        "Ray was told of 8 HPU cards, and hl-smi shows 7",
+    ),
+    (
+        {
+            "cards": (
+                *(CardFacts(index=index) for index in range(7)),
+                CardFacts(index=7, occupied="by X"),
+            )
+        },
+        "cards-free",
+        W,
+        "by X",
+    ),
+    ({"driver_version": "1.22.1-7e"}, "driver", E, "the driver is 1.22.1-7e, Habana's PyTorch is"),
+    (
+        {
+            "cards": tuple(
+                CardFacts(index=index, temperature_c=0.0 if index == 3 else 26.0)
+                for index in range(8)
+            )
+        },
+        "cards",
+        E,
+        "card 3 has 0 °C",
+    ),
+    ({"hugepages_total": 0}, "hugepages", W, "0 GiB of huge pages"),
+    ({"kernel": "Linux 6.8.0-45-generic"}, "iommu", W, "without IOMMU passthrough"),
+    ({"open_files": 1024}, "limits", W, "may open 1024 files"),
+    ({"locked_bytes": 8 * 2**20}, "limits", W, "may lock 8192 KiB"),
+    ({"shared_memory_bytes": 64 * 2**20}, "limits", W, "/dev/shm has 0.1 GiB free"),
+    (
+        {"spaces": (Space(purpose="Ray's files", path="/tmp/ray", free_bytes=5 * GIB),)},
+        "disk",
+        W,
+        "5.0 GiB are free for Ray's files at /tmp/ray, less than 10",
+    ),
+    (
+        {"spaces": (Space(purpose="models", path="/m", free_bytes=GIB),)},
+        "disk",
+        E,
+        "1.0 GiB are free for models",
+    ),
+    ({"python": "3.12.1"}, "ray-version", E, "it has Ray 2.60.0 and Python 3.12.1"),
+    ({"python": "3.10.14"}, "ray-version", W, "and Python 3.10.14"),
+]
+
+
+def only_finding(node: NodeFacts, check: str, words: str) -> Finding:
+    """The one finding of this check about this node, beside one that is as it should be."""
+    found = judge(cluster(node, gaudi("gaudi-02")))
+    about = [f for f in found if f.where == node.name and f.check == check and words in f.message]
+    assert len(about) == 1, found
+    return about[0]
+
+
+@pytest.mark.parametrize(("changes", "check", "level", "words"), NODES)
+def test_what_ray_says_of_a_node_is_judged(
+    changes: dict[str, Any], check: str, level: Level, words: str
+) -> None:
+    """One change to a node as it should be makes one finding, with a remedy."""
+    finding = only_finding(gaudi(**changes), check, words)
+    assert finding.level is level and finding.remedy
+
+
+@pytest.mark.parametrize(("changes", "check", "level", "words"), PROBES)
+def test_what_a_node_says_of_itself_is_judged(
+    changes: dict[str, Any], check: str, level: Level, words: str
+) -> None:
+    """One change to what a node should say makes one finding, with a remedy."""
+    finding = only_finding(gaudi(probe=gaudi_probe(**changes)), check, words)
+    assert finding.level is level and finding.remedy
+
+
+@pytest.mark.parametrize(
+    ("changes", "check", "level", "words"),
+    [
+        ({"trouble": "it did not answer within 20 s"}, "answer", E, "not answer within 20 s"),
+        ({"trouble": "no module named x"}, "answer", E, "no module named x"),
+        ({"alive": False}, "nodes", W, "was in the cluster and is dead"),
+    ],
+)
+def test_a_node_that_did_not_answer_is_a_finding(
+    changes: dict[str, Any], check: str, level: Level, words: str
+) -> None:
+    """Silent, failed, or dead."""
+    silent = dataclasses.replace(gaudi(), probe=None, clock=None, **changes)
+    finding = only_finding(silent, check, words)
+    assert finding.level is level and finding.remedy
+
+
+CLUSTERS: list[tuple[dict[str, Any], str, Level, str]] = [
+    ({"token": False}, "token", E, "asks nobody for a token"),
+    ({"dashboard": "10.0.0.1:8265"}, "dashboard", W, "listens on 10.0.0.1:8265"),
+    ({"dashboard": "10.0.0.1:8265", "token": False}, "dashboard", E, "listens on"),
+    ({"expected_nodes": 3}, "nodes", E, "2 of 3 expected nodes"),
+    ({"shared_dir": "/shared", "shared_trouble": "read-only"}, "shared", E, "cannot write"),
+]
+
+
+@pytest.mark.parametrize(("changes", "check", "level", "words"), CLUSTERS)
+def test_what_is_wrong_with_a_cluster_is_found(
+    changes: dict[str, Any], check: str, level: Level, words: str
+) -> None:
+    """Whatever concerns no single node."""
+    found = judge(cluster(gaudi(), gaudi("gaudi-02"), **changes))
+    assert [
+        (f.level, f.remedy != "") for f in found if f.check == check and words in f.message
+    ] == [(level, True)]
+
+
+@pytest.mark.parametrize("dashboard", [None, "", "127.0.0.1:8265", "localhost:8265", "[::1]:8265"])
+def test_a_dashboard_on_loopback_is_no_finding(dashboard: str | None) -> None:
+    """However it is written; none at all is none."""
+    assert judge(cluster(gaudi(), dashboard=dashboard)) == []
+
+
+@pytest.mark.parametrize(
+    ("shared", "levels"),
+    [
+        (SharedFacts(readable=True, written="x"), []),
+        (SharedFacts(readable=False, written="x"), [E]),
+        (SharedFacts(readable=True, written="", trouble="read-only"), [W]),
+    ],
+)
+def test_the_shared_directory_is_seen_and_written_by_all(
+    shared: SharedFacts, levels: list[Level]
+) -> None:
+    """An own empty directory at the same place would take writes and show nothing."""
+    facts = cluster(gaudi(probe=gaudi_probe(shared=shared)), shared_dir="/shared")
+    assert [f.level for f in judge(facts) if f.check == "shared"] == levels
+
+
+def test_nodes_of_one_kind_with_other_versions_are_told_apart() -> None:
+    """Their rows would be compared as if they were alike."""
+    other = gaudi("gaudi-02", gaudi_probe(versions=GAUDI_VERSIONS | {"torch": "2.9.0"}))
+    (found,) = judge(cluster(gaudi(), other, gaudi("gaudi-03")))
+    assert found.check == "versions" and found.level is W
+    assert found.message == "torch is 2.10.0a0+git1234567 on gaudi-01, gaudi-03, 2.9.0 on gaudi-02"
+
+
+def test_a_clock_within_the_bound_of_its_measurement_is_no_finding() -> None:
+    """A slow round trip proves nothing."""
+    assert judge(cluster(gaudi(clock=ClockOffset(offset_s=3.0, bound_s=2.9)))) == []
+
+
+def test_half_a_server_is_worth_knowing() -> None:
+    """Two- and four-card jobs then have fewer groups to run on."""
+    half = gaudi_probe(cards=tuple(CardFacts(index=index) for index in range(4, 8)))
+    node = gaudi(probe=half, cards={Accelerator.HPU: 4}, cards_free=4)
+    (found,) = judge(cluster(node))
+    assert found.level is N and "4 of a Gaudi server's 8 cards" in found.message
+    assert '"HPU": 8' in found.remedy
+
+
+def test_emulated_cards_are_not_taken_for_real_ones() -> None:
+    """No tool shows them, the host is nobody's server, and a test cluster asks for no token."""
+    host = gaudi_probe(cards=(), driver_version=None, hugepages_total=0, open_files=256)
+    node = gaudi(probe=host, emulated=True)
+    facts = cluster(node, token=False)
+    assert judge(facts) == []
+    assert "emulated cards on this machine: what concerns real cards is not checked" in lines(
+        facts, []
+    )
+
+
+def test_a_cluster_without_cards_is_unfit() -> None:
+    """The head alone is up."""
+    head = NodeFacts(name="head", node_id="head", head=True, probe=gaudi_probe(cards=()))
+    (found,) = judge(cluster(head))
+    assert found.level is E and "no node has told Ray of any" in found.message
+
+
+@pytest.mark.parametrize(("version", "levels"), [("2.60.0", []), ("2.60.1", [N]), ("2.55.0", [W])])
+def test_the_workstation_has_the_clusters_ray(version: str, levels: list[Level]) -> None:
+    """Only the job client is used from there, so another patch release is only worth knowing."""
+    found = check_workstation(Versions(ray=version, python="3.13.1"), HERE)
+    assert [finding.level for finding in found] == levels
+
+
+# ---------------------------------------------------------------- telling
+
+
+@pytest.mark.parametrize(
+    ("levels", "code"),
+    [
+        ([], exit_codes.OK),
+        ([N], exit_codes.OK),
+        ([W, N], exit_codes.CLUSTER_DOUBTFUL),
+        ([N, E, W], exit_codes.CLUSTER_UNFIT),
+    ],
+)
+def test_the_exit_code_is_that_of_the_worst_finding(levels: list[Level], code: int) -> None:
+    """Notes are no reason to stop a script."""
+    found = [
+        Finding(check="c", level=level, where="w", message="m", remedy="r") for level in levels
+    ]
+    assert exit_code(found) == code
+
+
+def test_json_carries_every_fact_and_finding() -> None:
+    """What a job printed on the cluster is told again on the workstation."""
+    facts = cluster(gaudi(), token=False)
+    found = judge(facts)
+    value = json.loads(json.dumps(as_json(facts, found)))
+    assert value["worst"] == "error"
+    assert [finding_of(told) for told in value["findings"]] == found
+    assert value["facts"]["nodes"][0]["probe"]["versions"]["torch"].startswith("2.10")
+    assert value["facts"]["nodes"][0]["cards"] == {"HPU": 8}
+
+
+def test_findings_are_told_with_their_remedies_worst_first() -> None:
+    """And the count of each level last."""
+    facts = cluster(gaudi(probe=gaudi_probe(hugepages_total=0)), token=False)
+    told = "\n".join(lines(facts, judge(facts)))
+    assert told.index("ERROR   cluster:") < told.index("WARNING gaudi-01:")
+    assert "sudo sysctl -w vm.nr_hugepages=47500" in told
+    assert told.endswith("1 error, 1 warning")
+
+
+# ---------------------------------------------------------------- on a node
+
+
+def test_packages_that_do_not_import_say_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One is missing, one raises, one ends the interpreter: what comes after it is not reached."""
+    (tmp_path / "ng_raises.py").write_text("raise ValueError('no such card')\n")
+    (tmp_path / "ng_dies.py").write_text("import os\nos._exit(7)\n")
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    found = import_errors(["json", "ng_missing", "ng_raises", "ng_dies", "csv"], 60)
+    assert found["ng_missing"].startswith("ModuleNotFoundError")
+    assert found["ng_raises"] == "ValueError: no such card"
+    assert found["ng_dies"] == found["csv"] == "the interpreter ended with 7"
+    assert "json" not in found
+
+
+def test_imports_that_hang_are_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What imported before is known all the same."""
+    (tmp_path / "ng_hangs.py").write_text("import time\ntime.sleep(60)\n")
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    assert import_errors(["json", "ng_hangs"], 2) == {"ng_hangs": "not imported within 2 s"}
+
+
+def test_a_directory_of_ones_own_is_not_shared(tmp_path: Path) -> None:
+    """The driver's file is found, or it is not; the answer is left beside it."""
+    (tmp_path / "f").write_text("secret", encoding="ascii")
+    seen = look_into(str(tmp_path), "f", "secret")
+    assert seen.readable and (tmp_path / seen.written).read_text(encoding="ascii") == "secret"
+    other = look_into(str(tmp_path), "f", "another", patience_s=0)
+    assert not other.readable and "another file" in other.trouble
+    missing = look_into(str(tmp_path / "nowhere"), "f", "secret", patience_s=0)
+    assert not missing.readable and not missing.written and "No such file" in missing.trouble

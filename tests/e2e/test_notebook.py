@@ -1,0 +1,266 @@
+"""Nightgrid from Python: the objects of the commands, in a process that is somebody else's."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import logging
+import signal
+import subprocess
+import sys
+import threading
+from dataclasses import fields
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+import tiny_workload
+from example_grids import NOTEBOOK_GRID
+
+import orchestrator
+from orchestrator import Grid, Run, load, run
+from orchestrator.cli import main
+from orchestrator.domain.job import State
+from orchestrator.errors import GridError, NightgridError, StoreError
+from orchestrator.planning.plan import Action
+from orchestrator.results.store import Store
+from orchestrator.runtime.run import RunOptions
+
+VALUES = {
+    "name": "tiny-run",
+    "defaults": {"workload": "tiny", "model": "tiny-chatglm3", "precision": "fp32"},
+    "measure": {"warmup": 0, "min_repeats": 2, "max_repeats": 2, "time_limit_s": 5},
+    "experiments": [{"name": "sizes", "axes": {"batch_size": "1..2"}}],
+}
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The tiny workload is known, and the working directory is a fresh one."""
+    tiny_workload.register(monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.delenv("NIGHTGRID_RESULTS", raising=False)
+
+
+@pytest.fixture
+def night() -> Run:
+    """A run of two jobs in this process."""
+    return run(Grid.from_dict(VALUES), in_process=True, quiet=True)
+
+
+def test_importing_loads_nothing_heavy() -> None:
+    """`from orchestrator import …` reads neither torch nor Ray nor anything that takes long."""
+    code = (
+        "import sys, orchestrator\n"
+        "assert not any(name.startswith('orchestrator.') for name in sys.modules)\n"
+        "from orchestrator import Grid, Run, load, run\n"
+        "heavy = {'torch', 'ray', 'transformers', 'pyarrow', 'pandas'} & set(sys.modules)\n"
+        "sys.exit(','.join(heavy) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_what_is_offered_is_there() -> None:
+    """Each name of ``__all__`` can be had and is listed; another is an AttributeError."""
+    assert set(orchestrator.__all__) <= set(dir(orchestrator))
+    assert all(getattr(orchestrator, name).__doc__ for name in orchestrator.__all__)
+    with pytest.raises(AttributeError, match="nothing_of_that_name"):
+        orchestrator.nothing_of_that_name  # noqa: B018 the access is what is tested
+
+
+def test_run_offers_what_the_command_offers() -> None:
+    """Every field of ``RunOptions`` is an argument of ``run``, so that none is forgotten, but for
+    those that only the command has: its supervisor, and how its deadline was given."""
+    arguments = set(inspect.signature(run).parameters) - {"grid"}
+    only_the_command = {"charge", "budget"}
+    assert arguments | only_the_command == {field.name for field in fields(RunOptions)}
+
+
+def test_a_grid_is_the_same_from_file_text_and_dict(tmp_path: Path) -> None:
+    """Three ways to say it, one identity of each job."""
+    file = tmp_path / "grid.yaml"
+    file.write_text(NOTEBOOK_GRID)
+    ids = [
+        [job.job_id for job in grid.jobs()]
+        for grid in (Grid.from_file(file), Grid.from_text(NOTEBOOK_GRID), Grid.from_dict(VALUES))
+    ]
+    assert ids[0] == ids[1] == ids[2] and len(ids[0]) == 2
+
+
+def test_text_of_a_dict_stays_text() -> None:
+    """What looks like a number or a truth value in YAML is not made one on the way."""
+    with pytest.raises(GridError, match=r'"1e1"'):
+        Grid.from_dict(VALUES | {"experiments": [{"name": "e", "batch_size": "1e1"}]})
+
+
+def test_problems_of_a_dict_have_paths_and_no_lines() -> None:
+    """All that is wrong is told at once, by where it stands in the dict."""
+    with pytest.raises(GridError) as caught:
+        Grid.from_dict(VALUES | {"experiments": [{"name": "e", "precison": "fp32", "cards": 0}]})
+    paths = [problem.path for problem in caught.value.problems]
+    assert paths == ["experiments[0].precison", "experiments[0].cards"]
+    assert "grid: experiments[0].precison: unknown key" in str(caught.value)
+
+
+@pytest.mark.parametrize("odd", [{1, 2}, float("nan"), object()])
+def test_a_dict_that_no_file_could_hold_is_refused(odd: object) -> None:
+    """Objects and NaN are named as such, not as a traceback of json."""
+    with pytest.raises(GridError, match="cannot be written as a file"):
+        Grid.from_dict({"name": "g", "experiments": [odd]})
+
+
+def test_plan_is_the_plan_of_the_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``Grid.plan`` decides what `nightgrid plan` prints."""
+    grid = Grid.from_text(NOTEBOOK_GRID)
+    (tmp_path / "grid.yaml").write_text(NOTEBOOK_GRID)
+    assert main(["plan", "grid.yaml", "--emulate", "1x2", "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)["jobs"]
+    planned = grid.plan(emulate="1x2").jobs
+    assert [job["job_id"] for job in printed] == [item.job.job_id for item in planned]
+    assert [job["estimate_s"] for job in printed] == [item.estimate_s for item in planned]
+    assert not (tmp_path / "results").exists()
+
+
+def test_a_run_has_its_rows_and_says_nothing_when_quiet(
+    night: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Rows, states and the verdict are there, the files lie where the command puts them."""
+    assert capsys.readouterr().out == ""
+    assert night.ok and dict(night.states) == {State.SUCCEEDED: 2}
+    assert [row.batch_size for row in night.rows] == [1, 2]
+    assert all(item.action is Action.RUN for item in night.plan.jobs)  # type: ignore[union-attr]
+    assert night.path == Path("results/tiny-run").resolve()
+    assert Store.existing(Path("results"), "tiny-run").measurements() == list(night.attempts)
+
+
+def test_a_second_run_measures_nothing_and_has_the_rows(
+    night: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It tells what it does, as the command does, and returns the same rows."""
+    again = run(Grid.from_text(NOTEBOOK_GRID), in_process=True)
+    assert again.rows == night.rows
+    assert "0 run, 2 reuse" in capsys.readouterr().out
+
+
+def test_a_failed_job_is_a_row_and_no_exception() -> None:
+    """``ok`` is false, and the row has the reason."""
+    broken = VALUES | {"experiments": [{"name": "e", "trouble": "missing"}]}
+    failed = run(Grid.from_dict(broken), in_process=True, quiet=True)
+    assert not failed.ok and dict(failed.states) == {State.FAILED: 1}
+    assert "no dataset 'nix'" in failed.rows[0].reason
+
+
+def test_frames_have_a_line_a_job(night: Run) -> None:
+    """pandas, polars and Arrow agree with the rows; the names are those of the CSV."""
+    throughput = [row.metrics.throughput for row in night.rows]
+    frame = night.to_pandas()
+    assert list(frame["throughput"]) == pytest.approx(throughput)
+    assert list(frame["state"]) == ["SUCCEEDED", "SUCCEEDED"]
+    assert night.to_polars()["throughput"].to_list() == pytest.approx(throughput)
+    assert set(night.to_polars().columns) == set(frame.columns)
+    table = night.table()
+    assert table["throughput"].to_pylist() == throughput and "samples" in table.column_names
+    main(["report", "tiny-run", "--format", "csv", "--output", "rows.csv"])
+    assert Path("rows.csv").read_text().splitlines()[0].split(",") == list(frame.columns)
+
+
+def test_all_attempts_can_be_had(night: Run) -> None:
+    """``every`` adds what earlier invocations measured."""
+    anew = run(Grid.from_text(NOTEBOOK_GRID), in_process=True, quiet=True, force=True)
+    assert len(anew.rows) == 2 and len(anew.attempts) == 4
+    assert len(anew.to_pandas(every=True)) == len(anew.records(every=True)) == 4
+    assert anew.table(every=True).num_rows == 4
+
+
+def test_to_dict_is_what_report_json_prints(night: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    """One document, two ways to get it."""
+    main(["report", "tiny-run", "--json"])
+    assert json.loads(capsys.readouterr().out) == night.to_dict()
+
+
+def test_load_takes_a_name_a_path_or_nothing(night: Run, tmp_path: Path) -> None:
+    """By name, by directory, the newest; another results directory by ``results``."""
+    for loaded in (load("tiny-run"), load(night.path), load(), load(results=tmp_path / "results")):
+        assert loaded.rows == night.rows and loaded.plan is None
+    with pytest.raises(StoreError, match=r"no run 'tiny'.*\n    tiny-run"):
+        load("tiny")
+    with pytest.raises(StoreError, match=r"no directory .*nowhere.*nightgrid run GRID"):
+        load(results="nowhere")
+
+
+def test_report_compare_and_query(night: Run) -> None:
+    """The page is written, a run compares with itself without a change, SQL answers."""
+    page = night.report()
+    assert page == night.path / "report.html" and "tiny-run" in page.read_text()
+    comparison = night.compare("tiny-run")
+    assert len(comparison.changes) == 2
+    assert not any(change.significant for change in comparison.changes)
+    assert night.query("select count(*) from jobs").rows == ((2,),)
+
+
+class Shown(HTMLParser):
+    """What stands in a notebook's HTML: every tag and all text."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.words = ""
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+
+    def handle_data(self, data: str) -> None:
+        self.words += data + " "
+
+
+def test_notebooks_show_a_table(night: Run) -> None:
+    """Run and plan are tables with what counts; a text of a job is never an element."""
+    shown = Shown(night._repr_html_())
+    assert shown.tags.count("tr") == 3 and "SUCCEEDED" in shown.words
+    assert "Emulated cards" in shown.words and "best" in shown.words
+    hostile = VALUES | {"name": "g", "experiments": [{"name": "<img src=x>", "precision": "fp8"}]}
+    plan = Grid.from_dict(hostile).plan(emulate="1x1")
+    shown = Shown(plan._repr_html_())
+    assert "img" not in shown.tags and "<img src=x>" in shown.words
+    assert "unsupported" in shown.words
+
+
+def test_representations_are_one_line(night: Run) -> None:
+    """A grid of a million jobs must not print a million jobs."""
+    grid = Grid.from_text(NOTEBOOK_GRID)
+    assert repr(grid) == "<Grid 'tiny-run': 2 jobs on HPU>"
+    assert repr(grid.plan(emulate="1x1")).startswith("<Plan of 'tiny-run': 0 run, 2 reuse")
+    assert repr(night).startswith("<Run 'tiny-run' at ") and "\n" not in repr(night)
+
+
+def test_the_process_is_left_as_it_was() -> None:
+    """Signal handlers and log levels of a notebook are its own again after a run."""
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    level, handlers = logging.getLogger().level, list(logging.getLogger().handlers)
+    run(Grid.from_dict(VALUES), in_process=True, quiet=True)
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+    assert (logging.getLogger().level, logging.getLogger().handlers) == (level, handlers)
+
+
+def test_a_run_may_be_made_in_another_thread() -> None:
+    """Outside the main thread no signal handler can be set, and none is tried."""
+    found: list[Run] = []
+    thread = threading.Thread(
+        target=lambda: found.append(run(Grid.from_dict(VALUES), in_process=True, quiet=True))
+    )
+    thread.start()
+    thread.join()
+    assert found and found[0].ok
+
+
+def test_errors_are_those_of_the_command() -> None:
+    """What the command line prints is what is raised."""
+    with pytest.raises(NightgridError, match="no cluster to run on: give --emulate 2x8"):
+        run(Grid.from_dict(VALUES))
+    with pytest.raises(NightgridError, match="--emulate cannot be combined"):
+        run(Grid.from_dict(VALUES), emulate="1x1", in_process=True)

@@ -1,0 +1,280 @@
+"""Every documented way to get a grid wrong: refused, at its line and column, with what is right.
+
+The table is the documentation: ``docs/grids.md`` promises that each of these is caught.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from orchestrator.cli import main
+from orchestrator.errors import GridError
+from orchestrator.grid.reader import load_grid
+from orchestrator.runtime.run import planned_nodes
+
+TOP = "name: g\ndefaults: {workload: text-generation, model: tiny-chatglm3}\nexperiments:\n"
+ONE = TOP + "  - name: e\n"  # line 4; what follows is line 5
+NO_WORKLOAD = "name: g\nexperiments:\n  - {name: e, model: tiny-chatglm3}\n"
+NO_MODEL = ONE.replace(", model: tiny-chatglm3", "")
+BOMB = "a: &a [1,1,1,1,1,1,1,1,1,1]\n" + "".join(
+    f"{name}: &{name} [{','.join(['*' + before] * 10)}]\n"
+    for before, name in zip("abcde", "bcdef", strict=True)
+)
+
+#: (what it is, the file, line, column, part of the message, part of the hint)
+BAD: list[tuple[str, str | bytes, int | None, int | None, str, str]] = [
+    # The file itself
+    ("empty file", b"", 1, 1, "the file is empty", "name: my-grid"),
+    ("only a comment", b"# later\n", 1, 1, "the file is empty", "experiments:"),
+    ("UTF-16", "name: g".encode("utf-16"), 1, 1, "UTF-16", "save the file as UTF-8"),
+    ("Latin-1", "name: é".encode("latin-1"), 1, 7, "byte 0xe9 is not UTF-8", "save the file as"),
+    ("byte order mark", b"\xef\xbb\xbf" + ONE.encode(), 1, 1, "byte order mark", "without BOM"),
+    ("tab indentation", TOP + "\t- name: e\n", 4, 1, "a tab in the indentation", "with spaces"),
+    ("control character", b"name: g\x07\n", 1, 8, "control character U+0007", "remove it"),
+    ("a list at the top", "- name: g\n", 1, 1, "a grid is a mapping", "name: my-grid"),
+    # YAML
+    ("unclosed bracket", ONE + "    axes: {cards: [1, 2\n", 6, 1, "not valid YAML", "brackets"),
+    ("bad indentation", TOP + "  - name: e\n   cards: 1\n", 5, 4, "not valid YAML", "indentation"),
+    ("colon in a value", "name: a: b\n", 1, 8, "mapping values are not allowed", "quote a value"),
+    ("duplicate key", ONE + "    cards: 1\n    cards: 2\n", 6, 5, "twice", "keep one"),
+    ("two documents", ONE + "---\nname: h\n", 5, 1, "second document", "under `experiments:`"),
+    ("tag", "name: !!python/name:os.system g\n", 1, 7, "the tag !!python", "remove it"),
+    ("merge key", ONE + "    <<: {cards: 1}\n", 5, 5, "merge keys", "under `defaults:`"),
+    ("undefined alias", ONE + "    cards: *c\n", 5, 12, "*c refers to nothing", "&c before"),
+    ("recursive alias", "name: g\nx: &a [*a]\n", 2, 8, "contains itself", "write the value out"),
+    ("YAML bomb", BOMB, 5, 8, "aliases expand to more than 20000", "write the values out"),
+    ("deep nesting", "name: " + "[" * 1000, 1, 30, "nested more than 24 deep", "six"),
+    ("not a number", ONE + "    measure: {time_limit_s: .nan}\n", 5, 29, "not a finite", "quote"),
+    # Structure
+    ("no name", TOP.removeprefix("name: g\n") + "  - name: e\n", 1, 1, "no `name:`", "a name"),
+    ("a bad name", ONE.replace("name: g", "name: ../g"), 1, 7, '"../g" is no name', "letters"),
+    ("no experiments", "name: g\n", 1, 1, "no `experiments:`", "a list of experiments"),
+    ("no experiment", "name: g\nexperiments: []\n", 2, 14, "is empty", "at least one"),
+    ("an experiment that is none", TOP + "  - 5\n", 4, 5, "5 is not a mapping", ""),
+    ("unnamed experiment", TOP + "  - cards: 1\n", 4, 5, "no `name:` here", "a name"),
+    ("duplicate names", ONE + "  - name: e\n", 5, 11, 'a second experiment named "e"', "line 4"),
+    ("unknown key at the top", "nmae: x\n" + ONE, 1, 1, 'unknown key "nmae"', "mean name?"),
+    ("unknown key", ONE + "    batchsize: 1\n", 5, 5, 'key "batchsize"', "mean batch_size?"),
+    ("a habit", ONE + "    matrix: {}\n", 5, 5, 'unknown key "matrix"', "under `axes:`"),
+    ("nested parameters", ONE + "    parameters: {}\n", 5, 5, '"parameters"', "beside `name:`"),
+    (
+        "unknown default",
+        TOP.replace("{", "{modle: m, ") + "  - name: e\n",
+        2,
+        12,
+        '"modle"',
+        "model?",
+    ),
+    ("axes as a list", ONE + "    axes: [1]\n", 5, 11, "a list is not a mapping", ""),
+    ("exclude as a mapping", ONE + "    exclude: {cards: 1}\n", 5, 14, "is not a list", ""),
+    ("zip as text", ONE + "    zip: model\n", 5, 10, "no group of linked axes", "a group is"),
+    # Settings
+    ("no workload", NO_WORKLOAD, 3, 5, "no `workload:`", "workload: text-generation"),
+    (
+        "no model",
+        TOP.replace(", model: tiny-chatglm3", "") + "  - name: e\n",
+        4,
+        5,
+        "no `model:`",
+        "",
+    ),
+    ("unknown workload", ONE + "    workload: txt-generation\n", 5, 15, "no workload", "did you"),
+    ("unknown model", ONE + "    model: tiny-chatglm\n", 5, 12, "did you mean tiny-chatglm3", ""),
+    ("missing directory", ONE + "    model: ./nowhere\n", 5, 12, "no directory ./nowhere", ""),
+    ("unknown dataset", ONE + "    dataset: english\n", 5, 14, "no dataset 'english'", ""),
+    ("unknown precision", ONE + "    precision: bf61\n", 5, 16, '"bf61" is no prec', "mean bf16?"),
+    ("unknown accelerator", ONE + "    accelerator: hpu\n", 5, 18, '"hpu"', "mean HPU?"),
+    ("unknown engine", ONE + "    engine: vlm\n", 5, 13, '"vlm" is no engine', "transformers"),
+    ("unknown attention", ONE + "    attention: spda\n", 5, 16, '"spda"', "mean sdpa?"),
+    ("text for a number", ONE + "    batch_size: big\n", 5, 17, '"big" is not a whole', "or max"),
+    ("a leading zero", ONE + "    output_tokens: 010\n", 5, 20, '"010" is not a whole', "write 10"),
+    ("a fraction", ONE + "    batch_size: 1.5\n", 5, 17, "1.5 is not a whole number", "or max"),
+    ("true for a number", ONE + "    cards: true\n", 5, 12, "true is not a whole number", ""),
+    ("yes for true", ONE + "    ignore_eos: yes\n", 5, 17, '"yes" is not true or false', ""),
+    ("zero cards", ONE + "    cards: 0\n", 5, 12, "0: should be greater than or equal to 1", ""),
+    ("a list as setting", ONE + "    cards: [1]\n", 5, 12, "a list where one value", "`axes:`"),
+    ("a range as setting", ONE + "    cards: 1..8\n", 5, 12, "a range where one", "`axes:`"),
+    # Axes and points
+    ("empty axis", ONE + "    axes: {cards: []}\n", 5, 19, "has no values", "at least one value"),
+    ("axis without value", ONE + "    axes:\n      cards:\n", 6, 13, "has no values", "at least"),
+    ("unknown axis", ONE + "    axes: {precisions: [x]}\n", 5, 12, "unknown key", "precision?"),
+    ("value twice", ONE + "    axes: {cards: [1, 2, 1]}\n", 5, 26, "listed twice", "each value"),
+    ("set and varied", ONE + "    cards: 1\n    axes: {cards: [2]}\n", 6, 12, "twice", "line 5"),
+    ("axis and zip", ONE + "    axes: {cards: [1]}\n    zip: {cards: [2]}\n", 6, 11, "twice", "5"),
+    ("backward range", ONE + "    axes: {cards: 8..1}\n", 5, 19, "ends before", "write 1..8"),
+    ("endless range", ONE + "    axes: {cards: 0..8 *2}\n", 5, 19, "never reaches", "begin at 1"),
+    ("odd range", ONE + "    axes: {cards: 1..8 x2}\n", 5, 19, "is not a range", "1..64 *2"),
+    ("long range", ONE + "    axes: {cards: 1..99999}\n", 5, 19, "has 99,999 values", "10,000"),
+    ("range past a limit", ONE + "    axes: {batch_size: 0..2}\n", 5, 24, "0: should be", "from 1"),
+    ("workload as axis", ONE + "    axes: {workload: [a]}\n", 5, 12, "cannot vary", "another"),
+    (
+        "unequal zip",
+        ONE + "    zip: {cards: [1, 2], prompts: [1]}\n",
+        5,
+        10,
+        "cards has 2",
+        "equal",
+    ),
+    ("empty zip", ONE + "    zip: [{}]\n", 5, 11, "a group without axes", "name the linked"),
+    (
+        "include leaves an axis open",
+        ONE + "    axes: {cards: [1]}\n    include: [{precision: fp32}]\n",
+        6,
+        15,
+        "no cards in this point",
+        "every axis",
+    ),
+    ("empty exclude", ONE + "    exclude: [{}]\n", 5, 15, "exclude everything", "name what"),
+    (
+        "exclude that matches nothing",
+        ONE + "    axes: {batch_size: [1, 2]}\n    exclude: [{batch_size: 3}]\n",
+        6,
+        15,
+        "matches no job",
+        "batch_size is never 3 here; it is 1, 2",
+    ),
+    (
+        "exclude of what never meets",
+        ONE + "    zip: {cards: [1, 2], prompts: [1, 2]}\n    exclude: [{cards: 1, prompts: 2}]\n",
+        6,
+        15,
+        "matches no job",
+        "never meet",
+    ),
+    ("nothing left", ONE + "    exclude: [{cards: 1}]\n", 4, 5, "without jobs", "loosen"),
+    (
+        "absurd product",
+        ONE + "    axes: {batch_size: 1..9999, prompts: 1..9999}\n",
+        5,
+        11,
+        "99,980,001 jobs",
+        "1,000,000",
+    ),
+    # Measure
+    ("unknown measure key", ONE + "measure: {warm_up: 1}\n", 5, 11, '"warm_up"', "mean warmup?"),
+    ("measure out of range", ONE + "measure: {confidence: 95}\n", 5, 23, "95: should be less", ""),
+    ("contradiction", ONE + "    measure: {min_repeats: 50}\n", 5, 28, "(50) is more than", "20"),
+    # Cards
+    ("illegal card count", ONE + "    cards: 3\n", 5, 12, "no job can have 3 HPU", "1, 2, 4, 8"),
+    ("more cards than a node has", ONE + "    cards: 16\n", 5, 12, "16 HPU", "have 1, 2, 4, 8"),
+    ("more cards, as an axis", ONE + "    axes: {cards: [8, 9]}\n", 5, 23, "have 9 HPU", "1, 2,"),
+]
+
+
+@pytest.fixture(autouse=True)
+def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looking for a model must not depend on the network."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+
+@pytest.mark.parametrize(
+    ("content", "line", "column", "message", "hint"),
+    [case[1:] for case in BAD],
+    ids=[case[0] for case in BAD],
+)
+def test_bad_input_is_refused_where_it_stands(
+    tmp_path: Path,
+    content: str | bytes,
+    line: int | None,
+    column: int | None,
+    message: str,
+    hint: str,
+) -> None:
+    """One problem in the file is one message: file, line, column, the value, what is right."""
+    path = tmp_path / "bad.yaml"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(GridError) as caught:
+        load_grid(path, nodes_for=partial(planned_nodes, emulate=None))
+    problem = caught.value.problems[0]
+    assert (problem.line, problem.column) == (line, column)
+    assert problem.file == str(path)
+    assert message in problem.message
+    assert hint in problem.hint
+    assert len(caught.value.problems) == 1
+
+
+def test_all_problems_come_at_once_in_the_order_of_the_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Structure, names, points and card counts of one file are told in one go; exit code 2."""
+    path = tmp_path / "bad.yaml"
+    path.write_text(
+        "name: my grid\n"
+        "defaults: {workload: text-generation, model: tiny-chatglm3, precison: bf16}\n"
+        "measure: {warmup: -1}\n"
+        "experiments:\n"
+        "  - {name: a, axes: {precision: [fp23], batch_size: []}}\n"
+        "  - {name: b, axes: {cards: [1, 3]}, exclude: [{cards: 5}]}\n"
+        "  - {name: a, dataset: nowhere}\n"
+    )
+    assert main(["plan", str(path)]) == 2
+    error = capsys.readouterr().err
+    places = [part.split(" ")[0] for part in error.split(f"{path}:")[1:]]
+    assert places == [
+        "1:7:",
+        "2:61:",
+        "3:19:",
+        "5:34:",
+        "5:53:",
+        "6:33:",
+        "6:48:",
+        "7:12:",
+        "7:24:",
+    ]
+    assert error.rstrip().endswith("9 problems; nothing was started.")
+
+
+def test_a_hopeless_file_does_not_flood_the_screen(tmp_path: Path) -> None:
+    """The first hundred problems are enough; the rest are counted."""
+    path = tmp_path / "bad.yaml"
+    path.write_text(TOP + "".join(f"  - {{name: e{i}, x{i}: 1}}\n" for i in range(150)))
+    with pytest.raises(GridError) as caught:
+        load_grid(path)
+    assert len(caught.value.problems) == 101
+    assert caught.value.problems[-1].message == "and 50 more problems"
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("2by8", "'2by8' is not understood; write 2x8"),
+        ("2x8:TPU", "no accelerator 'TPU'; there is: HPU, GPU, CPU"),
+        ("0x8", "has no cards"),
+        ("9999x9999", "more than 4096 cards"),
+        ("1x8,", "'' is not understood"),
+    ],
+)
+def test_bad_emulation_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], spec: str, message: str
+) -> None:
+    """A specification that makes no nodes says how it is written; exit code 3."""
+    path = tmp_path / "g.yaml"
+    path.write_text(ONE)
+    assert main(["plan", str(path), "--emulate", spec]) == 3
+    assert message in capsys.readouterr().err
+
+
+def test_a_refused_grid_costs_no_heavy_import(tmp_path: Path) -> None:
+    """Refusing takes a fraction of a second: neither torch nor Ray is loaded for it."""
+    path = tmp_path / "bad.yaml"
+    path.write_text(ONE + "    cards: 3\n    modle: x\n")
+    code = (
+        "import sys; from orchestrator.cli import main; code = main(['plan', sys.argv[1]]);"
+        "heavy = {'torch', 'ray', 'transformers', 'pyarrow'} & set(sys.modules);"
+        "sys.exit(f'imported {heavy}' if heavy else code)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(path)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        check=False,
+    )
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,91 @@
+"""docs/grids.md: its examples load, and it leaves no key out."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from grid_cases import grid
+
+from orchestrator.grid.axes import parse_range
+from orchestrator.grid.blocks import GridFile, MeasureBlock
+from orchestrator.grid.experiment import STRUCTURE
+from orchestrator.grid.fields import FIELD_NAMES, JobFields
+from orchestrator.grid.json_schema import grid_schema
+from orchestrator.grid.settings_markdown import renewed
+from workloads.precision import PRECISIONS
+from workloads.registry import WORKLOADS
+from workloads.settings import declarations
+
+TEXT = (Path(__file__).resolve().parents[2] / "docs" / "grids.md").read_text(encoding="utf-8")
+EXAMPLES = re.findall(r"```yaml\n(.*?)```", TEXT, flags=re.DOTALL)
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_examples_load_and_satisfy_the_schema(example: str) -> None:
+    """What the document shows can be pasted and run."""
+    import jsonschema
+
+    assert grid(example).jobs()
+    jsonschema.Draft202012Validator(grid_schema()).validate(yaml.safe_load(example))
+
+
+def test_there_are_examples() -> None:
+    """The smallest and the full one."""
+    assert len(EXAMPLES) >= 2
+
+
+def documented(section: str) -> dict[str, str]:
+    """First cell -> second cell of the rows of a section's table."""
+    body = TEXT.split(f"\n## {section}\n")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| `([^`]+)` \| ([^|]*)", body, flags=re.MULTILINE)
+    return {name: cell.strip().strip("`") for name, cell in rows}
+
+
+def test_every_key_is_documented() -> None:
+    """No more and no fewer than the models have."""
+    assert set(documented("Top level")) == set(GridFile.model_fields)
+    experiment = {key for key in documented("Experiments") if ".." not in key}
+    assert experiment == set(STRUCTURE)
+
+
+def test_every_setting_is_documented_with_its_default() -> None:
+    """Fields, parameters and the measure block, as the models have them."""
+    fields = documented("Settings: fields that every job has")
+    assert set(fields) == set(FIELD_NAMES)
+    for name, info in JobFields.model_fields.items():
+        if name != "engine":
+            assert fields[name] == ("none" if info.is_required() else str(info.default))
+    for workload, entry in WORKLOADS.items():
+        said = documented(f"Settings: parameters of {workload}")
+        defaults = {name: info.default for name, info in entry.parameters.model_fields.items()}
+        assert {name: yaml.safe_load(text) for name, text in said.items()} == defaults
+    said = documented("Settings: of engines")
+    assert {name: yaml.safe_load(text) for name, text in said.items()} == {
+        name: declaration.default
+        for entry in WORKLOADS.values()
+        for model in entry.setting_models()[1:]
+        for name, declaration in declarations(model).items()
+    }
+    measure = {name: yaml.safe_load(text) for name, text in documented("measure").items()}
+    assert measure == MeasureBlock().model_dump()
+
+
+def test_the_tables_of_settings_are_the_declarations() -> None:
+    """`python -m orchestrator.grid.settings_markdown docs/grids.md` renews them."""
+    assert renewed(TEXT) == TEXT
+
+
+def test_every_precision_is_named() -> None:
+    """So are the six precisions."""
+    assert all(f"`{precision}`" in TEXT for precision in PRECISIONS)
+
+
+def test_ranges_mean_what_the_document_says() -> None:
+    """The table of ranges is computed, not remembered."""
+    rows = re.findall(r"^\| `([0-9][^`]*)` \| ([0-9, ]+) \|$", TEXT, flags=re.MULTILINE)
+    assert len(rows) == 3
+    for text, numbers in rows:
+        assert list(parse_range(text)) == [int(n) for n in numbers.split(",")]  # type: ignore[arg-type]

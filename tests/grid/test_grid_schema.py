@@ -1,0 +1,131 @@
+"""The JSON Schema of grids and the shipped grids: in step with the program and each other."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import jsonschema
+import pytest
+import yaml
+from grid_cases import HEAD, grid, vocabulary
+
+from orchestrator.cli import main
+from orchestrator.errors import GridError
+from orchestrator.grid.fields import FIELD_NAMES
+from orchestrator.grid.json_schema import grid_schema, grid_schema_text
+from orchestrator.grid.reader import load_grid
+from workloads.devices import DEVICES
+from workloads.precision import PRECISIONS
+from workloads.registry import WORKLOADS
+
+GRIDS = Path(__file__).resolve().parents[2] / "grids"
+SHIPPED = sorted(GRIDS.glob("*.yaml"))
+VALIDATOR = jsonschema.Draft202012Validator(grid_schema())
+
+
+def test_the_schema_is_one() -> None:
+    """It is valid JSON Schema, and all its references lead somewhere."""
+    jsonschema.Draft202012Validator.check_schema(grid_schema())
+    text = grid_schema_text()
+    for reference in {part.split('"')[0] for part in text.split('"$ref": "#/')[1:]}:
+        node = grid_schema()
+        for step in reference.split("/"):
+            node = node[step]
+
+
+def test_the_committed_schema_is_up_to_date() -> None:
+    """`nightgrid schema > grids/grid.schema.json` was run after the last change."""
+    committed = (GRIDS / "grid.schema.json").read_text(encoding="utf-8")
+    assert committed == grid_schema_text(), "run: nightgrid schema > grids/grid.schema.json"
+
+
+def test_every_setting_has_its_description_and_enumeration() -> None:
+    """An editor can complete all fields and parameters and say what they are."""
+    settings = grid_schema()["$defs"]["setting"]
+    models = [model for entry in WORKLOADS.values() for model in entry.setting_models()]
+    parameters = {name for model in models for name in model.model_fields}
+    assert set(settings) == {*FIELD_NAMES, *parameters}
+    assert all(schema["description"] for schema in settings.values())
+    assert settings["precision"]["enum"] == list(PRECISIONS)
+    assert settings["workload"]["enum"] == list(WORKLOADS)
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.name)
+def test_shipped_grids_have_the_editor_header_and_satisfy_the_schema(path: Path) -> None:
+    """Opened in an editor, they show no complaint."""
+    text = path.read_text(encoding="utf-8")
+    assert text.startswith("# yaml-language-server: $schema=grid.schema.json\n")
+    VALIDATOR.validate(yaml.safe_load(text))
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.name)
+def test_shipped_grids_load(path: Path) -> None:
+    """Each is a grid, named like its file, so that its run is too."""
+    made = load_grid(path, vocabulary=vocabulary())
+    assert made.jobs()
+    assert made.name == path.stem
+    assert made.description
+
+
+GOOD = [
+    "  - {name: e, accelerator: [HPU, CPU], batch_size: max}\n",
+    "  - {name: e, axes: {batch_size: [1..64 *2, max], input_tokens: [null, 5]}}\n",
+    "  - {name: e, axes: {batch_size: 1..8, cards: 2}, exclude: [{batch_size: [1, 2]}]}\n",
+    "  - {name: e, zip: {cards: [1, 2], prompts: [1, 2]}, measure: {warmup: 0}}\n",
+    "  - {name: e, zip: [{cards: [1, 2], prompts: [1, 2]}], include: [{cards: 4, prompts: 1}]}\n",
+]
+WRONG = [
+    "  - {axes: {}}\n",
+    "  - {name: e, batchsize: 1}\n",
+    "  - {name: e, cards: [1]}\n",
+    "  - {name: e, cards: 0}\n",
+    "  - {name: e, precision: bp16}\n",
+    "  - {name: e, axes: {precision: 1..4}}\n",
+    "  - {name: e, axes: {batch_size: []}}\n",
+    "  - {name: e, axes: {batch_size: 1..8 x2}}\n",
+    "  - {name: e, axes: {workload: [text-generation]}}\n",
+    "  - {name: e, exclude: [{}]}\n",
+    "  - {name: e, zip: [{}]}\n",
+    "  - {name: e, measure: {confidence: 1}}\n",
+    "  - {name: e, attention: spda}\n",
+    "  - 5\n",
+    "  []\n",
+]
+
+
+@pytest.mark.parametrize("body", GOOD)
+def test_schema_and_program_accept_the_same(body: str) -> None:
+    """What the program takes, the editor does not underline."""
+    assert grid(HEAD + body).jobs()
+    VALIDATOR.validate(yaml.safe_load(HEAD + body))
+
+
+@pytest.mark.parametrize("body", WRONG)
+def test_schema_and_program_refuse_the_same(body: str) -> None:
+    """What the editor can know is underlined before anybody runs it."""
+    with pytest.raises(GridError):
+        grid(HEAD + body)
+    assert not VALIDATOR.is_valid(yaml.safe_load(HEAD + body))
+
+
+def test_the_command_prints_the_schema_and_the_columns(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """`nightgrid schema` is for grids, `nightgrid schema results` for result tables."""
+    from orchestrator.results.schema import column_names
+
+    assert main(["schema"]) == 0
+    assert json.loads(capsys.readouterr().out) == grid_schema()
+    assert main(["schema", "results"]) == 0
+    first_words = [line.split(" ")[0] for line in capsys.readouterr().out.splitlines()]
+    assert set(column_names()) <= set(first_words)
+
+
+def test_every_precision_is_told_for_every_device(capsys: pytest.CaptureFixture[str]) -> None:
+    """`nightgrid schema precisions` is the one table, unsupported ones with their reason."""
+    assert main(["schema", "precisions"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    told = {tuple(line.split()[:2]) for line in lines}
+    assert told == {(p, d) for p in PRECISIONS for d in DEVICES}
+    assert any(line.startswith("int8   hpu   unsupported: ") for line in lines)

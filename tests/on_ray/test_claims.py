@@ -1,0 +1,215 @@
+"""Claims while the control store is silent: nothing is found, nothing given up too soon."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from orchestrator.domain.failure import Failure
+from orchestrator.errors import ClusterError, ControlStoreLost
+from orchestrator.on_ray import claims
+from orchestrator.on_ray.calls import Calls
+from orchestrator.on_ray.claims import BEREFT_PATIENCE_S, SILENCE_PATIENCE_S, Claim, Claims
+from orchestrator.on_ray.control_store import ControlStore
+from orchestrator.scheduling.schedule import ScheduleSettings
+
+HPU_1 = {
+    "NodeID": "id-1",
+    "Alive": True,
+    "NodeName": "hpu-1",
+    "NodeManagerAddress": "127.0.0.3",
+    "NodeManagerHostname": "host",
+    "Resources": {"HPU": 2.0, "emulated": 1.0, "server_cards": 2.0},
+}
+
+
+class Clock:
+    """Seconds that pass when the test says so."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class ScriptedStore:
+    """A control store whose answers the test gives; the rest of ``ControlStore``'s protocol."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[Callable[[], Any], Callable[[Any], None]]] = []
+        self.silent_s = 0.0
+        self.replaced = False
+
+    trouble = ControlStore.trouble  # the real words
+
+    def nodes(self) -> None:
+        raise AssertionError("asked in the loop's own thread")
+
+    def ask(self, act: Any, then: Any = lambda _: None, *, wait_s: float = 0.0) -> None:
+        self.asked.append((act, then))
+
+    def collect(self) -> None:
+        """Answers come when the test gives them."""
+
+    def answer(self, value: Any) -> None:
+        """To the oldest question."""
+        self.asked.pop(0)[1](value)
+
+
+class Case:
+    """Claims with all around them in memory."""
+
+    def __init__(self) -> None:
+        self.clock, self.store = Clock(), ScriptedStore()
+        self.left: list[Failure] = []
+        self.claims = Claims(
+            run="case",
+            accelerators=None,
+            log_dir=None,
+            preload=False,
+            clock=self.clock,
+            calls=Calls(),
+            store=self.store,  # type: ignore[arg-type]
+            joined=lambda _: None,
+            arrived=lambda *_: None,
+            left=lambda _, failure: self.left.append(failure),
+        )
+
+    def pass_s(self, seconds: float, *, silent: bool) -> None:
+        """Let time pass, a second at a time."""
+        for _ in range(int(seconds)):
+            self.clock.now += 1
+            self.store.silent_s = self.store.silent_s + 1 if silent else 0.0
+            self.claims.poll()
+
+
+@pytest.fixture
+def case() -> Case:
+    return Case()
+
+
+def claimed(case: Case) -> Claim:
+    """The claim on a node that the store has told of."""
+    case.claims.poll()
+    case.store.answer({"id-1": HPU_1})
+    (claim,) = case.claims._claims.values()
+    return claim
+
+
+def joined(case: Case, monkeypatch: pytest.MonkeyPatch) -> Claim:
+    """A claim whose agent is at work."""
+    claim = claimed(case)
+    monkeypatch.setattr(claims.Claim, "joined", True)
+    return claim
+
+
+def test_one_question_at_a_time(case: Case) -> None:
+    """A store that is silent is not asked again and again."""
+    case.pass_s(30, silent=True)
+    assert len(case.store.asked) == 1
+    case.store.answer({})
+    case.pass_s(1, silent=False)
+    assert len(case.store.asked) == 1
+
+
+def test_no_patience_runs_out_while_it_is_silent(case: Case) -> None:
+    """A node that is being claimed is not given up, nor is the cluster for want of a node."""
+    claim = claimed(case)
+    case.pass_s(SILENCE_PATIENCE_S - 5, silent=True)
+    case.store.silent_s = 0.0
+    case.store.asked = case.store.asked[-1:]
+    case.store.answer({"id-1": HPU_1})
+    assert case.claims._claims == {"id-1": claim} and case.left == []
+    case.claims.poll()
+
+
+def test_it_is_lost_when_it_stays_silent_and_no_node_is_left(case: Case) -> None:
+    """Not before, and the error says since when."""
+    case.pass_s(SILENCE_PATIENCE_S, silent=True)
+    with pytest.raises(ControlStoreLost, match=r"has not answered since .* for 91 s, and no node"):
+        case.pass_s(1, silent=True)
+
+
+def test_the_cluster_is_given_up_before_its_jobs_are(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nodes that died with the head are lost after 20 s. The driver gives up, for the next one to
+    go on, before the schedule says of its jobs that no card is left for them."""
+    joined(case, monkeypatch)
+    case.pass_s(20, silent=True)
+    monkeypatch.setattr(claims.Claim, "joined", False)
+    case.claims._claims.clear()
+    with pytest.raises(ControlStoreLost, match="no node of the cluster is left"):
+        case.pass_s(60, silent=True)
+    assert BEREFT_PATIENCE_S < case.clock.now - 20 < ScheduleSettings().wait_for_nodes_s - 10
+
+
+def test_a_silence_after_all_nodes_have_left_has_its_own_patience(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A moment of it is none."""
+    joined(case, monkeypatch)
+    case.pass_s(1, silent=False)
+    monkeypatch.setattr(claims.Claim, "joined", False)
+    case.claims._claims.clear()
+    case.pass_s(BEREFT_PATIENCE_S + 5, silent=False)
+    case.pass_s(BEREFT_PATIENCE_S, silent=True)
+    with pytest.raises(ControlStoreLost):
+        case.pass_s(1, silent=True)
+
+
+def test_one_that_was_started_anew_is_not_waited_for(case: Case) -> None:
+    """It will never know this cluster again."""
+    case.store.replaced = True
+    with pytest.raises(ControlStoreLost, match="head was started anew"):
+        case.pass_s(10, silent=True)
+    assert case.clock.now < 10
+
+
+def test_nodes_that_work_are_kept_for_as_long_as_they_work(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hours without a control store."""
+    joined(case, monkeypatch)
+    case.pass_s(7200, silent=True)
+    case.store.replaced = True
+    case.pass_s(7200, silent=True)
+    assert case.left == []
+
+
+def test_errors_while_it_is_away_take_no_node(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A question that timed out is no list without nodes."""
+    joined(case, monkeypatch)
+
+    class RpcError(Exception):
+        """Named as Ray's is."""
+
+    case.store.asked = case.store.asked[1:]
+    case.pass_s(1, silent=True)
+    case.store.answer(RpcError("Timed out while waiting for GCS to become available."))
+    assert len(case.claims.joined()) == 1
+    case.pass_s(2, silent=False)
+    case.store.answer({})  # this is one
+    assert case.claims.joined() == []
+
+
+def test_a_cluster_without_a_card_is_still_given_up(case: Case) -> None:
+    """After a minute of answers without one."""
+    with pytest.raises(ClusterError, match="no card could be had for 60 s") as caught:
+        for _ in range(70):
+            case.pass_s(1, silent=False)
+            case.store.answer({})
+            case.claims.poll()
+    assert not isinstance(caught.value, ControlStoreLost)
+
+
+def test_the_reason_of_a_lost_node_names_the_silence(case: Case) -> None:
+    """Its attempts are LOST by it, and their rows say so."""
+    claim = claimed(case)
+    case.store.silent_s = 64.0
+    failure = case.claims._with_silence(claims.node_lost("its agent does not answer"))
+    assert "control store has not answered since" in failure.message
+    assert failure.message.endswith("for 64 s; its agent does not answer")
+    assert claim.node.name == "hpu-1"

@@ -1,0 +1,124 @@
+"""The files of real clusters are ones that Ray accepts, and open nothing to strangers."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+FILES = ["cluster.yaml", "clusters/gpu.yaml", "clusters/mixed.yaml"]
+GAUDI = {"HPU": 8, "accelerator_type:Intel-GAUDI2": 1}
+
+
+def load(name: str) -> dict[str, Any]:
+    loaded: dict[str, Any] = yaml.safe_load((ROOT / name).read_text(encoding="utf-8"))
+    return loaded
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_the_cluster_launcher_accepts_the_file(name: str) -> None:
+    """Ray's validator finds nothing wrong, with its defaults filled in, and no node is scaled."""
+    from ray.autoscaler._private.util import prepare_config, validate_config
+
+    config = prepare_config(load(name))
+    validate_config(config)
+    node = config["available_node_types"]["local.cluster.node"]
+    servers = len(config["provider"]["worker_ips"])
+    assert node["min_workers"] == node["max_workers"] == config["max_workers"] == servers
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_node_asks_for_the_token(name: str) -> None:
+    """Ray's token is on at every start, and the workstation's copy goes to where Ray looks."""
+    config = load(name)
+    in_containers = "-e RAY_AUTH_MODE=token" in config.get("docker", {}).get("run_options", ())
+    for commands in (config["head_start_ray_commands"], config["worker_start_ray_commands"]):
+        assert in_containers or "RAY_AUTH_MODE=token" in commands[-1]
+    ((remote, local),) = config["file_mounts"].items()
+    assert local == "~/.ray/auth_token"
+    assert remote in ("~/.ray/auth_token", "/root/.ray/auth_token", "/home/ray/.ray/auth_token")
+    assert "chmod 600 ~/.ray/auth_token" in config["setup_commands"]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_no_node_listens_for_jobs_on_the_network(name: str) -> None:
+    """No start command opens the dashboard, with its job interface, to other hosts."""
+    config = load(name)
+    commands = [*config["head_start_ray_commands"], *config["worker_start_ray_commands"]]
+    hosts = [
+        word.partition("=")[2]
+        for command in commands
+        for word in command.split()
+        if word.startswith("--dashboard-host")
+    ]
+    assert hosts == ["127.0.0.1"]
+
+
+@pytest.mark.parametrize(
+    ("name", "tools", "expected"),
+    [
+        ("cluster.yaml", ["hl-smi"], GAUDI),
+        ("clusters/mixed.yaml", ["hl-smi"], GAUDI),
+        ("clusters/mixed.yaml", ["nvidia-smi"], {}),
+        ("clusters/gpu.yaml", ["nvidia-smi"], None),
+    ],
+)
+@pytest.mark.parametrize("role", ["head", "worker"])
+def test_a_server_declares_the_cards_it_has(
+    name: str, tools: list[str], expected: dict[str, int] | None, role: str, tmp_path: Path
+) -> None:
+    """The start commands, run by bash with a script in Ray's place that notes its arguments."""
+    said = tmp_path / "said"
+    for directory in ("bin", "nightgrid-venv/bin"):
+        (tmp_path / directory).mkdir(parents=True)
+        script(tmp_path / directory / "ray", f"printf '%s\\n' \"$@\" > {said}")
+    for tool in tools:
+        script(tmp_path / "bin" / tool, "exit 0")
+    environment = {"PATH": f"{tmp_path}/bin:/usr/bin:/bin", "RAY_HEAD_IP": "10.0.0.1"}
+    for command in load(name)[f"{role}_start_ray_commands"]:
+        done = subprocess.run(
+            ["bash", "-c", command],
+            env=environment | {"HOME": str(tmp_path)},
+            capture_output=True,
+            check=False,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr
+    words = said.read_text(encoding="utf-8").splitlines()
+    assert words[0] == "start"
+    assert ("--head" in words) == (role == "head")
+    assert ("--address=10.0.0.1:6379" in words) == (role == "worker")
+    resources = [word.partition("=")[2] for word in words if word.startswith("--resources=")]
+    assert [json.loads(text) for text in resources] == ([] if expected is None else [expected])
+
+
+def script(path: Path, line: str) -> None:
+    path.write_text(f"#!/bin/sh\n{line}\n", encoding="ascii")
+    os.chmod(path, 0o755)
+
+
+@pytest.mark.parametrize(
+    ("name", "dockerfile"),
+    [
+        ("cluster.yaml", "clusters/gaudi.Dockerfile"),
+        ("clusters/gpu.yaml", "clusters/gpu.Dockerfile"),
+    ],
+)
+def test_the_image_is_the_one_that_the_dockerfile_makes(name: str, dockerfile: str) -> None:
+    """Both files name it in the command that a reader copies; its Ray is the one that is tested."""
+    image = load(name)["docker"]["image"]
+    build = f"docker build -t {image} -f {dockerfile}"
+    text = (ROOT / dockerfile).read_text(encoding="utf-8")
+    assert build in text and build in (ROOT / name).read_text(encoding="utf-8")
+    pin = next(
+        line
+        for line in (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+        if line.startswith("ray==")
+    )
+    assert f'"ray[default]=={pin.removeprefix("ray==")}"' in text

@@ -1,0 +1,203 @@
+"""Questions to the control store are asked beside the loop; its silence is seen, and told."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from orchestrator.errors import ControlStoreLost
+from orchestrator.on_ray.control_store import (
+    JOINING,
+    SILENT_AFTER_S,
+    ControlStore,
+    is_absence,
+    outlived,
+    within,
+)
+from orchestrator.on_ray.predecessors import end_predecessors
+from orchestrator.worker.leftovers import Owner
+
+#: Fails what waits for something that does not come.
+MOST_S = 30.0
+
+
+class RpcError(Exception):
+    """Named as Ray's is."""
+
+
+class Clock:
+    """Seconds that pass when the test says so."""
+
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def store(clock: Clock) -> Iterator[ControlStore]:
+    asked = ControlStore(clock)
+    yield asked
+    assert asked.close(MOST_S)
+
+
+def frozen(store: ControlStore) -> threading.Event:
+    """Ask something that is answered once the event is set; it is being asked on return."""
+    answers, asked = threading.Event(), threading.Event()
+
+    def act() -> None:
+        asked.set()
+        assert answers.wait(MOST_S)
+
+    store.ask(act)
+    assert asked.wait(MOST_S)
+    return answers
+
+
+def raising(error: BaseException) -> Callable[[], Any]:
+    """A question that is answered so."""
+
+    def act() -> None:
+        raise error
+
+    return act
+
+
+def asked(store: ControlStore, act: Callable[[], Any]) -> Any:
+    """Ask, and wait for the answer."""
+    got: list[Any] = []
+    store.ask(act, got.append)
+    while not got:
+        store.wait(MOST_S)
+        store.collect()
+    return got[0]
+
+
+def test_answers_come_in_order_and_in_the_asking_thread(store: ControlStore) -> None:
+    """What they lead to needs no lock; what was asked runs elsewhere."""
+    seen: list[tuple[int, int]] = []
+    threads: list[int] = []
+    for number in range(20):
+        store.ask(
+            lambda number=number: (threads.append(threading.get_ident()), number)[1],
+            lambda value: seen.append((value, threading.get_ident())),
+        )
+    while len(seen) < 20:
+        store.wait(MOST_S)
+        store.collect()
+    assert seen == [(number, threading.get_ident()) for number in range(20)]
+    assert threading.get_ident() not in threads
+
+
+def test_an_answer_in_time_is_there_at_once(store: ControlStore) -> None:
+    """The loop waits a moment for it, as it did when it asked itself."""
+    got: list[int] = []
+    store.ask(lambda: 7, got.append, wait_s=MOST_S)
+    assert got == [7] and store.trouble == ""
+
+
+def test_silence_is_told_and_ends(store: ControlStore, clock: Clock) -> None:
+    """Asking returns at once meanwhile, and what was asked is answered afterwards."""
+    answers = frozen(store)
+    clock.now += SILENT_AFTER_S
+    assert store.silent_s == 0 and store.trouble == ""
+    clock.now += 1
+    assert store.silent_s == SILENT_AFTER_S + 1
+    assert "has not answered since" in store.trouble and "for 6 s" in store.trouble
+    late: list[int] = []
+    store.ask(lambda: 1, late.append, wait_s=MOST_S)  # it does not wait behind another
+    assert late == []
+    answers.set()
+    while not late:
+        store.wait(MOST_S)
+        store.collect()
+    assert store.silent_s == 0 and store.trouble == ""
+
+
+def test_errors_of_a_store_that_is_away_are_no_answers(store: ControlStore, clock: Clock) -> None:
+    """Silence goes on through the timeouts of single questions, also while nobody asks."""
+    for _ in range(3):
+        error = asked(store, raising(RpcError("Timed out while waiting for GCS")))
+        assert isinstance(error, RpcError) and is_absence(error)
+        clock.now += 4
+    assert store.silent_s == 12
+    assert isinstance(asked(store, raising(ValueError("no such node"))), ValueError)
+    assert store.silent_s == 0
+
+
+def test_a_store_that_nobody_asked_was_not_silent(store: ControlStore, clock: Clock) -> None:
+    """An hour without a question is none of silence."""
+    asked(store, lambda: 1)
+    clock.now += 3600
+    answers = frozen(store)
+    assert store.silent_s == 0
+    answers.set()
+
+
+def test_a_head_that_was_started_anew_is_known(store: ControlStore, clock: Clock) -> None:
+    """Its store answers, but does not know the cluster that was."""
+    asked(store, raising(RuntimeError("RPC error: WrongClusterID: Perhaps the client …")))
+    clock.now += SILENT_AFTER_S + 1
+    assert store.replaced and "head was started anew" in store.trouble
+
+
+def test_a_process_that_ray_would_end_gets_an_error(store: ControlStore) -> None:
+    """``ray.init`` and its like raise SystemExit."""
+    assert isinstance(asked(store, raising(SystemExit(1))), SystemExit)
+
+
+def test_closing_does_not_wait_for_a_frozen_store(clock: Clock) -> None:
+    """It says that something is still under way."""
+    store = ControlStore(clock)
+    answers = frozen(store)
+    assert not store.close(0.05)
+    answers.set()
+
+
+def test_what_waits_is_left_behind() -> None:
+    """And what ends, with an error too, is not."""
+    assert within(MOST_S, lambda: None) and within(MOST_S, raising(OSError()))
+    answers = threading.Event()
+    assert not within(0.05, answers.wait)
+    answers.set()
+
+
+@pytest.mark.parametrize("name", JOINING)
+def test_who_joins_a_cluster_outlives_its_store(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray reads the limits when a process joins; one that somebody set is kept, and what is started
+    later has none of ours."""
+    monkeypatch.delenv(name, raising=False)
+    with outlived():
+        assert os.environ[name] == JOINING[name]
+    assert name not in os.environ
+    monkeypatch.setenv(name, "7")
+    with outlived():
+        assert os.environ[name] == "7"
+    assert os.environ[name] == "7"
+
+
+def test_a_head_that_goes_while_a_driver_joins_is_no_crash(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ray speaks of a wrong token then; the driver says what it is, and another one may go on."""
+
+    def refused(**_: object) -> list[dict[str, str]]:
+        raise RuntimeError(
+            "RPC error: WrongClusterID: Perhaps the client is accessing GCS after it has restarted."
+        )
+
+    monkeypatch.setattr("ray.util.list_named_actors", refused)
+    with (
+        Owner(run_id="0123456789ab", invocation_id="i").marks_this_process(),
+        pytest.raises(ControlStoreLost, match="the cluster's head went"),
+    ):
+        end_predecessors()

@@ -1,0 +1,180 @@
+"""What `nightgrid submit` takes along: the program, the grid, what the grid names; never a home
+directory, and no file that is named as secrets are unless it is named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from orchestrator.cli import main
+from orchestrator.errors import SubmitError
+from orchestrator.grid.reader import load_grid
+from orchestrator.on_ray.upload import Upload, is_secret_file, program_files, upload_of
+
+GRID = """\
+name: g
+experiments:
+  - name: e
+    workload: text-generation
+    model: {model}
+    dataset: {dataset}
+    accelerator: CPU
+"""
+#: What lies in a home directory and must not leave it.
+SECRETS = (
+    *(".env", ".netrc", ".ssh/id_rsa", ".ssh/config", ".aws/credentials", ".kube/config"),
+    *(".docker/config.json", ".gnupg/secring.gpg", ".bash_history", ".config/gcloud/x.db"),
+    *("tls/server.pem", "tls/server.key", "secrets.yaml", "client_secret_12.json", "prod.env"),
+    *("service-account.json", "keys.p12", ".git-credentials", ".pypirc", "token", ".env.local"),
+)
+HARMLESS = ("notes.txt", "photos/a.jpg", "mail/inbox", ".bashrc", "orchestrator.txt")
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home directory full of secrets, in which somebody stands who submits a grid."""
+    for name in (*SECRETS, *HARMLESS):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("hunter2")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "prompts.jsonl").write_text('{"content": "a", "summary": "b"}\n')
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def upload(home: Path) -> Callable[..., Upload]:
+    """The upload of a grid in the home directory."""
+
+    def make(
+        *include: str, model: str = "tiny-chatglm3", dataset: str = "advertisegen-synthetic"
+    ) -> Upload:
+        jobs = load_grid(_grid(home, "tiny-chatglm3", "advertisegen-synthetic")).jobs()
+        grid = _grid(home, model, dataset)
+        from dataclasses import replace
+
+        jobs = tuple(replace(job, model=model, dataset=dataset) for job in jobs)
+        return upload_of(grid, jobs, home, include)
+
+    return make
+
+
+def _grid(directory: Path, model: str, dataset: str) -> Path:
+    path = directory / "grid.yaml"
+    path.write_text(GRID.format(model=model, dataset=dataset))
+    return path
+
+
+def test_from_a_home_directory_only_the_grid_goes(upload: Callable[..., Upload]) -> None:
+    """And the program: every file of it, none of anything else."""
+    sent = upload()
+    assert set(sent.named) == {"grid.yaml"}
+    assert {"orchestrator/__main__.py", "workloads/__init__.py"} <= set(sent.program)
+    assert {"results/published.csv", "results/devices.csv"} <= set(sent.program)
+    assert {name.split("/")[0] for name in sent.program} == {"orchestrator", "workloads", "results"}
+    assert not [name for name in sent.files if name.endswith(".pyc") or is_secret_file(name)]
+    with sent.staged() as directory:
+        files = {
+            path.relative_to(directory).as_posix(): path.read_bytes()
+            for path in directory.rglob("*")
+            if path.is_file()
+        }
+        assert set(files) == set(sent.files)
+        assert b"hunter2" not in b"".join(
+            data for name, data in files.items() if name not in sent.program
+        )
+    assert not directory.exists()
+    assert sent.text().startswith(f"uploads {len(files)} files, ")
+    assert sent.text().endswith("MB: the program, grid.yaml")
+
+
+def test_what_the_grid_names_goes_along(upload: Callable[..., Upload], home: Path) -> None:
+    """Files and directories at relative paths; absolute ones are the cluster's."""
+    assert set(upload(dataset="data/prompts.jsonl").named) == {"grid.yaml", "data/prompts.jsonl"}
+    (home / "models" / "mine" / ".git").mkdir(parents=True)
+    for name in ("config.json", "tokenizer.json", "model.safetensors", ".git/config"):
+        (home / "models" / "mine" / name).write_text("{}")
+    assert set(upload(model="./models/mine").named) == {
+        "grid.yaml",
+        *(f"models/mine/{n}" for n in ("config.json", "tokenizer.json", "model.safetensors")),
+    }
+    assert set(upload(model=str(home / "models" / "mine")).named) == {"grid.yaml"}
+    assert set(upload(model="~/models/mine").named) == {"grid.yaml"}
+    assert set(upload(model="org/name").named) == {"grid.yaml"}
+    assert set(upload("notes.txt").named) == {"grid.yaml", "notes.txt"}
+
+
+@pytest.mark.parametrize("name", SECRETS)
+def test_a_file_named_as_secrets_are_goes_only_if_it_is_named(
+    upload: Callable[..., Upload], name: str
+) -> None:
+    """Not as what a grid names, not in a directory that is included; but by its own name."""
+    with pytest.raises(SubmitError, match="--include"):
+        upload(dataset=name)
+    top = name.split("/")[0]
+    if top != name:
+        with pytest.raises(SubmitError, match="named as secrets are"):
+            upload(top)
+    assert name in upload(name).named
+
+
+@pytest.mark.parametrize("name", [".", "..", "/", "~", "data/.."])
+def test_a_home_directory_never_goes(upload: Callable[..., Upload], home: Path, name: str) -> None:
+    """Nor what holds it, whatever it is called."""
+    with pytest.raises(SubmitError, match=r"a home directory or more|no such file"):
+        upload(name)
+    (home / "link").symlink_to(home)
+    with pytest.raises(SubmitError, match="a home directory or more"):
+        upload("link")
+    if name in (".", "data/.."):
+        with pytest.raises(SubmitError, match="a home directory or more"):
+            upload(model=name)
+
+
+def test_links_lead_no_secret_out(upload: Callable[..., Upload], home: Path) -> None:
+    """A harmless name that points at a secret, or out of the working directory."""
+    (home / "data" / "x.json").symlink_to(home / ".ssh" / "id_rsa")
+    with pytest.raises(SubmitError, match=r"a link to \.ssh/id_rsa"):
+        upload("data")
+    (home / "data" / "x.json").unlink()
+    (home / "data" / "x.json").symlink_to("/etc/passwd")
+    with pytest.raises(SubmitError, match="outside"):
+        upload("data")
+    with pytest.raises(SubmitError, match="outside"):
+        upload("data/x.json")
+
+
+def test_ordinary_files_are_not_taken_for_secrets() -> None:
+    """Tokenizers, public keys, and this program's own modules."""
+    for name in ("tokenizer.json", "tokenizer.model", "special_tokens_map.json", "id_rsa.pub"):
+        assert not is_secret_file(name), name
+    for name in ("x/token.py", "keys/model.safetensors", "environment.yaml", "monkey.jsonl"):
+        assert not is_secret_file(name), name
+    assert "orchestrator/on_ray/token.py" in program_files()
+
+
+def test_the_program_of_a_checkout_goes_before_the_installed_one(tmp_path: Path) -> None:
+    """Whoever changes the code and submits it means the changed code."""
+    (tmp_path / "orchestrator").mkdir()
+    (tmp_path / "workloads").mkdir()
+    (tmp_path / "orchestrator" / "__main__.py").write_text("changed = True")
+    (tmp_path / "orchestrator" / ".env").write_text("hunter2")
+    files = program_files(tmp_path)
+    assert files["orchestrator/__main__.py"] == tmp_path / "orchestrator" / "__main__.py"
+    assert "orchestrator/.env" not in files
+
+
+def test_submit_refuses_and_says_which_option(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before the cluster is asked for anything."""
+    grid = _grid(home, "tiny-chatglm3", "advertisegen-synthetic")
+    address = ("--address", "http://127.0.0.1:1")
+    assert main(["submit", str(grid), "--include", "tls", *address]) == 5
+    error = capsys.readouterr().err
+    assert "tls/server.key, tls/server.pem" in error and "--include tls/server.key" in error
+    assert main(["submit", str(grid), *address]) == 5
+    assert "MB: the program, grid.yaml\n" in capsys.readouterr().err

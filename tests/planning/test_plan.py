@@ -1,0 +1,386 @@
+"""Plans: what becomes of each job and why, on which cards, how it is printed, how fast."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+from grid_cases import HEAD, grid, one
+from rich.console import Console
+
+from orchestrator.cli import main
+from orchestrator.domain.history import PastRow
+from orchestrator.domain.job import Accelerator, Job, State
+from orchestrator.domain.topology import Node, assumed_servers, parse_emulation
+from orchestrator.errors import ClusterError, GridError
+from orchestrator.planning.plan import Action, Plan
+from orchestrator.planning.planner import card_seconds, duration_s, legal_counts, make_plan
+from orchestrator.watching.plan_text import duration_text, plan_json, print_plan
+from workloads.precision import support
+
+HPU, GPU, CPU = Accelerator.HPU, Accelerator.GPU, Accelerator.CPU
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class Flat:
+    """An estimator that gives every job the same time."""
+
+    total_s: float = 10.0
+
+    def estimate(self, job: Job) -> Flat:
+        return self
+
+
+def past(job: Job, state: State, *, emulated: bool = True, final: bool = True) -> PastRow:
+    return PastRow(
+        job_id=job.job_id,
+        state=state,
+        final=final,
+        emulated=emulated,
+        workload=job.workload,
+        model=job.model,
+        precision=job.precision,
+        batch_size=1,
+        accelerator=job.accelerator,
+        cards=job.cards,
+        busy_s=3.0,
+        load_s=1.0,
+        reason="it broke",
+    )
+
+
+EMULATED = parse_emulation("1x8:HPU", ())
+
+
+def decide(*rows: tuple[State, bool], nodes: list[Node] = EMULATED, **options: bool) -> Action:
+    """The action for the one job of a grid with these earlier rows (state, emulated)."""
+    made = one("precision: bf16")
+    (job,) = made.jobs()
+    history = [past(job, state, emulated=emulated) for state, emulated in rows]
+    (planned,) = make_plan(made, nodes, history, **options).jobs
+    return planned.action
+
+
+# ---------------------------------------------------------------- decisions
+
+
+@pytest.mark.parametrize(
+    ("state", "action"),
+    [
+        (State.SUCCEEDED, Action.REUSE),
+        (State.FAILED, Action.SKIP),
+        (State.TIMED_OUT, Action.SKIP),
+        (State.OUT_OF_MEMORY, Action.SKIP),
+        (State.PRUNED, Action.SKIP),
+        (State.LOST, Action.RUN),
+        (State.NOT_STARTED, Action.RUN),
+        (State.UNSUPPORTED, Action.RUN),
+        (State.RUNNING, Action.RUN),
+    ],
+)
+def test_the_newest_row_decides(state: State, action: Action) -> None:
+    """Successes are reused, failures skipped, what never got its chance runs."""
+    assert decide((state, True)) is action
+
+
+def test_a_job_without_rows_runs() -> None:
+    """Nothing measured, nothing to reuse."""
+    assert decide() is Action.RUN
+
+
+def test_of_several_rows_the_newest_counts() -> None:
+    """A success after a failure is a success; rows come oldest first."""
+    assert decide((State.FAILED, True), (State.SUCCEEDED, True)) is Action.REUSE
+    assert decide((State.SUCCEEDED, True), (State.FAILED, True)) is Action.SKIP
+
+
+def test_rows_that_are_not_final_do_not_count() -> None:
+    """An attempt that was retried says nothing of the job."""
+    made = one("precision: bf16")
+    rows = [past(made.jobs()[0], State.FAILED, final=False)]
+    assert make_plan(made, EMULATED, rows).jobs[0].action is Action.RUN
+
+
+def test_emulated_rows_never_stand_in_for_real_ones() -> None:
+    """Nor the other way round."""
+    real = assumed_servers([HPU])
+    assert decide((State.SUCCEEDED, True), nodes=real) is Action.RUN
+    assert decide((State.SUCCEEDED, False), nodes=real) is Action.REUSE
+    assert decide((State.SUCCEEDED, False)) is Action.RUN
+    assert decide((State.SUCCEEDED, True), (State.FAILED, False)) is Action.REUSE
+
+
+def test_retry_failed_and_force() -> None:
+    """--retry-failed runs what failed and reuses what succeeded; --force runs all."""
+    assert decide((State.FAILED, True), retry_failed=True) is Action.RUN
+    assert decide((State.SUCCEEDED, True), retry_failed=True) is Action.REUSE
+    assert decide((State.SUCCEEDED, True), force=True) is Action.RUN
+
+
+def test_reasons_say_what_happened_and_what_to_do() -> None:
+    """A skipped job quotes the earlier reason and the option that tries again."""
+    made = one("precision: bf16")
+    rows = [past(made.jobs()[0], State.OUT_OF_MEMORY)]
+    reason = make_plan(made, EMULATED, rows).jobs[0].reason
+    assert reason == "OUT_OF_MEMORY earlier: it broke; --retry-failed tries it again"
+
+
+def test_unsupported_precisions_carry_the_tables_reason() -> None:
+    """Exactly the jobs that the table refuses for the asked device are unsupported."""
+    made = one("axes: {precision: [fp32, fp16, bf16, fp8, int8, int4]}")
+    for planned in make_plan(made, assumed_servers([HPU]), []).jobs:
+        entry = support(planned.job.precision, "hpu")
+        assert (planned.action is Action.UNSUPPORTED) == (not entry.supported)
+        assert entry.reason in planned.reason
+
+
+def test_an_emulated_card_must_also_manage_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the CPU cannot do is unsupported on emulated nodes only."""
+    from orchestrator.planning import planner as planning
+
+    def table(precision: str, device: str, engine: str) -> object:
+        if device == "cpu":
+            return replace(support("fp32", "cpu"), supported=False, reason="no such cpu path")
+        return support(precision, device, engine)
+
+    monkeypatch.setattr(planning, "support", table)
+    made = one("precision: bf16")
+    assert make_plan(made, assumed_servers([HPU]), []).jobs[0].action is Action.RUN
+    planned = make_plan(made, EMULATED, []).jobs[0]
+    assert planned.action is Action.UNSUPPORTED
+    assert planned.reason == "bf16 on cpu, which emulates here: no such cpu path"
+
+
+def test_force_does_not_run_what_cannot_run() -> None:
+    """Unsupported is decided anew each time and before all else."""
+    made = one("precision: int8")
+    rows = [past(made.jobs()[0], State.SUCCEEDED)]
+    assert make_plan(made, EMULATED, rows, force=True).jobs[0].action is Action.UNSUPPORTED
+
+
+def test_a_kind_of_card_that_no_node_has_makes_rows_that_say_so() -> None:
+    """The same grid runs its HPU half on one cluster and its GPU half on another."""
+    made = one("accelerator: [HPU, GPU]")
+    hpu, gpu = make_plan(made, EMULATED, []).jobs
+    assert hpu.action is Action.RUN
+    assert gpu.action is Action.UNSUPPORTED
+    assert gpu.reason == "no node has GPU cards; there is: HPU"
+
+
+def test_a_cluster_with_none_of_the_grids_cards_is_refused() -> None:
+    """A run that could only write excuses is not worth starting."""
+    with pytest.raises(ClusterError, match="asks for GPU cards and the nodes have HPU"):
+        make_plan(one("accelerator: GPU"), EMULATED, [])
+
+
+def test_card_counts_are_checked_against_the_nodes() -> None:
+    """Whole nodes and legal groups pass; others are refused with the counts that do."""
+    made = one("axes: {cards: [8, 16]}")
+    assert len(make_plan(made, parse_emulation("2x8", [HPU]), []).jobs) == 2
+    with pytest.raises(GridError, match="16 HPU") as caught:
+        make_plan(made, EMULATED, [])
+    assert caught.value.problems[0].hint == "a job can have 1, 2, 4, 8 of them"
+
+
+# ---------------------------------------------------------------- nodes
+
+
+def test_legal_counts_of_mixed_nodes() -> None:
+    """Gaudi takes powers of two and whole nodes, NVIDIA any number of one server."""
+    nodes = parse_emulation("2x8:HPU,1x4:GPU", ())
+    assert legal_counts(nodes, HPU) == [1, 2, 4, 8, 16]
+    assert legal_counts(nodes, GPU) == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("spec", "named", "nodes"),
+    [
+        ("2x8", [], ["hpu-1 8", "hpu-2 8"]),
+        ("2x8", [GPU], ["gpu-1 8", "gpu-2 8"]),
+        ("3x2", [HPU, CPU], ["hpu-1 2", "cpu-1 2", "hpu-2 2"]),
+        ("2x8:hpu, 1x4:GPU", [CPU], ["hpu-1 8", "hpu-2 8", "gpu-1 4"]),
+        ("1x1:GPU,2x2", [HPU, GPU], ["gpu-1 1", "hpu-1 2", "gpu-2 2"]),
+    ],
+)
+def test_emulated_nodes(spec: str, named: list[Accelerator], nodes: list[str]) -> None:
+    """Kinds are as said, or dealt in turn among those that the grid names."""
+    made = parse_emulation(spec, named)
+    assert [f"{node.name} {len(node.cards)}" for node in made] == nodes
+    assert len({node.node_id for node in made}) == len(made)
+    assert all(node.emulated and "emulated" in node.device_name for node in made)
+
+
+def test_a_single_cpu_card_is_no_emulation() -> None:
+    """It has the machine to itself; two of them share it."""
+    assert [n.emulated for n in parse_emulation("1x1:CPU", [])] == [False]
+    assert [n.emulated for n in parse_emulation("1x2:CPU", [])] == [True]
+    assert [n.emulated for n in parse_emulation("1x1:CPU,1x1:HPU", [])] == [True, True]
+
+
+# ---------------------------------------------------------------- sums and output
+
+
+def planned(body: str, spec: str) -> Plan:
+    made = one(body)
+    nodes = parse_emulation(spec, made.accelerators())
+    return make_plan(made, nodes, [], estimator=Flat())  # type: ignore[arg-type]
+
+
+def test_estimated_duration_is_the_busiest_kinds_work_over_its_cards() -> None:
+    """Kinds work side by side; nothing is faster than its longest job."""
+    plan = planned("accelerator: [HPU, GPU]\naxes: {batch_size: 1..8}", "1x4:HPU,1x2:GPU")
+    assert card_seconds(plan) == 160
+    assert duration_s(plan) == 40
+    assert duration_s(planned("cards: 4", "1x8")) == 10
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0.0 s"), (9.94, "9.9 s"), (59.4, "59 s"), (59.6, "1 min 00 s"), (3725, "1 h 02 min")],
+)
+def test_durations_are_said_as_a_person_would(seconds: float, text: str) -> None:
+    """Two significant parts at most."""
+    assert duration_text(seconds) == text
+
+
+def printed(plan: Plan, *, terminal: bool) -> str:
+    file = io.StringIO()
+    console = Console(file=file, force_terminal=True, width=100, no_color=True)
+    print_plan(plan, file, console if terminal else None)
+    return file.getvalue()
+
+
+def test_the_listing_has_every_job_and_uncut_reasons() -> None:
+    """Outside a terminal a job is one plain line, with no control codes."""
+    plan = planned("axes: {precision: [fp32, int8], batch_size: 1..3}", "1x8:HPU")
+    text = printed(plan, terminal=False)
+    assert "\x1b" not in text
+    for item in plan.jobs:
+        (line,) = [line for line in text.splitlines() if line.startswith(item.job.job_id)]
+        assert line.endswith(item.reason or str(item.action))
+    assert "3 run, 0 reuse, 0 skip, 3 unsupported" in text
+    assert "about 10 s from start to end; 0.01 card-hours" in text
+
+
+def test_what_all_jobs_share_is_said_once() -> None:
+    """Columns are the settings that differ."""
+    text = printed(planned("axes: {batch_size: [1, 2]}", "1x8:HPU"), terminal=False)
+    heading = next(line for line in text.splitlines() if line.startswith("job_id"))
+    assert heading.split() == ["job_id", "batch_size", "estimate", "action", "reason"]
+    assert "Every job: experiment e, workload text-generation, model tiny-chatglm3" in text
+
+
+def test_a_terminal_folds_reasons_and_loses_none_of_their_words() -> None:
+    """The table fits the width; every word of the reason is there."""
+    plan = planned("precision: int8", "1x8:HPU")
+    text = re.sub(r"\x1b\[[0-9;]*m", "", printed(plan, terminal=True))
+    words = Counter(text.split())
+    assert not Counter(plan.jobs[0].reason.split()) - words
+
+
+def test_json_has_every_field_of_every_job() -> None:
+    """One object; a job carries its settings, id, action, reason, estimate and card sets."""
+    plan = planned("axes: {precision: [fp32, int8], cards: [1, 2]}", "2x8:HPU")
+    data = json.loads(plan_json(plan))
+    assert data["summary"]["jobs"] == 4
+    assert data["summary"]["unsupported"] == 2
+    assert [node["name"] for node in data["nodes"]] == ["hpu-1", "hpu-2"]
+    for item, row in zip(plan.jobs, data["jobs"], strict=True):
+        assert row["job_id"] == item.job.job_id
+        assert {key: row[key] for key in item.job.identity()} == item.job.identity()
+        assert row["action"] == item.action.value
+        assert row["reason"] == item.reason
+        assert row["estimate_s"] == item.estimate_s
+        assert row["measure"]["max_repeats"] == item.job.measure.max_repeats
+    assert [row["card_sets"] for row in data["jobs"]] == [16, 8, 16, 8]
+
+
+def test_notes_of_the_grid_reach_the_reader() -> None:
+    """Jobs that are asked for twice are mentioned in both forms."""
+    made = grid(HEAD + "  - {name: a}\n  - {name: b}\n")
+    plan = make_plan(made, EMULATED, [], estimator=Flat())  # type: ignore[arg-type]
+    assert "planned once" in printed(plan, terminal=False)
+    assert json.loads(plan_json(plan))["notes"] == list(made.notes)
+
+
+# ---------------------------------------------------------------- the command
+
+BIG = (
+    HEAD
+    + """  - name: big
+    axes:
+      accelerator: [HPU, GPU]
+      precision: [fp32, fp16, bf16, int8, int4]
+      batch_size: 1..100
+      output_tokens: [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]
+"""
+)
+
+_CHILD = """
+import sys
+from orchestrator.cli import main
+code = main(sys.argv[1:])
+heavy = {"torch", "ray", "transformers", "pyarrow"} & set(sys.modules)
+sys.exit(f"imported {sorted(heavy)}" if heavy else code)
+"""
+
+
+@pytest.mark.parametrize("form", ["--json", None])
+def test_ten_thousand_jobs_plan_without_torch_or_ray(tmp_path: Path, form: str | None) -> None:
+    """What would take a second or more to import is not; ``make bench`` times the whole."""
+    path = tmp_path / "big.yaml"
+    path.write_text(BIG)
+    arguments = ["plan", str(path), "--results", str(tmp_path), *([form] if form else [])]
+    done = subprocess.run(
+        [sys.executable, "-c", _CHILD, *arguments],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("tiny-chatglm3") >= 1
+    assert done.stdout.count("\n") >= 10_000
+
+
+def test_a_plan_creates_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither a results directory nor a lock: planning only looks."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "g.yaml").write_text(HEAD + "  - name: e\n")
+    assert main(["plan", "g.yaml", "--emulate", "1x1"]) == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["g.yaml"]
+
+
+def test_rows_of_the_run_are_taken_into_account(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`--results` and `--run` name the rows; by default the run is called like the grid."""
+    from measurements import row
+
+    from orchestrator.results.store import Store
+
+    path = tmp_path / "g.yaml"
+    path.write_text(HEAD + "  - name: e\n")
+    arguments = ["plan", str(path), "--emulate", "1x8:HPU", "--results", str(tmp_path), "--json"]
+
+    def actions(*more: str) -> list[str]:
+        assert main([*arguments, *more]) == 0
+        return [job["action"] for job in json.loads(capsys.readouterr().out)["jobs"]]
+
+    assert actions() == ["run"]
+    (job,) = one("axes: {}").jobs()
+    measured = row(job_id=job.job_id, state=State.SUCCEEDED, final=True, emulated=True)
+    with Store.open(tmp_path, "g") as store:
+        store.append(measured)
+    assert actions() == ["reuse"]
+    assert actions("--force") == ["run"]
+    assert actions("--run", "another") == ["run"]

@@ -1,0 +1,177 @@
+"""Rules of workloads are asked once for jobs alike to them, and answer as if asked for each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from copy import copy, deepcopy
+from dataclasses import asdict, replace
+from itertools import product
+from pickle import dumps, loads
+from types import SimpleNamespace
+
+import pytest
+
+from orchestrator.domain.job import Accelerator, Job, Scalar
+from orchestrator.grid.reader import parse_grid
+from orchestrator.planning.rules import Rule, Rules
+from workloads.refusal import Asked, Refusal
+from workloads.registry import WORKLOADS
+
+
+def job(precision: str = "bf16", batch_size: int = 1, **parameters: Scalar) -> Job:
+    return Job(
+        experiment="one",
+        workload="made-up",
+        model="m",
+        dataset="d",
+        accelerator=Accelerator.CPU,
+        cards=1,
+        precision=precision,
+        batch_size=batch_size,
+        parameters=tuple(sorted(parameters.items())),
+    )
+
+
+class Counted:
+    """Rules for one workload, and how often its rule was asked."""
+
+    def __init__(self, rule: Rule) -> None:
+        self.rule = rule
+        self.times = 0
+        self.rules = Rules({"made-up": SimpleNamespace(refusals=self)})
+
+    def __call__(self, asked: Asked) -> list[Refusal]:
+        self.times += 1
+        return list(self.rule(asked))
+
+    def reason(self, job: Job) -> str:
+        return ", ".join(refusal.reason for refusal in self.rules.refusals(job, "cpu"))
+
+
+def test_a_rule_is_asked_once_for_jobs_alike_in_what_it_reads() -> None:
+    """Lengths and batch sizes are nothing to a rule about precisions."""
+
+    def rule(asked: Asked) -> Iterator[Refusal]:
+        if asked.precision == "int4":
+            yield Refusal(setting="precision", reason="no int4")
+
+    counted = Counted(rule)
+    for precision, size, length in product(("int4", "bf16"), (1, 2, 3), (8, 16)):
+        expected = "no int4" if precision == "int4" else ""
+        assert counted.reason(job(precision, size, length=length)) == expected
+    assert counted.times <= 3  # a first time without knowing what it reads
+
+
+def test_what_is_read_only_sometimes_tells_jobs_apart() -> None:
+    """A setting that matters in one precision alone matters there."""
+
+    def rule(asked: Asked) -> Iterator[Refusal]:
+        if asked.precision == "int4" and asked.parameters.get("packed"):
+            yield Refusal(setting="packed", reason=f"packed {asked.batch_size}")
+
+    counted = Counted(rule)
+    for precision, size, packed in product(("bf16", "int4"), (1, 2), (False, True, None)):
+        given = {} if packed is None else {"packed": packed}
+        expected = f"packed {size}" if precision == "int4" and packed else ""
+        assert counted.reason(job(precision, size, **given)) == expected
+
+
+@pytest.mark.parametrize("values", [(1, True), (True, 1), (0, False), (1, 1.0)])
+def test_equal_values_of_other_types_are_told_apart(values: tuple[Scalar, Scalar]) -> None:
+    """1, 1.0 and true are equal in Python, and are other settings."""
+
+    def rule(asked: Asked) -> Iterator[Refusal]:
+        yield Refusal(setting="size", reason=repr(asked.parameters["size"]))
+
+    counted = Counted(rule)
+    assert [counted.reason(job(size=value)) for value in values] == [repr(v) for v in values]
+
+
+def test_a_rule_that_looks_at_all_parameters_gets_all_of_them() -> None:
+    """One that goes through them is asked for each set of them."""
+
+    def rule(asked: Asked) -> Iterator[Refusal]:
+        yield Refusal(setting="all", reason=" ".join(asked.parameters))
+
+    counted = Counted(rule)
+    assert counted.reason(job(a=1)) == "a"
+    assert counted.reason(job(a=1, b=2)) == "a b"
+    assert counted.reason(replace(job(a=1), model="other")) == "a"
+    assert counted.times == 2
+
+
+@pytest.mark.parametrize("other", ["precision", "engine", "model", "dataset"])
+def test_fields_with_swapped_values_are_told_apart(other: str) -> None:
+    """Two cards of four are not four cards of two, whatever else is looked at."""
+
+    def rule(asked: Asked) -> Iterator[Refusal]:
+        getattr(asked, other)
+        if asked.cards > asked.batch_size:  # type: ignore[operator]
+            yield Refusal(setting="cards", reason=f"{asked.cards} > {asked.batch_size}")
+
+    counted = Counted(rule)
+    for cards, size in product((2, 4, 8, 1), (4, 2, 8, 1)):
+        expected = f"{cards} > {size}" if cards > size else ""
+        assert counted.reason(replace(job(batch_size=size), cards=cards)) == expected
+
+
+@pytest.mark.parametrize("copied", [copy, deepcopy, replace, asdict, lambda a: loads(dumps(a))])
+def test_a_rule_may_copy_what_it_is_given(copied: Callable[[Asked], object]) -> None:
+    """What becomes of the copy is nobody's business, so all of the job counts."""
+
+    def rule(asked: Asked) -> Iterator[Refusal]:
+        copy_ = copied(asked)
+        values = copy_ if isinstance(copy_, dict) else {"parameters": copy_.parameters}  # type: ignore[attr-defined]
+        yield Refusal(setting="x", reason=str(values["parameters"]["x"]))
+
+    counted = Counted(rule)
+    assert [counted.reason(job(x=x)) for x in (1, 2, 1, 3)] == ["1", "2", "1", "3"]
+
+
+GRID = """
+name: many
+defaults: {model: tiny-chatglm3}
+experiments:
+  - name: generation
+    workload: text-generation
+    axes:
+      accelerator: [HPU, CPU]
+      engine: [transformers, optimum-habana, vllm]
+      precision: [fp32, int4]
+      batching: [static, continuous]
+      packed_weights: [false, true]
+      hpu_mode: [null, lazy]
+      attention: [sdpa, eager]
+  - name: training
+    workload: finetuning
+    axes:
+      accelerator: [HPU, CPU]
+      engine: [transformers, optimum-habana]
+      method: [lora, full, qlora]
+      precision: [fp32, bf16, int8]
+      autocast: [none, bf16]
+      gradient_checkpointing: [false, true]
+"""
+
+
+def test_the_rules_of_our_workloads_answer_as_if_asked_for_each_job() -> None:
+    """For every job of a grid that rules have much to say about, on every device."""
+    rules = Rules(WORKLOADS)
+    refused = 0
+    jobs = parse_grid(GRID.encode(), "grid").jobs()
+    wrong = [replace(each, precision="fp16") for each in jobs]  # some a grid would not take
+    for each, device in product((*jobs, *wrong), ("hpu", "cuda", "cpu")):
+        asked = Asked(
+            model=each.model,
+            dataset=each.dataset,
+            precision=each.precision,
+            device=device,
+            batch_size=each.batch_size,
+            cards=each.cards,
+            parameters=dict(each.parameters),
+            engine=each.engine,
+        )
+        refuse = WORKLOADS[each.workload].refusals
+        assert rules.refusals(each, device) == tuple(refuse(asked))
+        refused += bool(refuse(asked))
+    assert refused > 100

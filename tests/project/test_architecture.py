@@ -1,0 +1,314 @@
+"""The walls of the house: who may import whom."""
+
+from __future__ import annotations
+
+import ast
+import graphlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from source_tree import ROOT, imported, modules
+
+from workloads.devices import own_devices
+
+#: Folders whose decisions are plain functions on values: they may not reach any edge.
+PURE_FOLDERS = ("domain", "planning", "scheduling")
+PURE = sorted(
+    [
+        *(path for name in PURE_FOLDERS for path in (ROOT / "orchestrator" / name).glob("*.py")),
+        *(
+            ROOT / "orchestrator" / "doctor" / f"{name}.py"
+            for name in ("checks", "cluster_checks", "node_checks", "facts", "text")
+        ),
+    ]
+)
+EDGES = {"cli", "commands", "host", "on_ray", "results", "runtime", "watching", "worker"}
+PRODUCT = ("orchestrator", "workloads")
+HEAVY = ("torch", "transformers", "ray", "pyarrow", "pydantic")
+
+
+@pytest.mark.parametrize("path", modules("workloads"), ids=lambda p: str(p.relative_to(ROOT)))
+def test_workloads_know_nothing_of_orchestrator_or_ray(path: Path) -> None:
+    """A workload can be used without jobs, grids, files of results or Ray."""
+    tops = {name.split(".")[0] for name in imported(path)}
+    assert not tops & {"orchestrator", "ray"}
+
+
+@pytest.mark.parametrize("path", modules("orchestrator"), ids=lambda p: str(p.relative_to(ROOT)))
+def test_only_the_ray_modules_import_ray(path: Path) -> None:
+    """Ray stays behind its own modules, so that everything else can be tested without it."""
+    if path.parent.name == "on_ray":
+        return
+    assert "ray" not in {name.split(".")[0] for name in imported(path)}
+
+
+@pytest.mark.parametrize("path", PURE, ids=lambda p: str(p.relative_to(ROOT)))
+def test_pure_modules_reach_no_edge(path: Path) -> None:
+    """Planning, scheduling, retrying and summarizing are functions on values."""
+    found = imported(path)
+    reached = {n.split(".")[1] for n in found if n.startswith("orchestrator.")}
+    assert not reached & EDGES
+    assert not {n.split(".")[0] for n in found} & {"torch", "transformers", "ray"}
+
+
+@pytest.mark.parametrize("path", modules("workloads"), ids=lambda p: str(p.relative_to(ROOT)))
+def test_device_branches_live_in_the_device_classes(path: Path) -> None:
+    """No code but ``devices/`` asks torch for an accelerator: an unknown device must raise."""
+    if path.parent.name == "devices":
+        return
+    text = path.read_text()
+    assert "torch.cuda." not in text and "torch.hpu." not in text
+    assert "habana_frameworks" not in text
+
+
+#: Folders and files that may name a device: what declares devices, and what an engine says of them.
+NAME_DEVICES = ("workloads/devices/", "workloads/engines/", "workloads/precision.py")
+#: Methods that look a text up, or compare with it.
+LOOKING = {"get", "pop", "setdefault", "startswith", "endswith", "index", "count"}
+
+
+def names_that_decide(source: str, names: set[str]) -> set[str]:
+    """The names, of these, that are compared with something, looked up, or keys; and attributes
+    of these names. Where a tensor lies is torch's to say: ``tensor.device.type == "cpu"``."""
+    found: set[str] = set()
+
+    def look(*nodes: ast.AST | None) -> None:
+        for node in nodes:
+            for inner in ast.walk(node) if node is not None else ():
+                if isinstance(inner, ast.Constant) and inner.value in names:
+                    found.add(str(inner.value))
+
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Compare):
+            sides = [node.left, *node.comparators]
+            if not any(isinstance(each, ast.Attribute) and each.attr == "type" for each in sides):
+                look(*(each for each in sides if not isinstance(each, ast.Call)))
+        elif isinstance(node, ast.Dict):
+            look(*node.keys)
+        elif isinstance(node, ast.DictComp):
+            look(node.key)
+        elif isinstance(node, ast.Subscript):
+            look(node.slice)
+        elif isinstance(node, ast.MatchValue):
+            look(node.value)
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            look(*(node.args if node.func.attr in LOOKING else ()))
+        elif isinstance(node, ast.Attribute) and node.attr in names - {"cpu"}:  # ``tensor.cpu()``
+            found.add(node.attr)
+    return found
+
+
+def test_no_devices_name_decides_anything() -> None:
+    """Rules ask what a device can, clusters what it declares: a new one is a new file."""
+    names = {name for spec in own_devices() for name in (spec.name, spec.accelerator)}
+    deciding = {
+        str(path.relative_to(ROOT)): found
+        for package in ("orchestrator", "workloads")
+        for path in modules(package)
+        if not str(path.relative_to(ROOT)).startswith(NAME_DEVICES)
+        and (found := names_that_decide(path.read_text(), names))
+    }
+    assert deciding == {}
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        'if device == "hpu": pass',
+        'if "hpu" != device: pass',
+        'if device in ("cuda", "hpu"): pass',
+        'TABLE = {"hpu": 1}',
+        'TABLE = {("fp8", "hpu"): 1}',
+        'TABLE = {(each, "hpu"): 1 for each in precisions}',
+        'TABLE["hpu"]',
+        'TABLE.get("hpu")',
+        'device.startswith("hpu")',
+        "kind is Accelerator.hpu",
+        'match device:\n    case "hpu": pass',
+    ],
+)
+def test_every_way_to_decide_by_a_name_is_seen(source: str) -> None:
+    """The check of the check; other texts, and torch's word for the host's memory, are none."""
+    assert "hpu" in names_that_decide(source, {"hpu", "cuda"})
+    assert not names_that_decide(source.replace("hpu", "x").replace("cuda", "y"), {"hpu", "cuda"})
+    assert not names_that_decide('tensor.device.type == "cpu" or tensor.cpu()', {"cpu"})
+    assert not names_that_decide('log(f"{device} is no hpu")', {"hpu"})
+
+
+def test_help_loads_nothing_heavy() -> None:
+    """``nightgrid --help`` is instant: none of the large packages is imported."""
+    code = (
+        "import sys\nfrom orchestrator.cli import main\n"
+        "try:\n    main(['--help'])\nexcept SystemExit:\n    pass\n"
+        f"heavy = [m for m in {HEAVY!r} if m in sys.modules]\n"
+        "sys.exit(','.join(heavy) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert "nightgrid run" in done.stdout
+
+
+#: What a plan of text generation has no use for, beside the large packages; each costs its start.
+UNPLANNED = (
+    *("numpy", "rich", "asyncio", "html"),
+    *("workloads.techniques", "workloads.api", "orchestrator.worker", "orchestrator.on_ray"),
+)
+
+
+def test_a_plan_loads_only_what_it_needs() -> None:
+    """``nightgrid plan`` starts quickly: pydantic is the one large package that it imports."""
+    code = (
+        "import sys\nfrom orchestrator.cli import main\n"
+        "main(['plan', 'grids/smoke.yaml', '--results', 'none-here'])\n"
+        f"loaded = [m for m in {(*HEAVY, *UNPLANNED)!r} if m in sys.modules]\n"
+        "sys.exit(0 if loaded == ['pydantic'] else ', '.join(loaded))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert "job_id" in done.stdout
+
+
+#: Every function that may read the time of day, and what for. A duration, a timeout or a backoff
+#: is none of these: the time of day is set now and then (``orchestrator/host/clock.py``).
+TIME_OF_DAY = {
+    "orchestrator/host/clock.py": {
+        "Interval": "where an interval of a row begins; its length is of the steady clock",
+        "CallAt.__init__": "a deadline is a time of day",
+    },
+    "orchestrator/commands/options.py": {
+        "ends_at": "the deadline of a budget that begins now",
+        "_deadline": "08:00 is the next one",
+    },
+    "orchestrator/commands/plan.py": {"_until": "how far a deadline is away, for people"},
+    "orchestrator/commands/run.py": {"_report_in_any_case": "a deadline is a time of day"},
+    "orchestrator/commands/simulate.py": {"run": "how far a deadline is away, for people"},
+    "orchestrator/commands/status.py": {
+        "job_lines": "how old a time of Ray's is",
+        "run_json": "how old a driver's last word is, which may be on another host",
+        "run_lines": "how old a driver's last word is, which may be on another host",
+    },
+    "orchestrator/runtime/driver.py": {"Driver": "for notes, the status and the deadline"},
+    "orchestrator/watching/live.py": {
+        "PlainView.line": "the time of day before each line of a log"
+    },
+    "orchestrator/watching/live_display.py": {
+        "TerminalView.line": "the time of day before each line"
+    },
+    "orchestrator/on_ray/control_store.py": {
+        "ControlStore.trouble": "since when the control store is silent, for people",
+    },
+    "orchestrator/on_ray/submission.py": {"new_submission_id": "a name that people can place"},
+    "orchestrator/on_ray/examination.py": {
+        "NodeExaminer.now": "times of day of hosts are compared",
+        "clock_offset": "times of day of hosts are compared",
+    },
+    "orchestrator/host/output.py": {
+        "GuardedFile.write": "since when output is lost, for people",
+        "GuardedFile._losses_told": "since when output was lost, for people",
+    },
+    "orchestrator/report/__init__.py": {
+        "_read": "how old a driver's last word is, which may be on another host",
+    },
+    "orchestrator/results/lock.py": {
+        "Holder.this_process": "since when a run is held, for people",
+        "Holder.__str__": "since when a run is held, for people",
+        "RunLock._refusal": "since when a run is held, for people",
+    },
+    "orchestrator/runtime/run.py": {
+        "_deadline": "how much of the time until a deadline is the reserve",
+        "forecast_of": "how far a deadline is away",
+        "_drive.to_measurement": "when a row was recorded",
+    },
+    "orchestrator/runtime/supervisor.py": {
+        "Supervisor": "when the first driver began, for its notice",
+        "Supervisor.run": "how far a deadline is away",
+        "Supervisor._wait": "a deadline is a time of day",
+    },
+    "orchestrator/watching/feed.py": {
+        "RunFeed.__init__": "how old the driver's last word was when the page was opened",
+    },
+}
+_READS = {
+    "time": {"time", "time_ns", "localtime", "gmtime", "ctime", "asctime", "strftime"},
+    "datetime": {"now", "utcnow", "today"},
+    "date": {"today"},
+}
+
+
+def readers_of_the_time_of_day(source: str) -> set[str]:
+    """The functions and classes, by qualified name, in which the time of day is named: called,
+    or handed over as a clock."""
+    found: set[str] = set()
+
+    def visit(node: ast.AST, scope: tuple[str, ...]) -> None:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            scope = (*scope, node.name)
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name | ast.Attribute):
+            owner = node.value.id if isinstance(node.value, ast.Name) else node.value.attr
+            if node.attr in _READS.get(owner, ()):
+                found.add(".".join(scope) or "<module>")
+        if isinstance(node, ast.ImportFrom) and node.module == "time":
+            names = {alias.name for alias in node.names} & _READS["time"]
+            found.update(f"from time import {name}" for name in names)
+        for child in ast.iter_child_nodes(node):
+            visit(child, scope)
+
+    visit(ast.parse(source), ())
+    return found
+
+
+@pytest.mark.parametrize("package", ["orchestrator", "workloads"])
+def test_the_time_of_day_is_read_only_where_somebody_wants_to_know_it(package: str) -> None:
+    """Durations are of a clock that never jumps. A new reader of the time of day says here why it
+    is one, and one that is gone is struck off."""
+    found = {
+        str(path.relative_to(ROOT)): readers
+        for path in modules(package)
+        if (readers := readers_of_the_time_of_day(path.read_text()))
+    }
+    allowed = {file: set(by) for file, by in TIME_OF_DAY.items() if file.startswith(package)}
+    assert found == allowed
+
+
+def test_every_way_to_read_the_time_of_day_is_seen() -> None:
+    """The check of the check."""
+    source = """
+import datetime, time
+from time import time_ns
+LIMIT = time.time() + 5
+def late(): return datetime.datetime.now() > then or datetime.date.today()
+class Poll:
+    clock: object = time.time
+    def due(self): return time.monotonic() > self.at
+    def stamp(self): return time.strftime("%H")
+"""
+    assert readers_of_the_time_of_day(source) == {
+        "from time import time_ns",
+        "<module>",
+        "late",
+        "Poll",
+        "Poll.stamp",
+    }
+
+
+def test_no_module_imports_in_a_circle() -> None:
+    """Every module can be read, and imported, before those that use it; imports inside functions
+    count, those for type checkers do not."""
+    files = {module_name(path): path for top in PRODUCT for path in modules(top)}
+    arrows = {}
+    for name, path in files.items():
+        found = imported(path) & files.keys()
+        # `from package import module` is of the module; the package's own file says nothing here.
+        packages = {each for each in found if any(o.startswith(f"{each}.") for o in found)}
+        arrows[name] = found - packages - {name}
+    try:
+        graphlib.TopologicalSorter(arrows).prepare()
+    except graphlib.CycleError as error:
+        pytest.fail(f"these import each other: {' <- '.join(error.args[1])}")
+
+
+def module_name(path: Path) -> str:
+    """``orchestrator/grid/__init__.py`` -> ``orchestrator.grid``."""
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")

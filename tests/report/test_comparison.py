@@ -1,0 +1,370 @@
+"""Comparing two runs: planted changes are found, noise is not cried at, unlike rows are refused."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from measurements import job, row, sample
+
+from orchestrator.cli import main
+from orchestrator.domain.job import State
+from orchestrator.domain.measurement import Measurement
+from orchestrator.report.comparison import (
+    ASSUMED_NOISE,
+    LEAST_NOISE,
+    RULES,
+    RunComparison,
+    between_runs,
+    compare,
+    differences,
+    significant,
+)
+from orchestrator.report.ratio import Rate, ratio_of
+from orchestrator.results.derive import metrics_of
+from orchestrator.results.store import Store
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def measured(number: int, walls: Sequence[float]) -> Measurement:
+    """A row whose repeats took so long, 1000 tokens each."""
+    samples = tuple(
+        (0, sample(repeat=repeat, wall_s=wall, output_tokens=1000))
+        for repeat, wall in enumerate(walls)
+    )
+    made = row(number, samples=samples, items=(), device_name="Gaudi2", emulated=False, threads=1)
+    return replace(made, metrics=metrics_of(samples))
+
+
+def a_run(
+    chance: random.Random,
+    jobs: int = 30,
+    *,
+    repeats: int = 5,
+    within: float = 0.01,
+    between: float = 0.0,
+    slower: dict[int, float] | None = None,
+) -> list[Measurement]:
+    """A simulated run: noise within a job from repeat to repeat, and one draw for each job."""
+    rows = []
+    for number in range(jobs):
+        shift = chance.gauss(0, between) + math.log(1 + (slower or {}).get(number, 0.0))
+        walls = [math.exp(shift + chance.gauss(0, within)) for _ in range(repeats)]
+        rows.append(measured(number, walls))
+    return rows
+
+
+def changed(comparison: RunComparison) -> list[str]:
+    """Job ids of the significant changes."""
+    return [change.after.job_id for change in comparison.changes if change.significant]
+
+
+@pytest.mark.parametrize("between", [0.0, 0.01])
+@pytest.mark.parametrize("jobs", [3, 30])
+def test_noise_is_not_cried_at(between: float, jobs: int) -> None:
+    """Of 200 pairs of equal runs hardly any gives an alarm or fails a 5 % gate, also where runs
+    differ from each other by more than repeats show, and with too few jobs to learn that from."""
+    chance = random.Random(20)
+    alarms, failures = 0, 0
+    for _ in range(200):
+        one = a_run(chance, jobs, between=between)
+        other = a_run(chance, jobs, between=between)
+        comparison = compare(one, other)
+        alarms += bool(changed(comparison))
+        failures += bool(comparison.regressions(0.05))
+    assert alarms <= 20, "the level is 5 % of comparisons; chance stays below 10 %"
+    assert failures <= 4, "2 % of comparisons, where runs differ by 1 % and 30 jobs may"
+    assert failures == 0 or between
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_planted_slowdown_is_found_among_many_jobs(seed: int) -> None:
+    """One job of thirty that takes 10 % longer stands first; nothing else fails the gate."""
+    chance = random.Random(seed)
+    one = a_run(chance, between=0.005)
+    other = a_run(chance, between=0.005, slower={17: 0.10})
+    comparison = compare(one, other)
+    first = comparison.changes[0]
+    assert first.significant and first.after.job_id == one[17].job_id
+    assert first.ratio.value == pytest.approx(1 / 1.1, abs=0.03)
+    assert [c.after.job_id for c in comparison.regressions(0.05)] == [one[17].job_id]
+
+
+def test_a_slowdown_of_every_job_is_found() -> None:
+    """What all jobs share moves their median and is not taken for noise."""
+    chance = random.Random(3)
+    one = a_run(chance, between=0.005)
+    other = a_run(chance, between=0.005, slower=dict.fromkeys(range(30), 0.1))
+    comparison = compare(one, other)
+    assert len(comparison.regressions(0.05)) == 30
+    assert comparison.overall == pytest.approx(1 / 1.1, rel=0.01)
+
+
+def test_a_single_job_can_fail_the_gate() -> None:
+    """Also a run of one job shows a slow-down of 10 %."""
+    chance = random.Random(1)
+    comparison = compare(a_run(chance, 1), a_run(chance, 1, slower={0: 0.1}))
+    assert len(comparison.regressions(0.05)) == 1 and not comparison.noise_estimated
+    assert comparison.noise == ASSUMED_NOISE
+
+
+def test_too_few_repeats_are_never_significant() -> None:
+    """One repeat says nothing of its noise: the ratio is told, without a verdict."""
+    comparison = compare([measured(0, [1.0])], [measured(0, [2.0])])
+    (change,) = comparison.changes
+    assert change.ratio.value == 0.5 and change.ratio.low is None and not change.significant
+
+
+def test_comparing_the_other_way_round_mirrors_every_interval() -> None:
+    """Ratio and interval of B over A are the inverses of those of A over B."""
+    chance = random.Random(5)
+    one, other = a_run(chance, 10), a_run(chance, 10, slower={2: 0.2})
+    there = {c.after.job_id: c.ratio for c in compare(one, other).changes}
+    back = {c.after.job_id: c.ratio for c in compare(other, one).changes}
+    for job_id, ratio in there.items():
+        assert ratio.value == pytest.approx(1 / back[job_id].value)
+        assert ratio.low is not None and back[job_id].high is not None
+        assert ratio.low == pytest.approx(1 / back[job_id].high)
+
+
+@pytest.mark.parametrize(
+    ("key", "changes"),
+    [
+        ("emulated", {"emulated": True}),
+        ("device", {"device_name": "Gaudi3"}),
+        ("threads", {"threads": 8}),
+        ("batch_size", {"batch_size": 77}),
+        ("random_weights", {"random_weights": True}),
+        ("synthetic_data", {"synthetic_data": True}),
+        ("precision_detail", {"precision_detail": "other"}),
+    ],
+)
+def test_what_is_not_comparable_is_refused_by_name(key: str, changes: dict[str, object]) -> None:
+    """A difference in what a number depends on forbids the ratio and names the key."""
+    one = measured(0, [1.0, 1.01, 0.99])
+    other = replace(one, **changes)  # type: ignore[arg-type]
+    comparison = compare([one], [other])
+    assert not comparison.changes
+    assert [d.key for r in comparison.refused for d in r.differences] == [key]
+    allowed = compare([one], [other], allow=frozenset({key}))
+    assert bool(allowed.changes) is (key != "emulated")
+
+
+def test_jobs_of_a_version_with_more_parameters_are_matched_by_what_both_know() -> None:
+    """An update must not end the comparison with last night; what is new is told."""
+    old = [replace(measured(n, [1.0, 1.01]), batch_size_requested=str(n)) for n in range(3)]
+    new = [
+        replace(
+            one, job_id=f"new-{one.job_id}", parameters={**one.parameters, "batching": "static"}
+        )
+        for one in old
+    ]
+    comparison = compare(old, new)
+    assert len(comparison.changes) == 3
+    assert comparison.only_before == comparison.only_after == 0
+    assert comparison.warnings["parameters", "unknown", "batching=static"] == 3
+    for change in comparison.changes:
+        assert change.before.batch_size_requested == change.after.batch_size_requested
+
+
+def test_a_setting_of_a_later_version_is_no_difference_of_one_job() -> None:
+    """Its default means what the earlier version did, or the job would have another id."""
+    old = measured(0, [1.0, 1.01])
+    new = replace(old, parameters={**old.parameters, "batching": "static"})
+    assert not compare([old], [new]).warnings
+
+
+def test_jobs_that_differ_only_in_what_is_new_are_not_matched() -> None:
+    """Which of them was meant before cannot be told; nor is a changed value of an old parameter."""
+    old = measured(0, [1.0, 1.01])
+    new = [
+        replace(old, job_id=f"new-{value}", parameters={**old.parameters, "batching": value})
+        for value in ("static", "continuous")
+    ]
+    comparison = compare([old], new)
+    assert not comparison.changes and (comparison.only_before, comparison.only_after) == (1, 2)
+    name = next(iter(old.parameters))
+    other = replace(old, job_id="other", parameters={**old.parameters, name: "another"})
+    assert not compare([old], [other]).changes
+
+
+def test_other_software_only_warns() -> None:
+    """Versions, driver and commit may be the very question: they are told and compared."""
+    one = measured(0, [1.0, 1.01, 0.99])
+    other = replace(one, versions={"python": "3.12"}, driver_version="2", git_commit="b")
+    comparison = compare([one], [other])
+    assert len(comparison.changes) == 1
+    assert {key for key, _, _ in comparison.warnings} == {"versions", "driver", "git_commit"}
+
+
+def test_a_job_that_broke_is_told_and_fails_the_gate() -> None:
+    """A job that worked and fails now is broken; one whose node was lost is not."""
+    one = [measured(n, [1.0, 1.01]) for n in range(3)]
+    none = replace(one[0].metrics, throughput=None)
+    other = [
+        replace(one[0], state=State.OUT_OF_MEMORY, metrics=none, samples=()),
+        replace(one[1], state=State.LOST, metrics=none, samples=()),
+        one[2],
+    ]
+    comparison = compare(one, other)
+    assert [t.after.job_id for t in comparison.broken] == [one[0].job_id]
+    assert len(comparison.turned) == 2 and len(comparison.changes) == 1
+    assert not compare(other, one).broken
+
+
+def test_noise_between_runs_is_learnt_from_the_jobs() -> None:
+    """The estimate is near the planted one, and never below the least."""
+    chance = random.Random(11)
+    rates = []
+    for _ in range(400):
+        a, b = (math.exp(chance.gauss(0, 0.02)) for _ in range(2))
+        rates.append((Rate(value=a, error=0.001, degrees=4), Rate(value=b, error=0.001, degrees=4)))
+    noise, degrees = between_runs(rates)
+    assert noise == pytest.approx(0.02 * math.sqrt(2), rel=0.15) and 100 < degrees < 200
+    quiet = [(Rate(value=1.0, error=0.01, degrees=4),) * 2 for _ in range(20)]
+    assert between_runs([(a, b) for a, b in quiet])[0] == LEAST_NOISE
+
+
+@given(st.lists(st.none() | st.floats(0, 1), max_size=30))
+def test_significance_never_exceeds_that_without_the_guard(p_values: list[float | None]) -> None:
+    """The rule only ever takes away, keeps the smallest, and ignores what was not tested."""
+    verdicts = significant(p_values, 0.05)
+    for p, verdict in zip(p_values, verdicts, strict=True):
+        assert not verdict or (p is not None and p <= 0.05)
+    chosen = [p for p, v in zip(p_values, verdicts, strict=True) if v and p is not None]
+    for p, verdict in zip(p_values, verdicts, strict=True):
+        if chosen and p is not None and p <= max(chosen):
+            assert verdict
+
+
+def test_intervals_of_ratios_cover_the_truth() -> None:
+    """Of 1,000 simulated 95 % intervals about 950 hold the true ratio, with five repeats each."""
+    chance = random.Random(2)
+    covered = 0
+    for _ in range(1000):
+        rates = []
+        for truth in (1.0, 1.3):
+            walls = [1 / (truth * (1 + chance.gauss(0, 0.02))) for _ in range(5)]
+            rates.append(measured(0, walls))
+        comparison = compare([rates[0]], [rates[1]], noise=0.0)
+        ratio = comparison.changes[0].ratio
+        assert ratio.low is not None and ratio.high is not None
+        covered += ratio.low <= 1.3 <= ratio.high
+    assert 930 <= covered <= 975
+
+
+def test_a_ratio_without_scatter_has_a_point_for_an_interval() -> None:
+    """Identical repeats are decided, or equal, without a division by zero."""
+    one, two = (Rate(value=v, error=0.0, degrees=2) for v in (1.0, 2.0))
+    assert ratio_of(two, one).p_value == 0.0 and ratio_of(two, one).decided
+    assert ratio_of(one, one).p_value == 1.0 and not ratio_of(one, one).decided
+
+
+def test_the_document_has_the_table_of_rules() -> None:
+    """docs/compare.md names every key with its effect, and no other."""
+    text = (ROOT / "docs" / "compare.md").read_text(encoding="utf-8")
+    told = dict(re.findall(r"^\| `(\w+)` \| (blocks|warns)", text, re.MULTILINE))
+    assert told == {rule.key: rule.effect for rule in RULES}
+    for rule in RULES:
+        assert rule.why in text
+
+
+def test_rows_that_agree_have_no_differences() -> None:
+    """The same row twice differs in nothing."""
+    one = measured(0, [1.0, 1.1])
+    assert differences(one, one) == ((), ())
+
+
+# ---------------------------------------------------------------- the command
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs: a, the same again, one with a planted slow-down, one on emulated cards."""
+    directory = tmp_path_factory.mktemp("results")
+    chance = random.Random(0)
+    runs = {
+        "a": a_run(chance, 12),
+        "same": a_run(chance, 12),
+        "slow": a_run(chance, 12, slower={3: 0.1}),
+        "emulated": [replace(r, emulated=True) for r in a_run(chance, 12)],
+        "other": [replace(measured(99, [1.0, 1.0]), job_id=job(model="x").job_id)],
+    }
+    for name, rows in runs.items():
+        with Store.open(directory, name) as store:
+            for one in rows:
+                store.append(replace(one, run=name))
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("after", "options", "code"),
+    [
+        ("same", ["--fail-on-regression", "5%"], 0),
+        ("slow", [], 0),
+        ("slow", ["--fail-on-regression", "5%"], 11),
+        ("slow", ["--fail-on-regression", "0.2"], 0),
+        ("emulated", ["--fail-on-regression", "5%"], 6),
+        ("other", [], 6),
+        ("nowhere", [], 4),
+        ("same", ["--allow", "emulated"], 6),
+    ],
+)
+def test_exit_codes(results: Path, after: str, options: list[str], code: int) -> None:
+    """Scripts can tell: compared, got worse, not comparable, not readable."""
+    assert main(["compare", "a", after, "--results", str(results), *options]) == code
+
+
+def test_significant_changes_come_first(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The terminal shows the slow job and says what noise was assumed."""
+    main(["compare", "a", "slow", "--results", str(results)])
+    out = capsys.readouterr().out
+    assert "12 jobs compared, 1 slower, 0 faster" in " ".join(out.split())
+    assert "noise between runs" in out and "-9." in out
+    main(["compare", "a", "slow", "--all", "--results", str(results)])
+    lines = [
+        line for line in capsys.readouterr().out.splitlines() if "%" in line and " to " in line
+    ]
+    assert len(lines) == 12 and "-9." in lines[0]
+
+
+def test_refused_rows_name_the_key(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The message says in what the runs differ."""
+    main(["compare", "a", "emulated", "--results", str(results)])
+    captured = capsys.readouterr()
+    assert "emulated differs in 12 jobs: false → true" in captured.out
+    assert "they differ in emulated" in captured.err
+
+
+def test_json_of_a_comparison(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Everything is in the JSON, and the exit code is the same."""
+    options = ["--results", str(results), "--json", "--fail-on-regression", "5%"]
+    assert main(["compare", "a", "slow", *options]) == 11
+    document = json.loads(capsys.readouterr().out)
+    assert [c["regression"] for c in document["changes"]] == [True] + [False] * 11
+    assert document["changes"][0]["ratio"] == pytest.approx(1 / 1.1, abs=0.03)
+    assert document["noise_estimated"] is True
+
+
+def test_runs_can_be_given_by_path(results: Path, tmp_path: Path) -> None:
+    """Runs of two results directories can be compared."""
+    paths = [str(results / "a"), str(results / "slow")]
+    options = ["--fail-on-regression", "5%", "--results", str(tmp_path)]
+    assert main(["compare", *paths, *options]) == 11
+
+
+@pytest.mark.parametrize("text", ["5", "-1%", "0", "x", "100%"])
+def test_a_share_that_is_none_is_refused(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A limit of 5 is surely meant as 5 %, and is not guessed."""
+    with pytest.raises(SystemExit):
+        main(["compare", "a", "b", "--fail-on-regression", text])
+    assert "share between 0 and 1" in capsys.readouterr().err or text.startswith("-")

@@ -1,0 +1,211 @@
+"""Laws of roles, over every setting of every workload: who meets whom, and under what label."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin
+
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from measurement_factory import Night, a_job
+from pydantic.fields import FieldInfo
+
+from orchestrator.domain.job import MAX, Accelerator, Job
+from orchestrator.domain.job_fields import FIELDS, JobFields
+from orchestrator.domain.measurement import Measurement
+from orchestrator.report.contests import hold_contests
+from orchestrator.report.effects import effects_of
+from orchestrator.report.grouping import settings_of
+from orchestrator.report.summary import summarize
+from workloads.precision import PRECISIONS
+from workloads.registry import WORKLOADS
+
+NAMES = {
+    workload: [*FIELDS, *entry.declared(entry.engines[0])] for workload, entry in WORKLOADS.items()
+}
+
+
+def values_of(info: FieldInfo) -> st.SearchStrategy[Any]:
+    """Values of a setting's type; limits are no matter of a report."""
+    kinds = get_args(info.annotation) or (info.annotation,)
+    kinds = (info.annotation,) if get_origin(info.annotation) is Literal else kinds
+    known: dict[Any, st.SearchStrategy[Any]] = {
+        bool: st.booleans(),
+        int: st.integers(1, 4),
+        float: st.sampled_from([1e-4, 0.5]),
+        str: st.sampled_from(["one", "another"]),
+        NoneType: st.none(),
+    }
+    return st.one_of(
+        st.sampled_from(get_args(kind)) if get_origin(kind) is Literal else known[kind]
+        for kind in kinds
+    )
+
+
+def strategy_of(workload: str, name: str) -> st.SearchStrategy[Any]:
+    """Values of a field or a parameter."""
+    fields: dict[str, st.SearchStrategy[Any]] = {
+        "workload": st.sampled_from(list(WORKLOADS)),
+        "engine": st.sampled_from(WORKLOADS[workload].engines),
+        "precision": st.sampled_from(PRECISIONS),
+        "batch_size": st.sampled_from([1, 48, MAX]),
+        "accelerator": st.sampled_from(list(Accelerator)),
+    }
+    if name in fields:
+        return fields[name]
+    if name in FIELDS:
+        return values_of(JobFields.model_fields[name])
+    models = WORKLOADS[workload].setting_models()
+    return values_of(next(m.model_fields[name] for m in models if name in m.model_fields))
+
+
+@st.composite
+def jobs(draw: st.DrawFn, workload: str) -> Job:
+    """A job that differs from the defaults in a few settings."""
+    entry = WORKLOADS[workload]
+    said = {n: d.default for n, d in entry.declared(entry.engines[0]).items()}
+    job = a_job(workload=workload, engine=entry.engines[0], parameters=tuple(sorted(said.items())))
+    others = [name for name in NAMES[workload] if name != "workload"]
+    for name in draw(st.lists(st.sampled_from(others), max_size=4)):
+        if name in FIELDS or name in entry.declared(job.engine):
+            job = changed(job, name, draw(strategy_of(workload, name)))
+    return job
+
+
+def changed(job: Job, name: str, value: Any) -> Job:
+    """The job with another value of one setting; with another engine it has that one's settings."""
+    if name == "engine":
+        declared = WORKLOADS[job.workload].declared(value)
+        said = dict(job.parameters)
+        kept = {n: said.get(n, declaration.default) for n, declaration in declared.items()}
+        return replace(job, engine=value, parameters=tuple(sorted(kept.items())))
+    if name in FIELDS:
+        return replace(job, **{name: value})
+    return replace(job, parameters=tuple(sorted({**dict(job.parameters), name: value}.items())))
+
+
+def row_of(job: Job) -> Measurement:
+    """A measured row; all are on one device and within each other's intervals."""
+    row = replace(Night(emulated=False).add(job, items=0), device_name="card")
+    return replace(row, metrics=replace(row.metrics, throughput_low=0.0, throughput_high=1e12))
+
+
+@st.composite
+def pairs(draw: st.DrawFn) -> tuple[str, Measurement, Measurement]:
+    """The name of a setting, and two rows that differ in it alone."""
+    workload = draw(st.sampled_from(sorted(WORKLOADS)))
+    name = draw(st.sampled_from(NAMES[workload]))
+    first = draw(jobs(workload))
+    declared = WORKLOADS[workload].declared(first.engine)
+    assume(name in FIELDS or name in declared)
+    own = declared.keys() - WORKLOADS[workload].parameters.model_fields.keys()
+    if name == "engine":  # alone: the settings of either are at their defaults
+        assume(all(declared[n].is_default(dict(first.parameters)[n]) for n in own))
+    second = changed(first, name, draw(strategy_of(workload, name)))
+    return name, row_of(first), row_of(second)
+
+
+@settings(max_examples=300, deadline=None)
+@given(pair=pairs())
+def test_a_role_decides_who_is_ranked_against_whom(
+    pair: tuple[str, Measurement, Measurement],
+) -> None:
+    """Rows that differ in a choice alone, or in what is neutral, meet in one contest and are told
+    apart there; rows that differ in work never meet."""
+    name, first, second = pair
+    assume(first.job_id != second.job_id)
+    declared = {**FIELDS, **WORKLOADS[first.workload].declared(first.engine)}
+    contests = hold_contests([first, second], settings_of([first, second]))
+    assert len(contests) == (2 if declared[name].role == "work" else 1)
+    if declared[name].role != "work":
+        told = summarize([first, second])
+        assert told.chosen(first) != told.chosen(second)
+
+
+@settings(max_examples=150, deadline=None)
+@given(pair=pairs())
+def test_an_effect_is_of_a_choice(pair: tuple[str, Measurement, Measurement]) -> None:
+    """Of two rows that differ in one choice there is one effect, by its name; of others none."""
+    name, first, second = pair
+    assume(first.job_id != second.job_id)
+    declared = {**FIELDS, **WORKLOADS[first.workload].declared(first.engine)}
+    found = [effect.name for effect in effects_of([first, second], settings_of([first, second]))]
+    compared = declared[name].role == "choice" and name != "batch_size"
+    assert found == ([name] if compared else [])
+
+
+@settings(max_examples=100, deadline=None)
+@given(data=st.data(), workload=st.sampled_from(sorted(WORKLOADS)))
+def test_no_label_stands_for_two(data: st.DataObject, workload: str) -> None:
+    """Not for two tables of a report, and not for two contenders of one contest."""
+    drawn = data.draw(
+        st.lists(jobs(workload), min_size=2, max_size=6, unique_by=lambda j: j.job_id)
+    )
+    summary = summarize([row_of(job) for job in drawn])
+    tables = [(table.title, tuple(table.about.items())) for table in summary.tables]
+    assert len(set(tables)) == len(tables)
+    for contest in summary.contests:
+        told = [summary.chosen(row) for row in (contest.fastest, *contest.tied)]
+        assert len(set(told)) == len(told) == contest.contenders
+
+
+@settings(max_examples=100, deadline=None)
+@given(pair=pairs())
+def test_a_setting_that_loads_never_shares_a_resident_model(
+    pair: tuple[str, Measurement, Measurement],
+) -> None:
+    """Unequal values, unequal keys; any other setting leaves the key as it is."""
+    name, first, second = pair
+    assume(first.job_id != second.job_id)
+    declared = {**FIELDS, **WORKLOADS[first.workload].declared(first.engine)}
+    keys = {job_of(row).residency_key for row in (first, second)}
+    assert (len(keys) == 2) is declared[name].loads
+
+
+def job_of(row: Measurement) -> Job:
+    """The job that a row is of."""
+    size = row.batch_size_requested
+    return a_job(
+        **{name: getattr(row, name) for name in FIELDS if name != "batch_size"},
+        batch_size=int(size) if size.isdecimal() else size,
+        parameters=tuple(sorted(row.parameters.items())),
+    )
+
+
+def test_what_changes_nothing_is_told_only_where_nothing_else_tells_two_apart() -> None:
+    """A label is not made longer by what all rows have in common, or by what does not matter."""
+    kept = (("keep_texts", 0), ("output_tokens", 128))
+    alone = [row_of(a_job(parameters=kept, precision=name)) for name in ("bf16", "fp32")]
+    assert set(summarize(alone).labels.values()) == {"bf16 b=8", "fp32 b=8"}
+    beside = row_of(a_job(parameters=(("keep_texts", 1), ("output_tokens", 128))))
+    assert set(summarize([*alone, beside]).labels.values()) == {
+        "bf16 b=8 keep texts 0",
+        "bf16 b=8 keep texts 1",
+        "fp32 b=8",
+    }
+
+
+def test_what_nobody_declares_is_work_and_is_told() -> None:
+    """Rows of a package that is not here: their own settings keep them apart, with a flag."""
+    rows = [
+        row_of(a_job(workload="elsewhere", parameters=(("speed", value),)))
+        for value in (1, 2, None)
+    ]
+    summary = summarize(rows)
+    assert len(summary.contests) == 3
+    (flag,) = [flag for flag in summary.flags if flag.name == "Unknown settings"]
+    assert (flag.count, flag.details) == (3, ("elsewhere: speed",))
+
+
+def test_rows_of_an_earlier_version_meet_those_of_this_one() -> None:
+    """A row that lacks a setting has its default; a value under its old name is the same one."""
+    now = row_of(a_job(parameters=(("batching", "continuous"), ("output_tokens", 128))))
+    earlier = row_of(a_job(parameters=(("batching", "refill"),), precision="fp32"))
+    summary = summarize([now, earlier])
+    (contest,), (table,) = summary.contests, summary.tables
+    assert contest.contenders == len(table.cells) == 2
+    assert set(summary.labels.values()) == {
+        "bf16 b=8 batching continuous",
+        "fp32 b=8 batching continuous",
+    }

@@ -1,0 +1,542 @@
+"""The loop keeps its promises: order, durability, timers, signals, endurance."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from driver_cases import MOMENT, FakeClock, FakeExecutor, attempt, job, node, plan
+
+from orchestrator.domain.attempt import Attempt, Outcome
+from orchestrator.domain.events import (
+    AttemptEnded,
+    ClockSet,
+    Command,
+    Event,
+    NodeJoined,
+    RecordRow,
+    RunAttempt,
+    RunFinished,
+    StartWorker,
+    StopRequested,
+    StopWorker,
+    Tick,
+    Wake,
+    WorkerOverdue,
+    WorkerReady,
+    WorkerStopped,
+)
+from orchestrator.domain.job import State
+from orchestrator.domain.measurement import Measurement
+from orchestrator.errors import ClusterError, ControlStoreLost, StoreError, StoreLocked
+from orchestrator.results.derive import measurement_of
+from orchestrator.results.notes import Note, Notes
+from orchestrator.results.store import Store
+from orchestrator.runtime.driver import Driver
+from orchestrator.runtime.row_writer import ROWS_WAIT_S
+from orchestrator.runtime.status import Board, RunStatus
+from orchestrator.runtime.stop_signal import StopSignal
+from orchestrator.runtime.watchdog import Watchdog
+
+
+class Script:
+    """A decider that answers events by rules, and keeps what it was told."""
+
+    def __init__(self, answer: Callable[[Event], list[Command]]) -> None:
+        self._answer = answer
+        self.events: list[Event] = []
+
+    def handle(self, event: Event) -> list[Command]:
+        """Answer by the rule."""
+        self.events.append(event)
+        return self._answer(event)
+
+
+class Rows:
+    """A row store that can fail a number of times first; ``lost`` to another driver, always."""
+
+    lost = False
+
+    def __init__(self, failures: int = 0, error: type[Exception] = OSError) -> None:
+        self.kept: list[Measurement] = []
+        self._failures = failures
+        self._error = error
+        self.begun: list[Note] = []
+
+    def begin(self, *notes: Note) -> None:
+        """Keep the notes of attempts."""
+        if self.lost:
+            raise StoreLocked("taken over")
+        self.begun += notes
+
+    def append(self, *measurements: Measurement) -> None:
+        """Keep rows, or fail."""
+        if self.lost:
+            raise StoreLocked("taken over")
+        if self._failures:
+            self._failures -= 1
+            raise self._error("input/output error")
+        self.kept += measurements
+
+    def make_reserve(self) -> None:
+        """There is room for more where there was for a row."""
+
+    def spill(self, measurement: Measurement) -> None:
+        """There is no other disk."""
+        assert not self.lost, "the next driver would take it for one of the run's rows"
+
+
+class Lines:
+    """A view that keeps what it was told."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.shown: list[RunStatus] = []
+
+    def line(self, text: str) -> None:
+        """Keep a line."""
+        self.lines.append(text)
+
+    def show(self, status: RunStatus) -> None:
+        """Keep a status."""
+        self.shown.append(status)
+
+    def close(self) -> None:
+        """Nothing."""
+
+
+ONE, TWO = job(1), job(2)
+CARD = node().cards[0]
+
+
+def row_of(event: AttemptEnded, of: Attempt) -> RecordRow:
+    """The final row of an attempt that has ended."""
+    return RecordRow(
+        job=of.job,
+        state=event.outcome.state,
+        reason="",
+        final=True,
+        attempt=of,
+        outcome=event.outcome,
+    )
+
+
+def one_job_after_another(event: Event) -> list[Command]:
+    """Two jobs on one card, each row before the next assignment, then the end."""
+    if isinstance(event, NodeJoined):
+        return [StartWorker(worker_id="w1", card=CARD)]
+    if isinstance(event, WorkerReady):
+        return [RunAttempt(attempt=attempt(ONE, CARD), worker_ids=("w1",))]
+    if isinstance(event, AttemptEnded):
+        this = ONE if event.outcome.attempt_id.startswith(ONE.job_id) else TWO
+        row = row_of(event, attempt(this, CARD))
+        if this is ONE:
+            return [row, RunAttempt(attempt=attempt(TWO, CARD), worker_ids=("w1",))]
+        return [row, StopWorker(worker_id="w1", reason="done")]
+    if isinstance(event, WorkerStopped):
+        return [RunFinished(reason="every job is terminal")]
+    return []
+
+
+class Case:
+    """A driver with everything around it in memory and in virtual time."""
+
+    def __init__(
+        self,
+        answer: Callable[[Event], list[Command]] = one_job_after_another,
+        *,
+        rows: Rows | None = None,
+        faults: Callable[[str], None] = lambda _: None,
+        verdict: Callable[[Attempt], State] = lambda _: State.SUCCEEDED,
+        write_status: Callable[[str], object] = lambda _: None,
+    ) -> None:
+        self.clock = FakeClock()
+        self.script = Script(answer)
+        self.executor = FakeExecutor(self.clock, node(), verdict=verdict, faults=faults)
+        self.rows = rows or Rows()
+        self.view = Lines()
+        self.stop = StopSignal()
+        self.driver = Driver(
+            watchdog=Watchdog({"measure": 30.0}),
+            schedule=self.script,
+            executor=self.executor,
+            store=self.rows,
+            to_measurement=lambda row: measurement_of(
+                row, run="case", invocation_id="i", recorded_at=self.clock()
+            ),
+            notes=Notes(run="case", invocation_id="i"),
+            board=Board(run="case", plan=plan(ONE, TWO), started_at=MOMENT),
+            view=self.view,
+            write_status=write_status,
+            stop=self.stop,
+            clock=self.clock,
+            wall=self.clock,
+            sleep=self.clock.sleep,
+        )
+
+
+def test_a_run_goes_from_the_first_event_to_run_finished() -> None:
+    """Both jobs leave a row with their numbers, and the result says why it ended."""
+    case = Case()
+    result = case.driver.drive()
+    assert (result.finished, result.reason) == (True, "every job is terminal")
+    assert [row.job_id for row in case.rows.kept] == [ONE.job_id, TWO.job_id]
+    assert all(row.metrics.generated_tokens_per_s == pytest.approx(10) for row in case.rows.kept)
+    assert [type(event) for event in case.script.events[:2]] == [ClockSet, Tick]
+    assert case.view.shown[-1].finished and case.view.shown[-1].done == 2
+
+
+def test_no_card_waits_for_the_disk_and_the_driver_never_waits_without_its_rows() -> None:
+    """The second job starts before the first one's row is written; whenever the driver waits for
+    something, every attempt that has ended has its row."""
+    case = Case()
+    begun_by_write: list[int] = []
+    ended = 0
+    keep, events, show = case.rows.append, case.executor.events, case.view.show
+
+    def append(*measurements: Measurement) -> None:
+        begun_by_write.append(sum(isinstance(each, RunAttempt) for each in case.executor.log))
+        keep(*measurements)
+
+    def waiting(timeout_s: float) -> list[Event]:
+        nonlocal ended
+        assert timeout_s == 0 or len(case.rows.kept) == ended
+        happened = events(timeout_s)
+        ended += sum(isinstance(event, AttemptEnded) for event in happened)
+        return happened
+
+    def shown(status: RunStatus) -> None:
+        assert status.done == status.attempts == ended
+        show(status)
+
+    case.rows.append = append  # type: ignore[method-assign]
+    case.executor.events = waiting  # type: ignore[method-assign]
+    case.view.show = shown  # type: ignore[method-assign]
+    assert case.driver.drive().finished
+    assert begun_by_write == [2, 2] and ended == 2
+
+
+def test_a_disk_that_stumbles_does_not_end_the_run() -> None:
+    """Errors of ``append`` for a while are waited out, and every row is written."""
+    case = Case(rows=Rows(failures=3))
+    assert case.driver.drive().finished
+    assert len(case.rows.kept) == 2
+    assert sum("the store failed" in line for line in case.view.lines) == 3
+
+
+def test_rows_wait_for_others_a_tenth_of_a_second_at_most() -> None:
+    """While something happens all the time, rows are written a few at a time, and soon."""
+    attempts = [attempt(ONE, CARD, number=number) for number in range(1, 21)]
+    decided: dict[str, float] = {}
+
+    def answer(event: Event) -> list[Command]:
+        if isinstance(event, AttemptEnded):
+            this = attempts[len(decided)]
+            decided[this.attempt_id] = event.at
+            return [row_of(event, this)]
+        return [RunFinished(reason="seen")] if isinstance(event, StopRequested) else []
+
+    case = Case(answer)
+    delays: list[list[float]] = []
+
+    def append(*measurements: Measurement) -> None:
+        delays.append([case.clock() - decided[row.attempt_id] for row in measurements])
+
+    def busy(timeout_s: float) -> list[Event]:
+        if len(decided) == len(attempts):
+            case.stop.request("all seen")
+            return []
+        case.clock.sleep(0.03)
+        outcome = Outcome(attempt_id="any", state=State.LOST, ranks=())
+        return [AttemptEnded(at=case.clock(), outcome=outcome)]
+
+    case.rows.append = append  # type: ignore[method-assign]
+    case.executor.events = busy  # type: ignore[method-assign]
+    assert case.driver.drive().finished
+    assert sum(map(len, delays)) == 20 and len(delays) < 8
+    assert max(map(max, delays)) < ROWS_WAIT_S + 0.03
+
+
+def test_a_run_that_is_broken_off_writes_the_rows_that_it_has() -> None:
+    """The third request for an end comes between the end of an attempt and its row."""
+
+    def answer(event: Event) -> list[Command]:
+        if isinstance(event, AttemptEnded):
+            for _ in range(3):
+                case.stop.request("SIGINT received")
+        return one_job_after_another(event)
+
+    case = Case(answer)
+    assert not case.driver.drive().finished
+    assert [row.job_id for row in case.rows.kept] == [ONE.job_id]
+
+
+def test_rows_of_the_same_moment_are_written_together() -> None:
+    """Two attempts end in one look at the executor: one write; and an attempt that has ended by
+    then is not begun."""
+    here = [attempt(ONE, CARD), attempt(TWO, CARD, number=2)]
+
+    def answer(event: Event) -> list[Command]:
+        ended = event.outcome.attempt_id if isinstance(event, AttemptEnded) else ""
+        this = next((each for each in here if each.attempt_id == ended), None)
+        if this is None:
+            return []
+        begins = attempt(ONE, CARD, number=2) if this is here[0] else here[0]
+        return [row_of(event, this), RunAttempt(attempt=begins, worker_ids=("w1",))]
+
+    case = Case(answer)
+    written: list[int] = []
+    case.rows.append = lambda *rows: written.append(len(rows))  # type: ignore[method-assign]
+    case.executor.perform(StartWorker(worker_id="w1", card=CARD))
+    case.executor.events(0.0)  # which has the node that joined
+    ends = [
+        AttemptEnded(
+            at=MOMENT, outcome=Outcome(attempt_id=each.attempt_id, state=State.LOST, ranks=())
+        )
+        for each in here
+    ]
+    case.driver._feed(ends)
+    assert written == []
+    case.driver._next_events()
+    assert written == [2]
+    begun = [command.attempt for command in case.executor.log if isinstance(command, RunAttempt)]
+    assert begun == [attempt(ONE, CARD, number=2)]
+
+
+def test_a_disk_that_stays_broken_ends_the_run_with_its_reason(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """After the patience is over the error is a StoreError that quotes what the disk said, and
+    the row that was not written is printed."""
+    case = Case(rows=Rows(failures=10_000))
+    with pytest.raises(StoreError, match="the store keeps failing: input/output error"):
+        case.driver.drive()
+    assert 120 <= case.clock() - MOMENT < 180
+    assert capfd.readouterr().err.count("row without a place: Measurement(") == 1
+    assert (
+        "rows that are not written, the store keeps failing: input/output error: 1; they"
+        in case.view.lines[-1]
+    )
+
+
+def test_a_driver_that_lost_the_run_starts_nothing_and_leaves_no_row(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """It was frozen, and another took the run while the first job was measured: it ends at once,
+    and prints the row of the job, which the other has measured or will."""
+
+    def answer(event: Event) -> list[Command]:
+        case.rows.lost = isinstance(event, AttemptEnded)
+        return one_job_after_another(event)
+
+    case = Case(answer)
+    with pytest.raises(StoreLocked):
+        case.driver.drive()
+    begun = [each.attempt.job for each in case.executor.log if isinstance(each, RunAttempt)]
+    assert begun == [ONE] and not case.rows.kept
+    assert capfd.readouterr().err.count("row without a place: Measurement(") == 1
+    assert "rows that are not written, taken over: 1; they are printed" in case.view.lines[-1]
+
+
+def test_an_executor_that_stumbles_does_not_end_the_run() -> None:
+    """Errors of ``events`` for a while are waited out."""
+    stumbles = iter([True, True, True] + [False] * 10_000)
+
+    def faults(method: str) -> None:
+        if method == "events" and next(stumbles):
+            raise ConnectionError("the control store does not answer")
+
+    case = Case(faults=faults)
+    assert case.driver.drive().finished
+    assert len(case.rows.kept) == 2
+    assert sum("does not answer" in line for line in case.view.lines) == 3
+
+
+def test_an_executor_that_stays_broken_ends_the_run_with_its_reason() -> None:
+    """After the patience is over the error is a ClusterError."""
+
+    def faults(method: str) -> None:
+        if method == "events":
+            raise ConnectionError("the control store does not answer")
+
+    with pytest.raises(ClusterError, match="keeps failing: the control store"):
+        Case(faults=faults).driver.drive()
+
+
+def test_a_lost_control_store_ends_the_run_at_once() -> None:
+    """It does not come back to this process; the row of what had ended is written first."""
+    case = Case()
+    events = case.executor.events
+
+    def gone_after_a_row(timeout_s: float) -> list[Event]:
+        if case.rows.kept:
+            raise ControlStoreLost("it has not answered since 03:00:00")
+        return events(timeout_s)
+
+    case.executor.events = gone_after_a_row  # type: ignore[method-assign]
+    with pytest.raises(ControlStoreLost, match="03:00:00"):
+        case.driver.drive()
+    assert case.clock.now - MOMENT < 20 and len(case.rows.kept) == 1
+
+
+def test_trouble_with_the_cluster_is_told_when_it_begins_and_when_it_ends() -> None:
+    """One line each, whatever it says of itself meanwhile; the status has it as it is."""
+    case = Case()
+    texts = iter(["", "silent for 5 s", "silent for 6 s", "silent for 7 s", *[""] * 20])
+    case.driver.trouble = lambda: next(texts)
+    assert case.driver.drive().finished
+    told = [line for line in case.view.lines if "silent" in line]
+    assert told == [
+        "TROUBLE: silent for 5 s; what runs goes on",
+        "no more: silent for 7 s",
+    ]
+    shown = [status.trouble for status in case.view.shown]
+    assert "silent for 6 s" in shown and shown[-1] == ""
+
+
+def test_a_command_that_is_refused_comes_back_as_its_event() -> None:
+    """The schedule hears of a worker that could not be started, of an attempt that was not."""
+
+    def answer(event: Event) -> list[Command]:
+        if isinstance(event, NodeJoined):
+            # One worker too many on the card, and an attempt on a worker that is not ready.
+            return [
+                StartWorker(worker_id="w1", card=CARD),
+                StartWorker(worker_id="w2", card=CARD),
+                RunAttempt(attempt=attempt(ONE, CARD), worker_ids=("w1",)),
+            ]
+        if isinstance(event, AttemptEnded):
+            assert event.outcome.state is State.LOST
+            return [RunFinished(reason="seen")]
+        return []
+
+    case = Case(answer)
+    assert case.driver.drive().reason == "seen"
+    (refused,) = [e for e in case.script.events if isinstance(e, WorkerStopped)]
+    assert refused.worker_id == "w2" and refused.failure is not None
+    assert "refused StartWorker" in refused.failure.message
+
+
+def test_ticks_come_when_they_were_asked_for() -> None:
+    """Timers fire in order of time, not of asking, and not before they are due."""
+    ticks: list[float] = []
+
+    def answer(event: Event) -> list[Command]:
+        if isinstance(event, NodeJoined):
+            return [Wake(at=MOMENT + 30), Wake(at=MOMENT + 3.2), Wake(at=MOMENT + 3.3)]
+        if isinstance(event, Tick) and event.at > MOMENT:
+            ticks.append(event.at - MOMENT)
+            if event.at >= MOMENT + 30:
+                return [RunFinished(reason="late enough")]
+        return []
+
+    Case(answer).driver.drive()
+    assert ticks == pytest.approx([3.2, 3.3, 30.0])
+
+
+def test_the_first_signal_asks_for_an_orderly_end() -> None:
+    """The schedule gets one StopRequested and decides what to finish."""
+
+    def answer(event: Event) -> list[Command]:
+        if isinstance(event, StopRequested):
+            return [RunFinished(reason=f"stopped: {event.reason}")]
+        if isinstance(event, WorkerReady):
+            os.kill(os.getpid(), signal.SIGTERM)
+        return one_job_after_another(event)
+
+    case = Case(answer)
+    before = signal.getsignal(signal.SIGTERM)
+    with case.stop.on_signals():
+        result = case.driver.drive()
+    assert result.finished and result.reason == "stopped: SIGTERM received"
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert "stopping: SIGTERM received" in case.view.lines
+
+
+def test_every_signal_is_passed_on_and_the_third_ends_at_once() -> None:
+    """A schedule that still waits after two requests is not waited for any more."""
+
+    def answer(event: Event) -> list[Command]:
+        if isinstance(event, (WorkerReady, StopRequested)):
+            case.stop.request("SIGINT received")
+        return one_job_after_another(event) if not isinstance(event, AttemptEnded) else []
+
+    case = Case(answer)
+    result = case.driver.drive()
+    assert not result.finished and result.reason == "SIGINT received"
+    assert sum(isinstance(event, StopRequested) for event in case.script.events) >= 2
+
+
+def test_a_hung_worker_is_stopped_and_the_schedule_hears_of_it() -> None:
+    """The watchdog tells of an attempt that never ends; what the schedule does about it ends it,
+    as any other attempt and worker."""
+
+    def answer(event: Event) -> list[Command]:
+        if isinstance(event, AttemptEnded):
+            return []
+        if isinstance(event, WorkerOverdue):
+            return [StopWorker(worker_id=event.worker_id, reason=event.reason)]
+        return one_job_after_another(event)
+
+    case = Case(answer)
+    case.executor.attempt_s = 1e9
+    assert case.driver.drive().finished
+    ended, stopped = case.script.events[-2:]
+    assert isinstance(ended, AttemptEnded) and ended.outcome.state is State.LOST
+    assert isinstance(stopped, WorkerStopped)
+    limit_s = 30 + 3 * ONE.measure.time_limit_s
+    assert limit_s < case.clock() - MOMENT < limit_s + 10
+    assert any("hung in measure" in line for line in case.view.lines)
+
+
+def test_the_status_file_follows_the_run(tmp_path: Path) -> None:
+    """Readers see cards start and measure, and at the end that the run is finished."""
+    store = Store.open(tmp_path, "case")
+    phases: set[str] = set()
+
+    def write(text: str) -> None:
+        path = store.write_file("status.json", text)
+        phases.update(card.phase for card in RunStatus.from_json(path.read_text()).cards)
+
+    Case(write_status=write).driver.drive()
+    assert {"free", "starting", "measure"} <= phases
+    assert RunStatus.from_json((store.path / "status.json").read_text()).finished
+
+
+def test_the_status_is_written_at_most_once_a_second() -> None:
+    """Polling more often than that does not mean writing more often."""
+    texts: list[str] = []
+    Case(write_status=texts.append).driver.drive()
+    times = [RunStatus.from_json(text).at for text in texts[:-1]]  # the last is the forced one
+    assert len(times) > 3
+    assert all(later - sooner >= 1.0 for sooner, later in itertools.pairwise(times))
+
+
+@pytest.mark.parametrize("error", [OSError("read-only"), StoreError("disk full")])
+def test_a_status_that_cannot_be_written_harms_nothing(error: Exception) -> None:
+    """Rows matter, the picture does not."""
+
+    def write(_: str) -> None:
+        raise error
+
+    assert Case(write_status=write).driver.drive().finished
+
+
+def test_a_monitor_gets_the_status_with_what_cards_say() -> None:
+    """Each status is published with the telemetry of the executor; a monitor that fails is no
+    reason to stop measuring."""
+    case = Case()
+    published: list[RunStatus] = []
+
+    def publish(status: RunStatus) -> None:
+        published.append(status)
+        raise OSError("the monitor is gone")
+
+    case.driver.publish = publish
+    assert case.driver.drive().finished
+    assert published == case.view.shown and published[-1].finished
+    assert published[-1].cards[0].power_w == 412.5 and published[-1].cards[1].power_w is None

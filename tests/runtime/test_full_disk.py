@@ -1,0 +1,305 @@
+"""A full disk: nothing new starts, what runs goes on, no row is lost, and the run says so."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from driver_cases import MOMENT, FakeClock, FakeExecutor, job, node, plan
+from measurements import row
+from small_disks import FILLER, fill, small_disk
+from test_driver import Lines
+
+from orchestrator.domain.events import RunAttempt, StartWorker
+from orchestrator.domain.job import State
+from orchestrator.errors import StoreError, StoreFull
+from orchestrator.results import paths
+from orchestrator.results.derive import measurement_of
+from orchestrator.results.notes import Notes
+from orchestrator.results.store import Store
+from orchestrator.runtime.driver import Driver
+from orchestrator.runtime.status import Board, RunStatus
+from orchestrator.runtime.stop_signal import StopSignal
+from orchestrator.scheduling.estimate import Estimate
+from orchestrator.scheduling.schedule import Schedule, ScheduleSettings
+
+ROOM = 2 * 2**20
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of two megabytes."""
+    with small_disk(tmp_path / "disk", ROOM) as directory:
+        yield directory
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where rows go that find no room."""
+    place = tmp_path / "elsewhere"
+    monkeypatch.setattr(paths, "spill_directories", lambda run_id: [place])
+    return place
+
+
+class Same:
+    """Every job is estimated to take two seconds."""
+
+    def estimate(self, _: object) -> Estimate:
+        """Two seconds."""
+        return Estimate(load_s=0.0, run_s=2.0)
+
+
+class Night:
+    """Some jobs on two cards, a real store, virtual time. Others fill the disk from second
+    ``full_from`` until ``full_until``; ``at`` says what else happens when."""
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        full_from: float,
+        full_until: float = float("inf"),
+        at: dict[float, Callable[[], object]] | None = None,
+        jobs: int = 6,
+    ) -> None:
+        self.jobs = [job(size) for size in range(1, jobs + 1)]
+        self.store = store
+        self.clock = FakeClock()
+        self.executor = FakeExecutor(self.clock, node())
+        self.view = Lines()
+        self.stop = StopSignal()
+        self.started_while_full = 0
+        self.statuses: list[RunStatus] = []
+        self._at = sorted((at or {}).items(), key=lambda item: item[0])
+        whole = plan(*self.jobs)
+        board = Board(run="night", plan=whole, started_at=MOMENT)
+        self.driver = Driver(
+            schedule=Schedule(whole.jobs, ScheduleSettings(), Same()),
+            executor=self.executor,
+            store=store,
+            to_measurement=lambda record: measurement_of(
+                record, run="night", invocation_id="i", recorded_at=self.clock()
+            ),
+            notes=Notes(run="night", invocation_id="i"),
+            board=board,
+            view=self.view,
+            write_status=self._write_status,
+            stop=self.stop,
+            clock=self.clock,
+            wall=self.clock,
+            sleep=self.clock.sleep,
+        )
+        perform = self.executor.perform
+
+        def counted(command: object) -> None:
+            if board.paused and isinstance(command, RunAttempt | StartWorker):
+                self.started_while_full += 1
+            perform(command)  # type: ignore[arg-type]
+
+        events = self.executor.events
+
+        def timed(timeout_s: float) -> list:
+            now = self.clock() - MOMENT
+            while self._at and now >= self._at[0][0]:
+                self._at.pop(0)[1]()
+            disk = store.path.parent
+            if full_from <= now < full_until:
+                fill(disk)
+            elif now >= full_until:
+                (disk / FILLER).unlink(missing_ok=True)
+            return events(timeout_s)
+
+        self.executor.perform = counted  # type: ignore[method-assign]
+        self.executor.events = timed  # type: ignore[method-assign]
+
+    def _write_status(self, text: str) -> None:
+        self.store.write_file("status.json", text)
+        self.statuses.append(
+            RunStatus.from_json((self.store.path / "status.json").read_text(encoding="utf-8"))
+        )
+
+    def succeeded(self) -> int:
+        """How many jobs have their one final row, as readers see it."""
+        rows = self.store.measurements()
+        final = [each.job_id for each in rows if each.final]
+        assert len(final) == len(set(final))
+        return sum(each.state is State.SUCCEEDED for each in rows)
+
+
+def test_a_run_pauses_on_a_full_disk_and_goes_on(disk: Path, elsewhere: Path) -> None:
+    """A real file system fills up while attempts run and has room again two minutes later: every
+    job has its row, nothing was started meanwhile, and line, status and file told why."""
+    with Store.open(disk, "night") as store:
+        night = Night(store, full_from=6, full_until=120)
+        assert night.driver.drive().finished
+        assert night.succeeded() == 6
+        assert night.clock() - MOMENT > 120
+        assert night.started_while_full == 0
+        assert sum("PAUSED: cannot write" in line for line in night.view.lines) == 1
+        assert sum("there is room again after" in line for line in night.view.lines) == 1
+        assert any("No space left" in status.paused for status in night.statuses)
+        assert not night.statuses[-1].paused
+        assert not elsewhere.exists()
+
+
+def test_rows_that_never_find_room_are_brought_home_later(disk: Path, elsewhere: Path) -> None:
+    """Stopped while the disk is full, the run ends; its rows lie elsewhere, the line says where,
+    and the next driver fetches them."""
+    with Store.open(disk, "night") as store:
+        night = Night(store, full_from=6, at={60: lambda: night.stop.request("SIGTERM received")})
+        assert night.driver.drive().finished
+        measured = sum("SUCCEEDED" in line for line in night.view.lines)
+        assert measured < 6
+        last = night.view.lines[-1]
+        assert f"rows that are not written, cannot write {store.tables_path}" in last
+        assert str(elsewhere) in last
+        ids = {
+            command.attempt.job_id for command in night.executor.log if type(command) is RunAttempt
+        }
+    (disk / FILLER).unlink()
+    with Store.open(disk, "night") as store:
+        rows = store.measurements()
+        assert store.rescued > 0 and not elsewhere.exists()
+    assert {each.job_id for each in rows if each.final} == {each.job_id for each in night.jobs}
+    assert {each.job_id for each in rows if each.state is State.SUCCEEDED} == ids
+
+
+def test_rows_without_any_place_are_printed(
+    disk: Path, elsewhere: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """When no other disk takes them either, standard error does."""
+    elsewhere.write_text("a file is in the way")
+    with Store.open(disk, "night") as store:
+        night = Night(store, full_from=6, at={60: lambda: night.stop.request("SIGTERM received")})
+        assert night.driver.drive().finished
+    printed = capfd.readouterr().err
+    assert printed.count("row without a place: Measurement(") == 6
+    assert "are printed above" in night.view.lines[-1]
+
+
+def test_all_is_measured_and_the_disk_stays_full(disk: Path, elsewhere: Path) -> None:
+    """After two minutes of waiting for room for the last rows, the run ends with them elsewhere."""
+    with Store.open(disk, "night") as store:
+        night = Night(store, full_from=6, jobs=1)
+        assert night.driver.drive().finished
+        assert 120 <= night.clock() - MOMENT < 140
+        assert len(list(elsewhere.glob("*.parquet"))) == 1
+
+
+def test_an_attempt_whose_note_finds_no_room_waits_for_it(disk: Path, elsewhere: Path) -> None:
+    """Started without a note, its driver killed, its number would be given away once more."""
+    with Store.open(disk, "night") as store:
+        night = Night(store, full_from=0, full_until=60, jobs=1)
+        assert night.driver.drive().finished
+        assert night.clock() - MOMENT > 60
+        assert night.succeeded() == 1 and night.started_while_full == 0
+
+
+def test_a_reserve_keeps_room_for_the_status(disk: Path) -> None:
+    """On a disk without a free byte, the side files can still be replaced."""
+    with Store.open(disk, "night") as store:
+        fill(disk)
+        with pytest.raises(StoreFull):
+            store.append(row())
+        store.write_file("status.json", "{}")
+        assert (store.path / "status.json").read_text() == "{}"
+        with pytest.raises(StoreFull):
+            fill(disk)
+            store.make_reserve()
+        os.unlink(disk / FILLER)
+        store.make_reserve()
+        store.append(row())
+
+
+@pytest.mark.parametrize("final", [True, False])
+def test_the_final_row_of_an_attempt_that_was_given_up_is_set_aside(
+    tmp_path: Path, elsewhere: Path, final: bool
+) -> None:
+    """A driver wrote it elsewhere; the next one, on another host, took the attempt for lost and
+    measured the job again. A row that is not final stands beside the other."""
+    late = row(final=final)
+    again = f"{late.job_id}-2"
+    with Store.open(tmp_path, "night") as store:
+        assert store.spill(late) is not None
+    kept = [p.rename(tmp_path / p.name) for p in elsewhere.iterdir()]
+    with Store.open(tmp_path, "night") as store:
+        store.append(row(final=False, state=State.LOST))
+        store.append(row(attempt_id=again, attempt_number=2))
+    elsewhere.mkdir()
+    for path in kept:
+        path.rename(elsewhere / path.name)
+    with Store.open(tmp_path, "night") as store:
+        assert store.rescued == (0 if final else 1)
+        assert [each.name for each in store.quarantine_path.glob("*")] == (
+            [path.name for path in kept] if final else []
+        )
+        assert sum(each.final for each in store.measurements()) == 1
+
+
+def test_a_place_that_takes_no_row_is_left_as_it_was(
+    disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that is full too gets no empty directory for rows."""
+    place = disk / ".nightgrid-unsaved-1"
+    monkeypatch.setattr(paths, "spill_directories", lambda run_id: [place])
+    with Store.open(disk, "night") as store:
+        store.append(row())  # so that there is a run.id
+        with contextlib.suppress(StoreError):
+            store.run_id  # noqa: B018
+        fill(disk)
+        assert store.spill(row(1)) is None
+        assert not place.exists()
+        os.unlink(disk / FILLER)
+        store.append(row(1))
+
+
+@pytest.mark.parametrize("name", ["driver.lock", ".driver.lock.guard"])
+def test_a_lock_that_finds_no_room_leaves_nothing_and_names_its_path(disk: Path, name: str) -> None:
+    """Not a lock that nobody holds, nor the file that was to become one."""
+    store = Store.open(disk, "night")
+    store.tables_path.mkdir(parents=True)
+    if name == "driver.lock":
+        (store.path / ".driver.lock.guard").touch()
+    fill(disk)
+    before = sorted(os.listdir(store.path))
+    with pytest.raises(StoreError, match=r"driver\.lock.*No space left"), store:
+        pass
+    assert [n for n in sorted(os.listdir(store.path)) if n != ".driver.lock.guard"] == [
+        n for n in before if n != ".driver.lock.guard"
+    ]
+    os.unlink(disk / FILLER)
+    with store:
+        store.append(row())
+
+
+def test_files_of_another_user_are_not_brought_home(
+    tmp_path: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The place is one that others can write to."""
+    with Store.open(tmp_path, "night") as store:
+        assert store.spill(row()) is not None
+        monkeypatch.setattr(os, "getuid", lambda: 12345)
+        with contextlib.suppress(StoreError):
+            assert store.spill(row(1)) is None
+    with Store.open(tmp_path, "night") as store:
+        assert store.rescued == 0 and store.measurements() == []
+
+
+@pytest.mark.parametrize("torn", [False, True])
+def test_a_spilled_row_whose_renaming_was_lost_comes_home(
+    tmp_path: Path, elsewhere: Path, torn: bool
+) -> None:
+    """A power failure can take the renaming back; what is torn goes to quarantine."""
+    with Store.open(tmp_path, "night") as store:
+        spilled = Path(str(store.spill(row())))
+    partial = spilled.with_name(f".{spilled.name}.partial")
+    spilled.rename(partial)
+    if torn:
+        partial.write_bytes(partial.read_bytes()[:-9])
+    with Store.open(tmp_path, "night") as store:
+        assert store.rescued == (not torn) == len(store.measurements())
+        assert (store.quarantine_path / spilled.name).exists() == torn
+    assert not elsewhere.exists()

@@ -1,0 +1,181 @@
+"""The executor without processes obeys the protocol and refuses what no schedule may ask."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+import tiny_workload
+from driver_cases import attempt, job, node
+from patience import patience
+
+from orchestrator.domain.events import (
+    AttemptEnded,
+    Event,
+    NodeJoined,
+    RunAttempt,
+    StartWorker,
+    StopWorker,
+    WorkerReady,
+    WorkerStopped,
+)
+from orchestrator.domain.failure import FailureClass
+from orchestrator.domain.job import Job, State
+from orchestrator.domain.topology import Card
+from orchestrator.runtime.in_process import InProcessExecutor, ProtocolViolation
+
+NODE = node(cards=2)
+FIRST, SECOND = NODE.cards
+
+
+def tiny(**parameters: str | int) -> Job:
+    """A job of the tiny workload."""
+    return job(1, workload="tiny", parameters=tuple(sorted(parameters.items())))
+
+
+@pytest.fixture
+def executor(monkeypatch: pytest.MonkeyPatch) -> Iterator[InProcessExecutor]:
+    """An executor on one emulated node of two cards."""
+    tiny_workload.register(monkeypatch)
+    opened = InProcessExecutor([NODE])
+    yield opened
+    opened.close()
+
+
+def until(executor: InProcessExecutor, count: int, timeout_s: float = 60) -> list[Event]:
+    """The next ``count`` events."""
+    events: list[Event] = []
+    deadline = time.monotonic() + patience(timeout_s)
+    while len(events) < count:
+        assert time.monotonic() < deadline, f"only {events}"
+        events += executor.events(0.2)
+    assert len(events) == count, events
+    return events
+
+
+def ready(executor: InProcessExecutor, worker_id: str = "w1", card: Card = FIRST) -> None:
+    """Start a worker and wait for it; the node has joined before."""
+    executor.perform(StartWorker(worker_id=worker_id, card=card))
+    (event,) = [e for e in until(executor, 2) if not isinstance(e, NodeJoined)]
+    assert isinstance(event, WorkerReady)
+
+
+def test_the_nodes_join_first(executor: InProcessExecutor) -> None:
+    """What is there at the start are events."""
+    (joined,) = until(executor, 1)
+    assert isinstance(joined, NodeJoined) and joined.node == NODE
+    assert executor.events(0.01) == []
+
+
+def test_a_worker_lives_from_start_over_attempts_to_stop(executor: InProcessExecutor) -> None:
+    """Ready, ended, stopped: one event each, in that order, and the card is free again."""
+    ready(executor)
+    executor.perform(RunAttempt(attempt=attempt(tiny(), FIRST), worker_ids=("w1",)))
+    executor.perform(StopWorker(worker_id="w1", reason="done"))
+    ended, stopped = until(executor, 2)
+    assert isinstance(ended, AttemptEnded) and ended.outcome.state is State.SUCCEEDED
+    assert isinstance(stopped, WorkerStopped) and stopped.failure is None
+    executor.perform(StartWorker(worker_id="w2", card=FIRST))
+    assert isinstance(until(executor, 1)[0], WorkerReady)
+
+
+def test_a_job_begins_when_the_driver_has_nothing_left_to_write(
+    executor: InProcessExecutor,
+) -> None:
+    """It may take the process with it, and the driver only looks while rows wait."""
+    ready(executor)
+    executor.perform(RunAttempt(attempt=attempt(tiny(), FIRST), worker_ids=("w1",)))
+    for _ in range(20):
+        assert executor.events(0.0) == [] and not executor.progress()
+        time.sleep(0.02)
+    assert isinstance(until(executor, 1)[0], AttemptEnded)
+
+
+def test_a_failed_attempt_says_what_failed(executor: InProcessExecutor) -> None:
+    """State and failure of the rank are those of the attempt."""
+    ready(executor)
+    executor.perform(
+        RunAttempt(attempt=attempt(tiny(trouble="missing"), FIRST), worker_ids=("w1",))
+    )
+    (ended,) = until(executor, 1)
+    assert isinstance(ended, AttemptEnded) and ended.outcome.state is State.FAILED
+    assert ended.outcome.failure is not None
+    assert ended.outcome.failure.failure_class is FailureClass.DATA_MISSING
+
+
+def test_a_worker_that_cannot_start_is_stopped_with_its_failure() -> None:
+    """A real card that is not there gives WorkerStopped, and its card can be tried again."""
+    real = node(cards=1, emulated=False)
+    executor = InProcessExecutor([real])
+    executor.perform(StartWorker(worker_id="w1", card=real.cards[0]))
+    _, stopped = until(executor, 2)
+    assert isinstance(stopped, WorkerStopped) and stopped.failure is not None
+    assert stopped.failure.failure_class is FailureClass.ACQUIRE
+    executor.perform(StartWorker(worker_id="w2", card=real.cards[0]))
+    assert isinstance(until(executor, 1)[0], WorkerStopped)
+    executor.close()
+
+
+def test_a_busy_worker_reports_progress(executor: InProcessExecutor) -> None:
+    """While an attempt runs its worker has a phase; afterwards nobody does."""
+    ready(executor)
+    executor.perform(RunAttempt(attempt=attempt(tiny(size=3000), FIRST), worker_ids=("w1",)))
+    phases = set()
+    events: list[Event] = []
+    while not events:
+        phases |= {heard.phase for heard in executor.progress().values()}
+        events = executor.events(0.001)
+    assert phases & {"load", "measure"}
+    assert executor.progress() == {}
+
+
+def _run(worker_id: str = "w1", card: Card = FIRST) -> RunAttempt:
+    return RunAttempt(attempt=attempt(tiny(), card), worker_ids=(worker_id,))
+
+
+@pytest.mark.parametrize(
+    ("act", "message"),
+    [
+        (lambda e: e.perform(_run("w9")), "w9 is not ready"),
+        (lambda e: [e.perform(_run()) for _ in range(2)], "w1 runs"),
+        (lambda e: e.perform(_run(card=SECOND)), "not the attempt's cards"),
+        (lambda e: e.perform(StopWorker(worker_id="w9", reason="")), "no worker w9"),
+        (
+            lambda e: [e.perform(StopWorker(worker_id="w1", reason="")) for _ in range(2)],
+            "stopped before",
+        ),
+        (lambda e: e.perform(StartWorker(worker_id="w1", card=SECOND)), "started before"),
+        (lambda e: e.perform(StartWorker(worker_id="w2", card=FIRST)), "held by w1"),
+        (
+            lambda e: e.perform(StartWorker(worker_id="w2", card=node("other").cards[0])),
+            "there is no card",
+        ),
+        (
+            lambda e: e.perform(StartWorker(worker_id="w2", card=SECOND, world_size=2)),
+            "a gang is several processes",
+        ),
+        (
+            lambda e: e.perform(
+                RunAttempt(attempt=attempt(tiny(), FIRST), worker_ids=("w1", "w2"))
+            ),
+            "a gang is several processes",
+        ),
+    ],
+)
+def test_what_no_schedule_may_ask_is_refused(
+    executor: InProcessExecutor, act: Callable[[InProcessExecutor], object], message: str
+) -> None:
+    """Each violation is named."""
+    ready(executor)
+    with pytest.raises(ProtocolViolation, match=message):
+        act(executor)
+
+
+def test_closing_drops_what_is_queued(executor: InProcessExecutor) -> None:
+    """After the attempt that runs, nothing else is begun."""
+    ready(executor)
+    executor.perform(_run())
+    executor.perform(StartWorker(worker_id="w2", card=SECOND))
+    executor.close()
+    assert not any(isinstance(event, WorkerReady) for event in executor.events(0.1))

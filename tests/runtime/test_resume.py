@@ -1,0 +1,268 @@
+"""What is left when a driver dies: its attempts become rows, its processes are ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from measurements import note, row
+
+from orchestrator.domain.job import State
+from orchestrator.errors import SchemaMismatch, StoreError, StoreFull, StoreLocked
+from orchestrator.on_ray.predecessors import owned, owner_in
+from orchestrator.results import begun, disk, paths
+from orchestrator.results.begun import read_begun
+from orchestrator.results.lock import SILENCE_S
+from orchestrator.results.notes import Note
+from orchestrator.results.schema import SCHEMA_VERSION
+from orchestrator.results.store import Store
+from orchestrator.runtime.run import RunOptions, grid_to_resume, with_cards_of
+from orchestrator.worker.leftovers import Owner, end_leftovers, leftovers
+
+#: A process that leaves its session, closes everything, and has a child: killing groups or
+#: closing pipes does not reach it.
+DETACHED = """
+import os, sys, time
+if os.fork():
+    os._exit(0)
+os.setsid()
+if os.fork() == 0:
+    os.setsid()
+os.write(1, b"%d\\n" % os.getpid())  # at once: two of them write
+time.sleep(600)
+"""
+
+
+def dies_holding(results: Path, begun: int, ended: int) -> None:
+    """Another process notes ``begun`` attempts, writes the rows of ``ended`` of them, and dies."""
+    code = (
+        "import os, sys; sys.path[:0] = sys.argv[2:]\n"
+        "from test_resume import *\n"
+        "store = Store.open(Path(sys.argv[1]), 'night').__enter__()\n"
+        f"for number in range({begun}): store.begin(note(number))\n"
+        f"for number in range({ended}): store.append(row(number))\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    arguments = [
+        sys.executable,
+        "-c",
+        code,
+        str(results),
+        str(Path(__file__).parents[1]),
+        *sys.path,
+    ]
+    assert subprocess.run(arguments, check=False).returncode == -9
+
+
+def test_attempts_of_a_dead_driver_become_rows_once(tmp_path: Path) -> None:
+    """Of three attempts that had begun one had its row; the others are LOST, not final, and
+    neither the next driver nor the one after it writes them again."""
+    dies_holding(tmp_path, begun=3, ended=1)
+    with Store.open(tmp_path, "night") as store:
+        assert store.taken_over_from is not None
+        assert len(store.interrupted) == 2
+    with Store.open(tmp_path, "night") as store:
+        assert store.interrupted == ()
+    states = [(each.batch_size, each.state, each.final) for each in store.measurements()]
+    assert sorted(states) == [
+        (1, State.SUCCEEDED, True),
+        (2, State.LOST, False),
+        (3, State.LOST, False),
+    ]
+
+
+def begun_log(store: Store) -> Path:
+    """Where the store notes what has begun."""
+    return store.path / "begun.log"
+
+
+def test_attempts_that_have_their_rows_leave_no_note(tmp_path: Path) -> None:
+    """An orderly end leaves nothing to settle."""
+    with Store.open(tmp_path, "night") as store:
+        store.begin(note(0))
+        store.begin(note(1))
+        assert len(begun_log(store).read_bytes().splitlines()) == 2
+        store.append(row(0), row(1))
+    assert not begun_log(store).exists()
+
+
+def test_attempts_without_rows_are_settled_by_the_next_driver(tmp_path: Path) -> None:
+    """Also where the one before ended in order, but at once."""
+    with Store.open(tmp_path, "night") as store:
+        store.begin(note(0))
+        store.begin(note(1))
+        store.append(row(1))
+    with Store.open(tmp_path, "night") as store:
+        assert store.interrupted == (row(0).attempt_id,)
+    assert not begun_log(store).exists()
+    assert Counter(each.state for each in store.measurements()) == {
+        State.LOST: 1,
+        State.SUCCEEDED: 1,
+    }
+
+
+def test_a_note_whose_row_was_compacted_away_is_no_second_row(tmp_path: Path) -> None:
+    """A driver may die between writing a row and its end."""
+    with Store.open(tmp_path, "night") as store:
+        store.begin(note(0))
+        kept = begun_log(store).read_bytes()
+        store.append(row(0))
+        store.append(row(1))
+        store.compact()
+    begun_log(store).write_bytes(kept)
+    with Store.open(tmp_path, "night") as store:
+        assert store.interrupted == () and not begun_log(store).exists()
+        assert len(store.measurements()) == 2
+
+
+def test_a_torn_note_is_of_an_attempt_that_never_began(tmp_path: Path) -> None:
+    """Wherever its writing was cut off: what was noted before it is settled, and nothing else."""
+    with Store.open(tmp_path, "night") as store:
+        store.begin(note(0))
+        whole = begun_log(store).read_bytes()
+        store.begin(note(1))
+        both = begun_log(store).read_bytes()
+    for number, length in enumerate((len(whole), len(whole) + 1, len(whole) + 30, len(both) - 1)):
+        with Store.open(tmp_path, f"cut{number}") as cut:
+            pass
+        begun_log(cut).write_bytes(both[:length])
+        with cut:
+            assert cut.interrupted == (row(0).attempt_id,)
+        assert cut.read().damaged == () and not begun_log(cut).exists()
+
+
+def test_a_damaged_note_is_set_aside(tmp_path: Path) -> None:
+    """It is reported as every damaged file is, and the sound ones are settled."""
+    with Store.open(tmp_path, "night") as store:
+        store.begin(note(0))
+        store.begin(note(1))
+    data = bytearray(begun_log(store).read_bytes())
+    data[100] ^= 1
+    begun_log(store).write_bytes(data)
+    with Store.open(tmp_path, "night") as store:
+        assert store.interrupted == (row(1).attempt_id,)
+        assert [each.path.name for each in store.read().damaged] == ["begun.log"]
+
+
+def test_a_note_of_a_newer_version_stays_where_it_is(tmp_path: Path) -> None:
+    """A program that cannot read it must not go on as if nothing had run."""
+    version = f'"schema_version": {SCHEMA_VERSION}'
+    text = note(0).text.replace(version, f'"schema_version": {SCHEMA_VERSION + 1}')
+    assert text != note(0).text
+    with Store.open(tmp_path, "night") as store:
+        store.begin(Note(attempt_id="newer", text=text))
+    for _ in range(2):  # nor is the run locked by it
+        with pytest.raises(SchemaMismatch, match="a note has schema version"):
+            Store.open(tmp_path, "night").__enter__()
+        assert begun_log(store).exists()
+
+
+def test_a_long_log_is_replaced_by_what_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It never grows far beyond the notes of the attempts that run."""
+    monkeypatch.setattr(begun, "_LONG_BYTES", 20_000)
+    with Store.open(tmp_path, "night") as store:
+        store.begin(note(1000))
+        for number in range(60):
+            store.begin(note(number))
+            store.append(row(number))
+            assert begun_log(store).stat().st_size < 24_000
+        assert note(1000).row() in read_begun(begun_log(store))[0]
+        store.append(row(1000))
+
+
+def test_a_note_without_room_is_made_up_for_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A write that a full disk cuts short leaves no torn line among the others."""
+    with Store.open(tmp_path, "night") as store:
+        store.begin(note(0))
+        with monkeypatch.context() as full:
+            full.setattr(disk, "write", lambda handle, data: os.write(handle, data[:50]))
+            with pytest.raises(StoreFull, match="50 of"):
+                store.begin(note(1))
+        store.begin(note(2))
+        assert read_begun(begun_log(store)) == ([note(number).row() for number in range(3)], "")
+
+
+def test_what_an_earlier_driver_left_running_is_ended(tmp_path: Path) -> None:
+    """Also what has left its session and lost its parent; what belongs to this driver, to another
+    run or to nobody stays."""
+    run, other = f"run{os.getpid()}", f"other{os.getpid()}"
+    now = Owner(run_id=run, invocation_id="b")
+    marks = {"old": f"{run}.a", "mine": f"{run}.b", "other": f"{other}.a", "none": ""}
+    pids: dict[str, set[int]] = {}
+    for name, mark in marks.items():
+        environment = os.environ | ({"NIGHTGRID_OWNER": mark} if mark else {})
+        done = subprocess.Popen(
+            [sys.executable, "-c", DETACHED], env=environment, stdout=subprocess.PIPE, text=True
+        )
+        assert done.stdout is not None
+        pids[name] = {int(done.stdout.readline()), int(done.stdout.readline())}
+        done.wait()
+    try:
+        assert {each.pid for each in leftovers(now)} == pids["old"]
+        assert {each.pid for each in end_leftovers(now)} == pids["old"]
+        assert leftovers(now) == []
+        for name in ("mine", "other", "none"):
+            for pid in pids[name]:
+                os.kill(pid, 0)
+    finally:
+        for name in ("mine", "other", "none"):
+            for pid in pids[name]:
+                os.kill(pid, 9)
+
+
+def test_the_mark_is_on_what_is_started_within_the_block() -> None:
+    """And on nothing that is started after it."""
+    owner = Owner(run_id="run", invocation_id="i")
+    show = [sys.executable, "-c", "import os; print(os.environ.get('NIGHTGRID_OWNER'))"]
+    with owner.marks_this_process():
+        assert subprocess.check_output(show, text=True).strip() == "run.i"
+        assert owner_in(owned("agent hpu-1")) == owner
+    assert subprocess.check_output(show, text=True).strip() == "None"
+    assert owner_in(owned("agent hpu-1")) is None
+
+
+def silent(results: Path, seconds: float) -> None:
+    """Make the lock that of another host which was last seen so long ago."""
+    lock = results / "night" / paths.LOCK
+    there = {"host": "node-7", "boot_id": "another", "machine_id": "another"}
+    lock.write_text(json.dumps({**json.loads(lock.read_text()), **there}))
+    seen = time.time() - seconds
+    os.utime(lock, (seen, seen))
+
+
+def test_a_silent_holder_on_another_host_is_taken_over_to_resume(tmp_path: Path) -> None:
+    """Not before a minute of silence, and not without being told to."""
+    dies_holding(tmp_path, begun=1, ended=0)
+    silent(tmp_path, SILENCE_S / 2)
+    with pytest.raises(StoreLocked, match="on node-7"), Store.open(tmp_path, "night").resume():
+        pass
+    silent(tmp_path, SILENCE_S + 5)
+    with pytest.raises(StoreLocked, match="nightgrid run --resume"), Store.open(tmp_path, "night"):
+        pass
+    with Store.open(tmp_path, "night").resume() as store:
+        assert store.taken_over_from is not None and store.taken_over_from.host == "node-7"
+        assert len(store.interrupted) == 1
+
+
+def test_the_newest_run_is_resumed_with_its_grid_and_cards(tmp_path: Path) -> None:
+    """What the command line says goes before what the run had."""
+    with pytest.raises(StoreError, match="no run to resume"):
+        grid_to_resume(RunOptions(results=tmp_path))
+    with Store.open(tmp_path, "night") as store:
+        store.append(row())
+        store.write_file("grid.yaml", "name: night")
+        store.write_file("options.json", json.dumps({"emulate": "2x8", "in_process": False}))
+    assert grid_to_resume(RunOptions(results=tmp_path)) == (store.path / "grid.yaml", "night")
+    assert with_cards_of(store.path, RunOptions()).emulate == "2x8"
+    here = with_cards_of(store.path, RunOptions(in_process=True))
+    assert here.emulate is None and here.in_process

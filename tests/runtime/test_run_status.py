@@ -1,0 +1,204 @@
+"""The board knows from events and commands alone what runs where and how far the run is."""
+
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+from driver_cases import MOMENT, attempt, job, node, plan
+
+from orchestrator.domain.attempt import Outcome
+from orchestrator.domain.events import (
+    AttemptEnded,
+    NodeJoined,
+    NodeLeft,
+    RecordRow,
+    RunAttempt,
+    RunFinished,
+    StartWorker,
+    StopRequested,
+    WorkerStopped,
+)
+from orchestrator.domain.executor import Progress
+from orchestrator.domain.job import State
+from orchestrator.domain.measurement import Metrics
+from orchestrator.planning.plan import Action, Plan, PlannedJob
+from orchestrator.results.derive import measurement_of
+from orchestrator.runtime.status import KEPT_FAILURES, Board, Rate, RunStatus
+
+
+def board_with_a_running_job(jobs: int = 4) -> Board:
+    """Card 0 of two runs the first of some jobs."""
+    board = Board(
+        run="night",
+        plan=plan(*(job(batch) for batch in range(1, jobs + 1))),
+        started_at=MOMENT,
+    )
+    server = node()
+    board.saw(NodeJoined(at=MOMENT, node=server))
+    board.did(StartWorker(worker_id="w1", card=server.cards[0]), MOMENT)
+    board.did(RunAttempt(attempt=attempt(job(1), server.cards[0]), worker_ids=("w1",)), MOMENT + 5)
+    return board
+
+
+def record(
+    board: Board, state: State, *, final: bool = True, reason: str = "", **changes: Any
+) -> None:
+    """Tell the board of a row of an attempt on card 0; ``changes`` are of the measurement."""
+    tried = attempt(job(1), node().cards[0])
+    row = RecordRow(job=job(1), state=state, reason=reason, final=final, attempt=tried)
+    measurement = measurement_of(row, run="night", invocation_id="i", recorded_at=MOMENT)
+    board.did(row, MOMENT)
+    board.measured(row, dataclasses.replace(measurement, **changes), MOMENT)
+
+
+def test_a_card_shows_the_phase_its_worker_reports() -> None:
+    """The worker's own word on its phase counts, as long as it is about this attempt."""
+    board = board_with_a_running_job()
+    heard = Progress(
+        worker_id="w1",
+        attempt_id=attempt(job(1), node().cards[0]).attempt_id,
+        phase="warmup",
+    )
+    stale = dataclasses.replace(heard, attempt_id="another-1", phase="measure")
+    assert board.status(MOMENT + 6, {"w1": stale}).cards[0].phase == "start"
+
+    board.status(MOMENT + 8, {"w1": heard})
+    (busy, free) = board.status(MOMENT + 10, {"w1": heard}).cards
+    assert (busy.card, busy.phase, busy.phase_age_s) == ("hpu-1/HPU0", "warmup", 2.0)
+    assert busy.job == job(1).label
+    assert (free.card, free.phase, free.job) == ("hpu-1/HPU1", "free", "")
+
+
+def test_an_ended_attempt_leaves_its_worker_idle_and_a_stopped_worker_its_card_free() -> None:
+    """Cards go from busy to idle to free."""
+    board = board_with_a_running_job()
+    outcome = Outcome(
+        attempt_id=attempt(job(1), node().cards[0]).attempt_id, state=State.SUCCEEDED, ranks=()
+    )
+    board.saw(AttemptEnded(at=MOMENT + 9, outcome=outcome))
+    assert board.status(MOMENT + 9, {}).cards[0].phase == "idle"
+    assert board.status(MOMENT + 9, {}).running == 0
+    board.saw(WorkerStopped(at=MOMENT + 10, worker_id="w1"))
+    assert board.status(MOMENT + 10, {}).cards[0].phase == "free"
+    assert board.status(MOMENT + 10, {}).cards[0].worker_id == ""
+
+
+def test_only_final_rows_count_as_done() -> None:
+    """A row of an attempt that is tried again does not bring the run forward."""
+    board = board_with_a_running_job()
+    retried = RecordRow(job=job(1), state=State.FAILED, reason="again", final=False)
+    board.did(retried, MOMENT + 9)
+    assert board.status(MOMENT + 9, {}).done == 0
+    board.did(dataclasses.replace(retried, final=True), MOMENT + 9)
+    status = board.status(MOMENT + 9, {})
+    assert (status.done, status.total, status.counts) == (1, 4, {"FAILED": 1})
+
+
+def test_reused_and_skipped_jobs_are_done_from_the_start() -> None:
+    """Jobs that this invocation does not run need no row to count."""
+    planned = plan(job(1), job(2), job(3)).jobs
+    mixed = Plan(
+        grid_name="case",
+        nodes=(node(),),
+        jobs=(
+            dataclasses.replace(planned[0], action=Action.REUSE),
+            PlannedJob(job=job(2), action=Action.SKIP, reason="failed earlier"),
+            planned[2],
+        ),
+    )
+    status = Board(run="night", plan=mixed, started_at=MOMENT).status(MOMENT, {})
+    assert (status.done, status.counts) == (2, {"reused": 1, "skipped": 1})
+
+
+def test_the_time_left_follows_the_time_that_the_work_took() -> None:
+    """A quarter done in 30 s leaves 90 s, whatever the estimates were in absolute terms."""
+    board = board_with_a_running_job(jobs=4)
+    assert board.status(MOMENT, {}).eta_s == pytest.approx(4 * 10.0 / 2)  # estimates, two cards
+    board.did(RecordRow(job=job(1), state=State.SUCCEEDED, reason="", final=True), MOMENT + 30)
+    assert board.status(MOMENT + 30, {}).eta_s == pytest.approx(90.0)
+
+
+def test_rates_are_the_work_of_finished_jobs_over_their_timed_seconds() -> None:
+    """Tokens and samples apart; a slow long job weighs more than a fast short one; what did not
+    succeed, and tries that are not final, do not count."""
+    board = board_with_a_running_job()
+    figures = [
+        (State.SUCCEEDED, True, 100.0, "tokens/s", 10.0),
+        (State.SUCCEEDED, True, 200.0, "tokens/s", 30.0),
+        (State.SUCCEEDED, True, 4.0, "samples/s", 5.0),
+        (State.FAILED, True, 9999.0, "tokens/s", 5.0),
+        (State.SUCCEEDED, False, 9999.0, "tokens/s", 5.0),
+    ]
+    for state, final, throughput, unit, seconds in figures:
+        metrics = Metrics(throughput=throughput, throughput_unit=unit, measure_s=seconds)
+        record(board, state, final=final, metrics=metrics)
+    status = board.status(MOMENT + 7200, {})
+    assert status.rates == (
+        Rate(unit="tokens/s", per_s=pytest.approx(175.0), jobs=2),
+        Rate(unit="samples/s", per_s=pytest.approx(4.0), jobs=1),
+    )
+    assert status.jobs_run == 4
+    assert status.jobs_per_h == pytest.approx(2.0)
+
+
+def test_failed_attempts_are_counted_by_class_and_the_last_are_kept() -> None:
+    """Newest first, whether or not the job is tried again; an out-of-memory is counted too, but
+    it is an answer and no failure to look at."""
+    board = board_with_a_running_job()
+    for number in range(KEPT_FAILURES + 2):
+        record(board, State.FAILED, final=False, failure_class="crash", reason=f"crash {number}")
+    record(board, State.OUT_OF_MEMORY, failure_class="out_of_memory")
+    record(board, State.LOST, failure_class="node_lost", reason="no\nheartbeat")
+    status = board.status(MOMENT + 10, {})
+    assert status.failure_counts == {"crash": KEPT_FAILURES + 2, "out_of_memory": 1, "node_lost": 1}
+    assert len(status.failures) == KEPT_FAILURES
+    newest, before = status.failures[:2]
+    assert (newest.state, newest.failure_class, newest.reason, newest.final) == (
+        "LOST",
+        "node_lost",
+        "no heartbeat",
+        True,
+    )
+    assert (newest.job, newest.card) == (job(1).label, "hpu-1/HPU0")
+    assert (before.reason, before.final) == (f"crash {KEPT_FAILURES + 1}", False)
+
+
+def test_a_status_of_a_neighbouring_version_is_read_as_far_as_it_is_known() -> None:
+    """Fields that were added later are no reason to show nothing; missing ones are empty."""
+    values = json.loads(board_with_a_running_job().status(MOMENT, {}).to_json())
+    values["added_later"] = values["cards"][0]["added_later"] = 1
+    for name in ("rates", "failures", "failure_counts", "jobs_run"):
+        del values[name]
+    status = RunStatus.from_json(json.dumps(values))
+    assert (status.total, len(status.cards), status.rates) == (4, 2, ())
+
+
+def test_a_lost_node_takes_its_cards_along() -> None:
+    """Cards of a node that left are not shown, and late words of its workers change nothing."""
+    board = board_with_a_running_job()
+    board.saw(NodeLeft(at=MOMENT + 6, node_id=node().node_id, reason="gone"))
+    board.saw(WorkerStopped(at=MOMENT + 7, worker_id="w1"))
+    assert board.status(MOMENT + 8, {}).cards == ()
+    assert board.node_name(node().node_id) == "hpu-1"  # rows still name it
+
+
+def test_status_survives_the_file() -> None:
+    """``status.json`` reads back as the value it was written from."""
+    board = board_with_a_running_job()
+    board.saw(StopRequested(at=MOMENT, reason="SIGTERM received"))
+    board.did(RunFinished(reason="stopped"), MOMENT)
+    record(board, State.FAILED, failure_class="crash")
+    record(board, State.SUCCEEDED, metrics=Metrics(throughput=1.0, measure_s=2.0))
+    status = board.status(MOMENT + 1, {})
+    assert (
+        status.failures and status.rates and status.stopping and status.finished and status.emulated
+    )
+    assert RunStatus.from_json(status.to_json()) == status
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"version": 99}', '{"version": 1, "cards": []}'])
+def test_what_is_no_status_is_refused(text: str) -> None:
+    """Half a file or another version is a ValueError, never a wrong picture."""
+    with pytest.raises(ValueError):
+        RunStatus.from_json(text)

@@ -1,0 +1,174 @@
+"""What a driver does otherwise when the one before it died: in this process, without Ray."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import tiny_workload
+from driver_cases import node
+
+from orchestrator.cli import build_parser
+from orchestrator.commands import run as command
+from orchestrator.domain.job import Accelerator
+from orchestrator.domain.measurement import Measurement
+from orchestrator.domain.topology import Node
+from orchestrator.errors import ClusterError
+from orchestrator.results.store import Store
+from orchestrator.runtime import run as running
+from orchestrator.runtime.run import RunOptions, run_grid
+from orchestrator.runtime.session import Session, in_process_session
+from orchestrator.runtime.supervised import Charge
+
+GRID = """\
+name: night
+defaults:
+  workload: tiny
+  model: tiny-chatglm3
+  dataset: advertisegen-synthetic
+  accelerator: HPU
+  precision: fp32
+  batch_size: 1
+measure: {warmup: 0, min_repeats: 2, max_repeats: 2, time_limit_s: 5}
+experiments:
+  - name: sizes
+    axes: {trouble: ["", missing]}
+"""
+
+
+@pytest.fixture
+def pipe() -> Iterator[int]:
+    """Where facts are told; nobody reads them."""
+    reading, writing = os.pipe()
+    yield writing
+    os.close(writing)
+    os.close(reading)
+
+
+def measured(options: RunOptions, tmp_path: Path) -> list[Measurement]:
+    """The rows of a run after one more driver."""
+    grid = tmp_path / "grid.yaml"
+    grid.write_text(GRID)
+    run_grid(grid, dataclasses.replace(options, results=tmp_path, in_process=True, quiet=True))
+    return Store.existing(tmp_path, "night").measurements()
+
+
+@pytest.mark.parametrize("asked", ["force", "retry_failed"])
+def test_what_was_measured_anew_is_not_measured_anew_once_more(
+    asked: str, tmp_path: Path, pipe: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """--force and --retry-failed are meant once, however many drivers it takes."""
+    tiny_workload.register(monkeypatch)
+    options = RunOptions(retry_failed=asked == "retry_failed", force=asked == "force")
+    before = measured(RunOptions(), tmp_path)
+    began = time.time()
+    charge = Charge(supervisor=os.getppid(), pipe=pipe, began=began)
+    first = measured(dataclasses.replace(options, charge=charge), tmp_path)
+    assert len(first) > len(before)  # as it was asked to
+    second = dataclasses.replace(charge, life=2)
+    again = dataclasses.replace(options, charge=second, resume=True)
+    assert measured(again, tmp_path) == first
+    # One that died before it had come so far leaves it to the next.
+    later = dataclasses.replace(second, began=time.time())
+    assert len(measured(dataclasses.replace(again, charge=later), tmp_path)) > len(first)
+
+
+def waiting(
+    looks: list[list[Node]], cards: dict[str, int], pipe: int, said: list[str], life: int = 2
+) -> Session:
+    """The session that a driver has in the end, of a cluster on which it sees these nodes one
+    time after the other."""
+    with in_process_session([Accelerator.HPU]) as session:
+        session = dataclasses.replace(
+            session,
+            nodes=tuple(looks[0]),
+            look=lambda: tuple(looks.pop(0) if len(looks) > 1 else looks[0]),
+        )
+        charge = Charge(supervisor=1, pipe=pipe, began=0.0, life=life, cards=cards)
+        return running._with_its_nodes(RunOptions(charge=charge), session, said.append)
+
+
+def test_nodes_that_were_there_are_waited_for(monkeypatch: pytest.MonkeyPatch, pipe: int) -> None:
+    """A plan for those that happen to be back first would give up jobs of the others for good."""
+    monkeypatch.setattr(running.time, "sleep", lambda _: None)
+    one, two = node("hpu-1"), node("hpu-2")
+    said: list[str] = []
+    session = waiting([[], [one], [one, two]], {"HPU": 4}, pipe, said)
+    assert [each.name for each in session.nodes] == ["hpu-1", "hpu-2"]
+    assert said == ["waiting for the cluster's nodes: 4 HPU cards are not back yet"]
+    assert waiting([[one]], {"HPU": 4}, pipe, said, life=1).nodes == (one,)  # nothing died
+
+
+def test_nodes_that_stay_away_are_done_without(monkeypatch: pytest.MonkeyPatch, pipe: int) -> None:
+    """After a while; but not without a whole kind of card, whose jobs would be UNSUPPORTED."""
+    monkeypatch.setattr(running.time, "sleep", lambda _: None)
+    monkeypatch.setattr(running, "_NODES_PATIENCE_S", 0.05)
+    said: list[str] = []
+    session = waiting([[node("hpu-1")]], {"HPU": 4}, pipe, said)
+    assert len(session.nodes) == 1 and "going on without 2 HPU cards" in said[-1]
+    with pytest.raises(ClusterError, match="no node with GPU has come back"):
+        waiting([[node("hpu-1")]], {"HPU": 2, "GPU": 2}, pipe, said)
+
+
+TYPED = ["run", "grid.yaml", "--emulate", "1x1"]
+
+
+def supervised_command(
+    monkeypatch: pytest.MonkeyPatch,
+    *more: str,
+    started_by: tuple[str, ...] = ("-m", "orchestrator"),
+) -> list[str] | None:
+    """What a process would have its child run, that was started so."""
+    typed = [*TYPED, *more]
+    monkeypatch.setattr(sys, "argv", ["nightgrid", *typed])
+    monkeypatch.setattr(sys, "orig_argv", ["python3", *started_by, *typed])
+    parser = build_parser(typed)
+    args = parser.parse_args(typed)
+    args.typed = typed
+    return command._command_to_supervise(args)
+
+
+@pytest.mark.parametrize("started_by", [("-m", "orchestrator"), ("/usr/bin/nightgrid",)])
+def test_the_child_runs_the_very_command(
+    monkeypatch: pytest.MonkeyPatch, started_by: tuple[str, ...]
+) -> None:
+    """However it was started, with the options of the interpreter."""
+    started = ("-X", "dev", *started_by)
+    found = supervised_command(monkeypatch, started_by=started)
+    assert found == [sys.executable, *started, *TYPED]
+
+
+@pytest.mark.parametrize(
+    ("more", "variable"),
+    [
+        (["--no-restart"], ""),
+        ([], command.NO_RESTART_VARIABLE),
+        ([], "RAY_JOB_CONFIG_JSON_ENV_VAR"),  # a job dies with its head
+    ],
+)
+def test_who_wants_no_supervisor_has_none(
+    monkeypatch: pytest.MonkeyPatch, more: list[str], variable: str
+) -> None:
+    """By an option, by the environment, and inside a Ray job."""
+    if variable:
+        monkeypatch.setenv(variable, "1")
+    assert supervised_command(monkeypatch, *more) is None
+
+
+def test_in_process_and_code_that_calls_main_get_no_child(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A debugger wants this very process; so does a notebook, whose command is another."""
+    typed = ["run", "grid.yaml", "--in-process"]
+    monkeypatch.setattr(sys, "argv", ["nightgrid", *typed])
+    monkeypatch.setattr(sys, "orig_argv", ["python3", "-m", "orchestrator", *typed])
+    args = build_parser(typed).parse_args(typed)
+    args.typed = typed
+    assert command._command_to_supervise(args) is None
+    args = build_parser(TYPED).parse_args(TYPED)
+    args.typed = TYPED
+    monkeypatch.setattr(sys, "argv", ["pytest", "tests"])
+    assert command._command_to_supervise(args) is None

@@ -1,0 +1,312 @@
+"""The supervisor with real child processes: deaths, signals, exit codes, the terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).parents[1]
+ROOT = HERE.parent
+#: Fails what waits for something that does not come; a busy machine needs a fraction of it.
+MOST_S = 60.0
+
+RUNNER = """
+import json, sys
+from orchestrator.runtime import supervision
+from orchestrator.runtime import supervisor
+supervision.FIRST_PAUSE_S, supervision.FRUITLESS = 0.01, 5
+supervisor._ASK_HEAD_S = 0.05
+supervisor.FORCE_AFTER_S = 0.5
+place, here = sys.argv[1:3]
+aftermath = [sys.executable, "-c", "import sys; open(sys.argv[1], 'a').write(input() + chr(10))"]
+watch = supervisor.Supervisor(
+    command=[sys.executable, here + "/supervised_driver.py", place],
+    notify=["tee notice"],
+    ends_at=json.loads(sys.argv[3]),
+    aftermath=[*aftermath, place + "/told.jsonl"],
+)
+sys.exit(watch.run())
+"""
+
+
+class Supervised:
+    """A supervisor in a process of its own, and what its drivers left."""
+
+    def __init__(self, place: Path, *script: str, ends_at: float | None = None, **options: Any):
+        self.place = place
+        (place / "script").write_text("\n".join(script))
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", RUNNER, str(place), str(HERE), json.dumps(ends_at)],
+            env=os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{HERE}"},
+            start_new_session=True,
+            **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True} | options,
+        )
+
+    @property
+    def lives(self) -> list[dict[str, Any]]:
+        """What each driver was told."""
+        return _lines(self.place / "lives.jsonl")
+
+    @property
+    def told(self) -> list[dict[str, Any]]:
+        """What was to be reported."""
+        return _lines(self.place / "told.jsonl")
+
+    def end(self) -> tuple[int, str, str]:
+        """Wait for the end: the exit code, standard output, standard error."""
+        out, err = self.process.communicate(timeout=MOST_S)
+        return self.process.returncode, out, err
+
+    def wait_for(self, name: str) -> None:
+        """Wait until a driver has made a file."""
+        eventually(lambda: (self.place / name).exists())
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def eventually(holds: Callable[[], bool]) -> None:
+    """Wait until something holds."""
+    deadline = time.monotonic() + MOST_S
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def is_gone(pid: int) -> bool:
+    """Whether a process has ended; a zombie has."""
+    try:
+        return "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return True
+
+
+@pytest.fixture
+def supervised(tmp_path: Path) -> Iterator[Callable[..., Supervised]]:
+    """Starts supervisors, and ends what is left of them."""
+    started: list[Supervised] = []
+
+    def start(*script: str, **options: Any) -> Supervised:
+        started.append(Supervised(tmp_path, *script, **options))
+        return started[-1]
+
+    yield start
+    for each in started:
+        if each.process.poll() is None:
+            each.process.kill()
+        each.process.communicate()
+
+
+# ---------------------------------------------------------------- exit codes and deaths
+
+
+@pytest.mark.parametrize("code", [0, 1, 2, 10, 130])
+def test_an_exit_code_is_passed_through(supervised: Callable[..., Supervised], code: int) -> None:
+    """With what the driver printed, and nothing else."""
+    run = supervised(f"drives say:hello end:{code}")
+    assert run.end() == (code, "hello\n", "")
+    assert len(run.lives) == 1 and run.told == []
+
+
+@pytest.mark.parametrize(
+    ("death", "words"),
+    [
+        ("die:9", "killed by SIGKILL"),
+        ("die:11", "killed by SIGSEGV"),
+        ("vanish:1", "ended with 1 without a word"),
+        ("vanish:10", "ended with 10 without a word"),
+        ("again:gone", "gave up: gone"),
+    ],
+)
+def test_a_driver_that_dies_is_reported_and_followed(
+    supervised: Callable[..., Supervised], death: str, words: str
+) -> None:
+    """Whatever it died of: who asked is told, and the next driver knows that it is the second."""
+    run = supervised(f"drives row {death}", "drives row end:10", ends_at=time.time() + 600)
+    code, _, err = run.end()
+    assert code == 10 and words in err and "goes on with the run" in err
+    assert [life["life"] for life in run.lives] == [1, 2]
+    assert run.lives[0]["ends_at"] == run.lives[1]["ends_at"]
+    assert run.lives[1]["cards"] == {"HPU": 8}
+    (told,) = run.told
+    assert told["ending"] == "interrupted" and words in told["reason"]
+    assert (told["run"], told["notify"]) == ("night", ["tee notice"])
+
+
+def test_what_keeps_dying_is_given_up_and_told_so(supervised: Callable[..., Supervised]) -> None:
+    """The exit code says that there is no usable cluster; one notice at first and one at last."""
+    run = supervised(*["drives vanish:1"] * 9)
+    code, _, err = run.end()
+    assert code == 3 and "The same command goes on from here" in err
+    assert len(run.lives) == 5
+    assert [told["ending"] for told in run.told] == ["interrupted", "failed"]
+
+
+def test_the_next_driver_waits_for_the_head(supervised: Callable[..., Supervised]) -> None:
+    """It is started once something listens at the cluster's address, and not before."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+        run = supervised(f"drives:127.0.0.1/{port} row vanish:1", "drives end:0")
+        assert run.process.stderr is not None
+        for line in run.process.stderr:
+            if f"nothing answers at 127.0.0.1:{port}" in line:
+                break
+        time.sleep(0.3)
+        assert len(run.lives) == 1
+        taken.listen()
+        assert run.process.wait(MOST_S) == 0
+    assert len(run.lives) == 2
+
+
+def test_a_head_that_stays_away_is_not_waited_for_against_ones_will(
+    supervised: Callable[..., Supervised],
+) -> None:
+    """Ctrl-C between two drivers ends the run at once; who asked is told."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        run = supervised(f"drives:127.0.0.1/{taken.getsockname()[1]} row vanish:1")
+        assert run.process.stderr is not None
+        while "nothing answers" not in run.process.stderr.readline():
+            assert run.process.poll() is None
+        run.process.send_signal(signal.SIGINT)
+        code, _, err = run.end()
+    assert code == 130 and "an end was asked for while the cluster's head was away" in err
+    assert [told["ending"] for told in run.told] == ["interrupted", "stopped"]
+
+
+def test_what_a_driver_left_running_is_not_waited_for(
+    supervised: Callable[..., Supervised],
+) -> None:
+    """Its death is seen at once, and its successor ends what it left."""
+    run = supervised("drives row leave:300 die:9", "end:0")
+    try:
+        assert run.process.wait(MOST_S) == 0
+        assert len(run.lives) == 2
+    finally:
+        os.kill(int((run.place / "left").read_text()), signal.SIGKILL)
+
+
+# ---------------------------------------------------------------- signals
+
+
+@pytest.mark.parametrize("whom", ["supervisor", "group"])
+def test_each_signal_reaches_the_driver_once(
+    supervised: Callable[..., Supervised], whom: str
+) -> None:
+    """Sent to the process that was typed, or by a terminal to all of its group."""
+    run = supervised("drives until:3 end:130")
+    run.wait_for("waits")
+    send = os.kill if whom == "supervisor" else os.killpg
+    for count, number in enumerate((signal.SIGINT, signal.SIGTERM, signal.SIGINT)):
+        send(run.process.pid, number)
+        time.sleep(0.1 * (count < 2))
+    assert run.end()[0] == 130
+    assert (run.place / "signals").read_text() == "SIGINT SIGTERM SIGINT"
+    assert run.told == []
+
+
+def test_a_driver_that_ignores_the_third_signal_is_killed(
+    supervised: Callable[..., Supervised],
+) -> None:
+    """A driver that hangs in C++ runs no handler."""
+    run = supervised("drives until:99")
+    run.wait_for("waits")
+    for _ in range(3):
+        run.process.send_signal(signal.SIGINT)
+        time.sleep(0.1)
+    assert run.end()[0] == 130
+    assert is_gone(run.lives[0]["pid"]) and len(run.lives) == 1
+
+
+def test_a_driver_that_dies_while_it_was_to_end_is_reported(
+    supervised: Callable[..., Supervised],
+) -> None:
+    """It is not started again: somebody wants the run to end."""
+    run = supervised("drives row until:1 die:9")
+    run.wait_for("waits")
+    run.process.send_signal(signal.SIGTERM)
+    code, _, err = run.end()
+    assert code == 137 and "an end was asked for" in err
+    assert [told["ending"] for told in run.told] == ["failed"] and len(run.lives) == 1
+
+
+def test_the_driver_dies_with_its_supervisor(supervised: Callable[..., Supervised]) -> None:
+    """Who kills the process that was typed has killed the run; nothing works on unseen."""
+    run = supervised("drives until:99")
+    run.wait_for("waits")
+    run.process.kill()
+    run.end()
+    eventually(lambda: is_gone(run.lives[0]["pid"]))
+
+
+def test_both_stop_and_go_on_together(supervised: Callable[..., Supervised]) -> None:
+    """Ctrl-Z and fg, also in the middle of the night."""
+    run = supervised("drives until:1 end:0")
+    run.wait_for("waits")
+
+    def states() -> set[str]:
+        pids = (run.process.pid, run.lives[0]["pid"])
+        return {Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] for pid in pids}
+
+    run.process.send_signal(signal.SIGTSTP)
+    eventually(lambda: states() == {"T"})
+    run.process.send_signal(signal.SIGCONT)
+    eventually(lambda: "T" not in states())
+    run.process.send_signal(signal.SIGTERM)
+    assert run.end()[0] == 0
+
+
+def test_ctrl_c_in_a_terminal_reaches_the_driver_once(
+    supervised: Callable[..., Supervised],
+) -> None:
+    """A real terminal, whose foreground group is the supervisor's; the driver may write to it all
+    the same, even one that stops who writes in the background."""
+    master, slave = pty.openpty()
+    subprocess.run(["stty", "tostop"], stdin=slave, check=True)
+
+    def own_terminal() -> None:
+        import fcntl
+        import termios
+
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+    run = supervised(
+        "drives until:1 say:bye end:10",
+        stdin=slave,
+        stdout=slave,
+        stderr=slave,
+        text=False,
+        preexec_fn=own_terminal,
+    )
+    os.close(slave)
+    run.wait_for("waits")
+    os.write(master, b"\x03")
+    assert run.process.wait(MOST_S) == 10
+    printed = os.read(master, 10_000)
+    os.close(master)
+    assert b"bye" in printed
+    assert (run.place / "signals").read_text() == "SIGINT"
+
+
+def test_the_supervisor_is_small() -> None:
+    """It waits all night beside benchmarks: none of the large libraries is loaded."""
+    code = (
+        "import sys\nimport orchestrator.commands.run, orchestrator.runtime.supervisor\n"
+        "large = ('ray', 'torch', 'transformers', 'pyarrow', 'pydantic', 'numpy', 'rich', 'yaml')\n"
+        "sys.exit(', '.join(name for name in large if name in sys.modules) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr

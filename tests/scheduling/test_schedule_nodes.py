@@ -1,0 +1,288 @@
+"""Workers that do not start, cards in quarantine, and nodes that come and go."""
+
+from __future__ import annotations
+
+from schedule_cases import Cluster, cards_of, job, node, planned
+
+from orchestrator.domain.events import StopWorker
+from orchestrator.domain.failure import Failure, FailureClass
+from orchestrator.domain.job import State
+
+ACQUIRE = Failure(failure_class=FailureClass.ACQUIRE, message="card is held by pid 7")
+
+
+# ------------------------------------------------------------ workers that do not start
+
+
+def test_a_card_rests_after_a_failed_start_and_is_quarantined_after_some() -> None:
+    """The job is not to blame and runs as soon as another card is there."""
+    cluster = Cluster(planned(job()), card_rest_s=5.0, card_strikes=2, wait_for_nodes_s=100)
+    cluster.join(node(cards=1))
+    commands = cluster.stopped(*cluster.starting, failure=ACQUIRE)
+    assert not cards_of(commands)
+    assert len(cards_of(cluster.tick(5.0))) == 1
+    cluster.stopped(*cluster.starting, failure=ACQUIRE)
+    assert not cards_of(cluster.tick(50.0))
+    cluster.join(node("n2", cards=1))
+    cluster.play_out()
+    assert cluster.finals()["a"].state is State.SUCCEEDED
+
+
+def test_a_quarantined_card_is_tried_again_after_a_time_that_doubles() -> None:
+    """Whatever held it may have let go; at its first new failure it is out for longer."""
+    cluster = Cluster(
+        planned(job()), card_strikes=2, card_paroles=2, quarantine_s=100, card_rest_s=1
+    )
+    cluster.join(node(cards=1))
+    cluster.stopped(*cluster.starting, failure=ACQUIRE)
+    cluster.tick(1)
+    cluster.stopped(*cluster.starting, failure=ACQUIRE)
+    assert not cards_of(cluster.tick(99))
+    assert len(cards_of(cluster.tick(1))) == 1
+    cluster.stopped(*cluster.starting, failure=ACQUIRE)
+    assert not cards_of(cluster.tick(199))
+    assert len(cards_of(cluster.tick(1))) == 1
+    cluster.play_out()
+    assert cluster.finals()["a"].state is State.SUCCEEDED
+
+
+def test_a_card_that_fails_after_every_quarantine_is_used_no_more() -> None:
+    """There is an end to it, and the job that waited says so."""
+    cluster = Cluster(planned(job()), card_strikes=1, card_paroles=2, wait_for_nodes_s=30)
+    cluster.join(node(cards=1))
+    starts = 0
+    for _ in range(500):
+        if cluster.finished is not None:
+            break
+        starts += len(cluster.starting)
+        cluster.stopped(*cluster.starting, failure=ACQUIRE)
+        cluster.tick(10)
+    assert starts == 3
+    assert cluster.finals()["a"].state is State.LOST
+
+
+def test_a_job_for_which_no_card_is_left_says_so() -> None:
+    """All quarantined, and no node joined for a while: LOST, with the reason."""
+    cluster = Cluster(planned(job()), card_strikes=1, card_paroles=0, wait_for_nodes_s=30)
+    cluster.join(node(cards=1))
+    cluster.stopped(*cluster.starting, failure=ACQUIRE)
+    assert cluster.finished is None
+    cluster.tick(30.0)
+    row = cluster.finals()["a"]
+    assert row.state is State.LOST
+    assert "no 1 HPU cards" in row.reason and "0 usable cards" in row.reason
+    assert cluster.finished is not None
+
+
+def test_a_job_that_no_node_could_ever_hold_ends() -> None:
+    """Eight cards wanted, four there: it ends while the others run."""
+    cluster = Cluster(planned(job("wide", cards=8), job("narrow")), wait_for_nodes_s=30)
+    cluster.join(node(cards=4))
+    cluster.play_out()
+    finals = cluster.finals()
+    assert (finals["wide"].state, finals["narrow"].state) == (State.LOST, State.SUCCEEDED)
+
+
+def test_a_node_that_comes_late_is_used() -> None:
+    """Nothing is given up while one may still join."""
+    cluster = Cluster(planned(job()), wait_for_nodes_s=60)
+    cluster.tick()
+    cluster.tick(59.0)
+    cluster.join(node())
+    cluster.tick(60.0)
+    cluster.play_out()
+    assert cluster.finals()["a"].state is State.SUCCEEDED
+
+
+def test_a_gang_of_which_one_worker_does_not_start_is_stopped_and_retried() -> None:
+    """The others are stopped, the try has a row that names the card as people know it, and the next
+    is on other cards."""
+    cluster = Cluster(planned(job("gang", cards=4)))
+    cluster.join(node(cards=8, node_id="4d24176d4c61209a", name="hpu-1"))
+    dead, *others = cluster.starting
+    cards = {start.card for start in cluster.starting.values()}
+    cluster.ready(others[0])
+    commands = cluster.stopped(dead, failure=ACQUIRE)
+    assert {c.worker_id for c in commands if isinstance(c, StopWorker)} == set(others)
+    [row] = cluster.rows
+    assert not row.final and "did not start" in row.reason
+    assert row.reason.startswith("hpu-1/HPU")
+    cluster.stopped()
+    cluster.tick(10)
+    assert not cards & {start.card for start in cluster.starting.values()}
+    cluster.play_out()
+    assert cluster.finals()["gang"].state is State.SUCCEEDED
+
+
+def test_a_job_whose_workers_never_start_is_given_up() -> None:
+    """Cards may be the reason once or twice, not for ever."""
+    cluster = Cluster(
+        planned(job("gang", cards=2)), max_start_failures=3, card_strikes=99, breaker_failures=99
+    )
+    cluster.join(node())
+    for _ in range(50):
+        if cluster.finished is not None:
+            break
+        if cluster.starting:
+            cluster.stopped(next(iter(cluster.starting)), failure=ACQUIRE)
+        cluster.stopped()
+        cluster.tick(10)
+    row = cluster.finals()["gang"]
+    assert row.state is State.FAILED
+    assert "4 workers for it did not start" in row.reason  # one more than 3 for its second card
+
+
+# ------------------------------------------------------------ nodes
+
+
+def test_attempts_on_a_lost_node_are_lost_and_retried_elsewhere() -> None:
+    """Their rows say LOST and are not final."""
+    cluster = Cluster(planned(job("a")))
+    cluster.join(node("n1", cards=1), node("n2", cards=1))
+    cluster.ready()
+    lost = cluster.only()
+    cluster.leave(lost.cards[0].node_id)
+    [row] = cluster.rows
+    assert (row.state, row.final) == (State.LOST, False)
+    cluster.play_out()
+    assert cluster.finals()["a"].attempt.number == 2  # type: ignore[union-attr]
+
+
+def test_a_late_result_is_kept_but_not_counted() -> None:
+    """A frozen node comes back with a result after its job has run elsewhere."""
+    cluster = Cluster(planned(job("a"), job("b")))
+    cluster.join(node("n1", cards=1), node("n2", cards=1))
+    cluster.ready()
+    lost = cluster.run_of("a")
+    cluster.leave(lost.cards[0].node_id)
+    cluster.ends(cluster.run_of("b"))
+    again = cluster.run_of("a")
+    cluster.ends(again)
+    assert cluster.finished is None
+    rows = len(cluster.rows)
+    cluster.ends(lost)
+    late = cluster.rows[rows:]
+    assert [(row.final, row.state) for row in late] == [(False, State.SUCCEEDED)]
+    assert cluster.finals()["a"].attempt == again
+    assert cluster.schedule.counts()[State.SUCCEEDED] == 2
+
+
+def test_the_result_of_a_given_up_attempt_does_not_end_its_successor() -> None:
+    """While the second try runs, the first one's result arrives: the second goes on."""
+    cluster = Cluster(planned(job("a")))
+    cluster.join(node("n1", cards=1), node("n2", cards=1))
+    cluster.ready()
+    lost = cluster.only()
+    cluster.leave(lost.cards[0].node_id)
+    cluster.ready()
+    second = cluster.only()
+    cluster.ends(lost)
+    assert "a" not in cluster.finals()
+    cluster.ends(second)
+    assert cluster.finals()["a"].attempt == second
+
+
+def test_a_duplicate_outcome_is_not_counted_twice() -> None:
+    """The second report of the same attempt is a row that is not final."""
+    cluster = Cluster(planned(job("a"), job("b")))
+    cluster.join(node(cards=1))
+    cluster.ready()
+    first = cluster.only()
+    cluster.ends(first)
+    cluster.ends(first)
+    assert [row.final for row in cluster.rows] == [True, False]
+    cluster.play_out()
+
+
+def test_a_gang_that_loses_one_node_leaves_the_other_free() -> None:
+    """Its surviving workers are stopped before the card is used again."""
+    cluster = Cluster(planned(job("gang", cards=4), job("s")), wait_for_nodes_s=10)
+    cluster.join(node("n1", cards=2), node("n2", cards=2))
+    cluster.ready()
+    assert cluster.only().job.dataset == "gang"
+    commands = cluster.leave("n2")
+    assert len([c for c in commands if isinstance(c, StopWorker)]) == 2
+    cluster.play_out()
+    finals = cluster.finals()
+    assert (finals["gang"].state, finals["s"].state) == (State.LOST, State.SUCCEEDED)
+
+
+def test_a_worker_that_stops_in_an_attempt_without_a_word_ends_it() -> None:
+    """An executor that only sees the process go is enough."""
+    cluster = Cluster(planned(job("a")))
+    cluster.join(node())
+    cluster.ready()
+    [worker] = cluster.up
+    cluster.running.clear()
+    cluster.stopped(worker)
+    [row] = cluster.rows
+    assert (row.state, row.final) == (State.LOST, False)
+    assert "crash" in row.reason
+    cluster.play_out()
+
+
+def test_a_worker_that_did_not_start_is_not_waited_for() -> None:
+    """Three jobs, one worker up, two that failed: both are started again when their cards have
+    rested, rather than leave all the work to the one."""
+    cluster = Cluster(planned(*[job(name) for name in "abc"]), card_rest_s=5.0)
+    cluster.join(node(cards=3))
+    up, *failed = cluster.starting
+    cluster.ready(up)
+    for worker_id in failed:
+        cluster.stopped(worker_id, failure=ACQUIRE)
+    assert not cluster.starting
+    assert len(cards_of(cluster.tick(5.0))) == 2
+
+
+# ------------------------------------------------------------ whole nodes
+
+
+FAULTY = Failure(failure_class=FailureClass.CARD_FAULTY, message="a product has 3 wrong elements")
+
+
+def test_a_card_that_computes_nonsense_is_quarantined_at_once() -> None:
+    """Its first failed start is enough; the job runs on the other card."""
+    cluster = Cluster(planned(job()), card_strikes=2)
+    cluster.join(node(cards=2))
+    (worker,) = cluster.starting
+    first = cluster.starting[worker].card
+    commands = cluster.stopped(worker, failure=FAULTY)
+    assert cards_of(commands) != [first]
+    cluster.play_out()
+    assert cluster.finals()["a"].state is State.SUCCEEDED
+    assert cluster.finals()["a"].attempt.cards != (first,)
+
+
+def test_a_node_on_which_half_of_the_cards_fail_is_quarantined() -> None:
+    """Four of eight: the others are not tried, and all are tried again later."""
+    jobs = [job(f"j{number}") for number in range(16)]
+    cluster = Cluster(planned(*jobs), quarantine_s=100, breaker_failures=99)
+    cluster.join(node("bad"))
+    cluster.join(node("good"))
+    on_bad = [w for w, start in cluster.starting.items() if start.card.node_id == "bad"]
+    assert len(on_bad) == 8
+    stopped = [
+        command
+        for worker in on_bad[:4]
+        for command in cluster.stopped(worker, failure=FAULTY)
+        if isinstance(command, StopWorker)
+    ]
+    assert {command.worker_id for command in stopped} == set(on_bad[4:])
+    assert all("4 cards of bad failed" in command.reason for command in stopped)
+    cluster.stopped(*on_bad[4:])
+    assert not cards_of(cluster.tick(99))
+    assert {each.node_id for each in cards_of(cluster.tick(1))} == {"bad"}
+    cluster.play_out()
+    assert {row.state for row in cluster.finals().values()} == {State.SUCCEEDED}
+
+
+def test_a_node_that_is_lost_again_and_again_has_to_wait() -> None:
+    """After its third loss it comes back into quarantine, and is tried again later."""
+    cluster = Cluster(planned(job()), quarantine_s=100, wait_for_nodes_s=1000, node_strikes=3)
+    for _ in range(3):
+        assert len(cards_of(cluster.join(node("shaky", cards=1)))) == 1
+        cluster.leave("shaky")
+    assert not cards_of(cluster.join(node("shaky", cards=1)))
+    assert len(cards_of(cluster.tick(100))) == 1
+    cluster.play_out()
+    assert cluster.finals()["a"].state is State.SUCCEEDED

@@ -1,0 +1,100 @@
+"""The Grafana dashboard asks for exactly what is exported."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from driver_cases import STATUS
+
+from orchestrator.on_ray.metrics import METRICS, PREFIX, readings_of
+from orchestrator.runtime.status import CardStatus, Rate
+
+DASHBOARD = Path(__file__).resolve().parents[2] / "docs" / "grafana" / "nightgrid.json"
+
+
+def queries() -> list[str]:
+    """Every PromQL query of the dashboard, that of its variable included."""
+    dashboard = json.loads(DASHBOARD.read_text(encoding="utf-8"))
+    found: list[str] = []
+
+    def walk(value: Any) -> None:
+        if isinstance(value, dict):
+            found.extend(v for k, v in value.items() if k in ("expr", "definition"))
+            for each in value.values():
+                walk(each)
+        elif isinstance(value, list):
+            for each in value:
+                walk(each)
+
+    walk(dashboard)
+    return found
+
+
+def test_the_dashboard_draws_every_metric_and_no_other() -> None:
+    """A metric that is renamed would leave an empty panel, and nobody would know why."""
+    asked = {name for query in queries() for name in re.findall(r"\bray_\w+", query)}
+    assert asked == {PREFIX + name for name in METRICS}
+
+
+def test_the_dashboard_groups_by_tags_that_exist() -> None:
+    """Labels of queries and legends are those that a metric has."""
+    for query in queries():
+        (name, *_) = re.findall(r"ray_(nightgrid_\w+)", query)
+        known = {"run", *METRICS[name][0]}
+        for labels in re.findall(r"by \(([^)]*)\)", query):
+            assert {label.strip() for label in labels.split(",")} <= known, query
+        assert set(re.findall(r"(\w+)(?:=~|!=|=)\"", query)) <= known, query
+
+
+def test_panels_do_not_overlap() -> None:
+    """Each has room of its own on a grid of twenty-four columns."""
+    taken: set[tuple[int, int]] = set()
+    for panel in json.loads(DASHBOARD.read_text(encoding="utf-8"))["panels"]:
+        at = panel["gridPos"]
+        cells = {
+            (x, y)
+            for x in range(at["x"], at["x"] + at["w"])
+            for y in range(at["y"], at["y"] + at["h"])
+        }
+        assert not cells & taken and max(x for x, _ in cells) < 24, panel["title"]
+        taken |= cells
+
+
+def test_readings_have_the_tags_that_their_metric_is_declared_with() -> None:
+    """Ray refuses a tag that was not declared."""
+    card = CardStatus(
+        card="hpu-1/HPU0",
+        power_w=400.0,
+        temperature_c=60.0,
+        utilization_percent=97.0,
+        memory_used_bytes=2**30,
+    )
+    rates = tuple(Rate(unit=unit, per_s=1.0, jobs=1) for unit in ("tokens/s", "samples/s"))
+    status = dataclasses.replace(
+        STATUS, cards=(card,), rates=rates, failure_counts={"crash": 1}, jobs_run=3
+    )
+    readings = list(readings_of(status))
+    assert {reading.name for reading in readings} == set(METRICS)
+    for reading in readings:
+        assert set(reading.tags) == set(METRICS[reading.name][0])
+
+
+def test_what_is_not_known_is_not_recorded() -> None:
+    """No rate before the first job, no estimate, no sensor: no reading, rather than zero."""
+    status = dataclasses.replace(STATUS, eta_s=None)
+    names = {reading.name for reading in readings_of(status)}
+    assert names == {
+        "nightgrid_jobs",
+        "nightgrid_attempts",
+        "nightgrid_cards",
+        "nightgrid_cards_busy",
+        "nightgrid_cards_emulated",
+        "nightgrid_paused",
+        "nightgrid_status_at_s",
+    }
+    remaining = [r.value for r in readings_of(STATUS) if r.tags.get("state") == "REMAINING"]
+    assert remaining == [31.0]

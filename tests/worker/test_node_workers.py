@@ -1,0 +1,175 @@
+"""Worker processes of a node, without Ray: letters in, answers out, no card waits for another."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from patience import patience
+from test_card_process import ATTEMPT, Server, _close, _open, alive, eventually
+
+from orchestrator.domain.attempt import RankOutcome
+from orchestrator.domain.energy import Energy
+from orchestrator.domain.failure import Failure, FailureClass
+from orchestrator.domain.job import State
+from orchestrator.worker.card_process import Launch, Order
+from orchestrator.worker.letters import (
+    Answer,
+    Ended,
+    Letter,
+    Listen,
+    Listened,
+    Run,
+    Start,
+    Started,
+    Stop,
+    Stopped,
+)
+from orchestrator.worker.node_workers import NodeWorkers
+from orchestrator.worker.wire import unpacked
+
+
+class Node:
+    """The workers of a node, and all that they have told."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._changed = threading.Condition()
+        self.told: list[Answer] = []
+        self.workers = NodeWorkers(self._tell, self._energy, self._readings)
+
+    def _tell(self, answer: Answer) -> None:
+        with self._changed:
+            self.told.append(answer)
+            self._changed.notify_all()
+
+    def _energy(self, index: int, start: float, end: float) -> Energy | None:
+        return Energy(energy_j=float(index), duration_s=end - start, source="power")
+
+    def _readings(self, index: int, start: float, end: float) -> dict[str, str]:
+        return {"card": str(index), "seconds": f"{end - start:g}"}
+
+    def do(self, *letters: Letter) -> None:
+        for letter in letters:
+            self.workers.do(letter)
+
+    def wait_for(self, kind: type, name: str) -> Answer:
+        """The first answer of this kind from this worker."""
+        deadline = time.monotonic() + patience(20)
+        while True:
+            with self._changed:
+                for answer in self.told:
+                    if type(answer) is kind and answer.worker_id == name:
+                        return answer
+                assert self._changed.wait(deadline - time.monotonic()), self.told
+
+    def kinds(self, name: str) -> list[str]:
+        """What a worker's answers were, in order."""
+        return [type(answer).__name__ for answer in self.told if answer.worker_id == name]
+
+    def start(self, name: str, run: str = "", start: str = "") -> Start:
+        return Start(
+            Launch(
+                name=name,
+                server=self._server.path,
+                factory="scripted_worker:TimedWorker",
+                config={"name": name, "start": start, "run": run},
+                environments={"": {"CARD": "5"}},
+                log=str(self._server.logs / f"{name}.log"),
+            )
+        )
+
+    def run(self, name: str, attempt_id: str = "a-1", card_index: int | None = None) -> Run:
+        order = Order(
+            attempt_id=attempt_id, label="a job", kind="", rank=0, attempt=ATTEMPT.to_json()
+        )
+        return Run(name, order, card_index)
+
+
+def outcome_of(answer: Answer) -> RankOutcome:
+    assert isinstance(answer, Ended) and answer.outcome is not None
+    outcome = answer.outcome
+    return unpacked(outcome) if isinstance(outcome, bytes) else outcome
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    server = _open(tmp_path, "scripted_worker")
+    yield Node(server)
+    _close(server)
+
+
+def test_letters_to_a_worker_are_done_in_their_order(node: Node) -> None:
+    """Written in one breath: a start and five attempts; nothing is heard after the stop."""
+    node.do(node.start("w"), *(node.run("w", f"a-{number}") for number in range(5)))
+    assert eventually(lambda: node.kinds("w") == ["Started", *["Ended"] * 5])
+    node.do(Stop("w", "done"))
+    node.wait_for(Stopped, "w")
+    assert node.kinds("w") == ["Started", *["Ended"] * 5, "Stopped"]
+    ended = [answer for answer in node.told if isinstance(answer, Ended)]
+    assert [answer.attempt_id for answer in ended] == [f"a-{number}" for number in range(5)]
+    assert {outcome_of(answer).state for answer in ended} == {State.SUCCEEDED}
+
+
+def test_a_busy_worker_is_stopped_while_another_goes_on(node: Node) -> None:
+    """Neither its start nor its job keeps anything else of the node waiting."""
+    node.do(node.start("slow", start="import time; time.sleep(600)"))
+    node.do(node.start("busy", run="import time; time.sleep(600)"), node.run("busy"))
+    node.do(node.start("quick", run="import time; time.sleep(1.5)"))
+    node.wait_for(Started, "busy")
+    node.wait_for(Started, "quick")
+    node.do(node.run("quick"))
+    assert eventually(lambda: "busy" in node.workers.progress())
+    began = time.monotonic()
+    node.do(Stop("busy", "no progress"), Stop("slow", "did not come up"))
+    lost = outcome_of(node.wait_for(Ended, "busy"))
+    node.wait_for(Stopped, "busy")
+    node.wait_for(Stopped, "slow")
+    assert time.monotonic() - began < 3
+    assert lost.state is State.LOST and lost.failure is not None
+    assert lost.failure.message == "stopped: no progress"
+    assert node.kinds("busy") == ["Started", "Ended", "Stopped"]
+    assert node.kinds("slow") == ["Started", "Stopped"]
+    assert outcome_of(node.wait_for(Ended, "quick")).state is State.SUCCEEDED
+    node.do(Stop("quick", "done"))
+    node.wait_for(Stopped, "quick")
+
+
+def test_a_worker_stopped_in_the_breath_that_started_it_is_gone(node: Node) -> None:
+    """However far its start is by then."""
+    for number in range(5):
+        name = f"hasty-{number}"
+        node.do(node.start(name), Stop(name, "changed my mind"))
+        node.wait_for(Stopped, name)
+        assert node.kinds(name) == ["Started", "Stopped"]
+        value = next(a.value for a in node.told if isinstance(a, Started) and a.worker_id == name)
+        assert isinstance(value, Failure) or not alive(value.pid)
+
+
+def test_what_comes_too_late_is_answered(node: Node) -> None:
+    """For a worker that has died, or never was."""
+    node.do(node.start("dying", run="os._exit(3)"), node.run("dying", "a-1"))
+    died = node.wait_for(Ended, "dying")
+    assert isinstance(died, Ended) and died.process_gone
+    node.do(node.run("dying", "a-2"), Listen("nobody", "a-3", "here"), Stop("nobody", "late"))
+    node.wait_for(Stopped, "nobody")
+    late = [a for a in node.told if isinstance(a, Ended) and a.attempt_id == "a-2"]
+    assert late == [Ended("dying", "a-2", None, True)]
+    (refused,) = [a for a in node.told if isinstance(a, Listened)]
+    assert isinstance(refused.rendezvous, Failure)
+    assert refused.rendezvous.failure_class is FailureClass.CRASH
+
+
+def test_what_a_card_took_is_read_where_it_is_asked_for(node: Node) -> None:
+    """From the time that the outcome says; an emulated card's is not asked for."""
+    node.do(node.start("w"), node.run("w", "a-1", card_index=7), node.run("w", "a-2"))
+    assert eventually(lambda: node.kinds("w") == ["Started", "Ended", "Ended"])
+    read, unread = (a for a in node.told if isinstance(a, Ended))
+    assert read.energy == Energy(energy_j=7.0, duration_s=2.0, source="power")
+    assert unread.energy is None
+    assert read.readings == {"card": "7", "seconds": "2"} and unread.readings == {}
+    node.do(Stop("w", "done"))
+    node.wait_for(Stopped, "w")

@@ -1,0 +1,134 @@
+"""What devices declare, ours and those of other packages."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from outside_device import install, offer
+from source_tree import ROOT, modules
+
+from workloads import devices
+from workloads.devices import CAPABILITIES, DEVICES, DeviceSpec, own_devices
+from workloads.devices.base import Device
+from workloads.errors import BadConfiguration
+from workloads.precision import PRECISIONS
+
+
+@pytest.mark.parametrize("spec", own_devices(), ids=lambda spec: spec.name)
+def test_every_device_declares_all_that_is_asked(spec: DeviceSpec) -> None:
+    """Its class is its own, each precision is explained, and no two devices share a name."""
+    handle = devices.device_class(spec.name)
+    assert issubclass(handle, Device) and handle.spec is spec
+    assert set(spec.precisions) == set(PRECISIONS)
+    assert all(bool(each.means) == each.supported for each in spec.precisions.values())
+    others = [each for each in own_devices() if each is not spec]
+    assert spec.accelerator not in {each.accelerator for each in others}
+    assert spec.order not in {each.order for each in others}
+    assert devices.of_accelerator(spec.accelerator) is devices.device_spec(spec.name) is spec
+
+
+def test_the_first_in_the_declared_order_is_the_default_of_a_grid() -> None:
+    """Gaudi, then NVIDIA, then the host itself; one device is the host."""
+    assert [spec.accelerator for spec in own_devices()] == ["HPU", "GPU", "CPU"]
+    assert [spec for spec in own_devices() if spec.host] == [devices.host_device()]
+
+
+def test_rules_ask_for_capabilities_that_there_are() -> None:
+    """A capability with a typing error in its name is refused where it is declared or asked for,
+    and none is declared that no rule asks for and no engine needs."""
+    with pytest.raises(ValueError, match="no capability 'pined_memory'"):
+        devices.device_spec("cuda").can("pined_memory")
+    with pytest.raises(ValueError, match="no capabilities streems"):
+        dataclasses.replace(devices.device_spec("cuda"), capabilities=frozenset({"streems"}))
+    asked = set()
+    for path in [*modules("workloads"), *modules("orchestrator")]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "can":
+                asked |= {each.value for each in node.args if isinstance(each, ast.Constant)}
+    assert asked <= set(CAPABILITIES)
+
+
+@pytest.mark.parametrize("spec", own_devices(), ids=lambda spec: spec.name)
+@pytest.mark.parametrize("name", ["xpu", "Xpu", "1XPU", "X PU", ""])
+def test_a_name_in_grids_is_in_capitals(spec: DeviceSpec, name: str) -> None:
+    """Grids, rows and options spell it alike."""
+    with pytest.raises(ValueError, match="is no name in capitals"):
+        dataclasses.replace(spec, accelerator=name)
+
+
+@pytest.mark.parametrize("spec", own_devices(), ids=lambda spec: spec.name)
+def test_a_gang_sees_its_cards_by_one_variable(spec: DeviceSpec) -> None:
+    """With commas between them, as drivers want it; the host has none."""
+    variable = spec.visible_variable
+    assert spec.visible(2, 3) == ({variable: "2,3"} if variable else {})
+    alone = devices.environment_for(spec.name, 2)
+    assert not variable or alone[variable] == "2"
+
+
+KNOWN = """
+import sys
+from workloads.devices import all_devices
+print(*(spec.accelerator for spec in all_devices()))
+print(*sorted({"torch", "transformers", "subprocess", "ctypes"} & set(sys.modules)))
+"""
+
+
+def known(directory: Path) -> list[str]:
+    """The lines of a new process: accelerators, what it imported for them, and warnings."""
+    done = subprocess.run(
+        [sys.executable, "-c", KNOWN],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": f"{directory}{os.pathsep}{ROOT}"},
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines() + done.stderr.splitlines()
+
+
+def test_a_device_of_another_package_stands_after_ours(tmp_path: Path) -> None:
+    """It is found by its entry point; specs cost no library, as every plan reads them."""
+    install(tmp_path)
+    accelerators, imported, *warnings = known(tmp_path)
+    assert accelerators == "HPU GPU CPU XPU" and not warnings
+    assert imported == ""
+
+
+SPEC = """
+from workloads.devices import DeviceSpec
+SPEC = DeviceSpec(name="NAME", accelerator="ACCELERATOR", title="t", summary="s", handle="m:C",
+    ray_resource="R", precisions={})
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        ("import nothing_of_that_name", "device outside (outside:SPEC) is left out"),
+        ("SPEC = 3", "outside:SPEC is no entry of that name"),
+        (SPEC.replace("NAME", "other").replace("ACCELERATOR", "OTHER"), "no entry of that name"),
+        (
+            SPEC.replace("NAME", "outside").replace("ACCELERATOR", "GPU"),
+            "device outside is left out: there is an accelerator GPU",
+        ),
+    ],
+)
+def test_a_broken_package_takes_nothing_with_it(tmp_path: Path, source: str, told: str) -> None:
+    """Our devices are there and are ours; what is wrong is told."""
+    (tmp_path / "outside.py").write_text(source)
+    offer(tmp_path, {"outside": "outside:SPEC"})
+    accelerators, _, *warnings = known(tmp_path)
+    assert accelerators == "HPU GPU CPU"
+    assert told in "\n".join(warnings)
+
+
+def test_there_is_no_other_device() -> None:
+    """The message lists what there is."""
+    with pytest.raises(BadConfiguration, match=r"no accelerator 'TPU'; there is: HPU, GPU, CPU"):
+        devices.of_accelerator("TPU")
+    assert "tpu" not in DEVICES

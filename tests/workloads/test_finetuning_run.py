@@ -1,0 +1,94 @@
+"""`nightgrid run` of a fine-tuning grid, from the command line to rows, page and adapter."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from orchestrator.cli import main
+from orchestrator.domain.job import State
+from orchestrator.results.store import Store
+
+TRAINING = """\
+name: training
+defaults:
+  workload: finetuning
+  model: tiny-chatglm3
+  accelerator: HPU
+  precision: fp32
+  batch_size: 2
+  steps: 3
+  samples: 8
+  max_length: 96
+measure: {warmup: 1, time_limit_s: 60}
+experiments:
+  - name: methods
+    axes: {method: [full, lora]}
+  - name: kept
+    save_adapter: night
+    learning_rate: 0.1
+  - name: optimizers
+    optimizer: adamw-8bit
+"""
+
+INFERENCE = """\
+name: inference
+defaults: {workload: text-generation, model: tiny-chatglm3, precision: fp32, prompts: 2}
+measure: {warmup: 0, min_repeats: 1, max_repeats: 1}
+experiments:
+  - name: adapted
+    output_tokens: 4
+    axes: {adapter: [null, night]}
+"""
+
+
+@pytest.mark.slow
+def test_a_fine_tuning_grid_gives_rows_and_an_adapter_for_inference(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each job has its row with samples/s, losses and sizes, also after having been written and
+    read; the adapter that one kept is used by a job of the next grid, and one that nobody trained
+    is refused before anything starts."""
+    monkeypatch.setenv("NIGHTGRID_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("NIGHTGRID_ADAPTERS", raising=False)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    results = tmp_path / "results"
+    for name, text in (("training", TRAINING), ("inference", INFERENCE)):
+        (tmp_path / f"{name}.yaml").write_text(text)
+    run = ["run", "--in-process", "--results", str(results)]
+    assert main([*run, str(tmp_path / "training.yaml")]) == 0
+    rows = Store.existing(results, "training").measurements()
+    by_method = {(row.experiment, row.parameters["method"]): row for row in rows}
+    refused = by_method.pop(("optimizers", "lora"))
+    assert refused.state is State.UNSUPPORTED
+    assert "no 8-bit optimizer kernels for Gaudi" in refused.reason
+    assert len(by_method) == 3
+    for row in by_method.values():
+        assert row.state is State.SUCCEEDED and row.emulated and not row.model_was_resident
+        assert row.metrics.throughput_unit == "samples/s" and (row.metrics.throughput or 0) > 0
+        assert row.metrics.repeats == 3 and row.metrics.loss_first and row.metrics.loss_last
+        assert row.tokenization_s and row.train_flops_per_token
+        assert [sample.warmup for _, sample in row.samples] == [True, False, False, False]
+        assert all(sample.forward_s and sample.loss for _, sample in row.samples)
+    full, lora = by_method["methods", "full"], by_method["methods", "lora"]
+    assert full.trainable_parameter_count == full.parameter_count
+    assert lora.trainable_parameter_count and lora.parameter_count
+    assert lora.trainable_parameter_count < lora.parameter_count / 50
+    assert "samples/s" in (results / "training" / "report.html").read_text()
+
+    untrained = tmp_path / "untrained.yaml"
+    untrained.write_text(INFERENCE.replace("night", "day"))
+    assert main([*run, str(untrained)]) == 2
+    assert "no job of this grid saves adapter 'day'" in capsys.readouterr().err
+
+    assert main([*run, str(tmp_path / "inference.yaml")]) == 0
+    made = {
+        row.parameters["adapter"]: row
+        for row in Store.existing(results, "inference").measurements()
+        if row.final
+    }
+    assert made[None].state is made["night"].state is State.SUCCEEDED
+    assert made["night"].details["adapter"].startswith("night: LORA, rank 8")
+    texts = [[item.output_text for _, item in made[name].items] for name in (None, "night")]
+    assert texts[0] != texts[1]

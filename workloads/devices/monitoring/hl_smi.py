@@ -1,0 +1,194 @@
+"""What ``hl-smi``, Habana's monitoring tool, says of Gaudi cards; it never acquires one.
+
+Options and query names are those of Habana's page "System Management Interface Tool (hl-smi)".
+Recorded outputs show what one would not expect: headers keep their units with
+``nounits`` too, every field but the first begins with a blank, and ``index`` counts cards in the
+order of the driver, which is not that of the module ids by which processes are given cards. The
+table of processes has no query of its own and counts by that index. Inside a container it lists
+only the container's processes, so the memory in use is what tells of others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from workloads.devices.base import command_output
+from workloads.devices.monitoring.release import CardUse
+from workloads.devices.monitoring.telemetry import CardTelemetry, Holder, number
+
+QUERY = (
+    "index",
+    "module_id",
+    "name",
+    "driver_version",
+    "power.draw",
+    "temperature.aip",
+    "utilization.aip",
+    "memory.used",
+    "memory.total",
+)
+COMMAND = ("hl-smi", "-Q", ",".join(QUERY), "-f", "csv,nounits")
+
+_PROCESS = re.compile(
+    r"^\|\s+(?P<index>\d+)\s+(?P<pid>\d+)\s+\S\s+(?P<name>.+?)\s+(?P<mib>\d+)\s*MiB[\s|]*$"
+)
+_MIB = 2**20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GaudiCard:
+    """One card as hl-smi lists it."""
+
+    index: int  # in the driver's order; the process table counts by it
+    module_id: int  # what HABANA_VISIBLE_MODULES means
+    name: str = ""  # HL-225 is Gaudi2
+    driver_version: str = ""
+    telemetry: CardTelemetry
+
+
+def cards() -> list[GaudiCard]:
+    """The cards of this host, by module id; empty where hl-smi is missing or fails."""
+    return parse_cards(command_output(*COMMAND))
+
+
+def telemetry() -> dict[int, CardTelemetry]:
+    """The cards of this host by module id. hl-smi tells no energy."""
+    return {card.module_id: card.telemetry for card in cards()}
+
+
+def use(module_id: int) -> CardUse:
+    """Who and what is on this card now."""
+    found = cards()
+    listed = parse_processes(command_output("hl-smi")) if found else {}
+    return use_in(module_id, found, listed, holders(module_id))
+
+
+def use_in(
+    module_id: int,
+    cards: Iterable[GaudiCard],
+    processes: Mapping[int, Sequence[Holder]],
+    holders: Sequence[Holder],
+) -> CardUse:
+    """Who and what is on a card, by hl-smi's list, by open device files and by its memory. Pure.
+
+    Args:
+        module_id: the card.
+        cards: as ``cards`` gives them.
+        processes: by hl-smi's index, as ``parse_processes`` gives them.
+        holders: processes that have the card's device file open.
+    """
+    card = next((card for card in cards if card.module_id == module_id), None)
+    known = dict.fromkeys(holders)
+    if card is None:
+        return CardUse(holders=tuple(known))
+    pids = {holder.pid for holder in known}
+    known |= dict.fromkeys(h for h in processes.get(card.index, ()) if h.pid not in pids)
+    return CardUse(holders=tuple(known), used_bytes=card.telemetry.memory_used_bytes)
+
+
+def parse_cards(text: str) -> list[GaudiCard]:
+    """The cards in the CSV output of a query with ``index`` and ``module_id``, by module id.
+
+    Columns are found by their headers. A line that is not one of cards is passed over, and a
+    figure that is none, such as ``N/A``, stays None.
+    """
+    rows = csv.reader(text.splitlines(), skipinitialspace=True)
+    header = [name.partition("[")[0].strip() for name in next(rows, [])]
+    found = []
+    for row in rows:
+        values = {name: value.strip() for name, value in zip(header, row, strict=False)}
+        index, module_id = (_figure(values.get(name)) for name in ("index", "module_id"))
+        if index is None or module_id is None:
+            continue
+        found.append(
+            GaudiCard(
+                index=int(index),
+                module_id=int(module_id),
+                name=values.get("name", ""),
+                driver_version=values.get("driver_version", ""),
+                telemetry=CardTelemetry(
+                    power_w=_figure(values.get("power.draw")),
+                    temperature_c=_figure(values.get("temperature.aip")),
+                    utilization_percent=_figure(values.get("utilization.aip")),
+                    memory_used_bytes=_bytes(values.get("memory.used")),
+                    memory_total_bytes=_bytes(values.get("memory.total")),
+                ),
+            )
+        )
+    return sorted(found, key=lambda card: card.module_id)
+
+
+def parse_processes(text: str) -> dict[int, list[Holder]]:
+    """The table "Compute Processes" of ``hl-smi`` without options, by hl-smi's index."""
+    _, _, table = text.partition("Compute Processes:")
+    found: dict[int, list[Holder]] = {}
+    for line in table.splitlines():
+        if match := _PROCESS.match(line.strip()):
+            holder = Holder(pid=int(match["pid"]), name=match["name"])
+            found.setdefault(int(match["index"]), []).append(holder)
+    return found
+
+
+def holders(module_id: int, root: Path = Path("/")) -> list[Holder]:
+    """Other processes of this host, or of this container, that have the card's device file open.
+
+    Drivers since 1.13 have one file a card, ``/dev/accel/accelN``, and say the module id of each in
+    ``/sys/class/accel/accelN/device/module_id``. Processes of other users are not seen.
+    """
+    files = {file for file, module in _device_files(root).items() if module == module_id}
+    if not files:
+        return []
+    found = []
+    for process in (root / "proc").glob("[0-9]*"):
+        pid = int(process.name)
+        if pid != os.getpid() and _has_open(process, files):
+            try:
+                name = (process / "comm").read_text(encoding="utf-8", errors="replace").strip()
+            except OSError:
+                continue  # it has just ended
+            found.append(Holder(pid=pid, name=name))
+    return sorted(found, key=lambda holder: holder.pid)
+
+
+def opened_modules(root: Path = Path("/")) -> set[int]:
+    """Module ids of the cards whose device files this very process has open; empty also where the
+    driver does not tell which file is which card's."""
+    opened = set()
+    for entry in (root / f"proc/{os.getpid()}/fd").glob("*"):
+        with contextlib.suppress(OSError):
+            opened.add(os.readlink(entry))
+    return {module for file, module in _device_files(root).items() if file in opened}
+
+
+def _device_files(root: Path) -> dict[str, int]:
+    """The module id behind each device file."""
+    found = {}
+    for entry in sorted((root / "sys/class/accel").glob("accel[0-9]*")):
+        with contextlib.suppress(OSError, ValueError):
+            module_id = int((entry / "device/module_id").read_text(encoding="ascii"))
+            found[f"/dev/accel/{entry.name}"] = module_id
+    return found
+
+
+def _has_open(process: Path, files: set[str]) -> bool:
+    try:
+        return any(os.readlink(entry) in files for entry in (process / "fd").iterdir())
+    except OSError:  # gone, or another user's
+        return False
+
+
+def _figure(text: str | None) -> float | None:
+    """The number before a unit: ``672 MiB`` and ``672`` are the same."""
+    words = (text or "").split()
+    return number(words[0]) if words else None
+
+
+def _bytes(text: str | None) -> int | None:
+    mebibytes = _figure(text)
+    return None if mebibytes is None else int(mebibytes * _MIB)

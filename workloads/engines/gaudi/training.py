@@ -1,0 +1,257 @@
+"""LoRA by optimum-habana's own trainer, ``GaudiTrainer``, on one Gaudi card.
+
+The trainer runs the loop: lazy mode with a graph for each part of a step, the bridge's fused AdamW
+and clipping, forward and backward pass overlapped. It is told of each step's begin and end, where
+the card is waited for, and those steps are the row's samples. Every batch is padded to
+``max_length``: another shape would be another graph.
+
+The same job with the engine ``transformers`` runs Nightgrid's own loop on the card; that one knows
+all techniques and several cards.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers import TrainerCallback
+
+from workloads import weights
+from workloads.api import JobContext, Request, Result, Sample
+from workloads.devices.monitoring.host_memory import HostMemoryPeak, resident_bytes
+from workloads.engines.gaudi import generation, library
+from workloads.errors import BadConfiguration
+from workloads.finetuning_parameters import MethodParameters, method_for
+from workloads.models.loading import load_tokenizer, open_model
+from workloads.training import adapters, methods
+from workloads.training.flops import train_flops_per_token
+from workloads.training.losses import next_token_loss
+from workloads.training.samples import NOT_LEARNED, TrainingSample, encode_samples
+
+if TYPE_CHECKING:
+    from workloads.devices.hpu import HpuDevice
+
+#: Steps that compile and capture graphs; the library's own advice for its throughput figures.
+WARMUP_STEPS = 3
+
+
+def run(request: Request, context: JobContext) -> Result:
+    """Fine-tune with ``GaudiTrainer``; see ``workloads.api.Workload``."""
+    method = method_for(request.parameters, probe=request.probe)
+    version = library.prepare(context.device)
+    hpu: HpuDevice = context.device  # type: ignore[assignment]  # prepare() takes no other
+    from optimum.habana import GaudiConfig, GaudiTrainer, GaudiTrainingArguments
+
+    context.enter_phase("load")
+    context.resident(f"{request.residency_key}|trained", lambda: None)  # others' models make room
+    baseline = resident_bytes()
+    began = context.clock()
+    source = open_model(request.model, layout="original")
+    tokenizer = load_tokenizer(source)
+    model = generation.load_model(source, request, hpu)
+    found = weights.inspect(model, request.precision, hpu.name, generation.ENGINE)
+    hpu.seed(0)  # adapters start from random numbers
+    applied = methods.apply(model, method, request.precision, hpu.name)
+    applied.model.to(hpu.torch_device)
+    load_s = context.clock() - began
+
+    samples, synthetic = _samples(request, method, tokenizer, source)
+    rows = [_row(sample, method.max_length, tokenizer.pad_token_id or 0) for sample in samples]
+    steps = _Steps(context, request.measure.time_limit_s, rows, request.batch_size)
+    warmup = max(request.measure.warmup, WARMUP_STEPS if not request.probe else 0)
+    steps.warmup = warmup
+
+    class Trainer(GaudiTrainer):  # type: ignore[misc]
+        """Takes rows in order, and keeps each step's loss on the card."""
+
+        def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+            return torch.utils.data.SequentialSampler(rows)  # type: ignore[arg-type]
+
+        def training_step(self, *given: Any, **named: Any) -> torch.Tensor:
+            loss: torch.Tensor = super().training_step(*given, **named)
+            steps.losses.append(loss.detach())
+            return loss
+
+    with tempfile.TemporaryDirectory() as directory, HostMemoryPeak() as host_memory:
+        trainer = Trainer(
+            model=applied.model,
+            gaudi_config=GaudiConfig(use_fused_adam=True, use_fused_clip_norm=True),
+            args=GaudiTrainingArguments(
+                output_dir=directory,
+                use_habana=True,
+                use_lazy_mode=hpu.lazy(),
+                bf16=request.precision == "bf16",
+                per_device_train_batch_size=request.batch_size,
+                max_steps=warmup + method.steps,
+                learning_rate=methods.learning_rate(method),
+                lr_scheduler_type="constant",
+                weight_decay=0.0,
+                throughput_warmup_steps=warmup,
+                pipelining_fwd_bwd=hpu.lazy(),
+                adjust_throughput=True,
+                dataloader_drop_last=True,
+                save_strategy="no",
+                logging_strategy="no",
+                report_to="none",
+                disable_tqdm=True,
+            ),
+            train_dataset=rows,
+            data_collator=_stack,
+            callbacks=[steps],
+        )
+        first = _stack(rows[: request.batch_size])
+        before = _loss(applied.model, first, hpu)
+        hpu.release_memory()
+        hpu.reset_peak_memory()
+        context.enter_phase("warmup")
+        trainer.train()
+    after = _loss(applied.model, first, hpu)
+    details = {
+        "method": method.method,
+        "trainer": "GaudiTrainer",
+        "optimum_habana": version,
+        "hpu_mode": "lazy" if hpu.lazy() else "eager",
+        "learning_rate": f"{methods.learning_rate(method):g}",
+        "architecture": type(model).__name__,
+        "adapter": applied.adapter,
+        "optimizer": "the bridge's fused AdamW, gradients clipped to a norm of 1",
+        "host_memory_peak": host_memory.method,
+        "first_batch_loss_before": f"{before:.6g}",
+        "first_batch_loss_after": f"{after:.6g}",
+    }
+    if not after < before:
+        details["loss_flag"] = f"the loss on the first batch did not fall: {before:.6g} before"
+    if method.save_adapter and not request.probe:
+        origin = {"model": request.model, "method": method.method, "dataset": request.dataset}
+        details["saved_adapter"] = str(
+            adapters.save_adapter(applied.model, method.save_adapter, origin)
+        )
+    return Result(
+        samples=steps.samples(),
+        stop_reason="time_limit" if steps.cut else "max_repeats",
+        load_s=load_s,
+        warmup_s=steps.warmup_s,
+        weight_bytes=found.weight_bytes,
+        parameter_count=found.parameter_count,
+        trainable_parameter_count=sum(
+            p.numel() for p in applied.model.parameters() if p.requires_grad
+        ),
+        train_flops_per_token=train_flops_per_token(applied.model),
+        baseline_host_memory_bytes=baseline,
+        peak_host_memory_bytes=host_memory.bytes,
+        peak_device_memory_bytes=hpu.peak_memory_bytes(),
+        random_weights=source.random_weights,
+        synthetic_data=synthetic,
+        precision_detail=applied.detail,
+        details=details,
+    )
+
+
+class _Steps(TrainerCallback):  # type: ignore[misc]
+    """Times each step and ends training when its time is up."""
+
+    def __init__(
+        self, context: JobContext, limit_s: float, rows: Sequence[dict[str, Any]], batch_size: int
+    ) -> None:
+        self._context, self._limit_s = context, limit_s
+        self._rows, self._batch_size = rows, batch_size
+        self._times: list[tuple[float, float]] = []  # wall and CPU seconds of each step
+        self._began = (0.0, 0.0)
+        self._first = 0.0
+        self._timed_from = 0.0
+        self.warmup = 0
+        self.warmup_s = 0.0
+        self.cut = False
+        self.losses: list[torch.Tensor] = []
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._context.device.synchronize()
+        now = self._context.clock()
+        self._first = self._first or now
+        if len(self._times) == self.warmup:
+            self._context.enter_phase("measure")
+            self._timed_from, self.warmup_s = now, now - self._first
+        self._began = (now, self._context.cpu_clock())
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._context.device.synchronize()
+        now, cpu = self._context.clock(), self._context.cpu_clock()
+        self._times.append((now - self._began[0], cpu - self._began[1]))
+        timed = len(self._times) - self.warmup
+        if timed >= 1 and now - self._timed_from > self._limit_s:
+            self.cut = state.global_step < state.max_steps
+            control.should_training_stop = True
+
+    def samples(self) -> tuple[Sample, ...]:
+        """One sample a step, warm-up included."""
+        made = []
+        batches = max(len(self._rows) // self._batch_size, 1)
+        for step, (wall_s, cpu_s) in enumerate(self._times):
+            start = step % batches * self._batch_size
+            rows = self._rows[start : start + self._batch_size]
+            real = sum(int(row["attention_mask"].sum()) for row in rows)
+            made.append(
+                Sample(
+                    repeat=step,
+                    batch=0,
+                    warmup=step < self.warmup,
+                    complete=True,
+                    wall_s=wall_s,
+                    cpu_s=cpu_s,
+                    items=len(rows),
+                    input_tokens=real,
+                    output_tokens=0,
+                    computed_tokens=sum(int(row["input_ids"].numel()) for row in rows),
+                    loss=float(self.losses[step]) if step < len(self.losses) else None,
+                )
+            )
+        return tuple(made)
+
+
+def _samples(
+    request: Request, method: MethodParameters, tokenizer: Any, source: Any
+) -> tuple[list[TrainingSample], bool]:
+    """Whole batches of training samples, and whether the dataset is synthetic."""
+    from workloads.data.catalog import find_dataset, load_examples
+
+    if request.batch_size < 1:
+        raise BadConfiguration(f"batch size {request.batch_size}; at least 1 is needed")
+    count = max(method.samples // request.batch_size, 1) * request.batch_size
+    examples = load_examples(request.dataset)
+    samples = encode_samples(examples, count, tokenizer, source, method.max_length)
+    if request.probe:  # the longest samples decide whether a batch fits
+        samples = sorted(samples, key=lambda sample: -len(sample.ids))[: request.batch_size]
+    return samples, find_dataset(request.dataset).synthetic
+
+
+def _row(sample: TrainingSample, length: int, pad_token_id: int) -> dict[str, torch.Tensor]:
+    """One sample, padded on the right to ``length``; all tensors [length]."""
+    padding = length - len(sample.ids)
+    return {
+        "input_ids": torch.tensor([*sample.ids, *[pad_token_id] * padding]),
+        "attention_mask": torch.tensor([1] * len(sample.ids) + [0] * padding),
+        "labels": torch.tensor([*sample.labels, *[NOT_LEARNED] * padding]),
+    }
+
+
+def _stack(rows: Sequence[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
+
+
+def _loss(model: Any, batch: dict[str, torch.Tensor], device: HpuDevice) -> float:
+    """Mean loss of the labelled tokens, without training. From the logits: some of the library's
+    classes give their loss in bf16, in which a few steps change nothing."""
+    model.eval()
+    with torch.no_grad():
+        on_card = {name: tensor.to(device.torch_device) for name, tensor in batch.items()}
+        logits = model(
+            input_ids=on_card["input_ids"],
+            attention_mask=on_card["attention_mask"],
+            return_dict=True,
+        ).logits
+        learned = (on_card["labels"][:, 1:] != NOT_LEARNED).sum()
+        loss = float(next_token_loss(logits, on_card["labels"]) / learned)
+    model.train()
+    return loss

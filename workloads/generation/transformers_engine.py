@@ -1,0 +1,233 @@
+"""transformers' own ``generate``: static batches, left padding, one step for all prompts at once.
+
+A batch is padded on the left, so that every prompt ends where generation starts. It runs until
+each prompt has ended or the limit is reached; a prompt that ends early keeps its row busy with
+padding, which is not counted. The generation config that comes with a checkpoint (temperature,
+penalties, …) is put aside after loading, because ``generate`` merges it into whatever it is given:
+two models would otherwise not do the same work, and one job's settings would leak into the next.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import (
+    GenerationConfig,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
+from transformers.utils import logging as transformers_logging
+
+from workloads import precision as precisions
+from workloads import weights
+from workloads.api import Request
+from workloads.devices.base import Device
+from workloads.engines.base import Generated
+from workloads.errors import BadConfiguration, Unsupported
+from workloads.models.loading import (
+    ModelSource,
+    encode_prompt,
+    load_config,
+    load_tokenizer,
+    open_model,
+)
+from workloads.registry import task_for
+from workloads.training import adapters
+from workloads.weights import ModelWeights
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Padded prompts on the card; both tensors [batch, longest prompt]."""
+
+    input_ids: torch.Tensor
+    attention_mask: torch.Tensor
+
+
+class _Steps(StoppingCriteria):
+    """Called by ``generate`` after every step; stops nothing."""
+
+    def __init__(self, on_step: Callable[[], None]) -> None:
+        self._on_step = on_step
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+        self._on_step()
+        return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransformersEngine:
+    """A causal language model in transformers, in evaluation mode, on its card."""
+
+    model: Any
+    tokenizer: Any
+    source: ModelSource
+    device: Device
+    weights: ModelWeights
+    random_weights: bool
+    end_token_ids: frozenset[int]
+    pad_token_id: int
+    context_length: int | None
+    details: Mapping[str, str]
+
+    def encode(self, text: str) -> list[int]:
+        return encode_prompt(self.tokenizer, self.source, text)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
+
+    def prepare(self, prompts: Sequence[Sequence[int]]) -> Batch:
+        longest = self.padded_length(max(len(prompt) for prompt in prompts))
+        ids = torch.full((len(prompts), longest), self.pad_token_id, dtype=torch.long)
+        mask = torch.zeros_like(ids)
+        for row, prompt in enumerate(prompts):
+            ids[row, longest - len(prompt) :] = torch.tensor(prompt, dtype=torch.long)
+            mask[row, longest - len(prompt) :] = 1
+        card = self.device.torch_device
+        return Batch(ids.to(card), mask.to(card))
+
+    def padded_length(self, longest: int) -> int:
+        """To how many tokens a batch is padded whose longest prompt has so many."""
+        return longest
+
+    def generate(
+        self,
+        prepared: Batch,
+        *,
+        output_tokens: int,
+        ignore_eos: bool,
+        on_step: Callable[[], None],
+        keep_logits: bool = False,
+    ) -> Callable[[], Generated]:
+        def step() -> None:
+            self.device.mark_step()
+            on_step()
+
+        output = self.model.generate(
+            input_ids=prepared.input_ids,
+            attention_mask=prepared.attention_mask,
+            generation_config=self.generation_config(output_tokens, ignore_eos),
+            stopping_criteria=StoppingCriteriaList([_Steps(step)]),
+            return_dict_in_generate=True,
+            output_logits=keep_logits,
+        )
+        batch, longest = prepared.input_ids.shape
+
+        def fetch() -> Generated:
+            new = output.sequences[:, longest:]
+            # The last token of each row is produced but never fed back.
+            computed = batch * (longest + max(int(new.shape[1]) - 1, 0))
+            return Generated(
+                tokens=new.tolist(),
+                computed_tokens=computed,
+                logits=[step.float().cpu() for step in output.logits or ()],
+            )
+
+        return fetch
+
+    def generation_config(self, output_tokens: int, ignore_eos: bool) -> GenerationConfig:
+        """A new one for every call. Without end-of-sequence ids nothing ends a prompt early."""
+        return GenerationConfig(
+            max_new_tokens=output_tokens,
+            do_sample=False,
+            num_beams=1,
+            use_cache=True,
+            eos_token_id=None if ignore_eos else sorted(self.end_token_ids) or None,
+            pad_token_id=self.pad_token_id,
+        )
+
+
+def load(request: Request, device: Device) -> TransformersEngine:
+    """Load ``request.model`` in ``request.precision``; see ``EngineLoader``."""
+    transformers_logging.disable_progress_bar()  # a worker's log is no terminal
+    arguments = precisions.loading_arguments(request.precision, device.name)
+    lacking = device.lacks(request.precision)
+    if lacking:
+        raise Unsupported(f"{request.precision}: {lacking}")
+    attention = str(request.parameters.get("attention", "sdpa"))
+    _check_attention(attention, device)
+    source = open_model(request.model)
+    tokenizer = load_tokenizer(source)
+    config = load_config(source)
+    weights.check_shapes(config, request.precision, device.name)
+    if "quantization_config" in arguments:
+        arguments["device_map"] = {"": device.torch_device}
+    load_model = task_for(request.workload, source.entry).function("load")
+    model = load_model(source, attn_implementation=attention, **arguments)
+    if "device_map" not in arguments:
+        model = model.to(device.torch_device)
+    model.eval()
+    precisions.finish_loading(model, request.precision, device.name)
+    found = getattr(model.config, "_attn_implementation", None)
+    if found != attention:
+        raise BadConfiguration(f"asked for attention '{attention}', the model runs '{found}'")
+    end_token_ids = end_token_ids_of(model, tokenizer)
+    pad_token_id = pad_token_id_of(model, tokenizer)
+    model.generation_config = GenerationConfig(pad_token_id=pad_token_id)
+    found_weights = weights.inspect(model, request.precision, device.name)
+    details = {"attention": attention, "architecture": type(model).__name__}
+    if source.remote_code:
+        details["remote_code"] = "allowed"
+    if request.parameters.get("adapter"):
+        details["adapter"] = adapters.attach(model, str(request.parameters["adapter"]))
+    if int(request.parameters.get("tensor_parallel") or 1) > 1:
+        details["tensor_parallel_plan"] = _split(model, int(request.parameters["tensor_parallel"]))
+        details["weight_bytes_per_card"] = str(weights.held_bytes(model))
+    if request.settings.get("packed_weights"):
+        from workloads.generation import packed
+
+        packed.pack(model)
+    return TransformersEngine(
+        model=model,
+        tokenizer=tokenizer,
+        source=source,
+        device=device,
+        weights=found_weights,
+        random_weights=source.random_weights,
+        end_token_ids=end_token_ids,
+        pad_token_id=pad_token_id,
+        context_length=getattr(model.config, "max_position_embeddings", None),
+        details=details,
+    )
+
+
+def _split(model: Any, tensor: int) -> str:
+    """Keep this rank's part of every matrix; what was done."""
+    import torch.distributed as dist
+
+    from workloads.parallel.layout import Layout, make_groups
+    from workloads.parallel.tensor import split
+
+    layout = Layout(rank=dist.get_rank(), world_size=dist.get_world_size(), tensor=tensor)
+    return split(model, layout, make_groups(layout))
+
+
+def _check_attention(attention: str, device: Device) -> None:
+    if attention != "flash_attention_2":
+        return
+    if not device.spec.can("flash_attention_2"):
+        raise Unsupported(f"flash_attention_2 has no {device.name} kernels; use sdpa")
+    if importlib.util.find_spec("flash_attn") is None:
+        raise Unsupported("flash_attention_2 needs the package flash-attn: pip install flash-attn")
+
+
+def end_token_ids_of(model: Any, tokenizer: Any) -> frozenset[int]:
+    """What ends a text: of the generation config, else of the model's, else of the tokenizer."""
+    for holder in (model.generation_config, model.config, tokenizer):
+        found = getattr(holder, "eos_token_id", None)
+        if found is not None:
+            return frozenset(found if isinstance(found, (list, tuple)) else [found])
+    return frozenset()
+
+
+def pad_token_id_of(model: Any, tokenizer: Any) -> int:
+    """Any id will do, since padding is masked."""
+    for holder in (tokenizer, model.generation_config, model.config):
+        found = getattr(holder, "pad_token_id", None)
+        if isinstance(found, int):
+            return found
+    return 0

@@ -1,0 +1,31 @@
+"""A process as ``/proc/PID/stat`` has it: the one reader of that file."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class ProcessStat(NamedTuple):
+    """One process at one moment. Its number comes back one day, with another start."""
+
+    pid: int
+    parent: int
+    started_ticks: int  # since boot, as the kernel counts
+    ended: bool  # a zombie, which waits for its parent to look
+
+
+def process_stat(pid: int) -> ProcessStat | None:
+    """The process of this number; None if there is none, or no ``/proc``."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            # The name comes second, in brackets, and may hold anything, brackets included.
+            words = file.read().rpartition(b")")[2].split()
+        return ProcessStat(pid, int(words[1]), int(words[19]), words[0] in (b"Z", b"X"))
+    except (OSError, IndexError, ValueError):
+        return None
+
+
+def started_ticks(pid: int) -> int | None:
+    """When a process started, in clock ticks since boot; None if it has ended."""
+    stat = process_stat(pid)
+    return None if stat is None or stat.ended else stat.started_ticks

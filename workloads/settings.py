@@ -1,0 +1,147 @@
+"""Settings: each is declared in one place, and everything else asks its declaration.
+
+    class ProductParameters(WorkloadParameters):
+        size: int = setting(256, role="work", ge=1, description="Rows and columns of the matrix.")
+        tiled: bool = setting(False, role="choice", description="Multiply in tiles.")
+
+``setting`` is pydantic's ``Field`` with roles; limits (``ge``, ``pattern``, …) go to ``Field`` as
+they are. Every setting has exactly one role:
+
+    work     what is computed. Rows with unequal values are never ranked against each other.
+    choice   how the same work is done. Rows with unequal values meet in one contest; the label of a
+             row and the effects of a report tell them apart.
+    neutral  changes nothing that is measured.
+
+What else a declaration may say:
+
+    loads         jobs with unequal values cannot share a loaded model
+    length        a size: more of it takes longer, and is the same work but for that
+    produces      the kind of thing (``adapter``) that a job saves under the name it is set to
+    consumes      the kind of thing whose name it takes: the job waits for the one that produces it
+    renamed       values of earlier versions and what they are called now; grids may still say
+                  them, and job ids keep them
+    always_in_id  part of every job id. Without it a setting enters a job's id only where it
+                  differs from its default, so that a new setting changes no id of older rows; its
+                  default may not change later. Settings of version 0.1.0 have it.
+
+A setting without a role does not import. This module imports neither torch nor Ray.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from types import MappingProxyType
+from typing import Any, Literal, get_args
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Role = Literal["work", "choice", "neutral"]
+Value = str | int | float | bool | None
+
+ROLES: tuple[Role, ...] = get_args(Role)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Declaration:
+    """What a setting says of itself, besides its type and limits."""
+
+    role: Role
+    description: str
+    default: Any = ...  # ``...``: it has none
+    loads: bool = False
+    length: bool = False
+    produces: str = ""
+    consumes: str = ""
+    always_in_id: bool = False
+    renamed: tuple[tuple[str, str], ...] = ()  # values: the old name, the new one
+
+    def __post_init__(self) -> None:
+        if self.role not in ROLES:
+            raise TypeError(f"role {self.role!r} of a setting is none of {', '.join(ROLES)}")
+
+    def __call__(self, schema: dict[str, Any]) -> None:
+        """Add nothing: pydantic calls this with the JSON schema that it has made of a field."""
+
+    def current(self, value: Value) -> Value:
+        """The value under the name it has now."""
+        if not self.renamed:
+            return value
+        return next((new for old, new in self.renamed if old == value), value)
+
+    def is_default(self, value: Value) -> bool:
+        """Whether this is the default; 1, 1.0 and True are three values."""
+        return type(value) is type(self.default) and bool(value == self.default)
+
+    def enters_id(self, value: Value) -> bool:
+        """Whether a job's id says that the setting has this value."""
+        return self.always_in_id or not self.is_default(value)
+
+    def value_in_id(self, value: Value) -> Value:
+        """The value as job ids spell it: under its first name."""
+        return next((old for old, new in self.renamed if new == value), value)
+
+
+def setting(
+    default: Any = ...,
+    *,
+    role: Role,
+    description: str,
+    loads: bool = False,
+    length: bool = False,
+    produces: str = "",
+    consumes: str = "",
+    always_in_id: bool = False,
+    renamed: Mapping[str, str] | None = None,
+    **limits: Any,
+) -> Any:
+    """A field of a ``Settings`` model; the module's docstring says what the arguments mean.
+
+    Raises:
+        TypeError: no such role, or a limit that pydantic's ``Field`` does not have.
+    """
+    declaration = Declaration(
+        role=role,
+        description=description,
+        default=default,
+        loads=loads,
+        length=length,
+        produces=produces,
+        consumes=consumes,
+        always_in_id=always_in_id,
+        renamed=tuple((renamed or {}).items()),
+    )
+    return Field(default, description=description, json_schema_extra=declaration, **limits)
+
+
+class Settings(BaseModel):
+    """Base of all models of settings: no unknown names, no guessing of types, immutable.
+
+    The validator of a model is built when it is first needed: a grid uses few of them.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, defer_build=True)
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **arguments: Any) -> None:
+        super().__pydantic_init_subclass__(**arguments)
+        for name, info in cls.model_fields.items():
+            if not isinstance(info.json_schema_extra, Declaration):
+                raise TypeError(
+                    f"setting {name} of {cls.__module__}.{cls.__qualname__} has no role; write "
+                    f'`{name}: … = setting(default, role="work", description="…")`, where the role '
+                    f"is {', '.join(ROLES)} (workloads/settings.py says what each means)"
+                )
+
+
+@cache
+def declarations(model: type[Settings]) -> Mapping[str, Declaration]:
+    """The declaration of every setting of a model, by name, in its order."""
+    return MappingProxyType(
+        {
+            name: info.json_schema_extra
+            for name, info in model.model_fields.items()
+            if isinstance(info.json_schema_extra, Declaration)
+        }
+    )
