@@ -44,8 +44,6 @@ PACKAGES = (
     "gguf",
     "optimum",
     "optimum-habana",
-    "habana-torch-plugin",
-    "triton",
 )
 
 _COMMIT = re.compile(r"[0-9a-f]{7,64}")
@@ -76,7 +74,7 @@ def _versions() -> tuple[tuple[str, str], ...]:
         "kernel": kernel(),
         "host": socket.gethostname(),
     }
-    for package in PACKAGES:
+    for package in (*PACKAGES, *(name for spec in all_devices() for name in spec.packages)):
         try:
             found[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
