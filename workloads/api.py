@@ -34,6 +34,7 @@ class Request:
     residency_key: str  # equal keys may share what ``JobContext.resident`` loaded
     parameters: Mapping[str, Any]  # the workload's own, validated (``parameters.py``)
     measure: MeasureSettings
+    settings: Mapping[str, Any] = field(default_factory=dict)  # the engine's own, validated
     probe: bool = False  # asked only whether the batch fits: do what takes most memory, once
 
 

@@ -52,6 +52,10 @@ class Declared(Mapping[str, T], Generic[T]):
             if name not in self.own
         }
 
+    def known(self) -> tuple[T, ...]:
+        """Ours, and those of other packages if they have been looked for already."""
+        return tuple(self[name] for name in (*self.own, *self.__dict__.get("_others", ())))
+
     def __getitem__(self, name: str) -> T:
         if name not in self.own:
             return self._others[name]

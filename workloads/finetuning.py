@@ -5,348 +5,37 @@ that is about three times the arithmetic of the forward pass alone, and memory f
 gradients, the optimizer's averages and every layer's activations. Cards are short of the latter, so
 methods train less (adapters), store less (4 bits), and techniques trade arithmetic for memory.
 
-Every optimizer step is one timed sample of the row: its repeat is the number of the step, warm-up
-steps come first and are marked. The loss on the first batch is looked at again after the last step:
-a loss that is no number, or that has not fallen there, is told in the row (``loss_flag``).
+An engine trains: Nightgrid's own loop (``training/loop.py``), or a library's trainer. Every
+optimizer step is one timed sample of the row, whichever it is.
 """
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
-import itertools
-import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import replace
 
-from workloads.api import JobContext, MeasureSettings, Request, Result, Sample
-from workloads.devices.monitoring.host_memory import HostMemoryPeak, resident_bytes
+from workloads.api import JobContext, Request, Result, Workload
+from workloads.engines import engine_function
 from workloads.errors import BadConfiguration
-from workloads.finetuning_parameters import FinetuningParameters, MethodParameters, method_of
-from workloads.finetuning_rules import require
-from workloads.measure import Instruments, Measured, measure
-from workloads.parallel.layout import Layout, tensor_size
-from workloads.refusal import Asked
-from workloads.techniques import chosen
-from workloads.techniques.base import DataPlan, Loading, Technique, Training
-from workloads.techniques.optimizers import state_bytes
-from workloads.training import adapters, methods
-from workloads.training.base_model import BaseModel, load_base
-from workloads.training.flops import train_flops_per_token
-from workloads.training.samples import TrainingSample, encode_samples
-from workloads.training.step import Steps, batch_maker, plan_data
-from workloads.weights import held_bytes
-
-#: The first step allocates the optimizer's averages, the second meets them in its passes.
-PROBE_STEPS = 2
-
-_evicting = itertools.count()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Loaded:
-    """A base model with its method, and what that took."""
-
-    base: BaseModel
-    applied: methods.Applied
-    details: dict[str, str]  # of what was loaded, for the row
-    load_s: float
-    baseline_host_memory_bytes: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Whole:
-    """The model before cards divide it among them."""
-
-    flops_per_token: float
-    trainable: int
+from workloads.finetuning_parameters import FinetuningParameters
+from workloads.refusal import Asked, require
+from workloads.registry import find_workload
 
 
 def run(request: Request, context: JobContext) -> Result:
     """Measure fine-tuning; see ``workloads.api.Workload``."""
-    with contextlib.ExitStack() as ending:
-        return _run(request, context, ending)
-
-
-def _run(request: Request, context: JobContext, ending: contextlib.ExitStack) -> Result:
     parameters = FinetuningParameters.model_validate(dict(request.parameters)).model_dump()
     if request.batch_size < 1:
         raise BadConfiguration(f"batch size {request.batch_size}; at least 1 is needed")
-    require(_asked(request, context, parameters))
-    method = method_of(parameters)
-    if request.probe:
-        method = method.model_copy(update={"steps": PROBE_STEPS, "save_adapter": None})
-    if request.engine == "optimum-habana":
-        from workloads.engines import gaudi_training
-
-        return gaudi_training.run(request, context, method)
-    techniques = chosen(parameters)
-    context.device.seed(0)
-    context.enter_phase("load")
-    loaded = _load(request, context, method, techniques, ending)
-    layout = Layout(
-        rank=context.rank,
-        world_size=context.world_size,
-        tensor=tensor_size(parameters, context.world_size),
-    )
-    samples, tokenization_s, synthetic = _samples(request, context, method, loaded.base, layout)
-    data = plan_data(
-        context.device, loaded.base.pad_token_id, method.max_length, request.batch_size, layout
-    )
-    data.ending = ending
-    for technique in techniques:
-        technique.on_data(data)
-    training, whole = _training(request, context, method, techniques, loaded, layout, data)
-    make = batch_maker(data, samples, layout.data_rank)
-    steps = Steps(training, techniques, data, data.feed(make))
-    for technique in techniques:
-        technique.before_steps(training, lambda step: steps.rehearse(make(step)))
-    context.device.release_memory()
-    context.device.reset_peak_memory()
-    if context.world_size > 1:
-        training.details["weight_bytes_per_card"] = str(held_bytes(training.model))
-    with HostMemoryPeak() as host_memory:
-        measured = _measure(steps, method, request.measure, context)
-    peak_device_memory_bytes = context.device.peak_memory_bytes()
-    for technique in techniques:
-        technique.after_steps(training)
-    details = {
-        **loaded.details,
-        **data.details,
-        **training.details,
-        "optimizer_state_bytes": str(state_bytes(training.optimizer)),
-        "host_memory_peak": host_memory.method,
-        **_losses(measured.samples, context.collective.gather, steps.evaluate(make(0))),
-    }
-    if not request.probe:
-        details |= _finish(request, context, method, training, steps, make)
-    return Result(
-        samples=measured.samples,
-        stop_reason=measured.stop_reason,
-        load_s=loaded.load_s,
-        compile_s=training.compile_s,
-        warmup_s=measured.warmup_s,
-        weight_bytes=loaded.applied.weights.weight_bytes,
-        parameter_count=loaded.applied.weights.parameter_count,
-        trainable_parameter_count=whole.trainable,
-        train_flops_per_token=whole.flops_per_token,
-        tokenization_s=tokenization_s,
-        baseline_host_memory_bytes=loaded.baseline_host_memory_bytes,
-        peak_host_memory_bytes=host_memory.bytes,
-        peak_device_memory_bytes=peak_device_memory_bytes,
-        random_weights=loaded.base.source.random_weights,
-        synthetic_data=synthetic,
-        precision_detail=loaded.applied.detail,
-        details=details,
-    )
-
-
-def _asked(request: Request, context: JobContext, parameters: Mapping[str, Any]) -> Asked:
-    return Asked(
+    asked = Asked(
         model=request.model,
         dataset=request.dataset,
         precision=request.precision,
         device=context.device.name,
         batch_size=request.batch_size,
         cards=context.world_size,
-        parameters=parameters,
+        parameters={**parameters, **request.settings},
         engine=request.engine,
     )
-
-
-def _load(
-    request: Request,
-    context: JobContext,
-    method: MethodParameters,
-    techniques: Sequence[Technique],
-    ending: contextlib.ExitStack,
-) -> _Loaded:
-    """A model of this job's own: training changes it, so no other job may use it."""
-    device = context.device
-    # A key that no job has: whatever a worker kept for others makes room.
-    context.resident(f"{request.residency_key}|{next(_evicting)}", lambda: None)
-    device.release_memory()
-    baseline = resident_bytes()
-    began = context.clock()
-    loading = Loading(
-        device=device,
-        model_arguments=methods.loading_arguments(method.method, request.precision, device),
-        tokenizer_arguments={},
-        ending=ending,
-    )
-    for technique in techniques:
-        technique.before_load(loading)
-    base = load_base(
-        request.model, methods.base_precision(method.method, request.precision), loading
-    )
-    device.seed(0)  # adapters start from random numbers
-    applied = methods.apply(base.model, method, request.precision, device.name)
-    if "device_map" not in loading.model_arguments:  # else it is there, and may not be moved
-        applied.model.to(device.torch_device)
-    applied.model.train()
-    device.synchronize()
-    return _Loaded(
-        base=base,
-        applied=applied,
-        details=loading.details,
-        load_s=context.clock() - began,
-        baseline_host_memory_bytes=baseline,
-    )
-
-
-def _samples(
-    request: Request,
-    context: JobContext,
-    method: MethodParameters,
-    base: BaseModel,
-    layout: Layout,
-) -> tuple[list[TrainingSample], float, bool]:
-    """All samples, how long tokenizing them took, and whether the dataset is synthetic."""
-    from workloads.data.catalog import find_dataset, load_examples
-
-    room = base.context_length
-    if room is not None and method.max_length > room:
-        raise BadConfiguration(
-            f"max_length is {method.max_length}, the model was made for {room} positions"
-        )
-    examples = load_examples(request.dataset)
-    count = max(method.samples, request.batch_size * layout.data_size)
-    began = context.clock()
-    samples = encode_samples(examples, count, base.tokenizer, base.source, method.max_length)
-    if request.probe:  # the longest samples decide whether a batch fits
-        samples = sorted(samples, key=lambda sample: -len(sample.ids))
-        samples = samples[: request.batch_size * layout.data_size]
-    return samples, context.clock() - began, find_dataset(request.dataset).synthetic
-
-
-def _training(
-    request: Request,
-    context: JobContext,
-    method: MethodParameters,
-    techniques: Sequence[Technique],
-    loaded: _Loaded,
-    layout: Layout,
-    data: DataPlan,
-) -> tuple[Training, _Whole]:
-    """The model with everything that the techniques do to it, and its optimizer."""
-    import torch
-
-    rate = methods.learning_rate(method)
-
-    def update() -> None:
-        training.optimizer.step()
-        training.optimizer.zero_grad(set_to_none=True)
-
-    training = Training(
-        device=context.device,
-        cards=context.world_size,
-        layout=layout,
-        batch_size=data.batch_size,
-        micro_batches=data.micro_batches,
-        method=method.method,
-        precision=request.precision,
-        model=loaded.applied.model,
-        learning_rate=rate,
-        make_optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=rate),
-        backward=lambda loss: loss.backward(),
-        update=update,
-        enter_phase=context.enter_phase,
-        ending=data.ending,
-        details={
-            "method": method.method,
-            "learning_rate": f"{rate:g}",
-            "architecture": type(loaded.base.model).__name__,
-            **({"adapter": loaded.applied.adapter} if loaded.applied.adapter else {}),
-            **({"remote_code": "allowed"} if loaded.base.source.remote_code else {}),
-        },
-    )
-    for technique in techniques:
-        technique.on_model(training)
-    if not training.trainable():
-        raise BadConfiguration("nothing is left to train: everything is frozen")
-    whole = _Whole(
-        flops_per_token=train_flops_per_token(training.model),
-        trainable=sum(parameter.numel() for parameter in training.trainable()),
-    )
-    for technique in techniques:
-        technique.on_cards(training)
-    training.optimizer = training.make_optimizer(training.trainable())
-    for technique in techniques:
-        technique.on_optimizer(training)
-    return training, whole
-
-
-def _measure(
-    steps: Steps, method: MethodParameters, settings: MeasureSettings, context: JobContext
-) -> Measured:
-    """Warm-up steps, then exactly the steps asked for unless the time is up."""
-    once = dataclasses.replace(
-        settings,
-        min_repeats=method.steps,
-        max_repeats=method.steps,
-        relative_half_width=0.0,  # steps are of unlike work, and how many changes what is learned
-    )
-    return measure(
-        steps.run_batch,
-        1,
-        once,
-        Instruments(
-            clock=context.clock,
-            cpu_clock=context.cpu_clock,
-            synchronize=context.device.synchronize,
-            collective=context.collective,
-            enter_phase=context.enter_phase,
-        ),
-    )
-
-
-def _losses(
-    samples: Sequence[Sample], gather: Callable[[Any], list[Any]], my_loss_after: float
-) -> dict[str, str]:
-    """The loss on the first batch before and after training, and what is wrong with losses.
-
-    Each rank has its part of that batch; the mean of their losses is that of the whole batch.
-    """
-    pairs = gather((samples[0].loss, my_loss_after))
-    before, after = (math.fsum(values) / len(pairs) for values in zip(*pairs, strict=True))
-    found = {"first_batch_loss_before": f"{before:.6g}", "first_batch_loss_after": f"{after:.6g}"}
-    strange = [n for n, s in enumerate(samples) if s.loss is None or not math.isfinite(s.loss)]
-    if strange:
-        first = "before anything was learned" if strange[0] == 0 else f"first at step {strange[0]}"
-        text = f"the loss is no number in {len(strange)} of {len(samples)} steps, {first}"
-        return found | {"loss_flag": text}
-    if not after < before:
-        text = f"the loss on the first batch did not fall: {before:.6g} before, {after:.6g} after"
-        return found | {"loss_flag": text}
-    return found
-
-
-def _finish(
-    request: Request,
-    context: JobContext,
-    method: MethodParameters,
-    training: Training,
-    steps: Steps,
-    make: Any,
-) -> dict[str, str]:
-    """What remains of the trained model: an adapter under its name, or converted weights."""
-    details: dict[str, str] = {}
-    if method.save_adapter:
-        origin = {
-            "model": request.model,
-            "method": method.method,
-            "precision": request.precision,
-            "dataset": request.dataset,
-            "steps": method.steps,
-        }
-        with training.gathered():
-            if context.rank == 0:
-                where = adapters.save_adapter(training.model, method.save_adapter, origin)
-                details["saved_adapter"] = str(where)
-        context.collective.barrier()  # ranks end together, and with them the gang
-    if method.method.startswith("qat"):
-        training.wrapper = None
-        training.model, details["converted"] = methods.converted(training.model)
-        details["converted_loss"] = f"{steps.evaluate(make(0)):.6g}"
-    return details
+    require(find_workload(request.workload).refusals(asked))
+    train: Workload = engine_function(request.engine, "train", context.device.name)
+    return train(replace(request, parameters=parameters), context)

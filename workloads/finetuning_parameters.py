@@ -128,8 +128,21 @@ FinetuningParameters: type[WorkloadParameters] = create_model(
 )
 
 
+#: Steps of a job that is asked only whether its batch fits: the first allocates the optimizer's
+#: averages, the second meets them in its passes.
+PROBE_STEPS = 2
+
+
 def method_of(parameters: Any) -> MethodParameters:
     """The method's part of all parameters."""
     return MethodParameters.model_validate(
         {name: parameters[name] for name in MethodParameters.model_fields}
     )
+
+
+def method_for(parameters: Any, *, probe: bool) -> MethodParameters:
+    """The method's part as a job runs it; a probe takes few steps and keeps nothing."""
+    method = method_of(parameters)
+    if not probe:
+        return method
+    return method.model_copy(update={"steps": PROBE_STEPS, "save_adapter": None})

@@ -9,24 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from workloads.engines.rules import engine_refusals
-from workloads.errors import BadConfiguration, Unsupported
+from workloads.errors import BadConfiguration
 from workloads.finetuning_parameters import ADAPTER_METHODS, MethodParameters, method_of
 from workloads.models import targets
-from workloads.precision import STOCK, quantized, support
+from workloads.precision import quantized, support
 from workloads.refusal import Asked, Refusal
-from workloads.techniques import TECHNIQUES, chosen
+from workloads.techniques import chosen
 
 #: Precisions in which weights can be trained, or stand under an adapter, as they are.
 TRAINED_IN = ("fp32", "fp16", "bf16")
 
 
 def refuse(asked: Asked) -> tuple[Refusal, ...]:
-    """All that speaks against a job."""
+    """All that speaks against a job, beside its engine and its model."""
     method = method_of(asked.parameters)
     found = [
-        *engine_refusals(asked),
-        *_engine(asked, method),
         *_precision(asked, method),
         *_quantization(asked, method),
         *_adapter(asked, method),
@@ -34,43 +31,6 @@ def refuse(asked: Asked) -> tuple[Refusal, ...]:
     for technique in chosen(asked.parameters):
         found += technique.refusals(asked)
     return tuple(found)
-
-
-def require(asked: Asked) -> None:
-    """For the process that is about to train.
-
-    Raises:
-        BadConfiguration: the job contradicts itself.
-        Unsupported: it cannot run on this device.
-    """
-    refusals = refuse(asked)
-    for refusal in sorted(refusals, key=lambda refusal: refusal.unsupported):
-        hint = f"; {refusal.hint}" if refusal.hint else ""
-        text = f"{refusal.setting}: {refusal.reason}{hint}"
-        raise Unsupported(text) if refusal.unsupported else BadConfiguration(text)
-
-
-def _engine(asked: Asked, method: MethodParameters) -> Iterator[Refusal]:
-    """optimum-habana's own trainer runs LoRA on one card, as it is; our loop does all else."""
-    if asked.engine == STOCK:
-        return
-    hint = f"engine {STOCK} does it, on Gaudi cards too"
-    if method.method != "lora":
-        reason = f"with the engine {asked.engine} this version trains LoRA, not {method.method}"
-        yield Refusal(setting="method", reason=reason, hint=hint, unsupported=True)
-    if asked.cards > 1:
-        reason = f"with the engine {asked.engine} this version trains on one card"
-        yield Refusal(setting="cards", reason=reason, hint=hint, unsupported=True)
-    for kind in TECHNIQUES:
-        for name, field in kind.model_fields.items():
-            if asked.parameters.get(name, field.default) != field.default:
-                yield Refusal(
-                    setting=name,
-                    reason=f"the engine {asked.engine} trains with its own settings, without "
-                    f"{name} {asked.parameters[name]}",
-                    hint=hint,
-                    unsupported=True,
-                )
 
 
 def _precision(asked: Asked, method: MethodParameters) -> Iterator[Refusal]:

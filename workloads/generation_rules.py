@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from workloads.engines.rules import engine_refusals
 from workloads.generation.rules import batching_refusals
 from workloads.parallel.tensor_rules import generation_refusals
 from workloads.refusal import Asked, Refusal
 
 
 def refuse(asked: Asked) -> tuple[Refusal, ...]:
-    """All that speaks against a job."""
-    return (*engine_refusals(asked), *generation_refusals(asked), *batching_refusals(asked))
+    """All that speaks against a job, beside its engine and its model."""
+    return (*generation_refusals(asked), *batching_refusals(asked))

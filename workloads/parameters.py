@@ -60,17 +60,8 @@ class TextGenerationParameters(WorkloadParameters):
         renamed={"refill": "continuous"},
         description="How prompts meet in a batch: static takes them in the dataset's order, sorted "
         "by length, so that less is padded; continuous (continuous batching) gives the place of a "
-        "text that has ended to the next prompt and pads nothing (batch_size places; engine "
-        "transformers, one pass over all prompts is one batch). Greedy texts are the same, up to "
-        "rounding.",
-    )
-    packed_weights: bool = setting(
-        False,
-        role="choice",
-        loads=True,
-        always_in_id=True,
-        description="Keep the matrices of linear layers in oneDNN's own layout (CPU only, fp32, "
-        "bf16 and fp16): the same arithmetic with less time for reading them.",
+        "text that has ended to the next prompt and pads nothing (batch_size places; one pass over "
+        "all prompts is one batch). Greedy texts are the same, up to rounding.",
     )
     attention: Literal["eager", "sdpa", "flash_attention_2"] = setting(
         "sdpa",
@@ -98,15 +89,6 @@ class TextGenerationParameters(WorkloadParameters):
         ge=1,
         description="Cards that split each matrix; groups of so many cards share out the prompts "
         "(data × tensor). Left out, every card has the whole model.",
-    )
-    hpu_mode: Literal["lazy", "compile", "eager"] | None = setting(
-        None,
-        role="choice",
-        loads=True,
-        always_in_id=True,
-        description="How a Gaudi card executes: lazy collects operations into graphs, which are "
-        "captured and replayed; compile hands torch.compile's graphs to the card; eager runs one "
-        "operation after the other. Left out: lazy with optimum-habana, eager with others.",
     )
     keep_texts: int = setting(
         3,
@@ -153,13 +135,6 @@ class VerificationParameters(WorkloadParameters):
         always_in_id=True,
         min_length=1,
         description="A trained adapter to put on the model.",
-    )
-    hpu_mode: Literal["lazy", "compile", "eager"] | None = setting(
-        None,
-        role="choice",
-        loads=True,
-        always_in_id=True,
-        description="How a Gaudi card executes, as in text-generation.",
     )
 
 

@@ -6,9 +6,8 @@ layer in bf16: autoregressive decoding reads every weight once a token, so bytes
 the products themselves run in 8 bits (LLM.int8, fp8 on CUDA) or the weights are expanded to bf16
 just before (weight-only) depends on the device; ``means`` says which.
 
-Each device says what transformers itself does there, ``ENGINE_TABLE`` where another engine does
-otherwise;
-plan, schema and documentation print them, and nobody else knows. After loading,
+Each device says what the default engine does there, ``EngineSpec.precisions`` where another engine
+does otherwise; plan, schema and documentation print them, and nobody else knows. After loading,
 ``weights.inspect`` reads the storage of the weights and refuses a model that is something else.
 """
 
@@ -16,13 +15,13 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from workloads.devices import DEVICES, device_spec
+from workloads.engines import ENGINES, engines_for
 from workloads.errors import BadConfiguration, Unsupported
-from workloads.support import Support, supported, unsupported
+from workloads.support import Support
 
 if TYPE_CHECKING:
     import torch
@@ -39,11 +38,8 @@ class TableRow:
     device: str
     supported: bool
     text: str  # what it means, or why it is unsupported
-    engine: str = ""  # "": transformers, and every engine without a line of its own
+    engine: str = ""  # "": every engine without a line of its own
 
-
-#: The engine that a job has unless its grid names another.
-STOCK = "transformers"
 
 _FROM_QUANT = "install it with: pip install 'nightgrid[quant]'"
 _INSTALLED_BY = {
@@ -51,69 +47,33 @@ _INSTALLED_BY = {
     "pip install neural-compressor-pt"
 }
 
-
-#: What an engine does otherwise than transformers, by engine, precision and device.
-ENGINE_TABLE: Mapping[tuple[str, str, str], Support] = {
-    ("optimum-habana", "fp32", "hpu"): supported(
-        "float32 weights and products; static shapes, no key/value cache that is kept"
-    ),
-    ("optimum-habana", "fp16", "hpu"): unsupported(
-        "optimum-habana generates in bfloat16 or float32 and its training arguments refuse fp16; "
-        "write bf16"
-    ),
-    ("optimum-habana", "bf16", "hpu"): supported(
-        "bfloat16 weights and products; static shapes, a key/value cache that is kept"
-    ),
-    ("optimum-habana", "fp8", "hpu"): supported(
-        "Intel Neural Compressor, fp8 (e4m3) weights, activations and products with scales from a "
-        "measurement on the same number of cards; the rest in bf16",
-        "neural_compressor",
-    ),
-    ("optimum-habana", "int8", "hpu"): unsupported(
-        "no int8 kernels for language models on Gaudi: the Intel Neural Compressor quantises to "
-        "fp8 and uint4 there"
-    ),
-    ("optimum-habana", "int4", "hpu"): supported(
-        "uint4 weights of a checkpoint that is quantised already (GPTQ, AWQ, AutoRound), expanded "
-        "to bf16 for each product; one card"
-    ),
-    **{
-        (engine, precision, device): unsupported(
-            f"{engine} takes {precision} from checkpoints that are in it; this version has no "
-            "adapter for them"
-        )
-        for engine, device in (("vllm", "cuda"), ("vllm-gaudi", "hpu"))
-        for precision in ("fp8", "int8", "int4")
-    },
-}
-
 _DTYPE_NAMES = {"fp32": "float32", "fp16": "float16"}  # all others: bfloat16
 _QUANTIZED = ("fp8", "int8", "int4")
 
 
-def support(precision: str, device: str, engine: str = STOCK) -> Support:
-    """What ``precision`` is on a device, by its name, with an engine.
+def support(precision: str, device: str, engine: str = "") -> Support:
+    """What ``precision`` is on a device, by its name, with an engine, by default the default one.
 
     Raises:
         BadConfiguration: there is no such precision or device.
     """
     if precision not in PRECISIONS:
         raise BadConfiguration(f"no precision '{precision}'. There is: {', '.join(PRECISIONS)}.")
-    spec = device_spec(device)
-    return ENGINE_TABLE.get((engine, precision, device)) or spec.precision(precision)
+    on = device_spec(device)
+    spec = ENGINES.get(engine) if engine else None
+    own = spec.precisions.get((precision, device)) if spec is not None else None
+    return own or on.precision(precision)
 
 
 def table() -> tuple[TableRow, ...]:
     """Every precision on every device, in report order, for the schema and the documentation."""
     rows = []
+    engines = engines_for(None)
     for precision in PRECISIONS:
         for device, spec in DEVICES.items():
             rows.append(_row(precision, device, spec.precision(precision)))
-            rows += [
-                _row(precision, device, own, engine)
-                for (engine, its, where), own in ENGINE_TABLE.items()
-                if (its, where) == (precision, device)
-            ]
+            own = {name: ENGINES[name].precisions.get((precision, device)) for name in engines}
+            rows += [_row(precision, device, its, name) for name, its in own.items() if its]
     return tuple(rows)
 
 
@@ -127,7 +87,7 @@ def _row(precision: str, device: str, entry: Support, engine: str = "") -> Table
     )
 
 
-def require(precision: str, device: str, engine: str = STOCK) -> Support:
+def require(precision: str, device: str, engine: str = "") -> Support:
     """Like ``support``, for the process that is about to load a model.
 
     Raises:

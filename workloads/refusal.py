@@ -7,11 +7,12 @@ value. A job that makes sense but cannot run on a device becomes a row that says
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from workloads.devices import DeviceSpec, device_spec
+from workloads.errors import BadConfiguration, Unsupported
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +26,7 @@ class Asked:
     batch_size: int | Literal["max"]  # per card
     cards: int
     parameters: Mapping[str, Any]  # the workload's own, all of them
-    engine: str = "transformers"
+    engine: str
 
     @property
     def on(self) -> DeviceSpec:
@@ -43,3 +44,16 @@ class Refusal:
     #: True: it makes sense and cannot run on this device, so it becomes a row. False: it is wrong
     #: everywhere, so the grid is refused.
     unsupported: bool = False
+
+
+def require(refusals: Sequence[Refusal]) -> None:
+    """For the process that is about to run a job.
+
+    Raises:
+        BadConfiguration: the job contradicts itself.
+        Unsupported: it cannot run on this device.
+    """
+    for refusal in sorted(refusals, key=lambda refusal: refusal.unsupported):
+        hint = f"; {refusal.hint}" if refusal.hint else ""
+        text = f"{refusal.setting}: {refusal.reason}{hint}"
+        raise Unsupported(text) if refusal.unsupported else BadConfiguration(text)

@@ -10,15 +10,18 @@ from __future__ import annotations
 
 import difflib
 import importlib
-import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 
-from workloads.engines import ENGINES
+from pydantic import create_model
+
+from workloads.declared import installed
+from workloads.engines import ENGINES, default_engine, engine_refusals, engines_for
 from workloads.errors import BadConfiguration
 from workloads.generation_rules import refuse as refuse_generation
+from workloads.models.catalog import ModelEntry, checkpoint_kind
 from workloads.parameters import (
     CalibrationParameters,
     TextGenerationParameters,
@@ -26,7 +29,9 @@ from workloads.parameters import (
     WorkloadParameters,
 )
 from workloads.refusal import Asked, Refusal
-from workloads.settings import Declaration, Value, declarations
+from workloads.settings import Declaration, Settings, Value, declarations
+from workloads.tasks import TASKS, task_of
+from workloads.tasks.base import TaskSpec
 
 if TYPE_CHECKING:
     from workloads.api import Workload
@@ -40,24 +45,112 @@ class WorkloadEntry:
     function: str  # "module:function", imported only where it runs
     parameters: type[WorkloadParameters]
     summary: str  # one line for `nightgrid schema` and the documentation
-    engines: tuple[str, ...] = ENGINES  # that can run it; the first is the default
-    #: What speaks against a job; pure and without torch, since the plan asks. None: nothing does.
+    #: What an engine must be able to do to run it (``EngineSpec.abilities``); None: nothing, since
+    #: the function runs no engine.
+    ability: str | None = None
+    #: The kinds of models that it runs (``workloads/tasks``); none: it looks at no model.
+    tasks: tuple[str, ...] = ()
+    #: What speaks against a job, beside its engine and its model; pure and without torch, since
+    #: the plan asks. None: nothing does.
     refuse: Callable[[Asked], Sequence[Refusal]] | None = None
     #: Settings that an earlier version had here and an engine or a device has now, with the value
     #: that stands in the ids of jobs that do not have them any more.
     moved: Mapping[str, Value] = field(default_factory=dict)
 
+    def setting_models(self) -> tuple[type[Settings], ...]:
+        """The models whose settings a grid may write: the workload's own, then those of engines."""
+        found = (spec.settings(self.ability) for spec in ENGINES.known())
+        return tuple(dict.fromkeys((self.parameters, *(model for model in found if model))))
+
+    def model(self, engine: str) -> type[Settings]:
+        """The settings of jobs with this engine: the workload's own and the engine's."""
+        spec = ENGINES.get(engine)
+        settings = spec.settings(self.ability) if spec is not None else None
+        return self.parameters if settings is None else _joined(self.parameters, settings)
+
     def declared(self, engine: str) -> Mapping[str, Declaration]:
         """The declaration of every setting that jobs with this engine have beside a job's own."""
-        return declarations(self.parameters)
+        return declarations(self.model(engine))
 
-    def validate(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
-        """All parameters with their defaults filled in, as plain values.
+    def validate(self, settings: Mapping[str, Any], engine: str = "") -> dict[str, Any]:
+        """All settings with their defaults filled in, as plain values.
+
+        Args:
+            settings: the workload's, and those of the engine.
+            engine: whose settings they are beside the workload's; "": no engine's.
 
         Raises:
             pydantic.ValidationError: an unknown name, a wrong type or a value out of range.
         """
-        return self.parameters.model_validate(dict(parameters)).model_dump()
+        return self.model(engine).model_validate(dict(settings)).model_dump()
+
+    def split(
+        self, settings: Mapping[str, Any], engine: str
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """All settings, validated, apart: the workload's own and the engine's.
+
+        Raises:
+            pydantic.ValidationError: an unknown name, a wrong type or a value out of range.
+        """
+        all_of_them = self.validate(settings, engine)
+        own = {name: all_of_them.pop(name) for name in self.parameters.model_fields}
+        return own, all_of_them
+
+    def refusals(self, asked: Asked) -> tuple[Refusal, ...]:
+        """All that speaks against a job: its engine, its model, and the workload's own rules."""
+        found: list[Refusal] = []
+        if self.ability is not None:
+            found += engine_refusals(asked, self.ability)
+        if self.tasks:
+            found += _model_refusals(self, asked)
+        if self.refuse is not None:
+            found += self.refuse(asked)
+        return tuple(found)
+
+    @property
+    def engines(self) -> tuple[str, ...]:
+        """The names of the engines that can run it, the default first."""
+        return engines_for(self.ability)
+
+    @property
+    def default_engine(self) -> str:
+        """The engine of a job whose grid names none."""
+        return default_engine(self.ability)
+
+    def takes_engine(self, name: str) -> bool:
+        """Whether an engine of this name can run it."""
+        spec = ENGINES.get(name)
+        return spec is not None and (self.ability is None or self.ability in spec.abilities)
+
+
+def _model_refusals(entry: WorkloadEntry, asked: Asked) -> Iterator[Refusal]:
+    """A model of a kind that the workload does not run."""
+    kind = checkpoint_kind(asked.model)
+    task = task_of(kind) if kind is not None else None
+    if kind is None or task is None or task.name in entry.tasks:
+        return  # or it cannot be told: the job itself will look
+    fitting = [other.name for other in WORKLOADS.values() if task.name in other.tasks]
+    yield Refusal(
+        setting="model",
+        reason=f"it is {task.title} ({kind.architecture}), and {entry.name} takes "
+        f"{' or '.join(TASKS[name].title for name in entry.tasks)}",
+        hint=f"write workload: {' or '.join(fitting)}"
+        if fitting
+        else "no workload of this installation takes such a model",
+    )
+
+
+@cache
+def _joined(parameters: type[Settings], settings: type[Settings]) -> type[Settings]:
+    """Both as one model.
+
+    Raises:
+        TypeError: a workload and an engine have a setting of the same name.
+    """
+    if twice := parameters.model_fields.keys() & settings.model_fields.keys():
+        raise TypeError(f"{parameters.__name__} and {settings.__name__} both have {min(twice)}")
+    name = f"{parameters.__name__}And{settings.__name__}"
+    return create_model(name, __base__=(parameters, settings))
 
 
 _ENTRIES = (
@@ -66,22 +159,28 @@ _ENTRIES = (
         function="workloads.text_generation:run",
         parameters=TextGenerationParameters,
         summary="Greedy generation with a causal language model: tokens/s, TTFT, latency.",
+        ability="generate",
+        tasks=("causal-lm",),
         refuse=refuse_generation,
+        moved={"hpu_mode": None, "packed_weights": False},
     ),
     WorkloadEntry(
         name="verification",
         function="workloads.verification:run",
         parameters=VerificationParameters,
         summary="An engine's greedy tokens and logits against those of stock transformers.",
+        ability="generate",
+        tasks=("causal-lm",),
         refuse=refuse_generation,
+        moved={"hpu_mode": None},
     ),
     WorkloadEntry(
         name="fp8-calibration",
-        function="workloads.fp8_calibration:run",
+        function="workloads.calibration:run",
         parameters=CalibrationParameters,
-        summary="Largest values of every layer, which optimum-habana's fp8 on Gaudi starts from.",
-        engines=("optimum-habana",),
-        refuse=refuse_generation,
+        summary="Largest values of every layer, which fp8 on Gaudi starts from.",
+        ability="calibrate",
+        tasks=("causal-lm",),
     ),
 )
 
@@ -97,7 +196,8 @@ def _finetuning() -> WorkloadEntry:
         function="workloads.finetuning:run",
         parameters=FinetuningParameters,
         summary="Fine-tuning of a causal language model by method and technique: samples/s, loss.",
-        engines=("transformers", "optimum-habana"),
+        ability="train",
+        tasks=("causal-lm",),
         refuse=refuse,
     )
 
@@ -109,28 +209,13 @@ _OURS: Mapping[str, WorkloadEntry | Callable[[], WorkloadEntry]] = {
 }
 
 GROUP = "nightgrid.workloads"
-_LOG = logging.getLogger("nightgrid.workloads")
 
 
 @cache
 def _installed() -> dict[str, WorkloadEntry]:
-    """Entries of other packages, under names that are not ours. One that is broken must not take
-    all others with it."""
-    import importlib.metadata
-
-    entries = {}
-    for point in importlib.metadata.entry_points(group=GROUP):
-        try:
-            entry = point.load()
-        except Exception as error:
-            _LOG.warning("workload %s (%s) is left out: %r", point.name, point.value, error)
-            continue
-        if not isinstance(entry, WorkloadEntry) or entry.name != point.name:
-            _LOG.warning("workload %s: %s is no entry of that name", point.name, point.value)
-            continue
-        if entry.name not in _OURS:
-            entries[entry.name] = entry
-    return entries
+    """Entries of other packages, under names that are not ours."""
+    found = installed(GROUP, WorkloadEntry)
+    return {name: entry for name, entry in found.items() if name not in _OURS}
 
 
 class _Workloads(Mapping[str, WorkloadEntry]):
@@ -164,6 +249,22 @@ def find_workload(name: str) -> WorkloadEntry:
         there_is = ", ".join(WORKLOADS)
         raise BadConfiguration(f"no workload '{name}'{hint or '.'} There is: {there_is}.")
     return WORKLOADS[name]
+
+
+def task_for(workload: str, model: ModelEntry) -> TaskSpec:
+    """The task by which a workload runs a model.
+
+    Raises:
+        BadConfiguration: the workload takes no such model, or has no task.
+    """
+    names = find_workload(workload).tasks
+    task = task_of(model.checkpoint) or (TASKS[names[0]] if names else None)
+    if task is None or task.name not in names:
+        title = task.title if task is not None else "of a kind that is not known"
+        takes = " or ".join(TASKS[name].title for name in names) or "no model"
+        what = f"{model.name} is {title} ({model.architecture})"
+        raise BadConfiguration(f"{what}, and {workload} takes {takes}")
+    return task
 
 
 def declared(workload: str, engine: str) -> Mapping[str, Declaration]:

@@ -104,8 +104,7 @@ def compute(question: Question, directory: Path) -> None:
 
     from workloads.api import MeasureSettings, Request
     from workloads.devices import device_for
-    from workloads.engines import engine_loader
-    from workloads.precision import STOCK
+    from workloads.engines import default_engine, engine_function
 
     request = Request(
         workload="text-generation",
@@ -113,12 +112,14 @@ def compute(question: Question, directory: Path) -> None:
         dataset="",
         precision=question.precision,
         batch_size=1,
-        engine=STOCK,
+        engine=default_engine("generate"),
         residency_key="",
         parameters={"attention": "sdpa", "adapter": question.adapter},
         measure=MeasureSettings(),
     )
-    engine = engine_loader(STOCK)(request, device_for(host_device().name))
+    device = device_for(host_device().name)
+    load = engine_function(request.engine, "generate", device.name)
+    engine = load(request, device)
     tokens, logits = [], []
     with torch.inference_mode():
         for prompt in question.prompts:

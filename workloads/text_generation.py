@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING
 
 from workloads.api import Item, JobContext, Request, Result
 from workloads.devices.monitoring.host_memory import HostMemoryPeak, resident_bytes
-from workloads.engines import engine_loader
-from workloads.engines.base import Generated, GenerationEngine
+from workloads.engines import engine_function
+from workloads.engines.base import EngineLoader, Generated, GenerationEngine
 from workloads.errors import BadConfiguration
 from workloads.measure import Instruments, Measured, Observation, measure
 from workloads.parallel.layout import Layout
@@ -137,7 +137,7 @@ def share_of_rank(total: int, rank: int, world_size: int) -> range:
 
 def _resident(request: Request, context: JobContext) -> tuple[_Resident, float]:
     """The loaded engine, and how long loading took: 0 when it was there already."""
-    load = engine_loader(request.engine)
+    load: EngineLoader = engine_function(request.engine, "generate", context.device.name)
     took: list[float] = []
 
     def loader() -> _Resident:
@@ -145,10 +145,6 @@ def _resident(request: Request, context: JobContext) -> tuple[_Resident, float]:
         baseline = resident_bytes()
         began = context.clock()
         engine = load(request, context.device)
-        if request.parameters.get("packed_weights"):
-            from workloads.generation import packed
-
-            packed.pack(engine)
         context.device.synchronize()
         took.append(context.clock() - began)
         return _Resident(engine=engine, baseline_host_memory_bytes=baseline)

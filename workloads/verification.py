@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from workloads.api import JobContext, Request, Result
 from workloads.data.catalog import find_dataset
-from workloads.engines import engine_loader
+from workloads.engines import engine_function
+from workloads.engines.base import EngineLoader
 from workloads.one_pass import encoded_prompts, generate_once
 from workloads.parameters import VerificationParameters
 from workloads.precision import quantized
@@ -74,7 +75,8 @@ def run(request: Request, context: JobContext) -> Result:
     parameters = VerificationParameters.model_validate(dict(request.parameters))
     context.device.seed(0)
     context.enter_phase("load")
-    engine = engine_loader(request.engine)(request, context.device)
+    load: EngineLoader = engine_function(request.engine, "generate", context.device.name)
+    engine = load(request, context.device)
     prompts = encoded_prompts(engine, request.dataset, parameters.prompts)
     context.enter_phase("measure")
     batches, sample = generate_once(

@@ -92,9 +92,7 @@ def stored_format(tensor: torch.Tensor) -> str:
     return str(largest.dtype).removeprefix("torch.")
 
 
-def inspect(
-    model: nn.Module, precision: str, device: str, engine: str = precisions.STOCK
-) -> ModelWeights:
+def inspect(model: nn.Module, precision: str, device: str, engine: str = "") -> ModelWeights:
     """Read the storage of all weights and make sure that they are in ``precision``.
 
     Raises:

@@ -24,8 +24,9 @@ def request(workload: str, *, parameters: dict[str, Any], **fields: Any) -> Requ
         "residency_key": "alone",
         "measure": ONCE,
     }
-    checked = registry.find_workload(workload).validate(parameters)
-    return Request(parameters=checked, **(usual | fields))
+    usual |= fields
+    own, engines = registry.find_workload(workload).split(parameters, usual["engine"])
+    return Request(parameters=own, settings=engines, **usual)
 
 
 class Alone:

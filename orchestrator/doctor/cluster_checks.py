@@ -1,4 +1,4 @@
-"""What concerns a whole cluster: its nodes, its doors, what nodes share, their versions. Pure."""
+"""Checks of a whole cluster: its nodes, its doors, what nodes share, their versions. Pure."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from collections.abc import Iterable, Iterator
 from orchestrator.doctor.facts import ClusterFacts, Finding, Level, Versions
 from orchestrator.domain.job import Accelerator
 from workloads.devices import all_devices
+from workloads.engines import engine_packages
 
 #: Packages that rows of two nodes must share to be comparable.
-_COMPARED = ("nightgrid", "torch", "transformers", "optimum-habana", "deepspeed", "peft")
+_COMPARED = ("nightgrid", "torch", "deepspeed", "peft")  # and those of engines
 
 
 def check_nodes(facts: ClusterFacts) -> Iterator[Finding]:
@@ -142,7 +143,7 @@ def check_versions(facts: ClusterFacts) -> Iterator[Finding]:
                 f"{facts.driver.ray} and {facts.driver.python}",
                 remedy="run every node from the same image, or environments made alike",
             )
-    for package in _COMPARED:
+    for package in (*_COMPARED, *engine_packages()):
         by_version: dict[str, list[str]] = defaultdict(list)
         kinds: dict[str, set[Accelerator]] = defaultdict(set)
         for node, probe in probes:
@@ -171,7 +172,7 @@ def check_versions(facts: ClusterFacts) -> Iterator[Finding]:
 
 
 def _without(kind: Accelerator) -> str:
-    """How Ray is started without cards of a kind."""
+    """Option that starts Ray without cards of a kind."""
     option, resource = kind.spec.ray_option, kind.spec.ray_resource
     return f"--{option.replace('_', '-')} 0" if option else f'--resources without "{resource}"'
 

@@ -1,4 +1,4 @@
-"""What concerns one node: its packages, cards, driver, clock, kernel, limits and disks. Pure.
+"""Checks of one node: its packages, cards, driver, clock, kernel, limits and disks. Pure.
 
 Limits that are a matter of judgement are constants here, with their reason.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from orchestrator.doctor.facts import Finding, Level, NodeFacts, Probe
+from workloads.engines import ENGINES
 
 #: Times in rows of different nodes are compared to the second, and leases to half of it.
 CLOCK_LIMIT_S = 0.5
@@ -26,7 +27,7 @@ _GIB = 2**30
 
 
 def check_imports(node: NodeFacts, probe: Probe) -> Iterator[Finding]:
-    """What a job imports is there, and imports."""
+    """Check that the packages which a job imports are there, and import."""
     for package, error in probe.import_errors.items():
         yield Finding(
             check="imports",
@@ -37,15 +38,20 @@ def check_imports(node: NodeFacts, probe: Probe) -> Iterator[Finding]:
             "clusters/gpu.Dockerfile); on Gaudi never let pip replace Habana's torch",
         )
     versions = probe.versions
-    if "optimum-habana" in versions and _release(versions.get("transformers", "0")) >= (4, 56):
-        yield Finding(
-            check="imports",
-            level=Level.ERROR,
-            where=node.name,
-            message=f"transformers {versions['transformers']} is too new for optimum-habana "
-            f"{versions['optimum-habana']}",
-            remedy="pip install -c constraints-hpu.txt transformers (below 4.56)",
-        )
+    for spec in ENGINES.values():
+        for needed in spec.packages:
+            for other, limit in needed.below.items():
+                if needed.name not in versions or other not in versions:
+                    continue
+                if _release(versions[other]) >= _release(limit):
+                    yield Finding(
+                        check="imports",
+                        level=Level.ERROR,
+                        where=node.name,
+                        message=f"{other} {versions[other]} is too new for {needed.name} "
+                        f"{versions[needed.name]}",
+                        remedy=f"{spec.install} ({other} below {limit})",
+                    )
 
 
 def check_cards(node: NodeFacts, probe: Probe) -> Iterator[Finding]:
@@ -107,7 +113,7 @@ def check_accounts(node: NodeFacts) -> Iterator[Finding]:
 
 
 def check_server(node: NodeFacts, probe: Probe) -> Iterator[Finding]:
-    """What the cards of the node need of their server, as their devices tell."""
+    """Check what the cards of the node need of their server, as their devices tell."""
     for kind, told in () if node.emulated else node.cards.items():
         for complaint in kind.spec.examine(told, probe):
             yield Finding(

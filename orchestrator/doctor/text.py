@@ -8,13 +8,14 @@ from typing import Any
 
 from orchestrator import exit_codes
 from orchestrator.doctor.facts import ClusterFacts, Finding, Level, NodeFacts
+from workloads.engines import engine_packages
 
 _GIB = 2**30
 _MARKS = {Level.ERROR: "ERROR  ", Level.WARNING: "WARNING", Level.NOTE: "note   "}
 
 
 def exit_code(findings: Sequence[Finding]) -> int:
-    """What the worst finding makes the command return."""
+    """Exit code of the command, by the worst finding."""
     worst = max((finding.level for finding in findings), default=Level.NOTE)
     return {
         Level.NOTE: exit_codes.OK,
@@ -92,7 +93,7 @@ def node_line(node: NodeFacts) -> str:
         parts.append(f"driver {probe.driver_version}")
     parts += [
         f"{name} {probe.versions[name]}"
-        for name in ("torch", "transformers", "optimum-habana", "deepspeed")
+        for name in ("torch", *engine_packages(), "deepspeed")
         if name in probe.versions
     ]
     parts.append(f"Python {probe.python}")

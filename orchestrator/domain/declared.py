@@ -23,7 +23,7 @@ def declared_of(workload: str, engine: str) -> Mapping[str, Declaration]:
 def usual_engine(workload: str) -> str:
     """The engine of a job whose grid names none."""
     entry = registry.WORKLOADS.get(workload)
-    return entry.engines[0] if entry is not None else str(FIELDS["engine"].default)
+    return entry.default_engine if entry is not None else str(FIELDS["engine"].default)
 
 
 def as_declared(workload: str, engine: str, parameters: Mapping[str, Value]) -> dict[str, Value]:

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from workloads.devices import own_devices
+from workloads.engines import default_engine
 from workloads.settings import Settings, declarations, setting
 
 
@@ -76,7 +77,7 @@ class JobFields(Settings):
         "that fits.",
     )
     engine: str = setting(
-        "transformers",
+        default_engine(),
         role="choice",
         loads=True,
         always_in_id=True,

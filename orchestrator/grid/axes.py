@@ -40,12 +40,12 @@ class Pattern:
     allowed: Mapping[str, frozenset[Scalar]]
 
     def matches(self, settings: Mapping[str, Scalar]) -> bool:
-        """Whether all of the pattern's settings have a value it names."""
+        """Return whether all of the pattern's settings have a value it names."""
         return all(settings[name] in values for name, values in self.allowed.items())
 
 
 def looks_like_range(value: object) -> bool:
-    """Whether a value is meant as a range, rightly written or not."""
+    """Return whether a value is meant as a range, rightly written or not."""
     return isinstance(value, str) and _LOOKS_LIKE_RANGE.match(value) is not None
 
 
@@ -76,7 +76,7 @@ def parse_range(text: str) -> range | tuple[int, ...] | Fault:
 
 
 def product_size(axes: Sequence[Axis]) -> int:
-    """How many points the product of axes has."""
+    """Number of points in the product of axes."""
     return prod(len(axis.rows) for axis in axes)
 
 

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class MeasureBlock(BaseModel):
-    """How jobs are timed. What is left out keeps its default."""
+    """Timing of jobs. A key that is missing keeps its default."""
 
     model_config = ConfigDict(extra="forbid", strict=True, defer_build=True)
 

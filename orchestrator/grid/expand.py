@@ -14,6 +14,7 @@ from orchestrator.grid.strict_yaml import Document
 
 _accelerator = cache(Accelerator)  # which thousands of jobs ask
 _FIELDS = frozenset(FIELD_NAMES)
+_FIXED = _FIELDS - {"engine"}  # an engine decides which settings a job has
 
 
 class Expander:
@@ -43,7 +44,7 @@ class Expander:
         return tuple(by_id.values())
 
     def notes(self) -> tuple[str, ...]:
-        """What was asked for more than once."""
+        """Notes on jobs that were asked for more than once."""
         notes = []
         for (name, first), count in self.repeated.items():
             jobs = "1 job" if count == 1 else f"{count} jobs"
@@ -60,7 +61,7 @@ class Expander:
     def _jobs(self, experiment: Experiment) -> Iterator[Job]:
         for axes, points in self._products(experiment):
             # Within a product, few settings of the workload vary, and none has other names.
-            varying = [name for axis in axes for name in axis.names if name not in _FIELDS]
+            varying = [name for axis in axes for name in axis.names if name not in _FIXED]
             known: dict[tuple[object, ...], Parameters] = {}
             for settings in points:
                 values = [settings[name] for name in varying]
@@ -104,10 +105,11 @@ class Expander:
     ) -> Parameters:
         """All parameters, defaults filled in, sorted by name; checked once for each combination."""
         given = {name: value for name, value in settings.items() if name not in _FIELDS}
-        key = (experiment.name, *given, *given.values(), *map(type, given.values()))
+        engine = str(settings["engine"])
+        key = (experiment.name, engine, *given, *given.values(), *map(type, given.values()))
         made = self._parameters.get(key)
         if made is None:
-            validated, faults = self.vocabulary.check_together(experiment.workload, given)
+            validated, faults = self.vocabulary.check_together(experiment.workload, engine, given)
             for fault in faults:
                 self._complain(experiment, (), fault.message, "")
             made = self._parameters[key] = tuple(sorted(validated.items()))

@@ -31,7 +31,7 @@ Values = list[tuple[Scalar, Path_]]
 
 @dataclass(slots=True, kw_only=True)
 class Experiment:
-    """What an experiment asks for, ready to be expanded."""
+    """An experiment of a grid, ready to be expanded."""
 
     name: str
     path: Path_
@@ -46,7 +46,7 @@ class Experiment:
 
     @property
     def size(self) -> int:
-        """How many jobs it asks for, before ``exclude``."""
+        """Number of jobs it asks for, before ``exclude``."""
         alone = 0 if self.only_included else product_size(self.axes)
         return alone + sum(product_size(axes) for axes in self.include)
 
@@ -70,6 +70,8 @@ class ExperimentReader:
         workload = block.get("workload", defaults.get("workload"))
         self.workload = workload if isinstance(workload, str) else None
         known = self.workload if self.workload in grid.vocabulary.workloads else None
+        for engine in self._engines_named():
+            grid.vocabulary.check(known, "engine", engine)  # knows its settings from then on
         self.names = (*FIELD_NAMES, *grid.vocabulary.parameter_names(known))
         self.origins: dict[tuple[str, Scalar], Path_] = {}
 
@@ -93,6 +95,16 @@ class ExperimentReader:
         experiment.only_included = bool(experiment.include) and not self._varied()
         self._require_model(experiment)
         return experiment
+
+    def _engines_named(self) -> set[str]:
+        """Every engine that the experiment may have."""
+        groups = self.block.get("zip") or []
+        places = [self.defaults, self.block, self.block.get("axes", {})]
+        places += [*(groups if isinstance(groups, list) else [groups])]
+        places += self.block.get("include", [])
+        said = [place.get("engine") for place in places if isinstance(place, Mapping)]
+        values = [value for each in said for value in (each if isinstance(each, list) else [each])]
+        return {value for value in values if isinstance(value, str)}
 
     def _varied(self) -> set[str]:
         """Settings that stand under ``axes`` or ``zip``."""
@@ -124,7 +136,7 @@ class ExperimentReader:
         }
         if self.workload is not None and self.workload in vocabulary.workloads:
             entry = vocabulary.workloads[self.workload]
-            fixed["engine"] = entry.engines[0]
+            fixed["engine"] = entry.default_engine
             fixed.update(vocabulary.parameter_defaults(self.workload))
         experiment.fixed = fixed
         own = [key for key in self.block if key not in STRUCTURE]
@@ -211,7 +223,7 @@ class ExperimentReader:
         return values
 
     def _known(self, path: Path_, name: str) -> bool:
-        """Whether ``name`` can vary within an experiment; notes a problem when not."""
+        """Return whether ``name`` can vary within an experiment; notes a problem when not."""
         if name == "workload":
             hint = "an experiment has one workload; make another experiment"
             self.grid.complain(path, "the workload cannot vary here", hint, key=True)

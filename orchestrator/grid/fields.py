@@ -1,4 +1,4 @@
-"""What may be set in a grid: the fields of a job and the parameters of its workload.
+"""Settings of a grid: the fields of a job and the parameters of its workload.
 
 A *field* is a setting that every job has (model, precision, batch_size, …); a *parameter* belongs
 to the workload (output_tokens, …). In a grid file both are written alike. ``Vocabulary`` knows the
@@ -25,7 +25,7 @@ FIELD_NAMES = tuple(JobFields.model_fields)
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What is wrong with a value, and what would be right."""
+    """A fault of a value, and a hint at the right one."""
 
     message: str
     hint: str = ""
@@ -35,9 +35,9 @@ class Fault:
 class Vocabulary:
     """The names that a grid may use, and the check of single values.
 
-    ``workloads`` maps a name to an entry with ``.parameters`` (a pydantic model) and ``.engines``.
-    ``find_model``, ``find_dataset`` and ``find_adapter`` raise when there is no such thing; None
-    leaves names unchecked, for a machine that is not the one where the grid will run.
+    ``workloads`` maps a name to an entry (``registry.WorkloadEntry``). ``find_model``,
+    ``find_dataset`` and ``find_adapter`` raise when there is no such thing; None leaves names
+    unchecked, for a machine that is not the one where the grid will run.
     """
 
     workloads: Mapping[str, Any]
@@ -51,7 +51,7 @@ class Vocabulary:
 
     @classmethod
     def installed(cls, *, check_data: bool = True) -> Vocabulary:
-        """What this installation has; ``check_data`` also looks for models and datasets."""
+        """The settings of this installation; ``check_data`` also looks for models and datasets."""
         from workloads.precision import PRECISIONS
         from workloads.registry import WORKLOADS
 
@@ -70,20 +70,19 @@ class Vocabulary:
         )
 
     def parameter_names(self, workload: str | None = None) -> tuple[str, ...]:
-        """The parameters of one workload; of all workloads when it is None or unknown."""
-        if workload is not None and workload in self.workloads:
-            return tuple(self.workloads[workload].parameters.model_fields)
-        names = (
-            name for entry in self.workloads.values() for name in entry.parameters.model_fields
-        )
-        return tuple(dict.fromkeys(names))
+        """The settings of one workload and of the engines that can run it; of all workloads when
+        it is None or unknown."""
+        known = workload is not None and workload in self.workloads
+        entries = [self.workloads[workload]] if known else self.workloads.values()  # type: ignore[index]
+        models = (model for entry in entries for model in entry.setting_models())
+        return tuple(dict.fromkeys(name for model in models for name in model.model_fields))
 
     def parameter_defaults(self, workload: str) -> dict[str, Scalar]:
-        """The defaults of a workload's optional parameters."""
-        fields = self.workloads[workload].parameters.model_fields
+        """The defaults of all optional settings of a workload and of its engines."""
         return {
             name: info.get_default(call_default_factory=True)
-            for name, info in fields.items()
+            for model in reversed(self.workloads[workload].setting_models())
+            for name, info in model.model_fields.items()
             if not info.is_required()
         }
 
@@ -98,7 +97,8 @@ class Vocabulary:
         return self.checked[known]
 
     def renamed(self, workload: str | None, name: str, value: Scalar) -> Scalar:
-        """What a value of an earlier version is called now; any other value as it is."""
+        """Translate a value of an earlier version to its present name; any other value stays as it
+        is."""
         if name in FIELD_NAMES:
             declared = FIELDS
         else:
@@ -109,9 +109,10 @@ class Vocabulary:
     def _check(self, workload: str | None, name: str, value: Scalar) -> tuple[Scalar, Fault | None]:
         if name not in FIELD_NAMES:
             entry = self.workloads.get(workload or "")
-            if entry is None or name not in entry.parameters.model_fields:
-                return value, None
-            return _validated(entry.parameters, name, value)
+            for model in entry.setting_models() if entry is not None else ():
+                if name in model.model_fields:
+                    return _validated(model, name, value)
+            return value, None
         _, fault = _validated(JobFields, name, value)
         return value, fault or self._unknown_name(workload, name, value)
 
@@ -127,7 +128,10 @@ class Vocabulary:
         if name == "engine":
             if workload is None or workload not in self.workloads:
                 return None
-            return _not_among(value, self.workloads[workload].engines, f"engine of {workload}")
+            entry = self.workloads[workload]
+            if entry.takes_engine(str(value)):
+                return None
+            return _not_among(value, entry.engines, f"engine of {workload}")
         find = {"model": self.find_model, "dataset": self.find_dataset}.get(name)
         if find is None:
             return None
@@ -140,12 +144,24 @@ class Vocabulary:
         return None
 
     def check_together(
-        self, workload: str, parameters: Mapping[str, Scalar]
+        self, workload: str, engine: str, settings: Mapping[str, Scalar]
     ) -> tuple[dict[str, Scalar], list[Fault]]:
-        """All parameters of a job with defaults filled in; faults that only their union has."""
-        model = self.workloads[workload].parameters
+        """All settings of a job with defaults filled in; faults that only their union has.
+
+        Settings of engines are left out where the job's engine has them not, unless they say
+        something: then a rule refuses the job (``engines.engine_refusals``).
+        """
+        model = self.workloads[workload].model(engine)
+        own = {name: value for name, value in settings.items() if name in model.model_fields}
+        usual = self.parameter_defaults(workload) if len(own) < len(settings) else {}
+        others = {
+            name: value
+            for name, value in settings.items()
+            if name not in own and (value, type(value)) != (usual[name], type(usual[name]))
+        }
         try:
-            return model.model_validate_json(json.dumps(parameters)).model_dump(mode="json"), []
+            made = model.model_validate_json(json.dumps(own)).model_dump(mode="json")
+            return {**made, **others}, []
         except ValidationError as error:
             faults = []
             for detail in error.errors(include_url=False):

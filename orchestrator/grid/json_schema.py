@@ -17,6 +17,7 @@ from orchestrator.domain.job import Accelerator
 from orchestrator.domain.job_fields import FIELDS, JobFields
 from orchestrator.grid.blocks import ExperimentBlock, GridFile, MeasureBlock
 from orchestrator.grid.fields import Vocabulary
+from workloads.engines import ENGINES
 from workloads.settings import Declaration, declarations
 
 #: What a range looks like; ``grid_axes.parse_range`` says what it means.
@@ -107,19 +108,28 @@ def _settings(vocabulary: Vocabulary) -> dict[str, Schema]:
     engines = [name for entry in vocabulary.workloads.values() for name in entry.engines]
     settings["engine"]["enum"] = list(dict.fromkeys(engines))
     for workload, entry in vocabulary.workloads.items():
-        declared = declarations(entry.parameters)
-        for name, schema in _properties(entry.parameters).items():
-            declaration = declared.get(name)
-            role = f", role {declaration.role}" if declaration is not None else ""
-            said = f"{schema.get('description', '')} (Parameter of {workload}{role}.)".strip()
-            schema = _with_old_names(schema, declaration)
-            if name in settings:  # two workloads share the name: either meaning is fine here
-                both = [_undescribed(settings[name]), _undescribed(schema)]
-                said = f"{settings[name]['description']} {said}"
-                settings[name] = {"description": said, "anyOf": both}
-            else:
-                settings[name] = {**schema, "description": said}
+        _add(settings, entry.parameters, f"Parameter of {workload}")
+    for spec in ENGINES.values():
+        for ability in spec.abilities:
+            if model := spec.settings(ability):
+                _add(settings, model, f"Setting of the engine {spec.name}")
     return settings
+
+
+def _add(settings: dict[str, Schema], model: type[BaseModel], whose: str) -> None:
+    """Add the settings of a model; where two share a name, either meaning is fine here."""
+    declared = declarations(model)
+    for name, schema in _properties(model).items():
+        declaration = declared.get(name)
+        role = f", role {declaration.role}" if declaration is not None else ""
+        text = schema.get("description", "")
+        described = settings[name]["description"] if name in settings else text
+        if text not in described:
+            described = f"{described} {text}"
+        one = _undescribed(_with_old_names(schema, declaration))
+        known = _undescribed(settings.get(name, one))
+        either = known if known in (one, {"anyOf": [one]}) else {"anyOf": [known, one]}
+        settings[name] = {"description": f"{described} ({whose}{role}.)".strip(), **either}
 
 
 def _with_old_names(schema: Schema, declaration: Declaration | None) -> Schema:

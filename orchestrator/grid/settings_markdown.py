@@ -10,11 +10,13 @@ import json
 import re
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from orchestrator.domain.job_fields import FIELDS
+from workloads.engines import ENGINES, engines_for
 from workloads.registry import WORKLOADS
-from workloads.settings import Declaration
+from workloads.settings import Declaration, declarations
 
 _TABLE = re.compile(r"(?:^\|.*\n)+", flags=re.MULTILINE)
 
@@ -38,7 +40,22 @@ def renewed(document: str) -> str:
 def _sections() -> Iterator[tuple[str, Mapping[str, Declaration]]]:
     yield "fields that every job has", FIELDS
     for workload, entry in WORKLOADS.items():
-        yield f"parameters of {workload}", entry.declared(entry.engines[0])
+        yield f"parameters of {workload}", declarations(entry.parameters)
+    yield "of engines", _of_engines()
+
+
+def _of_engines() -> dict[str, Declaration]:
+    """The settings of all engines; each says whose it is."""
+    found: dict[str, tuple[Declaration, list[str]]] = {}
+    for name in engines_for(None):
+        for ability in ENGINES[name].abilities:
+            model = ENGINES[name].settings(ability)
+            for setting, one in declarations(model).items() if model else ():
+                found.setdefault(setting, (one, []))[1].append(name)
+    return {
+        setting: replace(one, description=f"{one.description} (Engines: {', '.join(names)}.)")
+        for setting, (one, names) in found.items()
+    }
 
 
 def _table(declared: Mapping[str, Declaration]) -> str:

@@ -21,14 +21,14 @@ from pathlib import Path
 from orchestrator.domain.job import Accelerator
 from orchestrator.results.derive import Provenance
 from workloads.devices import all_devices
+from workloads.engines import engine_packages
 
 GIT_COMMIT_VARIABLE = "NIGHTGRID_GIT_COMMIT"
 GIT_DIRTY_VARIABLE = "NIGHTGRID_GIT_DIRTY"
 
-#: Packages whose version may explain a difference between two rows.
+#: Packages whose version may explain a difference between two rows, beside those of engines.
 PACKAGES = (
     "torch",
-    "transformers",
     "peft",
     "ray",
     "datasets",
@@ -43,7 +43,6 @@ PACKAGES = (
     "diffusers",
     "gguf",
     "optimum",
-    "optimum-habana",
 )
 
 _COMMIT = re.compile(r"[0-9a-f]{7,64}")
@@ -59,7 +58,7 @@ class GitState:
 
 
 def provenance() -> Provenance:
-    """What the driver says of itself in every row."""
+    """Provenance of the driver, as every row keeps it."""
     state = git_state()
     return Provenance(versions=versions(), git_commit=state.commit, git_dirty=state.dirty)
 
@@ -74,7 +73,8 @@ def _versions() -> tuple[tuple[str, str], ...]:
         "kernel": kernel(),
         "host": socket.gethostname(),
     }
-    for package in (*PACKAGES, *(name for spec in all_devices() for name in spec.packages)):
+    of_devices = (name for spec in all_devices() for name in spec.packages)
+    for package in (*PACKAGES, *engine_packages(), *of_devices):
         try:
             found[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
@@ -133,7 +133,7 @@ def kernel() -> str:
 
 
 def _output(command: tuple[str, ...], environment: dict[str, str] | None = None) -> str | None:
-    """What a command prints; None if it is not there, fails or hangs."""
+    """Output of a command; None if it is not there, fails or hangs."""
     try:
         done = subprocess.run(
             command,

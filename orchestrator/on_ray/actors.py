@@ -1,4 +1,4 @@
-"""What Nightgrid runs inside Ray's processes: one agent per node.
+"""The code that Nightgrid runs inside Ray's processes: one agent per node.
 
 It holds the node's cards in Ray's accounts, and the work is done by processes beneath it
 (``worker/node_workers.py``) which can crash, hang and be replaced in a fraction of a second while
@@ -46,7 +46,7 @@ _SILENCE_S = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostFacts:
-    """What the agent of a node found."""
+    """Facts that the agent of a node found."""
 
     hostname: str
     address: str  # by which other nodes reach it
@@ -186,7 +186,7 @@ class NodeAgent:
         self._answers.wake()
 
     def _look(self) -> Mapping[str, Progress] | None:
-        """What the busy workers do; None within a second of the last look."""
+        """Progress of the busy workers; None within a second of the last look."""
         now = time.monotonic()
         if now < self._look_at:
             return None
@@ -194,7 +194,7 @@ class NodeAgent:
         return self._workers.progress()
 
     def _read_cards(self) -> Mapping[int, CardTelemetry] | None:
-        """What the cards said last; None on an emulated node, and between two readings."""
+        """Latest telemetry of the cards; None on an emulated node, and between two readings."""
         now = time.monotonic()
         if self._sampler is None or now < self._read_at:
             return None
@@ -202,11 +202,11 @@ class NodeAgent:
         return self._sampler.latest()
 
     def _energy(self, index: int, start: float, end: float) -> Energy | None:
-        """What a card took between two moments of this host's clock; None where unknown."""
+        """Energy that a card took between two moments of this host's clock; None where unknown."""
         return self._sampler.energy(index, start, end) if self._sampler is not None else None
 
     def _readings(self, index: int, start: float, end: float) -> Mapping[str, str]:
-        """What a card said between two moments of this host's clock."""
+        """Readings of a card between two moments of this host's clock."""
         return self._sampler.readings(index, start, end) if self._sampler is not None else {}
 
 
@@ -267,7 +267,7 @@ def _writable(directory: Path, otherwise: Path) -> Path:
 
 
 def _ray_log_dir() -> Path:
-    """Where Ray keeps the logs of this node: this very process's output goes there."""
+    """Directory of Ray's logs on this node: this very process's output goes there."""
     output = Path(os.readlink("/proc/self/fd/1")) if os.path.exists("/proc/self/fd/1") else Path()
     if output.is_file():
         return output.parent

@@ -60,7 +60,8 @@ BEREFT_PATIENCE_S = 45.0
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """What holds a node's cards in Ray's accounts, and the call by which its agent starts."""
+    """A placement group that holds a node's cards in Ray's accounts, and the call that starts its
+    agent."""
 
     group: Any  # placement group with one bundle
     agent: Any
@@ -80,7 +81,7 @@ class Claim:
 
     @property
     def joined(self) -> bool:
-        """Whether its cards can be used."""
+        """Return whether its cards can be used."""
         return self.letters is not None
 
     @property
@@ -91,13 +92,13 @@ class Claim:
 
     @property
     def facts(self) -> HostFacts:
-        """What the agent found."""
+        """Facts that the agent found."""
         assert self.found is not None
         return self.found
 
     @property
     def mail(self) -> Correspondence:
-        """How its agent is told what to do."""
+        """The channel to its agent."""
         assert self.letters is not None
         return self.letters
 
@@ -410,7 +411,7 @@ def _computes_on_cpu(node: Node) -> bool:
 def _cards_on_host(
     ray_node: Mapping[str, Any], nodes: Collection[Node], ray_nodes: Mapping[str, Any]
 ) -> int:
-    """How many cards share the cores of this node's host: emulated nodes share one host."""
+    """Count the cards that share the cores of this node's host: emulated nodes share one host."""
     address = ray_node["NodeManagerAddress"]
     here = [n for n in nodes if ray_nodes[n.node_id]["NodeManagerAddress"] == address]
     return sum(node.server_cards for node in here)

@@ -122,7 +122,7 @@ class RayExecutor:
             self._run_attempt(command)
 
     def events(self, timeout_s: float) -> list[Event]:
-        """What happened since the last call; waits up to ``timeout_s`` for something.
+        """Events since the last call; waits up to ``timeout_s`` for one.
 
         Raises:
             ControlStoreLost: Ray's control store is gone, and with it all nodes.
@@ -147,12 +147,12 @@ class RayExecutor:
         return dict(self._progress)
 
     def telemetry(self) -> Mapping[Card, CardTelemetry]:
-        """What the cards of real nodes say of themselves, as last heard."""
+        """Latest telemetry of the cards of real nodes."""
         return {card: read for cards in self._telemetry.values() for card, read in cards.items()}
 
     @property
     def trouble(self) -> str:
-        """What is wrong with the cluster, while work goes on; empty if nothing is."""
+        """Describe a fault of the cluster while work goes on; empty if there is none."""
         return self._store.trouble
 
     def close(self) -> None:
@@ -399,7 +399,7 @@ class RayExecutor:
         self._events.append(NodeLeft(at=self._clock(), node_id=node_id, reason=reason))
 
     def _bag_came(self, claim: Claim, bag: Bag) -> None:
-        """What happened on a node."""
+        """Handle the responses of a node."""
         for answer in bag.answers:
             if isinstance(answer, Ended):
                 self._ended(answer)

@@ -1,41 +1,51 @@
 """Jobs that nobody writes down: what has to be measured before a model can run in fp8. Pure.
 
-optimum-habana's fp8 needs a calibration of the same model on the same number of cards
-(``workloads/engines/gaudi_quantization.py``). The plan adds one for each such pair, in front of the
+An engine may need a calibration of the same model on the same number of cards before it can run in
+a precision (``EngineSpec.calibrations``). The plan adds one for each such pair, in front of the
 jobs that need it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cache
 
 from orchestrator.domain.job import Job, Scalar
-from workloads.engines import find_engine
-
-WORKLOAD = "fp8-calibration"
-_ENGINE = "optimum-habana"
+from workloads.engines import ENGINES
 
 
 def calibration_of(job: Job) -> Job | None:
     """The calibration that a job needs; None if it needs none."""
-    if job.precision != "fp8" or job.engine != _ENGINE or job.workload == WORKLOAD:
+    spec = ENGINES.get(job.engine)
+    workload = spec.calibrations.get(job.precision) if spec is not None else None
+    if workload in (None, job.workload) or spec is None:
         return None
-    if not find_engine(_ENGINE).runs_on(job.accelerator.device):
+    if not spec.runs_on(job.accelerator.device):
         return None
     return Job(
         experiment=job.experiment,
-        workload=WORKLOAD,
+        workload=workload,
         model=job.model,
         dataset=job.dataset,
         accelerator=job.accelerator,
         cards=job.cards,
         precision="bf16",  # in which it is measured
         batch_size=1,
-        engine=_ENGINE,
-        parameters=_parameters(),
+        engine=job.engine,
+        parameters=_parameters(workload, job.engine),
         measure=job.measure,
     )
+
+
+def calibrated(job: Job) -> tuple[str, str, str, int]:
+    """What a calibration is of: jobs of equal answers share one."""
+    return (job.workload, job.engine, job.model, job.cards)
+
+
+def is_calibration(job: Job) -> bool:
+    """Whether other jobs of its engine start from what this job measures."""
+    spec = ENGINES.get(job.engine)
+    return spec is not None and job.workload in spec.calibrations.values()
 
 
 def with_calibrations(jobs: Sequence[Job]) -> tuple[Job, ...]:
@@ -43,19 +53,19 @@ def with_calibrations(jobs: Sequence[Job]) -> tuple[Job, ...]:
 
     One dataset does for a model and card count: the first one asked for.
     """
-    done: dict[tuple[str, int], Job] = {}
+    done: set[tuple[str, str, str, int]] = set()
     found: list[Job] = []
     for job in jobs:
         calibration = calibration_of(job)
-        if calibration is not None and (job.model, job.cards) not in done:
-            done[job.model, job.cards] = calibration
+        if calibration is not None and calibrated(calibration) not in done:
+            done.add(calibrated(calibration))
             found.append(calibration)
         found.append(job)
     return tuple(found) if done else tuple(jobs)
 
 
-@lru_cache(maxsize=1)
-def _parameters() -> tuple[tuple[str, Scalar], ...]:
+@cache
+def _parameters(workload: str, engine: str) -> tuple[tuple[str, Scalar], ...]:
     from workloads.registry import find_workload
 
-    return tuple(sorted(find_workload(WORKLOAD).validate({}).items()))
+    return tuple(sorted(find_workload(workload).validate({}, engine).items()))

@@ -1,9 +1,9 @@
-"""Which jobs must wait for which: an adapter has to be trained before a model runs with it. Pure.
+"""Dependencies between jobs: an adapter has to be trained before a model runs with it. Pure.
 
 Nobody writes the order down. A setting that ``consumes`` a kind of thing names one, and the job
 needs the job of the same grid whose setting ``produces`` it under that name: ``adapter: NAME`` and
-``save_adapter: NAME``. A name that no job of the grid saves must exist already. What runs in fp8 on
-Gaudi needs its calibration (``implied_jobs.py``).
+``save_adapter: NAME``. A name that no job of the grid saves must exist already. What runs in a
+precision that needs a calibration waits for it (``implied_jobs.py``).
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Literal
 
 from orchestrator.domain.job import Job
 from orchestrator.errors import Problem
-from orchestrator.planning.implied_jobs import WORKLOAD as CALIBRATION
-from orchestrator.planning.implied_jobs import calibration_of
+from orchestrator.planning.implied_jobs import calibrated, calibration_of, is_calibration
 from orchestrator.planning.plan import Action, PlannedJob
 from workloads import registry
 
@@ -66,10 +65,11 @@ def needs_of(jobs: Sequence[Job]) -> dict[str, tuple[str, ...]]:
 
     for job, _, thing in things(jobs, "consumes") if saved else ():
         add(job, saved.get(thing, ()))
-    measured = {(job.model, job.cards): job for job in jobs if job.workload == CALIBRATION}
+    measured = {calibrated(job): job for job in jobs if is_calibration(job)}
     for job in jobs if measured else ():
-        if calibration_of(job) is not None and (job.model, job.cards) in measured:
-            add(job, [measured[job.model, job.cards]])
+        calibration = calibration_of(job)
+        if calibration is not None and calibrated(calibration) in measured:
+            add(job, [measured[calibrated(calibration)]])
     return needs
 
 
@@ -88,7 +88,7 @@ def with_needs(planned: Sequence[PlannedJob]) -> list[PlannedJob]:
         if lacking and item.action is Action.RUN:
             other = lacking[0].job
             saves = [kind for _, _, (kind, _) in things([other], "produces")]
-            what = "calibration" if other.workload == CALIBRATION else " and ".join(saves)
+            what = "calibration" if is_calibration(other) else " and ".join(saves)
             reason = f"needs the {what} of job {other.job_id}, which is unsupported: "
             item = replace(
                 item,

@@ -71,7 +71,7 @@ def peak_memory_bytes(row: Measurement) -> int | None:
 
 
 def memory_kind(row: Measurement) -> str:
-    """Whose memory ``peak_memory_bytes`` speaks of: ``device`` or ``host``."""
+    """Kind of memory that ``peak_memory_bytes`` is about: ``device`` or ``host``."""
     return "device" if row.peak_device_memory_bytes else "host"
 
 

@@ -92,7 +92,7 @@ def write_images(summary: Summary, directory: Path) -> tuple[list[Path], int]:
 
 
 def images_of(summary: Summary) -> tuple[list[Image], int]:
-    """What is to be drawn, and how many pictures the limit leaves out."""
+    """The images to draw, and the number that the limit leaves out."""
     kinds: list[list[Image]] = [
         [_heat_map(n, table) for n, table in enumerate(summary.tables, 1)],
         [_curve(n, t) for n, t in enumerate(summary.tables, 1) if len(_measured(t)) > 1],
@@ -381,7 +381,7 @@ def _timeline(timeline: Timeline) -> Image:
 
 
 def _note(summary: Summary) -> str:
-    """What is not real about the numbers, for the foot of every picture."""
+    """Warnings about numbers that are not real, for the foot of every picture."""
     flags = [f"{f.name.lower()} in {f.count} of {f.of} rows" for f in summary.flags]
     return ("Beware: " + ", ".join(flags)) if flags else ""
 

@@ -147,7 +147,7 @@ def _run_named_in(path: Path) -> str | None:
 
 
 def _is_final(data: bytes) -> bool:
-    """Whether the row in a file of one row is its job's final one, of an attempt."""
+    """Return whether the row in a file of one row is its job's final one, of an attempt."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -1,4 +1,4 @@
-"""What becomes of a failed attempt, by the class of its failure.
+"""Retry policies: the consequences of a failed attempt, by the class of its failure.
 
 One row a class: how often a job is tried again, how long to wait first, whether to go elsewhere,
 whether the worker may be used again, what the card has to answer for, and the state that the job
@@ -23,7 +23,7 @@ MAX_BACKOFF_S = 300.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """How one class of failure is treated, and why."""
+    """Treatment of one class of failure, with its reason."""
 
     retries: int  # further tries after the first failure of this class
     backoff_s: float  # before the first retry; doubles with each
@@ -183,7 +183,7 @@ POLICIES: Mapping[FailureClass, Policy] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What to do about one failed attempt."""
+    """Decision about one failed attempt."""
 
     retry: bool
     delay_s: float  # before the retry

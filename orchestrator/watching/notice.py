@@ -1,4 +1,4 @@
-"""What is told of a run that has ended: one JSON object for programs, with a text for people.
+"""Notification about a run that has ended: one JSON object for programs, with a text for people.
 
 The field ``text`` is what Slack, Mattermost and their like show of a message; everything else is
 for a script that wants to know more. The fields are documented in ``docs/live.md``.
@@ -22,7 +22,7 @@ REASON_LENGTH = 500
 
 
 class Ending(str, Enum):
-    """How `nightgrid run` ended."""
+    """End of `nightgrid run`."""
 
     FINISHED = "finished"  # every job has an answer
     UNANSWERED = "unanswered"  # every job was tried, and some failed, were lost or timed out

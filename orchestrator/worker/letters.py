@@ -1,4 +1,4 @@
-"""What a driver and the agent of a node write to each other.
+"""Messages between a driver and the agent of a node.
 
 The driver's letters travel in posts, the agent's answers in bags. Posts and answers are numbered
 and kept until the other side has named their number, so that a call which is lost on the way loses

@@ -78,7 +78,7 @@ class NodeWorkers:
             self._tell(_too_late(letter))
 
     def progress(self) -> Mapping[str, Progress]:
-        """What each busy worker said last, by worker id."""
+        """Last report of each busy worker, by worker id."""
         with self._lock:
             workers = list(self._workers.values())
         heard = {worker.name: worker.process.progress() for worker in workers}

@@ -22,7 +22,7 @@ from orchestrator.grid.experiment import STRUCTURE
 from orchestrator.grid.fields import FIELD_NAMES, Fault, JobFields, Vocabulary
 from orchestrator.grid.reader import load_grid, parse_grid
 from workloads.api import MeasureSettings
-from workloads.registry import WORKLOADS
+from workloads.registry import WORKLOADS, WorkloadEntry
 
 
 def points(body: str, *names: str) -> list[tuple[object, ...]]:
@@ -53,8 +53,8 @@ def test_the_smallest_grid_is_one_job_with_defaults() -> None:
         parameters=job.parameters,
     )
     entry = WORKLOADS["text-generation"]
-    assert dict(job.parameters) == entry.parameters().model_dump()
-    assert [name for name, _ in job.parameters] == sorted(entry.parameters.model_fields)
+    assert dict(job.parameters) == entry.model("transformers")().model_dump()
+    assert [name for name, _ in job.parameters] == sorted(entry.declared("transformers"))
 
 
 def test_an_experiments_setting_beats_the_default_and_an_axis_beats_both() -> None:
@@ -81,7 +81,8 @@ def test_every_field_of_a_job_can_be_set() -> None:
 def test_no_setting_is_also_a_key_of_the_format() -> None:
     """A parameter called `name` or `axes` could not be told from the key."""
     for entry in WORKLOADS.values():
-        assert not set(entry.parameters.model_fields) & {*STRUCTURE, *FIELD_NAMES}
+        for model in entry.setting_models():
+            assert not set(model.model_fields) & {*STRUCTURE, *FIELD_NAMES}
 
 
 # ---------------------------------------------------------------- axes and ranges
@@ -318,14 +319,14 @@ class TunedParameters(BaseModel, extra="forbid", strict=True):
         return self
 
 
-class TunedEntry:
-    """A registry entry of another workload."""
+class TunedEntry(WorkloadEntry):
+    """A workload that runs with another engine, unless its grid says so."""
 
-    parameters = TunedParameters
-    engines = ("tuner", "transformers")
+    default_engine = "tuner"
 
 
-TWO = Vocabulary(workloads={"tuning": TunedEntry(), **WORKLOADS}, precisions=("fp32", "bf16"))
+TUNING = TunedEntry(name="tuning", function="", summary="", parameters=TunedParameters)  # type: ignore[arg-type]
+TWO = Vocabulary(workloads={"tuning": TUNING, **WORKLOADS}, precisions=("fp32", "bf16"))
 
 
 def test_workloads_of_one_grid_share_defaults_and_keep_their_parameters_apart() -> None:

@@ -17,6 +17,7 @@ from orchestrator.grid.json_schema import grid_schema
 from orchestrator.grid.settings_markdown import renewed
 from workloads.precision import PRECISIONS
 from workloads.registry import WORKLOADS
+from workloads.settings import declarations
 
 TEXT = (Path(__file__).resolve().parents[2] / "docs" / "grids.md").read_text(encoding="utf-8")
 EXAMPLES = re.findall(r"```yaml\n(.*?)```", TEXT, flags=re.DOTALL)
@@ -61,6 +62,13 @@ def test_every_setting_is_documented_with_its_default() -> None:
         said = documented(f"Settings: parameters of {workload}")
         defaults = {name: info.default for name, info in entry.parameters.model_fields.items()}
         assert {name: yaml.safe_load(text) for name, text in said.items()} == defaults
+    said = documented("Settings: of engines")
+    assert {name: yaml.safe_load(text) for name, text in said.items()} == {
+        name: declaration.default
+        for entry in WORKLOADS.values()
+        for model in entry.setting_models()[1:]
+        for name, declaration in declarations(model).items()
+    }
     measure = {name: yaml.safe_load(text) for name, text in documented("measure").items()}
     assert measure == MeasureBlock().model_dump()
 

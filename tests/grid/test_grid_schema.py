@@ -43,7 +43,8 @@ def test_the_committed_schema_is_up_to_date() -> None:
 def test_every_setting_has_its_description_and_enumeration() -> None:
     """An editor can complete all fields and parameters and say what they are."""
     settings = grid_schema()["$defs"]["setting"]
-    parameters = {name for entry in WORKLOADS.values() for name in entry.parameters.model_fields}
+    models = [model for entry in WORKLOADS.values() for model in entry.setting_models()]
+    parameters = {name for model in models for name in model.model_fields}
     assert set(settings) == {*FIELD_NAMES, *parameters}
     assert all(schema["description"] for schema in settings.values())
     assert settings["precision"]["enum"] == list(PRECISIONS)

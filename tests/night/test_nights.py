@@ -16,7 +16,7 @@ from shapes import Tally
 FIRST = int(os.environ.get("NIGHTGRID_SEED", "0"))
 IN_MEMORY = 400
 ON_DISK = 24
-BATCH = 50
+BATCH = 25
 
 TOTAL = Tally()
 CAUGHT: dict[str, tuple[int, str]] = {}

@@ -5,10 +5,11 @@ from __future__ import annotations
 from orchestrator.domain.job import Accelerator
 from orchestrator.domain.topology import Node
 from orchestrator.grid.reader import parse_grid
-from orchestrator.planning.implied_jobs import WORKLOAD, calibration_of, with_calibrations
+from orchestrator.planning.implied_jobs import calibration_of, with_calibrations
 from orchestrator.planning.plan import Action
 from orchestrator.planning.planner import make_plan
 
+WORKLOAD = "fp8-calibration"
 GRID = """\
 name: night
 defaults: {workload: text-generation, model: tiny-chatglm3, engine: optimum-habana}

@@ -38,7 +38,7 @@ class Counted:
     def __init__(self, rule: Rule) -> None:
         self.rule = rule
         self.times = 0
-        self.rules = Rules({"made-up": SimpleNamespace(refuse=self)})
+        self.rules = Rules({"made-up": SimpleNamespace(refusals=self)})
 
     def __call__(self, asked: Asked) -> list[Refusal]:
         self.times += 1
@@ -171,8 +171,7 @@ def test_the_rules_of_our_workloads_answer_as_if_asked_for_each_job() -> None:
             parameters=dict(each.parameters),
             engine=each.engine,
         )
-        refuse = WORKLOADS[each.workload].refuse
-        assert refuse is not None
+        refuse = WORKLOADS[each.workload].refusals
         assert rules.refusals(each, device) == tuple(refuse(asked))
         refused += bool(refuse(asked))
     assert refused > 100

@@ -56,7 +56,8 @@ def strategy_of(workload: str, name: str) -> st.SearchStrategy[Any]:
         return fields[name]
     if name in FIELDS:
         return values_of(JobFields.model_fields[name])
-    return values_of(WORKLOADS[workload].parameters.model_fields[name])
+    models = WORKLOADS[workload].setting_models()
+    return values_of(next(m.model_fields[name] for m in models if name in m.model_fields))
 
 
 @st.composite
@@ -67,12 +68,18 @@ def jobs(draw: st.DrawFn, workload: str) -> Job:
     job = a_job(workload=workload, engine=entry.engines[0], parameters=tuple(sorted(said.items())))
     others = [name for name in NAMES[workload] if name != "workload"]
     for name in draw(st.lists(st.sampled_from(others), max_size=4)):
-        job = changed(job, name, draw(strategy_of(workload, name)))
+        if name in FIELDS or name in entry.declared(job.engine):
+            job = changed(job, name, draw(strategy_of(workload, name)))
     return job
 
 
 def changed(job: Job, name: str, value: Any) -> Job:
-    """The job with another value of one setting."""
+    """The job with another value of one setting; with another engine it has that one's settings."""
+    if name == "engine":
+        declared = WORKLOADS[job.workload].declared(value)
+        said = dict(job.parameters)
+        kept = {n: said.get(n, declaration.default) for n, declaration in declared.items()}
+        return replace(job, engine=value, parameters=tuple(sorted(kept.items())))
     if name in FIELDS:
         return replace(job, **{name: value})
     return replace(job, parameters=tuple(sorted({**dict(job.parameters), name: value}.items())))
@@ -90,6 +97,11 @@ def pairs(draw: st.DrawFn) -> tuple[str, Measurement, Measurement]:
     workload = draw(st.sampled_from(sorted(WORKLOADS)))
     name = draw(st.sampled_from(NAMES[workload]))
     first = draw(jobs(workload))
+    declared = WORKLOADS[workload].declared(first.engine)
+    assume(name in FIELDS or name in declared)
+    own = declared.keys() - WORKLOADS[workload].parameters.model_fields.keys()
+    if name == "engine":  # alone: the settings of either are at their defaults
+        assume(all(declared[n].is_default(dict(first.parameters)[n]) for n in own))
     second = changed(first, name, draw(strategy_of(workload, name)))
     return name, row_of(first), row_of(second)
 

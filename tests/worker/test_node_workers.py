@@ -39,7 +39,7 @@ class Node:
         self._server = server
         self._changed = threading.Condition()
         self.told: list[Answer] = []
-        self.workers = NodeWorkers(self._tell, self._energy)
+        self.workers = NodeWorkers(self._tell, self._energy, self._readings)
 
     def _tell(self, answer: Answer) -> None:
         with self._changed:
@@ -48,6 +48,9 @@ class Node:
 
     def _energy(self, index: int, start: float, end: float) -> Energy | None:
         return Energy(energy_j=float(index), duration_s=end - start, source="power")
+
+    def _readings(self, index: int, start: float, end: float) -> dict[str, str]:
+        return {"card": str(index), "seconds": f"{end - start:g}"}
 
     def do(self, *letters: Letter) -> None:
         for letter in letters:
@@ -167,5 +170,6 @@ def test_what_a_card_took_is_read_where_it_is_asked_for(node: Node) -> None:
     read, unread = (a for a in node.told if isinstance(a, Ended))
     assert read.energy == Energy(energy_j=7.0, duration_s=2.0, source="power")
     assert unread.energy is None
+    assert read.readings == {"card": "7", "seconds": "2"} and unread.readings == {}
     node.do(Stop("w", "done"))
     node.wait_for(Stopped, "w")

@@ -7,7 +7,7 @@ from typing import Any
 from generation_cases import Worker
 
 from workloads.api import MeasureSettings, Request, Result
-from workloads.refusal import Asked
+from workloads.refusal import Asked, Refusal
 from workloads.registry import find_workload
 
 MODEL = "tiny-chatglm3"
@@ -70,7 +70,13 @@ def asked(**changes: Any) -> Asked:
         "device": "cpu",
         "batch_size": 4,
         "cards": 1,
+        "engine": "transformers",
     }
     given = {name: value for name, value in changes.items() if name not in fields}
     fields |= {name: value for name, value in changes.items() if name in fields}
     return Asked(parameters=parameters(**given), **fields)
+
+
+def refuse(job: Asked) -> tuple[Refusal, ...]:
+    """All that speaks against a job."""
+    return find_workload("finetuning").refusals(job)

@@ -11,6 +11,7 @@ from typing import Any
 from workloads.api import JobContext, MeasureSettings, Request, Result
 from workloads.collective import OneCard
 from workloads.devices import device_for
+from workloads.registry import find_workload
 
 MODEL = "tiny-chatglm3"
 ONCE = MeasureSettings(warmup=0, min_repeats=1, max_repeats=1, time_limit_s=600)
@@ -50,7 +51,13 @@ def request(dataset: str, **changes: Any) -> Request:
     for name, value in changes.items():
         (fields if name in fields else parameters)[name] = value
     key = f"{fields['model']}|{fields['precision']}|{fields['engine']}"
-    return Request(residency_key=key, parameters=parameters, **fields)
+    own = find_workload(fields["workload"]).parameters.model_fields
+    return Request(
+        residency_key=key,
+        parameters={name: value for name, value in parameters.items() if name in own},
+        settings={name: value for name, value in parameters.items() if name not in own},
+        **fields,
+    )
 
 
 class Worker:

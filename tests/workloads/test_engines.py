@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,11 +14,11 @@ import torch
 
 from workloads import engines
 from workloads.api import MeasureSettings, Request
-from workloads.devices import device_for
-from workloads.engines import gaudi_quantization
-from workloads.engines.rules import engine_refusals
+from workloads.devices import DEVICES
+from workloads.engines.gaudi import quantization
 from workloads.errors import BadConfiguration, DataMissing, Unsupported
-from workloads.refusal import Asked
+from workloads.refusal import Asked, Refusal
+from workloads.registry import WORKLOADS
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -33,6 +35,10 @@ def asked(**given) -> Asked:
         "engine": "optimum-habana",
     }
     return Asked(**(fields | given))
+
+
+def refusals(job: Asked) -> list[Refusal]:
+    return list(engines.engine_refusals(job, "generate"))
 
 
 def request(engine: str, precision: str = "bf16") -> Request:
@@ -52,8 +58,8 @@ def request(engine: str, precision: str = "bf16") -> Request:
 def test_no_engine_is_imported_to_know_them() -> None:
     """A plan asks for names, rules and kinds of process; torch is not loaded for that."""
     code = (
-        "import sys\nfrom workloads import engines\nfrom workloads.engines import rules\n"
-        "engines.process_kind('optimum-habana', 'hpu', {})\n"
+        "import sys\nfrom workloads import engines\n"
+        "engines.process_kind('optimum-habana', 'hpu', {}), list(engines.ENGINES.values())\n"
         "sys.exit(','.join({'torch', 'transformers', 'optimum'} & set(sys.modules)) or 0)"
     )
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
@@ -94,28 +100,136 @@ def test_jobs_share_a_process_only_if_it_suits_both(engine, device, parameters, 
 )
 def test_what_an_engine_does_not_take_becomes_a_row_that_says_so(given, reason) -> None:
     """Nothing is wrong with the grid, so the job is unsupported, not refused."""
-    (refusal,) = engine_refusals(asked(**given))
+    (refusal,) = refusals(asked(**given))
     assert refusal.unsupported and reason in refusal.reason
 
 
 @pytest.mark.parametrize("parameters", [{}, {"hpu_mode": "lazy"}, {"hpu_mode": "compile"}])
 def test_what_an_engine_takes_is_not_refused(parameters) -> None:
     """Its own modes, on its own device."""
-    assert not list(engine_refusals(asked(parameters=parameters)))
-    assert not list(engine_refusals(asked(engine="transformers", device="cpu")))
+    assert not list(refusals(asked(parameters=parameters)))
+    assert not list(refusals(asked(engine="transformers", device="cpu")))
 
 
 def test_an_engine_without_its_package_or_device_refuses() -> None:
     """The message names the package and how it is installed; nothing falls back."""
-    with pytest.raises(Unsupported, match=r"on Gaudi cards \(hpu\), not cpu"):
-        engines.engine_loader("optimum-habana")(request("optimum-habana"), device_for("cpu"))
-    with pytest.raises(Unsupported, match="pip install 'nightgrid"):
-        engines.engine_loader("optimum-habana")(request("optimum-habana"), device_for("hpu"))
-    for name in ("vllm", "vllm-gaudi"):
-        with pytest.raises(Unsupported, match=f"pip install {name}"):
-            engines.engine_loader(name)(request(name), device_for("cuda"))
+    with pytest.raises(Unsupported, match="runs on hpu, not on cpu"):
+        engines.engine_function("optimum-habana", "generate", "cpu")
+    for name, device in (("optimum-habana", "hpu"), ("vllm", "cuda"), ("vllm-gaudi", "hpu")):
+        with pytest.raises(Unsupported, match="needs the package") as found:
+            engines.engine_function(name, "generate", device)
+        assert engines.find_engine(name).install in str(found.value)
     with pytest.raises(BadConfiguration, match=r"no engine 'tgi'\. There is: transformers"):
-        engines.engine_loader("tgi")
+        engines.engine_function("tgi", "generate", "cpu")
+    with pytest.raises(BadConfiguration, match="vllm does not train; transformers, optimum-habana"):
+        engines.engine_function("vllm", "train", "cuda")
+
+
+@pytest.mark.parametrize("name", engines.ENGINES)
+def test_a_spec_holds_together(name) -> None:
+    """What it says of devices is about its own, and what it names is there."""
+    spec = engines.find_engine(name)
+    assert spec.abilities and spec.packages and spec.summary and spec.install
+    devices = {device for _, device in spec.precisions} | set(spec.modes)
+    assert all(spec.runs_on(device) for device in devices)
+    assert any(spec.runs_on(device) for device in DEVICES)
+    assert not any(set(modes.names) & set(modes.lacking) for modes in spec.modes.values())
+    assert set(spec.calibrations.values()) <= set(WORKLOADS)
+    for ability in spec.abilities.values():
+        module, _, function = ability.function.partition(":")
+        tree = ast.parse((ROOT / (module.replace(".", "/") + ".py")).read_text())
+        assert function in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+
+
+def test_one_engine_is_the_default() -> None:
+    """A workload's engine, where the grid names none, is the default if that can run it."""
+    assert [spec.name for spec in engines.ENGINES.values() if spec.default] == ["transformers"]
+    assert engines.default_engine() == engines.default_engine("train") == "transformers"
+    assert engines.default_engine("calibrate") == "optimum-habana"
+    assert engines.engines_for("train") == ("transformers", "optimum-habana")
+
+
+#: Engines that are named after the package which they import: that name stands for it elsewhere.
+PACKAGES = {"transformers"}
+
+
+def engine_names_in(source: str) -> set[str]:
+    """Engines that decide something: what is compared, looked up or passed by an engine's name."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        parts: list[ast.AST | None] = []
+        if isinstance(node, ast.Compare):
+            parts = [node.left, *node.comparators]
+        elif (isinstance(node, ast.keyword) and node.arg == "engine") or (
+            isinstance(node, ast.AnnAssign) and getattr(node.target, "id", "") == "engine"
+        ):
+            parts = [node.value]
+        elif isinstance(node, ast.Dict):
+            parts = [*node.keys]
+        elif isinstance(node, ast.Constant) and node.value in set(engines.ENGINES) - PACKAGES:
+            parts = [node]
+        for part in parts:
+            for each in ast.walk(part) if part is not None else ():
+                if isinstance(each, ast.Constant) and each.value in set(engines.ENGINES):
+                    found.add(each.value)
+    return found
+
+
+def test_no_engines_name_decides_anything_outside_its_file() -> None:
+    """Whoever adds one writes its file; nothing else asks for a name."""
+    ours = [ROOT / "workloads", ROOT / "orchestrator"]
+    found = {
+        str(file.relative_to(ROOT)): names
+        for file in (file for folder in ours for file in folder.rglob("*.py"))
+        if "engines" not in file.relative_to(ROOT).parts
+        and (names := engine_names_in(file.read_text()))
+    }
+    assert found == {}
+
+
+def test_the_check_sees_every_way_to_ask_for_a_name() -> None:
+    """The check of the check."""
+    assert engine_names_in("if job.engine in ('transformers', x): pass") == {"transformers"}
+    assert engine_names_in("class A:\n    engine: str = 'transformers'") == {"transformers"}
+    assert engine_names_in("f(engine='transformers'); g = {'vllm': 1}") == {"transformers", "vllm"}
+    assert engine_names_in("KIND = 'optimum-habana'") == {"optimum-habana"}
+    assert engine_names_in("import transformers; NEEDED = ('torch', 'transformers')") == set()
+
+
+def test_another_package_brings_an_engine(tmp_path) -> None:
+    """One file and an entry point: it can be named in a grid, and does not replace one of ours."""
+    spec = """\
+from workloads.engines.base import Ability, EngineSpec
+def spec(name):
+    return EngineSpec(
+        name=name,
+        summary="echoes",
+        devices=("cpu",),
+        abilities={"generate": Ability(function="echo_engine:load")},
+        install="pip install echo",
+    )
+ECHO, OURS = spec("echo"), spec("vllm")
+"""
+    (tmp_path / "echo_spec.py").write_text(spec)
+    (tmp_path / "echo-1.dist-info").mkdir()
+    (tmp_path / "echo-1.dist-info" / "METADATA").write_text("Name: echo\nVersion: 1\n")
+    (tmp_path / "echo-1.dist-info" / "entry_points.txt").write_text(
+        "[nightgrid.engines]\necho = echo_spec:ECHO\nvllm = echo_spec:OURS\n"
+    )
+    code = (
+        "from workloads.engines import ENGINES\nfrom workloads.registry import WORKLOADS\n"
+        "print(*WORKLOADS['text-generation'].engines, *WORKLOADS['finetuning'].engines)\n"
+        "print(ENGINES['vllm'].devices, WORKLOADS['text-generation'].takes_engine('echo'))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"},
+    )
+    assert done.returncode == 0, done.stderr
+    ours = "transformers optimum-habana vllm vllm-gaudi echo transformers optimum-habana"
+    assert done.stdout.splitlines() == [ours, "('cuda',) True"]
 
 
 # ---------------------------------------------------------------- fp8 and 4 bits on Gaudi
@@ -129,14 +243,14 @@ def test_four_bits_are_taken_from_a_checkpoint_that_has_them(tmp_path) -> None:
         (tmp_path / "model.safetensors").touch()
         return asked(model=str(tmp_path), precision="int4")
 
-    for method in gaudi_quantization.FOUR_BIT:
+    for method in quantization.FOUR_BIT:
         quantized = {"quant_method": method, "bits": 4}
-        assert not list(engine_refusals(write(quantization_config=quantized)))
-    (refusal,) = engine_refusals(write())
+        assert not list(refusals(write(quantization_config=quantized)))
+    (refusal,) = refusals(write())
     assert refusal.unsupported and "quantised already" in refusal.reason
-    assert list(engine_refusals(write(quantization_config={"quant_method": "gptq", "bits": 8})))
+    assert list(refusals(write(quantization_config={"quant_method": "gptq", "bits": 8})))
     with pytest.raises(Unsupported, match="pip install auto-round-hpu"):
-        gaudi_quantization.four_bit_arguments(
+        quantization.four_bit_arguments(
             {"quantization_config": {"quant_method": "gptq", "bits": 4}}, "m"
         )
 
@@ -145,7 +259,7 @@ def test_a_calibration_belongs_to_model_cards_and_kind_of_card(tmp_path, monkeyp
     """Scales do not transfer: each of the three has files of its own."""
     monkeypatch.setenv("NIGHTGRID_CALIBRATIONS", str(tmp_path))
     places = {
-        gaudi_quantization.calibration_directory(model, cards, card)
+        quantization.calibration_directory(model, cards, card)
         for model in ("org/a", "org/b")
         for cards in (1, 8)
         for card in ("GAUDI2", "GAUDI3")
@@ -156,13 +270,13 @@ def test_a_calibration_belongs_to_model_cards_and_kind_of_card(tmp_path, monkeyp
 def test_fp8_asks_for_its_calibration(tmp_path) -> None:
     """Without one the message says where it was looked for, and what writes it."""
     with pytest.raises((DataMissing, ImportError), match=r"calibration|neural_compressor"):
-        gaudi_quantization.quantize(object(), request("optimum-habana", "fp8"), tmp_path)
+        quantization.quantize(object(), request("optimum-habana", "fp8"), tmp_path)
 
 
 def test_both_passes_name_the_same_files(tmp_path) -> None:
     """What measuring writes is what quantising reads."""
-    measure = gaudi_quantization.compressor_settings(tmp_path, measure=True)
-    quantize = gaudi_quantization.compressor_settings(tmp_path, measure=False)
+    measure = quantization.compressor_settings(tmp_path, measure=True)
+    quantize = quantization.compressor_settings(tmp_path, measure=False)
     assert measure["mode"] == "MEASURE" and quantize["mode"] == "QUANTIZE"
     assert measure["dump_stats_path"] == quantize["dump_stats_path"]
     assert quantize["scale_method"] == "maxabs_hw" and "scale_method" not in measure
@@ -172,9 +286,7 @@ def test_a_cache_that_stays_in_bf16_is_not_quantised(tmp_path) -> None:
     """optimum-habana's ChatGLM makes its cache in bf16 whatever it is told; Llama's can be fp8."""
 
     def left_out(model_type: str) -> list[str]:
-        settings = gaudi_quantization.compressor_settings(
-            tmp_path, measure=False, model_type=model_type
-        )
+        settings = quantization.compressor_settings(tmp_path, measure=False, model_type=model_type)
         return settings["blocklist"]["types"]
 
     assert left_out("chatglm") == ["KVCache"] and left_out("llama") == []
@@ -198,7 +310,5 @@ def test_layers_are_packed_for_the_card_once() -> None:
 
     fresh, done = Layer(8), Layer(64)
     for _ in range(2):
-        gaudi_quantization.pack_for_the_card(
-            torch.nn.Sequential(fresh, done, torch.nn.Linear(1, 1))
-        )
+        quantization.pack_for_the_card(torch.nn.Sequential(fresh, done, torch.nn.Linear(1, 1)))
     assert (fresh.packed, done.packed) == (1, 0)

@@ -172,16 +172,16 @@ def test_a_loss_that_rises_is_told(cache: Path) -> None:
 
 def test_a_loss_that_is_no_number_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """NaN stays in the samples and is named with the step where it began."""
-    from workloads.training import step
+    from workloads.training import losses as module
 
-    healthy = step.summed_loss
+    healthy = module.next_token_loss
     calls: list[int] = []
 
     def sick(*args: Any) -> Any:
         calls.append(1)
         return healthy(*args) * (math.nan if len(calls) > 1 else 1.0)
 
-    monkeypatch.setattr(step, "summed_loss", sick)
+    monkeypatch.setattr(module, "next_token_loss", sick)
     result = train()
     assert [math.isnan(loss) for loss in losses(result)] == [False, True, True]
     assert result.details["loss_flag"] == ("the loss is no number in 2 of 3 steps, first at step 1")

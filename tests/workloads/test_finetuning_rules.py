@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from finetuning_cases import asked
+from finetuning_cases import asked, refuse
 from pydantic import ValidationError
 
 from workloads.errors import BadConfiguration
 from workloads.finetuning_parameters import ADAPTER_METHODS
-from workloads.finetuning_rules import refuse
 from workloads.models import targets
 from workloads.registry import find_workload
 

@@ -12,6 +12,7 @@ from generation_cases import PROMPTS, Worker, write_dataset
 from workloads import precision, weights
 from workloads.api import Result
 from workloads.devices import DEVICES
+from workloads.engines import ENGINES
 from workloads.errors import BadConfiguration, Unsupported
 
 needs_quant = pytest.mark.skipif(
@@ -65,7 +66,8 @@ def test_engines_say_what_they_do_otherwise() -> None:
     assert "refuse fp16" in precision.support("fp16", "hpu", "optimum-habana").reason
     assert precision.support("bf16", "cpu", "vllm") == precision.support("bf16", "cpu")
     own = {(r.engine, r.precision, r.device) for r in precision.table() if r.engine}
-    assert own == set(precision.ENGINE_TABLE)
+    declared = {(spec.name, *cell) for spec in ENGINES.values() for cell in spec.precisions}
+    assert own == declared
 
 
 @pytest.mark.parametrize(

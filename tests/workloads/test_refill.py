@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -21,8 +20,8 @@ from workloads.errors import Unsupported
 from workloads.generation.packed import LeftLinear, PackedLinear, pack
 from workloads.generation.refill import Text, _Plan
 from workloads.generation.rows import Rows
-from workloads.generation.rules import batching_refusals
 from workloads.refusal import Asked
+from workloads.registry import find_workload
 
 
 @pytest.fixture(scope="module")
@@ -151,7 +150,7 @@ def test_a_matrix_that_is_needed_twice_is_there_once() -> None:
     model = torch.nn.Sequential(torch.nn.Embedding(160, 96), torch.nn.Linear(96, 160, bias=False))
     model[1].weight = model[0].weight
     untied = torch.nn.Sequential(torch.nn.Linear(96, 160), model)
-    assert pack(SimpleNamespace(model=untied)) == 2
+    assert pack(untied) == 2
     assert isinstance(untied[0], PackedLinear)
     assert isinstance(model[1], LeftLinear) and model[1].weight is model[0].weight
 
@@ -204,10 +203,11 @@ def test_what_rows_cannot_stand_in_for_is_refused(dataset: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"engine": "vllm"}, "batches in its own way"),
+        ({"engine": "vllm", "device": "cuda"}, "batches in its own way"),
         ({"device": "hpu"}, "compiles anew"),
         ({"parameters": {"batching": "continuous", "attention": "eager"}}, "attention eager"),
-        ({"parameters": {"batching": "continuous", "tensor_parallel": 2}}, "not built"),
+        ({"parameters": {"batching": "continuous", "tensor_parallel": 2}, "cards": 2}, "not built"),
+        ({"parameters": {"packed_weights": True}, "engine": "vllm", "device": "cuda"}, "has no"),
         ({"parameters": {"packed_weights": True}, "device": "cuda"}, "one of CPUs"),
         ({"parameters": {"packed_weights": True}, "precision": "int8"}, "not int8"),
         ({"parameters": {"packed_weights": True, "adapter": "a"}}, "plain matrices"),
@@ -223,9 +223,11 @@ def test_the_plan_says_what_is_not_to_be_had(changes: dict[str, object], words: 
         "batch_size": 4,
         "cards": 1,
         "parameters": {"batching": "continuous"},
+        "engine": "transformers",
     }
-    assert not list(batching_refusals(Asked(**usual)))  # type: ignore[arg-type]
-    (refusal,) = batching_refusals(Asked(**(usual | changes)))  # type: ignore[arg-type]
+    refuse = find_workload("text-generation").refusals
+    assert not refuse(Asked(**usual))  # type: ignore[arg-type]
+    (refusal,) = refuse(Asked(**(usual | changes)))  # type: ignore[arg-type]
     assert (
         refusal.setting in ("batching", "packed_weights")
         and words in refusal.reason

@@ -98,7 +98,7 @@ def id_of(monkeypatch: pytest.MonkeyPatch) -> Any:
     return id_of
 
 
-def a_job(workload: str, **parameters: Any) -> Job:
+def a_job(workload: str, engine: str = "transformers", **parameters: Any) -> Job:
     """A job with these parameters, all given."""
     return Job(
         experiment="x",
@@ -109,6 +109,7 @@ def a_job(workload: str, **parameters: Any) -> Job:
         cards=1,
         precision="fp32",
         batch_size=1,
+        engine=engine,
         parameters=tuple(sorted(parameters.items())),
     )
 

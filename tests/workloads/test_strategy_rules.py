@@ -7,12 +7,11 @@ import json
 from typing import Any
 
 import pytest
-from finetuning_cases import asked
+from finetuning_cases import asked, refuse
 from hypothesis import given
 from hypothesis import strategies as st
 
 from workloads.errors import Unsupported
-from workloads.finetuning_rules import refuse
 from workloads.parallel.deepspeed_config import deepspeed_config
 from workloads.parallel.deepspeed_engine import announce
 from workloads.parallel.layout import Layout
@@ -93,6 +92,7 @@ def test_text_generation_is_refused_in_the_same_words(cards: int, tensor: int, w
         batch_size=1,
         cards=cards,
         parameters={"tensor_parallel": tensor},
+        engine="transformers",
     )
     (refusal,) = generation_refusals(job)
     assert words in refusal.reason and refusal.hint

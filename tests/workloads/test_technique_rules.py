@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from finetuning_cases import asked
+from finetuning_cases import asked, refuse
 from pydantic import ValidationError
 
-from workloads.finetuning_rules import refuse
 from workloads.registry import find_workload
 from workloads.techniques import TECHNIQUES, document
 

@@ -14,6 +14,7 @@ from workloads.api import Result
 from workloads.errors import Unsupported
 from workloads.techniques import TECHNIQUES, chosen
 from workloads.training import rows
+from workloads.training.losses import next_token_loss
 from workloads.training.samples import NOT_LEARNED, TrainingSample, cut
 
 #: Losses in fp32 differ by the order of sums only.
@@ -75,6 +76,7 @@ def test_paddings_differ_in_what_they_waste(baseline: Result) -> None:
     assert all(s.computed_tokens == s.input_tokens for s in wide.samples)
 
 
+@pytest.mark.slow
 def test_uniform_length_brings_like_lengths_together() -> None:
     """Over a pass through the data, sorted windows compute less than the data's own order."""
 
@@ -335,6 +337,7 @@ def _training(model: Any) -> Any:
         model=model,
         learning_rate=0.1,
         make_optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        loss=next_token_loss,
         backward=lambda loss: loss.backward(),
         update=update,
     )

@@ -35,6 +35,7 @@ from workloads.techniques.matmul_precision import MatmulPrecision
 from workloads.techniques.memory_release import MemoryRelease
 from workloads.techniques.saving import Saving, read_newest
 from workloads.techniques.tokenizers import TokenizerKind
+from workloads.training.losses import next_token_loss
 from workloads.training.rows import in_order
 
 SAME = 1e-5
@@ -81,6 +82,7 @@ def training_of(net: Any) -> Training:
         model=net,
         learning_rate=1e-2,
         make_optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-2),
+        loss=next_token_loss,
         backward=lambda loss: loss.backward(),
         update=update,
     )
@@ -359,6 +361,7 @@ def cache_directory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "before")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("cache_directory")
 def test_compiled_steps_change_weights_as_plain_ones() -> None:
     """Graphs are made before the steps, in time told apart; afterwards the model is as before."""

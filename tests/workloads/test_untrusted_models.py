@@ -13,8 +13,8 @@ from generation_cases import request
 
 from orchestrator.cli import main
 from workloads.devices import device_for
-from workloads.engines.transformers_engine import load as load_engine
 from workloads.errors import BadConfiguration, DataMissing
+from workloads.generation.transformers_engine import load as load_engine
 from workloads.models import remote_code
 from workloads.models.loading import load_tokenizer, open_model
 from workloads.techniques.base import Loading
@@ -79,7 +79,7 @@ def test_a_checkpoint_that_would_run_code_is_refused(tmp_path: Path, trained: bo
             loading = Loading(
                 device=device_for("cpu"), model_arguments={}, tokenizer_arguments={}, checks=[]
             )
-            load_base(str(directory), "fp32", loading)
+            load_base("finetuning", str(directory), "fp32", loading)
         else:
             load(directory)
     assert not mark.exists()

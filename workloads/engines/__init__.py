@@ -1,132 +1,183 @@
-"""Engines: the libraries that can run a model, behind one small seam (``base.py``).
+"""Engines: the libraries that can run a model. Each file here declares one (``base.py``).
 
-For text generation an engine is a module with ``load(request, device) -> GenerationEngine``, for
-fine-tuning one with ``run(request, context) -> Result``; it is imported only in the process that
-runs it. To add one, write the module and give it an entry here. ``rules.py`` says which jobs an
-engine takes.
+To add one, write ``NAME.py`` with its ``SPEC``, or name a spec of another installed package under
+the entry points ``nightgrid.engines``. Nothing else knows an engine's name.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+import importlib.util
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
-from workloads.devices import device_spec
-from workloads.errors import BadConfiguration
-from workloads.precision import STOCK
+from workloads.declared import Declared
+from workloads.engines.base import Ability, EngineSpec
+from workloads.errors import BadConfiguration, Unsupported
 
 if TYPE_CHECKING:
-    from workloads.engines.base import EngineLoader
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineEntry:
-    """One engine: what it is called, where it runs, and what it is made of."""
-
-    name: str
-    loader: str  # "module:function"
-    devices: tuple[str, ...]
-    install: str  # what brings it
-    #: A capability by which it runs on other devices, too.
-    needs: str = ""
-    #: Whether it changes its process in ways that no other engine may meet.
-    own_process: bool = True
-
-    def runs_on(self, device: str) -> bool:
-        """Whether it runs on a device, by its name."""
-        if device in self.devices:
-            return True
-        return bool(self.needs) and device_spec(device).can(self.needs)
-
-
-_ENTRIES = (
-    EngineEntry(
-        name=STOCK,
-        loader="workloads.engines.transformers_engine:load",
-        devices=(),
-        needs="native_eager",
-        install="transformers",
-        own_process=False,
-    ),
-    EngineEntry(
-        name="optimum-habana",
-        loader="workloads.engines.optimum_habana:load",
-        devices=("hpu",),
-        install="pip install 'nightgrid[hpu]' -c constraints-hpu.txt",
-    ),
-    EngineEntry(
-        name="vllm",
-        loader="workloads.engines.vllm_engine:load",
-        devices=("cuda",),
-        install="pip install vllm",
-    ),
-    EngineEntry(
-        name="vllm-gaudi",
-        loader="workloads.engines.vllm_engine:load",
-        devices=("hpu",),
-        install="pip install vllm-gaudi",
-    ),
-)
+    from workloads.refusal import Asked, Refusal
 
 #: Every engine that a grid may name.
-ENTRIES: Mapping[str, EngineEntry] = {entry.name: entry for entry in _ENTRIES}
-
-#: Their names; the first is the default.
-ENGINES = tuple(ENTRIES)
-
-#: How a Gaudi card executes: graphs that the bridge collects (and keeps as HPU graphs), graphs of
-#: torch.compile, or operation by operation. It is fixed when a process imports torch.
-MODES = ("lazy", "compile", "eager")
-_DEFAULT_MODE = {"optimum-habana": "lazy"}  # all others: eager
+ENGINES: Declared[EngineSpec] = Declared(__name__, EngineSpec, "nightgrid.engines")
 
 
-def find_engine(name: str) -> EngineEntry:
-    """The entry of this name.
+@cache
+def default_engine(ability: str | None = None) -> str:
+    """The engine of a job whose grid names none: the declared default if it has the ability, else
+    the first of ours that has."""
+    able = [spec for spec in ENGINES.known() if ability is None or ability in spec.abilities]
+    chosen = [spec.name for spec in able if spec.default] or [spec.name for spec in able]
+    return chosen[0] if chosen else next(iter(engines_for(ability)), "")
+
+
+def engines_for(ability: str | None) -> tuple[str, ...]:
+    """The names of all engines with an ability, the default first; None: of all engines."""
+    able = [spec for spec in ENGINES.values() if ability is None or ability in spec.abilities]
+    return tuple(spec.name for spec in sorted(able, key=lambda spec: not spec.default))
+
+
+def find_engine(name: str) -> EngineSpec:
+    """The spec of this name.
 
     Raises:
         BadConfiguration: there is none; the message lists what there is.
     """
-    if name not in ENTRIES:
-        raise BadConfiguration(f"no engine '{name}'. There is: {', '.join(ENGINES)}.")
-    return ENTRIES[name]
+    spec = ENGINES.get(name)
+    if spec is None:
+        raise BadConfiguration(f"no engine '{name}'. There is: {', '.join(engines_for(None))}.")
+    return spec
 
 
-def engine_loader(name: str) -> EngineLoader:
-    """The function that loads a model with this engine.
+@cache
+def engine_packages() -> tuple[str, ...]:
+    """The packages of all engines, as pip calls them: their versions may explain a difference."""
+    specs = (ENGINES[name] for name in engines_for(None))
+    return tuple(dict.fromkeys(package.name for spec in specs for package in spec.packages))
+
+
+def engine_function(name: str, ability: str, device: str) -> Any:
+    """The function by which an engine does something on this device; this imports its library.
 
     Raises:
-        BadConfiguration: there is no such engine; the message lists what there is.
+        BadConfiguration: there is no such engine, or it has not this ability.
+        Unsupported: it does not run on this device, or a package is missing.
     """
-    module, _, function = find_engine(name).loader.partition(":")
-    return cast("EngineLoader", getattr(importlib.import_module(module), function))
+    spec = find_engine(name)
+    able = spec.abilities.get(ability)
+    if able is None:
+        others = ", ".join(engines_for(ability)) or "no engine does"
+        raise BadConfiguration(f"the engine {name} does not {ability}; {others} does")
+    if not spec.runs_on(device):
+        raise Unsupported(_elsewhere(spec, device))
+    for package in spec.packages:
+        if not _is_installed(package.module):
+            raise Unsupported(
+                f"the engine {name} needs the package {package.name}, which is not installed here: "
+                f"{spec.install}"
+            )
+    module, _, function = able.function.partition(":")
+    return getattr(importlib.import_module(module), function)
 
 
-def hpu_mode(engine: str, parameters: Mapping[str, Any]) -> str:
-    """In which of ``MODES`` a Gaudi card executes a job."""
-    return str(parameters.get("hpu_mode") or _DEFAULT_MODE.get(engine, "eager"))
+def process_kind(engine: str, device: str, settings: Mapping[str, Any]) -> str:
+    """What a process must be to run a job: two jobs share one only if this is equal.
+
+    Empty for an ordinary process. An engine may replace methods of a library that another one
+    uses, and the mode of a card may be decided before torch is imported.
+    """
+    spec = ENGINES.get(engine)
+    return "" if spec is None else spec.process_kind(spec.mode(device, settings))
 
 
 def process_kinds(device: str) -> tuple[str, ...]:
     """Every kind of process that jobs on a device may need, the ordinary one first."""
-    modes: tuple[str | None, ...] = (None, *MODES) if device == "hpu" else (None,)
     kinds = [
-        process_kind(entry.name, device, {"hpu_mode": mode})
-        for entry in _ENTRIES
-        if entry.runs_on(device)
-        for mode in modes
+        spec.process_kind(mode)
+        for spec in ENGINES.values()
+        if spec.runs_on(device)
+        for mode in (spec.modes[device].names if device in spec.modes else ("",))
     ]
     return tuple(dict.fromkeys(["", *kinds]))
 
 
-def process_kind(engine: str, device: str, parameters: Mapping[str, Any]) -> str:
-    """What a process must be to run a job: two jobs share one only if this is equal.
+def engine_refusals(asked: Asked, ability: str) -> Iterator[Refusal]:
+    """What speaks against a job's engine, and against settings that depend on it. Pure."""
+    from workloads.refusal import Refusal
 
-    Empty for an ordinary process. An engine may replace methods of a library that another one
-    uses, and a Gaudi card's mode is decided before torch is imported.
-    """
-    entry = ENTRIES.get(engine)
-    own = engine if entry is not None and entry.own_process else ""
-    mode = hpu_mode(engine, parameters) if device == "hpu" else ""
-    return "/".join(part for part in (own, mode) if part and part != "eager")
+    spec = ENGINES.get(asked.engine)
+    if spec is None:
+        return  # the grid's reader has said so
+    if not spec.runs_on(asked.device):
+        yield Refusal(setting="engine", reason=_elsewhere(spec, asked.device), unsupported=True)
+        return
+    yield from _mode_refusals(spec, asked)
+    yield from _setting_refusals(spec, asked, ability)
+    if (asked.parameters.get("tensor_parallel") or 1) > 1 and (
+        "tensor_parallel" not in spec.features
+    ):
+        able = [other.name for other in ENGINES.known() if "tensor_parallel" in other.features]
+        yield Refusal(
+            setting="tensor_parallel",
+            reason=f"with the engine {spec.name} this version gives every card the whole model",
+            hint=f"engine {' or '.join(able)} splits matrices over cards",
+            unsupported=True,
+        )
+    refuse = spec.abilities.get(ability, _NO_ABILITY).refuse
+    if refuse is not None:
+        yield from refuse(asked)
+
+
+_NO_ABILITY = Ability(function="")
+
+
+def _mode_refusals(spec: EngineSpec, asked: Asked) -> Iterator[Refusal]:
+    """A mode that this device or this engine has not."""
+    from workloads.refusal import Refusal
+
+    for device, modes in spec.modes.items():
+        wanted = asked.parameters.get(modes.setting)
+        if wanted is None:
+            continue
+        if device != asked.device:
+            reason, hint = f"{asked.device} has no such mode; it is one of {device} cards", ""
+        elif wanted in modes.lacking:
+            reason = f"the engine {spec.name} {modes.lacking[wanted]}"
+            hint = f"leave {modes.setting} out"
+        else:
+            continue
+        yield Refusal(setting=modes.setting, reason=reason, hint=hint, unsupported=True)
+
+
+def _setting_refusals(spec: EngineSpec, asked: Asked, ability: str) -> Iterator[Refusal]:
+    """Settings of other engines that this one has not."""
+    from workloads.refusal import Refusal
+    from workloads.settings import declarations
+
+    own = declarations(settings) if (settings := spec.settings(ability)) else {}
+    told = set(own)
+    for other in ENGINES.known():
+        settings = other.settings(ability)
+        for name, declaration in declarations(settings).items() if settings else ():
+            value = asked.parameters.get(name, declaration.default)
+            if name not in told and not declaration.is_default(value):
+                told.add(name)
+                yield Refusal(
+                    setting=name,
+                    reason=f"the engine {spec.name} has no {name}; {other.name} has",
+                    unsupported=True,
+                )
+
+
+def _elsewhere(spec: EngineSpec, device: str) -> str:
+    where = " and ".join(spec.devices) or f"devices with {spec.needs}"
+    return f"the engine {spec.name} runs on {where}, not on {device}"
+
+
+def _is_installed(module: str) -> bool:
+    """Whether a module is there, without importing it."""
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # nor is what it would be part of
+        return False

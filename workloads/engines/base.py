@@ -1,20 +1,117 @@
-"""What text generation asks of an engine, whichever library it is.
+"""The seams of engines: what one declares of itself, and what it does for text generation.
 
-An engine holds one loaded model. It turns text into ids and back, makes a batch ready (padding,
-transfer to the card: untimed), and generates greedily for it, telling after each decoding step
-that one is done. What the tokens count and how long they took is decided outside, the same way
-for every engine.
+An engine is a library that can run a model. ``workloads/engines/NAME.py`` declares it in a
+``SPEC``, without importing torch or the library; the plan, the workers, the doctor and the
+documentation ask the spec. What an engine can do are *abilities*, each a function of its own that
+is imported only in the process that runs it:
+
+    generate   load(request, device) -> GenerationEngine    text, token by token
+    train      run(request, context) -> Result              optimizer steps, timed one by one
+    calibrate  run(request, context) -> Result              what a precision has to know beforehand
+
+A workload says which ability it needs (``registry.WorkloadEntry.ability``), and every engine that
+has it can run the workload. An ability is a name that both agree on, so packages may bring more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
 
-from workloads.api import Request
-from workloads.devices.base import Device
-from workloads.weights import ModelWeights
+from workloads.devices import device_spec
+
+if TYPE_CHECKING:
+    from workloads.api import Request
+    from workloads.devices.base import Device
+    from workloads.refusal import Asked, Refusal
+    from workloads.settings import Settings
+    from workloads.support import Support
+    from workloads.weights import ModelWeights
+
+#: The mode in which operations run one after the other: any process can do that.
+ORDINARY_MODE = "eager"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ability:
+    """One thing that an engine can do."""
+
+    function: str  # "module:function", imported only where it runs
+    #: What this engine refuses of it, beside the workload's own rules; pure, the plan asks.
+    refuse: Callable[[Asked], Iterable[Refusal]] | None = None
+    #: The engine's own settings of it, which a grid writes beside the workload's.
+    settings: type[Settings] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Package:
+    """A package that an engine imports."""
+
+    name: str  # as pip calls it: provenance and doctor look for its version
+    module: str
+    #: Packages that must be older than a version, for this one to work: name -> version.
+    below: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Modes:
+    """Ways to execute on a device, one of which a process is started in."""
+
+    setting: str  # that chooses one; left out: the first
+    names: tuple[str, ...]
+    #: Modes of the device that this engine has not: name -> why.
+    lacking: Mapping[str, str] = field(default_factory=dict)
+
+    def chosen(self, settings: Mapping[str, Any]) -> str:
+        """The mode that a job's settings ask for."""
+        return str(settings.get(self.setting) or self.names[0])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSpec:
+    """One engine: where it runs, what it is made of, and what it can do."""
+
+    name: str  # in grids and rows
+    summary: str  # one line
+    devices: tuple[str, ...] = ()
+    #: A capability by which it runs on all devices that have it (``devices.CAPABILITIES``).
+    needs: str = ""
+    abilities: Mapping[str, Ability]
+    install: str  # the command that brings it
+    packages: tuple[Package, ...] = ()
+    default: bool = False  # of jobs whose grid names no engine; one engine is
+    #: Whether it changes its process in ways that no other engine may meet.
+    own_process: bool = True
+    modes: Mapping[str, Modes] = field(default_factory=dict)  # by device
+    #: What it does otherwise than the default engine, by precision and device.
+    precisions: Mapping[tuple[str, str], Support] = field(default_factory=dict)
+    #: Precisions that need a job of a workload beforehand, once for a model and number of cards.
+    calibrations: Mapping[str, str] = field(default_factory=dict)
+    #: What settings of workloads may ask for: ``tensor_parallel`` splits matrices over cards,
+    #: ``continuous_batching`` gives rows that have ended to the next prompt.
+    features: frozenset[str] = frozenset()
+
+    def runs_on(self, device: str) -> bool:
+        """Whether it runs on a device, by its name."""
+        if device in self.devices:
+            return True
+        return bool(self.needs) and device_spec(device).can(self.needs)
+
+    def settings(self, ability: str | None) -> type[Settings] | None:
+        """Its own settings of an ability; None where it has none, or not the ability."""
+        able = self.abilities.get(ability) if ability is not None else None
+        return able.settings if able is not None else None
+
+    def mode(self, device: str, settings: Mapping[str, Any]) -> str:
+        """The way in which a job executes on a device; ``ORDINARY_MODE`` where there is one."""
+        modes = self.modes.get(device)
+        return modes.chosen(settings) if modes else ORDINARY_MODE
+
+    def process_kind(self, mode: str) -> str:
+        """What a process must be that runs this engine in a mode; "" for an ordinary one."""
+        own = self.name if self.own_process else ""
+        return "/".join(part for part in (own, mode) if part and part != ORDINARY_MODE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +126,12 @@ class Generated:
 
 
 class GenerationEngine(Protocol):
-    """One loaded model."""
+    """One loaded model that generates text: what text generation asks, whichever library it is.
+
+    It turns text into ids and back, makes a batch ready (padding, transfer to the card: untimed),
+    and generates greedily for it, telling after each decoding step that one is done. What the
+    tokens count and how long they took is decided outside, the same way for every engine.
+    """
 
     @property
     def weights(self) -> ModelWeights:

@@ -13,7 +13,6 @@ product, whose layout oneDNN takes as it is: the texts, small, are then what is 
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
 
 import torch
 
@@ -55,8 +54,8 @@ class LeftLinear(torch.nn.Module):
         return product.reshape(*inputs.shape[:-1], -1)  # type: ignore[no-any-return]
 
 
-def pack(engine: Any) -> int:
-    """Replace the plain linear layers of an engine's model, one after the other; how many.
+def pack(model: torch.nn.Module) -> int:
+    """Replace a model's plain linear layers, one after the other; how many.
 
     Those whose matrix the model needs elsewhere as well keep it.
 
@@ -67,16 +66,14 @@ def pack(engine: Any) -> int:
         raise Unsupported("packed_weights: this build of PyTorch comes without oneDNN")
     found = [
         (module, name, child)
-        for module in engine.model.modules()
+        for module in model.modules()
         for name, child in module.named_children()
         if type(child) is torch.nn.Linear and child.weight.device.type == "cpu"
     ]
     if not found:
         raise Unsupported("packed_weights: the model has no plain linear layer on a CPU")
     holders = Counter(
-        id(matrix)
-        for module in engine.model.modules()
-        for matrix in module.parameters(recurse=False)
+        id(matrix) for module in model.modules() for matrix in module.parameters(recurse=False)
     )
     with torch.no_grad():
         for module, name, child in found:

@@ -16,13 +16,17 @@ from pathlib import Path
 from typing import Literal
 
 from workloads.cache import cache_root
-from workloads.errors import DataMissing
+from workloads.errors import DataMissing, WorkloadError
 from workloads.models import hub, smollm2
 from workloads.models.chatglm3 import is_original, sizes_of
-from workloads.models.checkpoint_files import architecture_of, read_config, weight_files
+from workloads.models.checkpoint_files import read_config, read_pipeline_index, weight_files
+from workloads.models.checkpoint_kind import CheckpointKind, kind_of, kind_of_pipeline
 
 TINY, SMOLLM2 = "tiny-chatglm3", "smollm2-135m-instruct"
-EMBEDDED: dict[str, str] = {TINY: "GlmForCausalLM", SMOLLM2: "LlamaForCausalLM"}
+EMBEDDED: dict[str, CheckpointKind] = {
+    TINY: CheckpointKind(architecture="GlmForCausalLM", model_type="glm"),
+    SMOLLM2: CheckpointKind(architecture="LlamaForCausalLM", model_type="llama"),
+}
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
@@ -35,7 +39,12 @@ class ModelEntry:
     kind: Literal["embedded", "directory", "hub"]
     location: str  # a directory, a GGUF file, or the hub id while it is not downloaded
     random_weights: bool  # it costs what it costs, and says nothing sensible
-    architecture: str  # the class named in config.json
+    checkpoint: CheckpointKind
+
+    @property
+    def architecture(self) -> str:
+        """The class that the checkpoint was saved from."""
+        return self.checkpoint.architecture
 
 
 def find_model(name: str) -> ModelEntry:
@@ -56,6 +65,24 @@ def find_model(name: str) -> ModelEntry:
     if _HUB_ID.fullmatch(name):
         return _hub(name)
     raise DataMissing(_unknown(name))
+
+
+def checkpoint_kind(name: str) -> CheckpointKind | None:
+    """The kind of a model by name; None where it cannot be told here without asking a hub."""
+    if name in EMBEDDED:
+        return EMBEDDED[name]
+    try:
+        path = Path(name).expanduser()
+        if os.path.exists(path):
+            index = read_pipeline_index(path)
+            return kind_of(read_config(path)) if index is None else kind_of_pipeline(index)
+        if not _HUB_ID.fullmatch(name):
+            return None
+        snapshot = hub.cached_snapshot(name)
+        config = read_config(snapshot) if snapshot else hub.fetched_config(name)
+        return kind_of(config) if config is not None else None
+    except (WorkloadError, OSError):
+        return None  # whoever looks for the model says so
 
 
 def _unknown(name: str) -> str:
@@ -82,7 +109,7 @@ def _embedded(name: str) -> ModelEntry:
         kind="embedded",
         location=location,
         random_weights=name == TINY,
-        architecture=EMBEDDED[name],
+        checkpoint=EMBEDDED[name],
     )
 
 
@@ -104,6 +131,14 @@ def smollm2_file() -> Path:
 
 
 def _directory(name: str, path: Path) -> ModelEntry:
+    if (index := read_pipeline_index(path)) is not None:
+        return ModelEntry(
+            name=name,
+            kind="directory",
+            location=str(path.resolve()),
+            random_weights=bool(index.get("random_weights")),
+            checkpoint=kind_of_pipeline(index),
+        )
     config = read_config(path)
     weight_files(path)
     if is_original(config):
@@ -113,7 +148,7 @@ def _directory(name: str, path: Path) -> ModelEntry:
         kind="directory",
         location=str(path.resolve()),
         random_weights=bool(config.get("random_weights")),
-        architecture=architecture_of(config),
+        checkpoint=kind_of(config),
     )
 
 
@@ -127,5 +162,5 @@ def _hub(name: str) -> ModelEntry:
         kind="hub",
         location=str(snapshot) if snapshot else name,
         random_weights=bool(config.get("random_weights")),
-        architecture=architecture_of(config),
+        checkpoint=kind_of(config),
     )

@@ -10,6 +10,7 @@ from typing import Any
 
 from workloads import files
 from workloads.errors import DataMissing
+from workloads.models.checkpoint_kind import PIPELINE_INDEX, kind_of
 
 #: Index of shards, and the single file it stands for.
 WEIGHT_FILES = (
@@ -83,14 +84,27 @@ def read_config(directory: Path) -> dict[str, Any]:
     Raises:
         DataMissing: it is not there, not a directory, not JSON, or lies beside what no model has.
     """
-    file = directory / "config.json"
     if not os.path.lexists(directory):
         raise DataMissing(f"there is no directory {directory}")
     if not os.path.isdir(directory):
         raise DataMissing(f"{directory} is a file; a model is a directory with a config.json")
-    if not os.path.isfile(file):
+    if not os.path.isfile(directory / "config.json"):
         raise DataMissing(f"{directory} has no config.json, so it is not a model's directory")
-    refuse_odd_files(directory)
+    return _read_object(directory / "config.json")
+
+
+def read_pipeline_index(directory: Path) -> dict[str, Any] | None:
+    """model_index.json of a directory of several models; None where there is none.
+
+    Raises:
+        DataMissing: it is not JSON, or lies beside what no model has.
+    """
+    file = directory / PIPELINE_INDEX
+    return _read_object(file) if os.path.isfile(file) else None
+
+
+def _read_object(file: Path) -> dict[str, Any]:
+    refuse_odd_files(file.parent)
     try:
         config = json.loads(files.read_text(file))
     except (ValueError, OSError, RecursionError) as error:
@@ -102,9 +116,7 @@ def read_config(directory: Path) -> dict[str, Any]:
 
 def architecture_of(config: dict[str, Any]) -> str:
     """The model class that config.json names, or its model type."""
-    named = config.get("architectures")
-    first = named[0] if isinstance(named, list) and named else config.get("model_type")
-    return str(first or "unknown")
+    return kind_of(config).architecture
 
 
 def index_shards(index_file: Path) -> list[str]:

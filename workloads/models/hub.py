@@ -74,7 +74,17 @@ def fetch_config(model_id: str) -> dict[str, Any]:
     outcome = _ask(f"{endpoint}/{model_id}/resolve/main/config.json", os.environ.get("HF_TOKEN"))
     if isinstance(outcome, str):
         raise DataMissing(f"{model_id} is not in the local cache, and {endpoint} {outcome}")
+    _fetched[model_id] = outcome
     return outcome
+
+
+#: By model id; a hub is asked where a name is checked, and what it said is known from then on.
+_fetched: dict[str, dict[str, Any]] = {}
+
+
+def fetched_config(model_id: str) -> dict[str, Any] | None:
+    """config.json of a model, if ``fetch_config`` had it in this process; nobody is asked."""
+    return _fetched.get(model_id)
 
 
 @functools.lru_cache(maxsize=256)

@@ -140,6 +140,8 @@ class Training:
     )
     #: Labels [rows, positions] -> the positions whose logits are needed; None: of all.
     positions: Callable[[torch.Tensor], torch.Tensor | None] = lambda labels: None
+    #: Logits, labels and the positions that the logits are of (None: all) -> summed loss.
+    loss: Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
     #: The loss of a micro-batch -> its gradients, added to those there are.
     backward: Callable[[torch.Tensor], None]
     #: Applies the gradients and clears them.

@@ -14,6 +14,7 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic.fields import FieldInfo
 
 from workloads.devices import DEVICES
+from workloads.engines import default_engine
 from workloads.finetuning_parameters import FinetuningParameters
 from workloads.finetuning_rules import refuse
 from workloads.refusal import Asked, Refusal
@@ -104,6 +105,7 @@ def _refusals(name: str, value: Any, device: str) -> list[Refusal]:
         batch_size=8,
         cards=2 if name in _GANG else 1,
         parameters=parameters,
+        engine=default_engine("train"),
     )
     return [refusal for refusal in refuse(asked) if refusal.unsupported and refusal.setting == name]
 

@@ -6,35 +6,36 @@ from dataclasses import dataclass
 from typing import Any
 
 from workloads import precision as precisions
-from workloads import weights
+from workloads import registry, weights
 from workloads.errors import Unsupported
 from workloads.models.loading import (
     ModelSource,
-    load_causal_model,
     load_config,
     load_tokenizer,
     open_model,
 )
+from workloads.tasks.base import TaskSpec
 from workloads.techniques.base import Loading
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BaseModel:
-    """A causal language model on its card, before any method."""
+    """A model on its card, before any method."""
 
     model: Any
     tokenizer: Any
     source: ModelSource
     pad_token_id: int
     context_length: int | None
+    task: TaskSpec
 
 
-def load_base(name: str, precision: str, loading: Loading) -> BaseModel:
+def load_base(workload: str, name: str, precision: str, loading: Loading) -> BaseModel:
     """Load a model in ``precision`` with the arguments that method and techniques want.
 
     Raises:
         DataMissing: it is not there, or incomplete.
-        BadConfiguration: it is no causal language model.
+        BadConfiguration: the workload takes no such model.
         Unsupported: this card cannot do the precision, or the model not the attention.
     """
     from transformers.utils import logging as transformers_logging
@@ -45,8 +46,9 @@ def load_base(name: str, precision: str, loading: Loading) -> BaseModel:
     if lacking:
         raise Unsupported(f"{precision}: {lacking}")
     source = open_model(name)
+    task = registry.task_for(workload, source.entry)
     weights.check_shapes(load_config(source), precision, device.name)
-    model = load_causal_model(source, **loading.model_arguments)
+    model = task.function("load")(source, **loading.model_arguments)
     if "device_map" not in loading.model_arguments:
         model.to(device.torch_device)
     precisions.finish_loading(model, precision, device.name)
@@ -60,4 +62,5 @@ def load_base(name: str, precision: str, loading: Loading) -> BaseModel:
         source=source,
         pad_token_id=pad if isinstance(pad, int) else 0,
         context_length=getattr(model.config, "max_position_embeddings", None),
+        task=task,
     )

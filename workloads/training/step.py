@@ -16,7 +16,7 @@ from workloads.measure import Observation
 from workloads.parallel.layout import Layout
 from workloads.techniques.base import DataPlan, Inputs, StepBatch, Technique, Training
 from workloads.training import rows
-from workloads.training.samples import NOT_LEARNED, TrainingSample
+from workloads.training.samples import TrainingSample
 
 if TYPE_CHECKING:
     import torch
@@ -25,9 +25,14 @@ if TYPE_CHECKING:
 
 
 def plan_data(
-    device: Device, pad_token_id: int, max_length: int, batch_size: int, layout: Layout
+    device: Device,
+    pad_token_id: int,
+    max_length: int,
+    batch_size: int,
+    layout: Layout,
+    collate: Callable[[Sequence[TrainingSample], int], Inputs],
 ) -> DataPlan:
-    """Batches as they are without any technique: in order, padded to the longest, read in turn."""
+    """Batches as they are without any technique: in order, read in turn, collated by the task."""
 
     def move(inputs: Inputs) -> Inputs:
         moved = {name: t.to(device.torch_device) for name, t in inputs.tensors().items()}
@@ -41,7 +46,7 @@ def plan_data(
         cards=layout.data_size,
         counted=layout.counts,
         arrange=rows.in_order,
-        collate=lambda samples: rows.padded(samples, pad_token_id),
+        collate=lambda samples: collate(samples, pad_token_id),
         feed=lambda make: map(make, itertools.count()),
         move=move,
     )
@@ -72,29 +77,6 @@ def batch_maker(
         )
 
     return make
-
-
-def summed_loss(
-    logits: torch.Tensor, labels: torch.Tensor, kept: torch.Tensor | None = None
-) -> torch.Tensor:
-    """Cross entropy of each next token, summed over the labelled ones, in float32.
-
-    Args:
-        logits: [rows, positions, vocabulary].
-        labels: [rows, positions], not shifted.
-        kept: the positions that the logits are of; None: all of them.
-    """
-    import torch
-
-    of_next, next_labels = logits[:, :-1], labels[:, 1:]
-    if kept is not None:
-        of_next, next_labels = logits, next_labels[:, kept]
-    return torch.nn.functional.cross_entropy(
-        of_next.flatten(0, 1).float(),
-        next_labels.flatten(),
-        ignore_index=NOT_LEARNED,
-        reduction="sum",
-    )
 
 
 class Steps:
@@ -190,7 +172,7 @@ class Steps:
             for enter in self._training.around_forward:
                 around.enter_context(enter())
             logits = self._training.called(**arguments, **more, use_cache=False).logits
-        return summed_loss(logits, labels, kept)
+        return self._training.loss(logits, labels, kept)
 
     def evaluate(self, step: StepBatch) -> float:
         """The loss on a batch as the model is now; nothing is learned."""

@@ -8,7 +8,6 @@ cache would measure nothing, so prefix caching is off.
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -18,15 +17,12 @@ from typing import Any
 from workloads import precision as precisions
 from workloads.api import Request
 from workloads.devices.base import Device
-from workloads.engines import find_engine
 from workloads.engines.base import Generated
 from workloads.errors import Unsupported
 from workloads.models.loading import ModelSource, encode_prompt, load_tokenizer, open_model
 from workloads.models.shards import inspect, source_files
 from workloads.weights import ModelWeights
 
-#: What an engine imports, besides vLLM itself.
-_PACKAGES = {"vllm": ("vllm",), "vllm-gaudi": ("vllm", "vllm_gaudi")}
 _DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 
 
@@ -94,12 +90,6 @@ class VllmEngine:
 
 def load(request: Request, device: Device) -> VllmEngine:
     """Load ``request.model`` in ``request.precision``; see ``EngineLoader``."""
-    for package in _PACKAGES[request.engine]:
-        if importlib.util.find_spec(package) is None:
-            raise Unsupported(
-                f"the engine {request.engine} needs the package {package}, which is not installed "
-                f"here: {find_engine(request.engine).install}"
-            )
     precisions.require(request.precision, device.name, request.engine)
     if request.parameters.get("adapter"):
         raise Unsupported(f"with the engine {request.engine} this version puts on no adapters")

@@ -21,14 +21,14 @@ from transformers import TrainerCallback
 from workloads import weights
 from workloads.api import JobContext, Request, Result, Sample
 from workloads.devices.monitoring.host_memory import HostMemoryPeak, resident_bytes
-from workloads.engines import gaudi_library, optimum_habana
+from workloads.engines.gaudi import generation, library
 from workloads.errors import BadConfiguration
-from workloads.finetuning_parameters import MethodParameters
+from workloads.finetuning_parameters import MethodParameters, method_for
 from workloads.models.loading import load_tokenizer, open_model
 from workloads.training import adapters, methods
 from workloads.training.flops import train_flops_per_token
+from workloads.training.losses import next_token_loss
 from workloads.training.samples import NOT_LEARNED, TrainingSample, encode_samples
-from workloads.training.step import summed_loss
 
 if TYPE_CHECKING:
     from workloads.devices.hpu import HpuDevice
@@ -37,9 +37,10 @@ if TYPE_CHECKING:
 WARMUP_STEPS = 3
 
 
-def run(request: Request, context: JobContext, method: MethodParameters) -> Result:
+def run(request: Request, context: JobContext) -> Result:
     """Fine-tune with ``GaudiTrainer``; see ``workloads.api.Workload``."""
-    version = gaudi_library.prepare(context.device)
+    method = method_for(request.parameters, probe=request.probe)
+    version = library.prepare(context.device)
     hpu: HpuDevice = context.device  # type: ignore[assignment]  # prepare() takes no other
     from optimum.habana import GaudiConfig, GaudiTrainer, GaudiTrainingArguments
 
@@ -49,8 +50,8 @@ def run(request: Request, context: JobContext, method: MethodParameters) -> Resu
     began = context.clock()
     source = open_model(request.model, layout="original")
     tokenizer = load_tokenizer(source)
-    model = optimum_habana.load_model(source, request, hpu)
-    found = weights.inspect(model, request.precision, hpu.name, optimum_habana.ENGINE)
+    model = generation.load_model(source, request, hpu)
+    found = weights.inspect(model, request.precision, hpu.name, generation.ENGINE)
     hpu.seed(0)  # adapters start from random numbers
     applied = methods.apply(model, method, request.precision, hpu.name)
     applied.model.to(hpu.torch_device)
@@ -251,6 +252,6 @@ def _loss(model: Any, batch: dict[str, torch.Tensor], device: HpuDevice) -> floa
             return_dict=True,
         ).logits
         learned = (on_card["labels"][:, 1:] != NOT_LEARNED).sum()
-        loss = float(summed_loss(logits, on_card["labels"]) / learned)
+        loss = float(next_token_loss(logits, on_card["labels"]) / learned)
     model.train()
     return loss

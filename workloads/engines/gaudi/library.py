@@ -8,7 +8,6 @@ this engine may call it: a stock transformers model beside it would no longer be
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import io
 import os
 import sys
@@ -16,25 +15,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from workloads.devices.base import Device
-from workloads.errors import Unsupported
 
-_PACKAGE = "optimum.habana"
 _ready: list[str] = []
 
 
 def prepare(device: Device) -> str:
-    """Patch transformers for Gaudi, once; the library's version.
-
-    Raises:
-        Unsupported: this is no Gaudi card, or the package is not installed.
-    """
-    if device.name != "hpu":
-        raise Unsupported(f"the engine optimum-habana runs on Gaudi cards (hpu), not {device.name}")
-    if not installed():
-        raise Unsupported(
-            "the engine optimum-habana needs the package of that name, which is not installed "
-            "here: pip install 'nightgrid[hpu]' -c constraints-hpu.txt"
-        )
+    """Patch transformers for Gaudi, once; the library's version."""
     if not _ready:
         device.synchronize()  # the bridge comes before the library, which looks for it
         with _pip_on_path(), contextlib.redirect_stdout(io.StringIO()):  # it prints by print
@@ -45,14 +31,6 @@ def prepare(device: Device) -> str:
 
         _ready.append(str(__version__))
     return _ready[0]
-
-
-def installed() -> bool:
-    """Whether the package is there, without importing it."""
-    try:
-        return importlib.util.find_spec(_PACKAGE) is not None
-    except ModuleNotFoundError:  # there is no `optimum` either
-        return False
 
 
 @contextlib.contextmanager

@@ -31,11 +31,11 @@ from workloads.errors import BadConfiguration, Unsupported
 from workloads.models.loading import (
     ModelSource,
     encode_prompt,
-    load_causal_model,
     load_config,
     load_tokenizer,
     open_model,
 )
+from workloads.registry import task_for
 from workloads.training import adapters
 from workloads.weights import ModelWeights
 
@@ -156,7 +156,8 @@ def load(request: Request, device: Device) -> TransformersEngine:
     weights.check_shapes(config, request.precision, device.name)
     if "quantization_config" in arguments:
         arguments["device_map"] = {"": device.torch_device}
-    model = load_causal_model(source, attn_implementation=attention, **arguments)
+    load_model = task_for(request.workload, source.entry).function("load")
+    model = load_model(source, attn_implementation=attention, **arguments)
     if "device_map" not in arguments:
         model = model.to(device.torch_device)
     model.eval()
@@ -176,6 +177,10 @@ def load(request: Request, device: Device) -> TransformersEngine:
     if int(request.parameters.get("tensor_parallel") or 1) > 1:
         details["tensor_parallel_plan"] = _split(model, int(request.parameters["tensor_parallel"]))
         details["weight_bytes_per_card"] = str(weights.held_bytes(model))
+    if request.settings.get("packed_weights"):
+        from workloads.generation import packed
+
+        packed.pack(model)
     return TransformersEngine(
         model=model,
         tokenizer=tokenizer,

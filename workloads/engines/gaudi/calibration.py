@@ -1,6 +1,6 @@
 """The first of fp8's two passes on Gaudi: run a model in bf16 and write down its largest values.
 
-Jobs in fp8 of the same model and number of cards wait for this one (``gaudi_quantization.py``). A
+Jobs in fp8 of the same model and number of cards wait for this one (``quantization.py``). A
 plan adds it by itself. Its row says where the files lie; its times are of no interest.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 from workloads import precision as precisions
 from workloads.api import JobContext, Request, Result
 from workloads.data.catalog import find_dataset
-from workloads.engines import gaudi_library, gaudi_quantization, optimum_habana
+from workloads.engines.gaudi import generation, library, quantization
 from workloads.one_pass import encoded_prompts, generate_once
 from workloads.parameters import CalibrationParameters
 
@@ -18,12 +18,12 @@ def run(request: Request, context: JobContext) -> Result:
     """Measure; see ``workloads.api.Workload``."""
     parameters = CalibrationParameters.model_validate(dict(request.parameters))
     device = context.device
-    gaudi_library.prepare(device)
-    precisions.require("fp8", device.name, optimum_habana.ENGINE)
+    library.prepare(device)
+    precisions.require("fp8", device.name, generation.ENGINE)
     context.enter_phase("load")
     began = context.clock()
     context.resident(f"{request.residency_key}|measured", lambda: None)  # others' models make room
-    engine = optimum_habana.load(request, device)
+    engine = generation.load(request, device)
     load_s = context.clock() - began
     prompts = encoded_prompts(engine, request.dataset, parameters.prompts)
     context.enter_phase("measure")
@@ -35,7 +35,7 @@ def run(request: Request, context: JobContext) -> Result:
         output_tokens=parameters.output_tokens,
         on_step=device.synchronize,
     )
-    directory = gaudi_quantization.calibration_directory(
+    directory = quantization.calibration_directory(
         request.model, context.world_size, device.device_name()
     )
     facts = {
@@ -46,7 +46,7 @@ def run(request: Request, context: JobContext) -> Result:
         "prompts": parameters.prompts,
         "output_tokens": parameters.output_tokens,
     }
-    gaudi_quantization.stop_measuring(engine.model, directory, facts)
+    quantization.stop_measuring(engine.model, directory, facts)
     return Result(
         samples=(sample,),
         stop_reason="max_repeats",

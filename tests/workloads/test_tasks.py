@@ -1,0 +1,168 @@
+"""Tasks: which checkpoint is of which kind, and which workload takes it."""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+
+from orchestrator.domain.job import Accelerator
+from orchestrator.domain.topology import Node
+from orchestrator.errors import GridError
+from orchestrator.grid.reader import parse_grid
+from orchestrator.planning.planner import make_plan
+from workloads import registry
+from workloads.errors import BadConfiguration
+from workloads.models.catalog import EMBEDDED, checkpoint_kind, find_model
+from workloads.models.checkpoint_kind import kind_of, kind_of_pipeline
+from workloads.parameters import WorkloadParameters
+from workloads.registry import WORKLOADS, WorkloadEntry, task_for
+from workloads.tasks import TASKS, task_of
+
+ROOT = Path(__file__).resolve().parents[2]
+BERT = {"architectures": ["BertForMaskedLM"], "model_type": "bert", "hidden_size": 32}
+T5 = {"architectures": ["T5ForConditionalGeneration"], "is_encoder_decoder": True}
+STABLE_DIFFUSION = {"_class_name": "StableDiffusionPipeline", "unet": ["diffusers", "UNet2D"]}
+LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
+
+
+def write(directory: Path, config: Mapping[str, Any], name: str = "config.json") -> str:
+    """A checkpoint of this kind, with weights that nobody has to read."""
+    directory.mkdir()
+    (directory / name).write_text(json.dumps(config))
+    (directory / "model.safetensors").touch()
+    return str(directory)
+
+
+@pytest.mark.parametrize(
+    ("config", "task"),
+    [
+        (LLAMA, "causal-lm"),
+        ({"architectures": ["GPT2LMHeadModel"]}, "causal-lm"),
+        ({"architectures": ["ChatGLMModel"], "model_type": "chatglm"}, "causal-lm"),
+        ({"architectures": ["BertLMHeadModel"], "model_type": "bert"}, "causal-lm"),
+        ({"model_type": "llama"}, "causal-lm"),
+        (BERT, "masked-lm"),
+        ({"architectures": ["BertForPreTraining"], "model_type": "bert"}, "masked-lm"),
+        ({"architectures": ["BertModel"], "model_type": "bert"}, "masked-lm"),
+        (T5, "seq2seq-lm"),
+        ({"architectures": ["T5WithLMHeadModel"], "is_encoder_decoder": True}, "seq2seq-lm"),
+        ({"architectures": ["BartForCausalLM"], "model_type": "bart"}, "causal-lm"),
+        ({"model_type": "t5"}, "seq2seq-lm"),
+        ({"architectures": ["NobodyKnows"], "model_type": "new"}, None),
+        ({}, None),
+    ],
+)
+def test_a_config_tells_the_kind_of_a_model(config: Mapping[str, Any], task: str | None) -> None:
+    """Class before family; what neither tells is left to the job."""
+    found = task_of(kind_of(config))
+    assert (found.name if found else None) == task
+
+
+def test_a_pipeline_is_told_by_its_index(tmp_path: Path) -> None:
+    """A directory of several models has no config.json of its own."""
+    model = write(tmp_path / "sd", STABLE_DIFFUSION, "model_index.json")
+    assert find_model(model).architecture == "StableDiffusionPipeline"
+    found = task_of(kind_of_pipeline(STABLE_DIFFUSION))
+    assert found is not None and found.name == "text-to-image"
+    assert task_of(kind_of({"architectures": ["UNet2DConditionModel"]})) is None
+
+
+@pytest.mark.parametrize("name", EMBEDDED)
+def test_the_embedded_models_are_what_they_say(name: str) -> None:
+    """The table's kind is that of the files which are made from it, and all workloads take it."""
+    assert checkpoint_kind(name) == EMBEDDED[name]
+    for entry in WORKLOADS.values():
+        task = task_of(EMBEDDED[name])
+        assert task is not None and (not entry.tasks or task.name in entry.tasks)
+
+
+def test_the_embedded_kind_is_that_of_the_files() -> None:
+    """What the table says of the model with random weights is what its config.json says."""
+    from workloads.models import tiny_chatglm3
+
+    assert kind_of(tiny_chatglm3.config()) == EMBEDDED["tiny-chatglm3"]
+
+
+def grid(model: str, workload: str, **more: Any) -> bytes:
+    one = {"name": "one", "workload": workload, "model": model, "accelerator": "CPU", **more}
+    return json.dumps({"name": "g", "experiments": [one]}).encode()
+
+
+@pytest.mark.parametrize("workload", ["text-generation", "finetuning", "verification"])
+@pytest.mark.parametrize(
+    ("config", "name", "words"),
+    [
+        (BERT, "config.json", "it is a masked language model (BertForMaskedLM), and "),
+        (T5, "config.json", "it is a sequence-to-sequence model (T5ForConditionalGeneration), and"),
+        (STABLE_DIFFUSION, "model_index.json", "it is a text-to-image pipeline"),
+    ],
+)
+def test_the_plan_refuses_a_model_of_another_kind(
+    tmp_path: Path, workload: str, config: Mapping[str, Any], name: str, words: str
+) -> None:
+    """A grid with one starts nothing; the message stands where the model does."""
+    model = write(tmp_path / "m", config, name)
+    with pytest.raises(GridError) as found:
+        parse_grid(grid(model, workload), "g")
+    (problem,) = found.value.problems
+    assert problem.path == "experiments[0].model" and words in problem.message
+    assert "takes a causal language model" in problem.message
+    with pytest.raises(BadConfiguration, match="takes a causal language model"):
+        task_for(workload, find_model(model))
+
+
+def test_the_workload_that_fits_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a workload for masked language models, each message names the others' workloads."""
+    masked = WorkloadEntry(
+        name="masking",
+        function="nowhere:run",
+        parameters=WorkloadParameters,
+        summary="masks",
+        tasks=("masked-lm",),
+    )
+    entries = MappingProxyType({**WORKLOADS, "masking": masked})
+    monkeypatch.setattr(registry, "WORKLOADS", entries)
+    bert, llama = write(tmp_path / "bert", BERT), write(tmp_path / "llama", LLAMA)
+    for model, workload, fits in (
+        (bert, "text-generation", "write workload: masking"),
+        (llama, "masking", "write workload: text-generation or verification"),
+    ):
+        with pytest.raises(GridError) as found:
+            parse_grid(grid(model, workload), "g")
+        (problem,) = found.value.problems
+        assert problem.hint.startswith(fits)
+    assert parse_grid(grid(bert, "masking"), "g").jobs()
+
+
+def test_a_model_whose_kind_cannot_be_told_is_planned(tmp_path: Path) -> None:
+    """The job itself will look."""
+    model = write(tmp_path / "m", {"architectures": ["NobodyKnows"], "model_type": "new"})
+    node = Node(node_id="n", name="n", accelerator=Accelerator.CPU, card_indices=(0,))
+    plan = make_plan(parse_grid(grid(model, "text-generation", precision="fp32"), "g"), [node], [])
+    assert [str(item.action) for item in plan.jobs] == ["run"]
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_a_task_holds_together(name: str) -> None:
+    """What it names is there, and it says how to tell its checkpoints."""
+    spec = TASKS[name]
+    assert spec.title and (spec.architectures or spec.model_types or spec.pipeline)
+    for function in spec.functions.values():
+        module, _, wanted = function.partition(":")
+        tree = ast.parse((ROOT / (module.replace(".", "/") + ".py")).read_text())
+        assert wanted in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+    families = [spec.model_types for spec in TASKS.values()]
+    assert sum(map(len, families)) == len(frozenset().union(*families))
+
+
+def test_workloads_run_tasks_that_have_all_that_it_takes() -> None:
+    """No workload names a task that nobody can load."""
+    for entry in WORKLOADS.values():
+        for name in entry.tasks:
+            assert {"load", "encode", "collate", "loss"} <= set(TASKS[name].functions)

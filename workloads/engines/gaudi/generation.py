@@ -1,0 +1,312 @@
+"""optimum-habana's ``generate`` on a Gaudi card: every step of one shape, captured once.
+
+The bridge compiles a graph for every shape it meets, which takes seconds, so nothing may change its
+shape: a batch is padded on the left to a multiple of ``BUCKET``, the key/value cache is as long as
+prompt and answer together from the start, and a counter on the card tells where in it a step is. In
+lazy mode a captured graph is replayed as a whole (HPU graphs); in compile mode torch.compile hands
+graphs to the bridge, and the process was started without lazy mode.
+
+The host runs ahead of the card from token to token. To wait for each would leave the card idle in
+between, so only the first token (TTFT) and the end are waited for.
+
+ChatGLM3 is loaded from its original layout, on whose class the library is fast; for transformers'
+own GLM class it has no static shapes, so every step would be compiled anew.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, StoppingCriteria, StoppingCriteriaList
+from transformers.utils import logging as transformers_logging
+
+from workloads import precision as precisions
+from workloads import weights
+from workloads.api import Request
+from workloads.devices.base import Device
+from workloads.engines.base import Generated
+from workloads.engines.gaudi import library, quantization
+from workloads.engines.optimum_habana import SPEC
+from workloads.errors import DataMissing, Unsupported
+from workloads.generation.transformers_engine import (
+    Batch,
+    TransformersEngine,
+    end_token_ids_of,
+    pad_token_id_of,
+)
+from workloads.models import remote_code
+from workloads.models.checkpoint_files import read_config
+from workloads.models.loading import ModelSource, load_tokenizer, open_model
+from workloads.training import adapters
+
+if TYPE_CHECKING:
+    from workloads.devices.hpu import HpuDevice
+
+ENGINE = SPEC.name
+CALIBRATION = SPEC.calibrations["fp8"]  # the workload that measures what fp8 needs
+
+#: Prompts are padded to a multiple of so many tokens, and the cache is read in such parts.
+BUCKET = 128
+
+#: Where torch.compile goes: the decoder, by its name in most architectures.
+_DECODERS = ("transformer", "gpt_neox", "model")
+
+
+class _Steps(StoppingCriteria):
+    """Called after every step, in the library's convention: it stops nothing."""
+
+    def __init__(self, on_first: Callable[[], None]) -> None:
+        self._on_first = on_first
+        self.steps = 0
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **given: Any) -> Any:
+        self.steps += 1
+        if self.steps == 1:
+            self._on_first()
+        if given.get("needs_tensor_output"):
+            return torch.zeros(input_ids.shape[0], dtype=torch.int8, device=input_ids.device)
+        return False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimumHabanaEngine(TransformersEngine):
+    """A model under optimum-habana's patches, on its card."""
+
+    lazy: bool
+    static_shapes: bool
+    kept_cache: bool  # the library's ``reuse_cache``
+    flash_attention: bool
+    sixteen_bits: bool  # what is not in fp8 or 4 bits is in bf16
+    original_config: Any  # the model's generation config after loading; ``generate`` writes into it
+
+    def padded_length(self, longest: int) -> int:
+        return math.ceil(longest / BUCKET) * BUCKET if self.static_shapes else longest
+
+    def generate(
+        self,
+        prepared: Batch,
+        *,
+        output_tokens: int,
+        ignore_eos: bool,
+        on_step: Callable[[], None],
+        keep_logits: bool = False,
+    ) -> Callable[[], Generated]:
+        self.model.generation_config = copy.deepcopy(self.original_config)
+        criteria = _Steps(on_step)
+        output = self.model.generate(
+            input_ids=prepared.input_ids,
+            attention_mask=prepared.attention_mask,
+            generation_config=self.gaudi_config(prepared, output_tokens, ignore_eos),
+            stopping_criteria=StoppingCriteriaList([criteria]),
+            lazy_mode=self.lazy,
+            hpu_graphs=self.lazy,
+            return_dict_in_generate=True,
+            output_logits=keep_logits,
+        )
+        self.device.mark_step()
+        on_step()
+        batch, length = prepared.input_ids.shape
+
+        def fetch() -> Generated:
+            new = output.sequences[:, length : length + criteria.steps]
+            return Generated(
+                tokens=new.tolist(),
+                computed_tokens=batch * (length + criteria.steps - 1),
+                logits=[step.float().cpu() for step in output.logits or ()],
+            )
+
+        return fetch
+
+    def gaudi_config(self, prepared: Batch, output_tokens: int, ignore_eos: bool) -> Any:
+        """A new ``GaudiGenerationConfig`` for every call.
+
+        The key/value cache is read in buckets only where it is kept; a causal mask in place of
+        the real one only where no prompt is padded, since it would show padding to the others.
+        """
+        from optimum.habana.transformers.generation import GaudiGenerationConfig
+
+        ends = None if ignore_eos else sorted(self.end_token_ids) or None
+        unpadded = bool(prepared.attention_mask.all()) if self.flash_attention else False
+        return GaudiGenerationConfig(
+            max_new_tokens=output_tokens,
+            do_sample=False,
+            num_beams=1,
+            use_cache=True,
+            eos_token_id=ends,
+            pad_token_id=self.pad_token_id,
+            ignore_eos=ends is None,
+            static_shapes=self.static_shapes,
+            trim_logits=True,
+            reuse_cache=self.kept_cache,
+            bucket_internal=self.kept_cache,
+            bucket_size=BUCKET if self.kept_cache else -1,
+            limit_hpu_graphs=False,
+            attn_softmax_bf16=self.sixteen_bits,
+            use_flash_attention=self.flash_attention,
+            flash_attention_recompute=self.flash_attention,
+            flash_attention_causal_mask=unpadded,
+        )
+
+
+def load(request: Request, device: Device) -> OptimumHabanaEngine:
+    """Load ``request.model`` in ``request.precision``; see ``EngineLoader``."""
+    version = library.prepare(device)
+    transformers_logging.set_verbosity_error()  # it explains its defaults at every call
+    transformers_logging.disable_progress_bar()
+    hpu: HpuDevice = device  # type: ignore[assignment]  # prepare() takes no other
+    precisions.require(request.precision, device.name, ENGINE)
+    mode = SPEC.mode(device.name, request.settings)
+    _check_mode(mode, hpu)
+    source = open_model(request.model, layout="original")
+    tokenizer = load_tokenizer(source)
+    model = load_model(source, request, hpu)
+    static = _static_shapes(model)
+    model.eval()
+    model = model.to(device.torch_device)
+    end_token_ids = _end_token_ids(source, model, tokenizer)
+    pad_token_id = pad_token_id_of(model, tokenizer)
+    found_weights = weights.inspect(model, request.precision, device.name, ENGINE)
+    attention = str(request.parameters.get("attention", "sdpa"))
+    details = {
+        "attention": attention,
+        "architecture": type(model).__name__,
+        "optimum_habana": version,
+        "hpu_mode": mode,
+        "static_shapes": str(static).lower(),
+    }
+    if request.parameters.get("adapter"):
+        details["adapter"] = adapters.attach(model, str(request.parameters["adapter"]))
+    if mode == "lazy":
+        model = hpu.graphs_kept(model)
+    elif mode == "compile":
+        details["compiled"] = _compile(model)
+    if request.precision == "fp8" or request.workload == CALIBRATION:
+        hpu.after_quantized_loading(model)
+    return OptimumHabanaEngine(
+        model=model,
+        tokenizer=tokenizer,
+        source=source,
+        device=device,
+        weights=found_weights,
+        random_weights=source.random_weights,
+        end_token_ids=end_token_ids,
+        pad_token_id=pad_token_id,
+        context_length=_context_length(model.config),
+        details=details,
+        lazy=mode == "lazy",
+        static_shapes=static,
+        # Allocated once: for bf16, and for classes that can do that.
+        kept_cache=static and request.precision != "fp32" and hasattr(model, "allocate_kv_cache"),
+        sixteen_bits=request.precision != "fp32",
+        flash_attention=attention == "sdpa",
+        original_config=_plain_generation_config(pad_token_id),
+    )
+
+
+def _check_mode(mode: str, device: HpuDevice) -> None:
+    """The process was started for the mode; what it really has decides."""
+    if device.lazy() != (mode == "lazy"):
+        raise Unsupported(
+            f"this process was started {'with' if device.lazy() else 'without'} lazy mode "
+            f"(PT_HPU_LAZY_MODE), and the job asks for hpu_mode {mode}"
+        )
+
+
+def load_model(source: ModelSource, request: Request, device: HpuDevice) -> Any:
+    """The library's class with its weights, on the host.
+
+    Raises:
+        DataMissing: weights are missing, or fp8 has no calibration.
+        Unsupported: int4 is asked of a checkpoint that is not in 4 bits.
+    """
+    arguments: dict[str, Any] = {"torch_dtype": precisions.compute_dtype(request.precision)}
+    measured = request.workload == CALIBRATION
+    if request.precision == "fp8" or measured:
+        device.before_quantized_loading()
+    if request.precision == "int4":
+        config = read_config(Path(source.path))
+        arguments |= quantization.four_bit_arguments(config, request.model)
+    try:
+        own_code = source.remote_code
+        config = AutoConfig.from_pretrained(source.path, trust_remote_code=own_code)
+        if getattr(config, "model_type", "") == "chatglm":
+            _complete(config, arguments["torch_dtype"])
+        model = AutoModelForCausalLM.from_pretrained(
+            source.path,
+            config=config,
+            trust_remote_code=own_code,
+            weights_only=True,
+            **arguments,
+        )
+    except OSError as error:  # a file is missing or cut short
+        raise DataMissing(f"cannot load the model in {source.path}: {error}") from error
+    except ValueError as error:
+        if refusal := remote_code.refusal(source.entry.name, error):
+            raise refusal from error
+        raise
+    if request.precision == "int4":
+        quantization.pack_for_the_card(model)
+    if request.precision == "fp8" or measured:
+        cards = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
+        directory = quantization.calibration_directory(request.model, cards, device.device_name())
+        if measured:
+            model = quantization.start_measuring(model, directory)
+        else:
+            model = quantization.quantize(model, request, directory)
+    return model
+
+
+def _complete(config: Any, dtype: torch.dtype) -> None:
+    """What the library's ChatGLM reads from a config and early checkpoints do not say."""
+    config.torch_dtype = dtype  # of the key/value cache that is kept
+    if not hasattr(config, "original_rope"):
+        config.original_rope = True
+
+
+def _static_shapes(model: Any) -> bool:
+    from optimum.habana.checkpoint_utils import model_is_optimized
+
+    return bool(model_is_optimized(model.config))
+
+
+def _compile(model: Any) -> str:
+    """Compile the decoder for the card, in place; its name."""
+    for name in _DECODERS:
+        decoder = getattr(model, name, None)
+        if isinstance(decoder, torch.nn.Module):
+            compiled = torch.compile(
+                decoder, backend="hpu_backend", options={"keep_input_mutations": True}
+            )
+            setattr(model, name, compiled)
+            return name
+    raise Unsupported(f"hpu_mode compile: {type(model).__name__} has no decoder of a known name")
+
+
+def _end_token_ids(source: ModelSource, model: Any, tokenizer: Any) -> frozenset[int]:
+    """ChatGLM3's config in its original layout names only one of the ids that end a text."""
+    if getattr(model.config, "model_type", "") != "chatglm":
+        return end_token_ids_of(model, tokenizer)
+    from workloads.models import chatglm3
+
+    ends = (chatglm3.END, "<|user|>", "<|observation|>")
+    return frozenset(int(tokenizer.convert_tokens_to_ids(token)) for token in ends)
+
+
+def _context_length(config: Any) -> int | None:
+    for name in ("max_position_embeddings", "seq_length"):
+        found = getattr(config, name, None)
+        if isinstance(found, int):
+            return found
+    return None
+
+
+def _plain_generation_config(pad_token_id: int) -> Any:
+    from optimum.habana.transformers.generation import GaudiGenerationConfig
+
+    return GaudiGenerationConfig(pad_token_id=pad_token_id)

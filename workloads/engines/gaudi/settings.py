@@ -1,0 +1,20 @@
+"""Settings of engines that run on Gaudi cards."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from workloads.settings import Settings, setting
+
+
+class GaudiSettings(Settings):
+    """How a Gaudi card executes."""
+
+    hpu_mode: Literal["lazy", "compile", "eager"] | None = setting(
+        None,
+        role="choice",
+        loads=True,
+        description="How a Gaudi card executes: lazy collects operations into graphs, which are "
+        "captured and replayed; compile hands torch.compile's graphs to the card; eager runs one "
+        "operation after the other. Left out: lazy with optimum-habana, eager with others.",
+    )

@@ -1,0 +1,68 @@
+"""transformers' own classes, and Nightgrid's own loop for training them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from workloads.engines.base import Ability, EngineSpec, Modes, Package
+from workloads.engines.gaudi.settings import GaudiSettings
+from workloads.refusal import Asked, Refusal
+from workloads.settings import setting
+
+
+class GenerationSettings(GaudiSettings):
+    """How a model is laid out, and how a card executes."""
+
+    packed_weights: bool = setting(
+        False,
+        role="choice",
+        loads=True,
+        description="Keep the matrices of linear layers in oneDNN's own layout (CPU only, fp32, "
+        "bf16 and fp16): the same arithmetic with less time for reading them.",
+    )
+
+
+#: Precisions whose matrices lie in memory as torch's linear layers have them.
+PACKABLE = ("fp32", "bf16", "fp16")
+
+
+def _refuse_generation(asked: Asked) -> Iterator[Refusal]:
+    """Packed weights are in a CPU's layout, and nothing else may use the matrices."""
+    if not asked.parameters.get("packed_weights"):
+        return
+    if not asked.on.can("packed_linear"):
+        reason = f"oneDNN's layout is one of CPUs, not of {asked.device}"
+    elif asked.precision not in PACKABLE:
+        reason = f"packed are matrices in {', '.join(PACKABLE)}, not {asked.precision}"
+    elif asked.parameters.get("adapter") or (asked.parameters.get("tensor_parallel") or 1) > 1:
+        reason = "adapters and tensor parallelism need the plain matrices"
+    else:
+        return
+    yield Refusal(setting="packed_weights", reason=reason, unsupported=True)
+
+
+SPEC = EngineSpec(
+    name="transformers",
+    summary="transformers' own generate, and Nightgrid's own training loop.",
+    default=True,
+    needs="native_eager",
+    abilities={
+        "generate": Ability(
+            function="workloads.generation.transformers_engine:load",
+            refuse=_refuse_generation,
+            settings=GenerationSettings,
+        ),
+        "train": Ability(function="workloads.training.loop:run"),
+    },
+    install="pip install transformers",
+    packages=(Package(name="transformers", module="transformers"),),
+    own_process=False,
+    modes={
+        "hpu": Modes(
+            setting="hpu_mode",
+            names=("eager", "compile"),
+            lacking={"lazy": "does not cut graphs, which lazy mode collects"},
+        )
+    },
+    features=frozenset({"tensor_parallel", "continuous_batching"}),
+)

@@ -1,0 +1,56 @@
+"""The seam of tasks: what one kind of model needs to be loaded, trained and measured.
+
+A *workload* is what a grid names; a *task* is a kind of model. ``workloads/tasks/NAME.py`` declares
+one in its ``SPEC``: which checkpoints it takes (decided in the plan, from the JSON file of their
+directory), how a model is loaded, how examples become samples and samples a batch, the loss, and
+the metrics. A workload names the tasks that it can run (``registry.WorkloadEntry.tasks``); the plan
+pairs it with the task that takes the checkpoint, or refuses the job.
+
+Functions are named, not imported, since the plan asks and has no torch:
+
+    load     (source, **arguments) -> model
+    encode   (examples, count, tokenizer, source, max_length) -> samples
+    collate  (samples, pad_token_id) -> Inputs
+    loss     (logits, labels, kept) -> summed loss of the labelled positions
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from workloads.metrics import Metric
+from workloads.models.checkpoint_kind import CheckpointKind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskSpec:
+    """One kind of model."""
+
+    name: str
+    title: str  # what people call such a model, with its article: "a causal language model"
+    #: Endings of the class that a checkpoint was saved from.
+    architectures: tuple[str, ...] = ()
+    #: Families that are of this kind where the class does not say.
+    model_types: frozenset[str] = frozenset()
+    encoder_decoder: bool = False  # whether it takes what says that it is an encoder and a decoder
+    pipeline: bool = False  # whether it takes directories of several models
+    functions: Mapping[str, str] = field(default_factory=dict)  # "module:function", by name
+    metrics: tuple[Metric, ...] = ()
+
+    def takes(self, kind: CheckpointKind) -> bool:
+        """Whether a checkpoint is of this kind."""
+        if kind.pipeline or self.pipeline:
+            return kind.pipeline and self.pipeline
+        if kind.encoder_decoder or self.encoder_decoder:
+            if kind.encoder_decoder:
+                return self.encoder_decoder
+            return kind.model_type in self.model_types
+        return kind.architecture.endswith(self.architectures)
+
+    def function(self, name: str) -> Any:
+        """One of its functions; this imports it."""
+        module, _, function = self.functions[name].partition(":")
+        return getattr(importlib.import_module(module), function)

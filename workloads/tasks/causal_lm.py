@@ -1,0 +1,71 @@
+"""Causal language models: each token is predicted from those before it."""
+
+from __future__ import annotations
+
+from workloads.metrics import Metric
+from workloads.tasks.base import TaskSpec
+
+SPEC = TaskSpec(
+    name="causal-lm",
+    title="a causal language model",
+    architectures=("ForCausalLM", "LMHeadModel", "ChatGLMModel"),
+    model_types=frozenset({"chatglm", "glm", "gpt2", "gpt_neox", "llama", "mistral", "qwen2"}),
+    functions={
+        "load": "workloads.models.loading:load_causal_model",
+        "encode": "workloads.training.samples:encode_samples",
+        "collate": "workloads.training.rows:padded",
+        "loss": "workloads.training.losses:next_token_loss",
+    },
+    metrics=(
+        Metric(
+            name="first_batch_loss_before",
+            title="loss before",
+            description="Loss on the first batch before training.",
+        ),
+        Metric(
+            name="first_batch_loss_after",
+            title="loss after",
+            description="Loss on the first batch after the last step.",
+            better="lower",
+        ),
+        Metric(
+            name="converted_loss",
+            title="loss when converted",
+            description="The same after quantisation-aware training, with the weights converted.",
+            better="lower",
+        ),
+        Metric(
+            name="largest_logit_difference",
+            title="largest logit difference",
+            description="Largest difference of any logit from the reference's, while texts agree.",
+            better="lower",
+            ranks="largest",
+        ),
+        Metric(
+            name="mean_logit_difference",
+            title="mean logit difference",
+            description="Mean difference of logits from the reference's, while texts agree.",
+            better="lower",
+        ),
+        Metric(
+            name="logit_spread",
+            title="spread of logits",
+            description="Standard deviation of the reference's logits, to see differences against.",
+        ),
+        Metric(
+            name="compared_tokens",
+            title="compared",
+            unit="tokens",
+            description="Tokens up to the first difference of each text from the reference's.",
+            better="higher",
+            ranks="sum",
+        ),
+        Metric(
+            name="reference_tokens",
+            title="of",
+            unit="tokens",
+            description="Tokens of the reference's texts.",
+            ranks="sum",
+        ),
+    ),
+)

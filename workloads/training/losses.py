@@ -1,0 +1,33 @@
+"""Losses of tasks: from logits and labels to a sum over the labelled positions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from workloads.training.samples import NOT_LEARNED
+
+if TYPE_CHECKING:
+    import torch
+
+
+def next_token_loss(
+    logits: torch.Tensor, labels: torch.Tensor, kept: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Cross entropy of each next token, summed over the labelled ones, in float32.
+
+    Args:
+        logits: [rows, positions, vocabulary].
+        labels: [rows, positions], not shifted.
+        kept: the positions that the logits are of; None: all of them.
+    """
+    import torch
+
+    of_next, next_labels = logits[:, :-1], labels[:, 1:]
+    if kept is not None:
+        of_next, next_labels = logits, next_labels[:, kept]
+    return torch.nn.functional.cross_entropy(
+        of_next.flatten(0, 1).float(),
+        next_labels.flatten(),
+        ignore_index=NOT_LEARNED,
+        reduction="sum",
+    )
