@@ -74,7 +74,7 @@ def _versions() -> tuple[tuple[str, str], ...]:
         "host": socket.gethostname(),
     }
     of_devices = (name for spec in all_devices() for name in spec.packages)
-    for package in dict.fromkeys((*PACKAGES, *engine_packages(), *of_devices)):
+    for package in (*PACKAGES, *engine_packages(), *of_devices):
         try:
             found[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
