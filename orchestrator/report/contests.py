@@ -1,4 +1,4 @@
-"""Which setting is best, and how sure that is.
+"""Contests between settings: the best one, and the confidence in it.
 
 A contest is held among rows that did the same work on the same device: they agree in every setting
 whose role is ``work``, and differ in choices (precision, batch size, engine, attention, …) and in

@@ -152,7 +152,7 @@ class Store:
 
     @property
     def rescued(self) -> int:
-        """Rows that a predecessor could write only elsewhere, and that came home."""
+        """Number of rows recovered that an earlier driver had spilled to another disk."""
         return self._spilled.rescued
 
     @property

@@ -429,7 +429,8 @@ def _clear_up(store: Store, say: Say) -> None:
         more = f" and {len(ended) - 3} more" if len(ended) > 3 else ""
         say(f"ended what it left running here: {some}{more}")
     if store.rescued:
-        say(f"{store.rescued} rows that it could write only elsewhere are here now")
+        rows = "row" if store.rescued == 1 else "rows"
+        say(f"recovered {store.rescued} {rows} spilled to another disk")
     for note in store.notes:
         say(note)
     for attempt_id in store.interrupted:

@@ -316,7 +316,7 @@ class Assigner:
                 return
             fresh = bucket.key == FRESH and self.pool.vacant
             slot = (
-                self.pool.pick_vacant(pack=self._gangs_about())
+                self.pool.pick_vacant(leave_groups=self._gangs_wait())
                 if fresh
                 else next(iter(self.pool.idle.values())).slot
             )
@@ -331,7 +331,7 @@ class Assigner:
                 return
             if limit is not None and self.leases.starting >= limit:
                 return
-            slot = self.pool.pick_vacant(pack=self._gangs_about())
+            slot = self.pool.pick_vacant(leave_groups=self._gangs_wait())
             if bucket.key == FRESH:
                 self._serve(bucket, slot, now)
             else:
@@ -388,7 +388,7 @@ class Assigner:
         )
         return waiting > spare
 
-    def _gangs_about(self) -> bool:
+    def _gangs_wait(self) -> bool:
         return bool(self.pending.widths() or self.reservations)
 
     def _left_s(self, now: float) -> float:

@@ -235,10 +235,10 @@ class CardPool:
             if any(slot.open for slot in server.slots.values()):
                 self.dirty[node_id] = server
 
-    def pick_vacant(self, *, pack: bool) -> Slot:
-        """A vacant card for a new warm worker: spread over servers, or packed so that aligned
-        groups stay whole for gangs."""
-        if pack:
+    def pick_vacant(self, *, leave_groups: bool) -> Slot:
+        """A vacant card for a new warm worker: spread over servers, or such that aligned groups
+        stay whole for gangs."""
+        if leave_groups:
             server = min(self.vacant.values(), key=lambda s: (len(s.vacant), s.order))
         else:
             server = max(self.vacant.values(), key=lambda s: (len(s.vacant), -s.order))

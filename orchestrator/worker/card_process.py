@@ -30,7 +30,7 @@ from orchestrator.domain.job import State
 from orchestrator.host.clock import Interval
 from orchestrator.worker.redaction import finish_output, redact, redact_output, redacted_end
 from orchestrator.worker.served_process import ServedProcess
-from orchestrator.worker.wire import packed
+from orchestrator.worker.wire import pickled
 from workloads import files
 
 #: What a row keeps of a log.
@@ -155,12 +155,12 @@ def _call(worker: Worker, method: str, arguments: tuple[Any, ...]) -> Any:
     if method == "listen":
         return worker.listen(*arguments)
     attempt, rank, rendezvous = arguments
-    return packed(worker.run(Attempt.from_json(attempt), rank, rendezvous))
+    return pickled(worker.run(Attempt.from_json(attempt), rank, rendezvous))
 
 
 def _send(channel: Connection, message: tuple[str, Any]) -> None:
     """Send as ``Connection.send`` does, with the pickler that is in C alone."""
-    channel.send_bytes(packed(message))
+    channel.send_bytes(pickled(message))
 
 
 def failure_of(error: Exception) -> Failure:
