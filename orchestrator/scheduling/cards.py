@@ -68,9 +68,9 @@ class Slot:
     reservation: Reservation | None = None
     quarantined: str = ""  # why
     resting: bool = False  # after a failed start, for a moment
-    strikes: int = 0
+    failures: int = 0
     quarantines: int = 0
-    condemned: bool = False  # quarantined for good
+    barred: bool = False  # stays in quarantine: for good, or until its process has ended
 
     @property
     def name(self) -> str:

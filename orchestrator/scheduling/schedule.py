@@ -264,7 +264,7 @@ class Schedule:
             ):
                 self._verdicts.start_failed(pool, worker, lease, failure)
             elif was is WorkerState.IDLE and failure is not None:
-                pool.strike(worker.slot.card, f"its idle worker died: {failure.message}")
+                pool.count_failure(worker.slot.card, f"its idle worker died: {failure.message}")
             pool.leases.gone(worker, self._ledger.now)
             if worker.abandoned:
                 pool.unlock(worker.slot)
