@@ -1,4 +1,4 @@
-"""One kind of accelerator: its cards, the jobs that want them, and what is held against a card."""
+"""One kind of accelerator: its cards, the jobs that want them, and the failures of each card."""
 
 from __future__ import annotations
 
@@ -227,7 +227,8 @@ class Pool:
         self._avoid_anew(confined.values())
 
     def _avoid_anew(self, records: Iterable[JobRecord]) -> None:
-        """Of these, those that wait avoid as much as is possible now; others do when they wait."""
+        """Let those of the jobs that wait avoid as many cards as is possible now; others do so when
+        they wait."""
         for record in list(records):
             if record.phase is not Phase.WAITING or record.reservation is not None:
                 continue

@@ -206,7 +206,8 @@ class Schedule:
             pool.cards.changed = True
 
     def _clock_set(self, ahead_s: float) -> None:
-        """Count the time left anew. A budget is a length of time: only where it begins is told."""
+        """Compute the remaining time again. A budget is a length of time, so only its start can
+        change."""
         self._ledger.ahead_s = ahead_s
         if self._begun and not self.settings.follow_clock:
             return
