@@ -23,7 +23,7 @@ from orchestrator.doctor.facts import CardFacts, Probe, SharedFacts, Space
 from orchestrator.domain.job import Accelerator
 from orchestrator.host.environment import driver_version, kernel, versions
 
-#: What every node imports for a job, by the name it is imported by.
+#: Packages that every node imports for a job, by the name it imports them by.
 NEEDED = ("torch", "transformers", "peft", "datasets", "accelerate", "safetensors", "pyarrow")
 
 _IMPORT = """
