@@ -38,7 +38,7 @@ class Charge:
         return self.life > 1
 
     def variables(self) -> dict[str, str]:
-        """For the driver's environment."""
+        """Variables for the driver's environment."""
         return {VARIABLE: json.dumps(asdict(self))}
 
     def tell(self, **facts: Any) -> None:
