@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 
 _MACHINE = "proc/vmstat"
-#: Where each version is mounted, and the file with the count. A container sees its own group there.
+#: Mount of each version, and the file with the count. A container sees its own group there.
 _VERSION_1 = ("sys/fs/cgroup/memory", "memory.oom_control")
 _VERSION_2 = ("sys/fs/cgroup", "memory.events")
 

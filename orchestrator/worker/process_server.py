@@ -159,7 +159,7 @@ class ProcessServer:
         self.waiting.append((name, connection))
 
     def _become_worker(self, request: Mapping[str, Any], channel: int, mine: socket.socket) -> None:
-        """In the new process: drop what is the server's and turn into the worker. No return."""
+        """Turn the new process into the worker: drop what is the server's. Never returns."""
         status = 70
         try:
             server = os.getppid()
@@ -355,7 +355,7 @@ def main(argv: Sequence[str]) -> None:
     os.close(held)
     os.setpgid(0, 0)  # a signal to the guardian's group leaves one of the two to clean up
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    # Who finds the socket's file may connect at once: it gets its name when somebody listens.
+    # A process that finds the socket's file connects at once, so it is named once it listens.
     unnamed = os.path.join(os.path.dirname(argv[0]), "_")
     listener.bind(unnamed)
     listener.listen(128)  # requests made while modules are imported wait here
