@@ -14,7 +14,7 @@ from pathlib import Path
 
 from workloads import files
 
-#: Of the largest file of rows, a compacted one. What is smaller by nature has limits of its own.
+#: Size limit of a file of rows; the largest are compacted ones. Smaller files have own limits.
 LARGEST_BYTES = 2 * 2**30
 
 

@@ -29,7 +29,7 @@ from orchestrator.results.validation import fault
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Note:
-    """Of an attempt that begins. ``text`` is a line of JSON."""
+    """Note of an attempt that begins. ``text`` is a line of JSON."""
 
     attempt_id: str
     text: str
