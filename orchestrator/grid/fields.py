@@ -171,7 +171,7 @@ class Vocabulary:
 
 
 def _validated(model: type[BaseModel], name: str, value: Scalar) -> tuple[Scalar, Fault | None]:
-    """One field of a pydantic model checked alone: other fields' errors are not ours."""
+    """Check one field of a pydantic model alone: other fields' errors do not matter here."""
     try:
         # JSON mode, since strict Python mode refuses the text of an enumeration's member.
         made = model.model_validate_json(json.dumps({name: value}), strict=True)
