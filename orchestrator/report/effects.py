@@ -114,7 +114,7 @@ def baseline(seen: Collection[tuple[Technique, str]], defaults: Mapping[str, str
 
 
 def _pairs(seen: Set[tuple[Technique, str]]) -> dict[Technique, int]:
-    """With how many others each can be compared: at an equal batch size, in exactly one setting."""
+    """Count the others that each can be compared with: at an equal batch size, in one setting."""
     names = {name for one, _ in seen for name, _ in one}
     rests: dict[tuple[Technique, str], list[Hashable]] = {
         (one, size): [(size, n, frozenset(p for p in one if p[0] != n)) for n in names]
