@@ -163,7 +163,7 @@ def _text(path: str) -> str:
 
 
 def _free_bytes(path: str) -> int:
-    """Free space where the path is or will be made; 0 where nobody can tell."""
+    """Free space where the path is or will be made; 0 where it cannot be determined."""
     for place in _with_parents(Path(path).expanduser()):
         try:
             return shutil.disk_usage(place).free

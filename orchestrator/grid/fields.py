@@ -117,7 +117,7 @@ class Vocabulary:
         return value, fault or self._unknown_name(workload, name, value)
 
     def _unknown_name(self, workload: str | None, name: str, value: Scalar) -> Fault | None:
-        """Fields whose values are names that somebody else keeps."""
+        """Fields whose values are names of things outside the grid."""
         if name == "workload":
             known = value in self.workloads  # asked without looking for what others have installed
             return None if known else _not_among(value, self.workloads, "workload")

@@ -122,7 +122,7 @@ class GuardedFile(io.RawIOBase):
         return done
 
     def _wait(self, *, blocked: bool = False) -> None:
-        """Wait until a write would not.
+        """Wait until a write would not block.
 
         Raises:
             OSError: nobody has read for too long.

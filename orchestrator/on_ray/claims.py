@@ -326,8 +326,8 @@ class Claims:
         self.lose(claim, node_lost(trouble))
 
     def lose(self, claim: Claim, failure: Failure) -> None:
-        """Forget a claim and end its agent, and with it every worker there; if the node is still
-        there, it is claimed anew after a while."""
+        """Forget a claim and end its agent, and with it every worker there; a node that is still
+        there is claimed again after a while."""
         if self._claims.get(claim.node.node_id) is not claim:
             return
         del self._claims[claim.node.node_id]

@@ -333,7 +333,8 @@ class RayExecutor:
         message: str,
         failure: Failure | None = None,
     ) -> None:
-        """A rank of which nothing more is heard; ``message`` says why, if nobody knows better."""
+        """Lose a rank that sends nothing more; ``message`` is the reason unless a better one is
+        known."""
         failure = failure or (worker.failure if worker else None)
         outcome = RankOutcome(
             rank=rank,

@@ -341,7 +341,7 @@ def resolve_job_address(address: str | None) -> str:
 
 
 def new_submission_id(run: str) -> str:
-    """An id that nobody has: the run's name, the time, and four random digits."""
+    """A fresh id: the run's name, the time, and four random digits."""
     stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
     return f"nightgrid-{run}-{stamp}-{os.urandom(2).hex()}"
 

@@ -189,7 +189,7 @@ def _technique(row: Measurement, setting: Setting, defaults: Mapping[str, str]) 
 
 
 def _with(work: Setting, choices: dict[str, str]) -> Setting:
-    """The work done in the baseline's way; the precision is told by each effect."""
+    """The work done in the baseline's way; each effect names its precision."""
     del choices["precision"]
     engine, isolation = choices.pop("engine"), choices.pop("isolation")
     parameters = tuple(sorted((*work.parameters, *choices.items())))

@@ -19,8 +19,8 @@ LARGEST_BYTES = 2 * 2**30
 
 
 def create(path: Path) -> int:
-    """Open a new file for writing, in the place of what has its name; its handle. A link that
-    somebody planted there is replaced, not followed."""
+    """Open a new file for writing and return its handle; it replaces any file of this name. A link
+    that somebody planted there is replaced, not followed."""
     return files.create(path)
 
 

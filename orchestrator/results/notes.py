@@ -89,7 +89,7 @@ def _node_text(node: Node) -> str:
 
 
 def row_of(text: str) -> Measurement:
-    """The row that a note's text stands for; see ``Note.row`` for the errors."""
+    """The row made from a note's text; see ``Note.row`` for the errors."""
     try:
         note = json.loads(text)
         refuse_newer(note["driver"]["schema_version"], "a note")

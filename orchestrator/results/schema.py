@@ -376,7 +376,7 @@ def _all_in(values: Sequence[float], allowed: Range) -> bool:
 
 
 def _raw(name: str, kind: type, pairs: Sequence[Any], odd: list[str]) -> list[dict[str, Any]]:
-    """Raw samples or items, without those of which a number is none: ``odd`` tells of them."""
+    """Raw samples or items without those that have an invalid number, which ``odd`` collects."""
     plain = _plain_fields(kind)
     found = []
     for number, (rank, raw) in enumerate(pairs):
@@ -401,7 +401,7 @@ def _mappings() -> tuple[str, ...]:
 
 @lru_cache(maxsize=1)
 def _other_columns() -> frozenset[str]:
-    """The fields of a measurement that ``_flat`` has a way of its own for."""
+    """The fields of a measurement that ``_flat`` converts in a special way."""
     return frozenset({*_TIMES, *_RAW_TYPES, *_mappings(), "metrics", "measure", "parameters"})
 
 

@@ -1,4 +1,4 @@
-"""The driver's side of its supervisor (``supervisor.py``): what it is told, and what it tells.
+"""The driver's side of its supervisor (``supervisor.py``): the messages in both directions.
 
 A driver learns from one environment variable that it has a supervisor, and says over a pipe which
 run it drives and that an exit code is its own. It dies with its supervisor, as everything that a

@@ -182,7 +182,7 @@ class CardPool:
         return server.slots.get(card.index) if server is not None else None
 
     def quarantine(self, slot: Slot, reason: str) -> None:
-        """Use a card no more, until it is released."""
+        """Stop using a card until it is released."""
         slot.quarantined = reason or "no reason given"
         slot.quarantines += 1
         self.usable_cards -= 1

@@ -288,8 +288,8 @@ class PendingJobs:
         return found if gang is None else [*found, gang]
 
     def _in_turn(self, gang: JobRecord | None) -> JobRecord | None:
-        """Return the gang unless it must wait. Before a deadline, while there are firsts, a gang that
-        is none of them would take their cards, since gangs go before one-card jobs."""
+        """Return the gang unless it must wait. Before a deadline, while there are firsts, a gang
+        that is none of them would take their cards, since gangs go before one-card jobs."""
         held = gang is not None and gang.cautious and not gang.first and self.firsts
         return None if held else gang
 

@@ -1,4 +1,4 @@
-"""Telling somebody that a run has ended: an address gets the notice by POST, a command on stdin.
+"""Notification that a run has ended: an address gets the notice by POST, a command on stdin.
 
 A hook that fails never fails the run: by then the rows are safe, and the failure is said. The
 address of a hook is often a secret in itself, so only its host is ever shown, and ``@FILE`` keeps
@@ -47,7 +47,7 @@ _ADDRESS = re.compile(r"(https?://)(?:[^\s/?#'\"@]*@)?([^\s/?#'\"]+)[/?#][^\s'\"
 
 
 class HookFailed(Exception):
-    """A hook could not be told; the message names no secret."""
+    """A hook did not get its notice; the message names no secret."""
 
 
 class Hook(Protocol):

@@ -19,8 +19,8 @@ _VERSION_2 = ("sys/fs/cgroup", "memory.events")
 
 
 def memory_kills(root: Path = Path("/")) -> int:
-    """The kills in this process's control group; on the whole machine where the group's are not
-    told; 0 where nothing is."""
+    """The kills in this process's control group; on the whole machine where the group's cannot be
+    read; 0 where neither can."""
     return _count(_counter(root)) or 0
 
 

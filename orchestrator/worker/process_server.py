@@ -56,7 +56,7 @@ _END_S = 5.0
 
 @dataclass(slots=True)
 class _Child:
-    """A worker process and the connection of whoever asked for it."""
+    """A worker process and the connection of its requester."""
 
     pid: int
     name: str
@@ -223,7 +223,7 @@ class ProcessServer:
                 _kill_tree(child)
 
     def _reap(self) -> None:
-        """Collect dead processes; report those of which no child is left either."""
+        """Collect dead processes; report those whose children are all dead, too."""
         with contextlib.suppress(ChildProcessError):
             while True:
                 pid, status = os.waitpid(-1, os.WNOHANG)
