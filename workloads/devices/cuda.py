@@ -17,7 +17,7 @@ import gc
 import importlib.util
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -142,6 +142,8 @@ class CudaDevice(Device):
 
     spec = SPEC
     collective_backend = "nccl"
+    triton = True
+    records = True
 
     @staticmethod
     def telemetry() -> Mapping[int, CardTelemetry]:
@@ -209,6 +211,24 @@ class CudaDevice(Device):
         if not any(map(shutil.which, (os.environ.get("CC") or "gcc", "clang", "cc"))):
             return "triton needs a C compiler to start its kernels, and there is none here"
         return None
+
+    def record(self, work: Callable[[], None]) -> Callable[[], None]:
+        import torch
+
+        # The first run compiles kernels and makes handles, which no graph may hold.
+        aside = torch.cuda.Stream()
+        aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(aside):
+            work()
+        torch.cuda.current_stream().wait_stream(aside)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            work()
+
+        def launch(kept: Callable[[], None] = work) -> None:  # its tensors are the graph's
+            graph.replay()
+
+        return launch
 
     def configure(self) -> Mapping[str, str]:
         import torch
