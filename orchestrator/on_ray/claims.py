@@ -37,7 +37,7 @@ from orchestrator.worker.messages import ResponseBatch
 from orchestrator.worker.redaction import redact
 from workloads.devices import DeviceSpec, host_device
 
-#: What a process on a node that computes on the CPU imports once, for all its workers.
+#: Modules that a node which computes on the CPU imports once, for all its workers.
 PRELOAD = (
     "torch",
     "transformers.generation",
@@ -50,7 +50,7 @@ _CLAIM_PATIENCE_S = 60.0
 _RETRY_S = 5.0
 _LOOK_S = 0.1  # that the loop waits for an answer which mostly takes a few milliseconds
 _CLOSE_S = 15.0
-#: How long the control store may be silent while no node is ours. Nodes that Ray ends for want of
+#: Time that the control store may be silent while no node is ours. Nodes that Ray ends for want of
 #: it are gone after 60 s, and count as lost 20 s later; one that was only frozen is back before.
 SILENCE_PATIENCE_S = 90.0
 #: The same from the moment in which the last node was lost: less than the minute after which jobs
@@ -242,7 +242,7 @@ class Claims:
                 claim.since = now
 
     def _bereft_s(self, now: float, silent_s: float) -> float:
-        """For how long no node is ours, of those that were, and the control store is silent."""
+        """Time since the last of our nodes was lost while the control store is silent."""
         return 0.0 if self._last_ours is None else min(now - self._last_ours, silent_s)
 
     # ------------------------------------------------------------ one node
@@ -326,8 +326,8 @@ class Claims:
         self.lose(claim, node_lost(trouble))
 
     def lose(self, claim: Claim, failure: Failure) -> None:
-        """Forget a claim and end its agent, and with it every worker there; if the node is still
-        there, it is claimed anew after a while."""
+        """Forget a claim and end its agent, and with it every worker there; a node that is still
+        there is claimed again after a while."""
         if self._claims.get(claim.node.node_id) is not claim:
             return
         del self._claims[claim.node.node_id]

@@ -221,7 +221,7 @@ class RayExecutor:
         claim.channel.put(Stop(worker.worker_id, reason))
 
     def _stopped(self, worker: Worker) -> None:
-        """Nothing more comes of it: a rank that has not ended by now is lost."""
+        """Forget a stopped worker: a rank that has not ended by now is lost."""
         self._end_rank_of(worker, "the worker was stopped before it could start")
         self._worker_gone(worker)
 
@@ -244,14 +244,14 @@ class RayExecutor:
             self._end_rank_of(worker, worker.failure.message)
 
     def _end_rank_of(self, worker: Worker, message: str) -> None:
-        """The rank that it has, if it has one, is lost."""
+        """Lose the worker's rank, if it has one."""
         running = self._running.get(worker.attempt_id or "")
         if running is not None:
             rank = running.worker_ids.index(worker.worker_id)
             self._rank_lost(running, rank, worker, message)
 
     def _worker_gone(self, worker: Worker) -> None:
-        """Its process is gone. The event waits for the end of its attempt on all ranks."""
+        """Note that its process is gone. The event waits until its attempt ends on all ranks."""
         worker.gone = True
         if worker.attempt_id is not None:
             return
@@ -333,7 +333,8 @@ class RayExecutor:
         message: str,
         failure: Failure | None = None,
     ) -> None:
-        """A rank of which nothing more is heard; ``message`` says why, if nobody knows better."""
+        """Lose a rank that sends nothing more; ``message`` is the reason unless a better one is
+        known."""
         failure = failure or (worker.failure if worker else None)
         outcome = RankOutcome(
             rank=rank,
@@ -346,7 +347,7 @@ class RayExecutor:
         self._rank_ended(running, rank, outcome)
 
     def _rank_ended(self, running: Running, rank: int, outcome: RankOutcome) -> None:
-        """One rank is over. The first that fails ends the gang: the others would wait for it."""
+        """End one rank. The first that fails ends the gang: the others would wait for it."""
         if rank in running.ended or running.attempt.attempt_id not in self._running:
             return
         running.ended[rank] = outcome

@@ -10,7 +10,7 @@ from orchestrator.report import units
 from orchestrator.report.contests import memory_kind, peak_memory_bytes
 from orchestrator.report.summary import SHORT_STATE, Table
 
-#: Of what no sensor told: never zero, and never left out without a word.
+#: Text where there is no reading: never zero, and never an empty cell.
 NOT_KNOWN = "not known"
 
 

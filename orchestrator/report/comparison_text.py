@@ -168,7 +168,7 @@ def _telling(rows: Sequence[Measurement]) -> frozenset[str]:
 
 
 def _job(row: Measurement, telling: frozenset[str]) -> str:
-    """A job on one line with what tells it from its like."""
+    """A job on one line, with the settings in which it differs from similar jobs."""
     facts = [f"{name}={value}" for name, value in sorted(row.parameters.items()) if name in telling]
     name = label(row) + (" emulated" if row.emulated else "")
     return f"{name} ({', '.join(facts)})" if facts else name

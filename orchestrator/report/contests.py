@@ -19,7 +19,7 @@ from orchestrator.domain.measurement import Measurement
 from orchestrator.report.grouping import Setting
 from workloads import registry
 
-#: What a job's own settings leave free of those that a ``Setting`` has.
+#: Fields of a ``Setting`` that a job's own settings leave free.
 _FREE_FIELDS = tuple(
     field.name
     for field in fields(Setting)

@@ -269,7 +269,7 @@ class Assigner:
         self.pool.newly_idle.clear()
 
     def _first_elsewhere(self, own: Bucket, now: float) -> Bucket | None:
-        """A model with firsts left for nobody else, where ``own`` has none."""
+        """A model with firsts that no other worker takes, where ``own`` has none."""
         if not self.pending.ordered or own.queue.firsts:
             return None
         bucket = self.pending.most_firsts()
@@ -282,7 +282,7 @@ class Assigner:
         return self.pending.buckets.get(worker.key) if worker.key is not None else None
 
     def _overdue(self, own: Bucket, now: float) -> Bucket | None:
-        """A model that nobody holds and whose jobs would take longer than all the rest: it must
+        """A model that no worker holds and whose jobs would take longer than all the rest: it must
         be begun now, even by a worker that has work of its own model."""
         bucket = self.pending.longest_unheld()
         if bucket is None or bucket is own:

@@ -68,9 +68,9 @@ class Slot:
     reservation: Reservation | None = None
     quarantined: str = ""  # why
     resting: bool = False  # after a failed start, for a moment
-    strikes: int = 0
+    failures: int = 0
     quarantines: int = 0
-    condemned: bool = False  # quarantined for good
+    barred: bool = False  # stays in quarantine: for good, or until its process has ended
 
     @property
     def name(self) -> str:
@@ -182,7 +182,7 @@ class CardPool:
         return server.slots.get(card.index) if server is not None else None
 
     def quarantine(self, slot: Slot, reason: str) -> None:
-        """Use a card no more, until it is released."""
+        """Stop using a card until it is released."""
         slot.quarantined = reason or "no reason given"
         slot.quarantines += 1
         self.usable_cards -= 1

@@ -94,7 +94,7 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """The process and its children are gone; nothing more comes of this worker."""
+    """The process and its children are gone; the worker sends nothing after this."""
 
     worker_id: str
 

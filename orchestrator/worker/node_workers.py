@@ -99,7 +99,7 @@ class NodeWorkers:
                 self._respond(worker, late)
 
     def _respond(self, worker: _Worker, request: Listen | Run) -> bool:
-        """Do and tell it; whether the process is told to be gone."""
+        """Carry out a request and respond; return whether the process is gone."""
         process = worker.process
         if isinstance(request, Listen):
             rendezvous = process.listen(request.address)

@@ -355,7 +355,7 @@ DEFENCES = (
     Defence(
         name="quarantine of cards",
         without="on which no worker comes up, is tried",
-        take_away=_of(Pool, "strike"),
+        take_away=_of(Pool, "count_failure"),
     ),
     Defence(
         name="another card for the next attempt",
