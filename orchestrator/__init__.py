@@ -7,7 +7,7 @@
     night.to_pandas()
 
 ``orchestrator`` knows everything about jobs and nothing about models; ``workloads`` the
-other way round. The arrows between the rooms are listed in ``docs/decisions.md``.
+other way round. The arrows between the parts are listed in ``docs/decisions.md``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the command line returns: one table, for scripts, `nightgrid --help` and docs/cli.md.
+"""Exit codes of the command line: one table, for scripts, `nightgrid --help` and docs/cli.md.
 
 Codes up to 9 say that something was refused or missing and belong to the classes of ``errors.py``.
 From 10 on the command did its work, and the answer is not the wished one.

@@ -53,7 +53,7 @@ class ShownPlan(Plan):
         return cls(**{each.name: getattr(plan, each.name) for each in fields(plan)})
 
     def _repr_html_(self) -> str:
-        """What `nightgrid plan` prints."""
+        """The output of `nightgrid plan`."""
         return plan_html(self)
 
 
@@ -98,7 +98,8 @@ class Grid(GridValue):
         retry_failed: bool = False,
         force: bool = False,
     ) -> ShownPlan:
-        """What a run would do with every job, and why; starts nothing, writes nothing.
+        """Plan the run: say what it would do with every job, and why. Starts nothing, writes
+        nothing.
 
         Args:
             emulate: emulated nodes, such as ``2x8``; None: one server of eight cards of each kind.
@@ -237,7 +238,7 @@ class Run:
 
     @property
     def summary(self) -> Summary:
-        """What the report says: ``verdict``, ``contests``, ``tables``, ``causes`` and more."""
+        """Summary of the report: ``verdict``, ``contests``, ``tables``, ``causes`` and more."""
         return self._read[0]
 
     @property
@@ -252,12 +253,13 @@ class Run:
 
     @property
     def states(self) -> Mapping[State, int]:
-        """How many jobs ended in which state."""
+        """Count the jobs that ended in each state."""
         return self.summary.counts
 
     @property
     def ok(self) -> bool:
-        """Whether every job has an answer: measured, or known not to fit or not to exist here."""
+        """Return whether every job has an answer: measured, or known not to fit or not to exist
+        here."""
         return not self.summary.unsettled and self.summary.underway is None
 
     def table(self, *, every: bool = False) -> pa.Table:
@@ -302,7 +304,7 @@ class Run:
         return polars.DataFrame(records, infer_schema_length=None, strict=False)
 
     def to_dict(self) -> dict[str, object]:
-        """What `nightgrid report --json` prints."""
+        """The output of `nightgrid report --json`."""
         from orchestrator.report.export import document
 
         return document(self.summary)
@@ -318,7 +320,7 @@ class Run:
         return write_page(self.store, self.summary, self.attempts).resolve()
 
     def compare(self, before: Run | str | os.PathLike[str], **options: Any) -> RunComparison:
-        """What became slower or faster from ``before`` to this run.
+        """Compare ``before`` with this run: what became slower or faster.
 
         Args:
             before: a run, or what ``load`` takes, looked for where this run lies.
@@ -346,7 +348,7 @@ class Run:
         return f"<Run {self.name!r} at {self.path}: {self.summary.verdict}>"
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: the verdict, what is not real, and the first rows."""
+        """HTML for a notebook: the verdict, what is not real, and the first rows."""
         from orchestrator.report.cells import plus_minus
         from orchestrator.report.safe import one_line
         from orchestrator.report.units import number

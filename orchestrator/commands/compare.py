@@ -111,7 +111,7 @@ def verdict(comparison: RunComparison, limit: float | None) -> int:
 
 
 def nothing(comparison: RunComparison) -> str:
-    """Why no pair of rows could be compared."""
+    """Reason why no pair of rows could be compared."""
     if comparison.refused:
         keys = dict.fromkeys(d.key for r in comparison.refused for d in r.differences)
         return (

@@ -97,9 +97,9 @@ def plan_of(args: argparse.Namespace) -> Plan:
 
 @contextlib.contextmanager
 def _in_a_short_life() -> Iterator[None]:
-    """What is made lives to the end, so a collector of garbage would find none, nor will it in all
-    that is left when the interpreter ends; and pydantic, for its plugins, would look through all
-    packages that are installed."""
+    """Switch off the garbage collector and pydantic's plugins for a short-lived process. All
+    objects live to the end, so a collection would find nothing, nor would the one as the
+    interpreter ends; and pydantic would look for plugins in all packages that are installed."""
     collecting = gc.isenabled()
     gc.disable()
     atexit.register(gc.freeze)
@@ -134,7 +134,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _until(args: argparse.Namespace, plan: Plan) -> tuple[list[str], Forecast | None]:
-    """What a deadline would mean for a run that starts now."""
+    """Consequences of a deadline for a run that starts now."""
     at = ends_at(args)
     if at is None:
         return [], None

@@ -213,7 +213,7 @@ def _drive(args: argparse.Namespace, charge: Charge | None) -> int:
 
 
 def _asked(args: argparse.Namespace, charge: Charge | None) -> tuple[Path, RunOptions]:
-    """What is to be run, and how."""
+    """The grid to run, and its options."""
     from orchestrator.errors import GridError, Problem
     from orchestrator.runtime.run import RunOptions, grid_to_resume
 
@@ -268,8 +268,8 @@ def _measure_and_report(
 
 @contextlib.contextmanager
 def _report_in_any_case(run: str, options: RunOptions) -> Iterator[None]:
-    """What was measured gets its report even if this process cannot write it: because it hangs in
-    a call into a dead cluster as the deadline comes, or gives up the cluster."""
+    """Write the report even if this process cannot: because it hangs in a call into a dead cluster
+    as the deadline comes, or gives up the cluster."""
     from orchestrator.errors import ClusterError
 
     command = [sys.executable, "-m", "orchestrator", "report", run]
@@ -297,7 +297,7 @@ def _report_in_any_case(run: str, options: RunOptions) -> Iterator[None]:
 
 
 def _changed_at(directory: Path) -> int:
-    """When a directory was last changed, by its file system's clock; 0 where there is none."""
+    """Time of a directory's last change, by its file system's clock; 0 where there is none."""
     try:
         return directory.stat().st_mtime_ns
     except OSError:

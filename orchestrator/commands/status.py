@@ -109,12 +109,12 @@ def run_json(store: Store) -> dict[str, object]:
 
 
 def final_rows(store: Store) -> int:
-    """How many rows are the last of their job in an invocation."""
+    """Count the rows that are the last of their job in an invocation."""
     return sum(1 for row in store.history() if row.final)
 
 
 def run_lines(store: Store) -> str:
-    """How a run stands: what its driver wrote last, else how many rows there are."""
+    """The run's state: its driver's last status, else the number of rows."""
     from orchestrator.report import read_status
     from orchestrator.watching.live_text import duration, summary_line
 

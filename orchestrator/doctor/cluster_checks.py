@@ -1,4 +1,4 @@
-"""What concerns a whole cluster: its nodes, its doors, what nodes share, their versions. Pure."""
+"""Checks of a whole cluster: its nodes, its doors, what nodes share, their versions. Pure."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def check_versions(facts: ClusterFacts) -> Iterator[Finding]:
 
 
 def _without(kind: Accelerator) -> str:
-    """How Ray is started without cards of a kind."""
+    """Option that starts Ray without cards of a kind."""
     option, resource = kind.spec.ray_option, kind.spec.ray_resource
     return f"--{option.replace('_', '-')} 0" if option else f'--resources without "{resource}"'
 

@@ -1,4 +1,4 @@
-"""What an examination of a cluster found out: plain values, not yet judged."""
+"""Facts from an examination of a cluster: plain values, not yet judged."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Space:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedFacts:
-    """What one node found in the shared directory."""
+    """Facts about the shared directory, as one node found it."""
 
     readable: bool  # the driver's file is there, with what the driver wrote
     written: str = ""  # name of the file that the node left there; "" when it could not
@@ -40,7 +40,7 @@ class SharedFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """What a process on a node found out about its host. Nothing is acquired for it."""
+    """Facts that a process on a node found out about its host. Nothing is acquired for it."""
 
     hostname: str
     python: str
@@ -87,7 +87,7 @@ class NodeFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Versions:
-    """What must agree between the places a run spans."""
+    """Versions that must agree between the places a run spans."""
 
     ray: str
     python: str
@@ -108,13 +108,13 @@ class ClusterFacts:
 
     @property
     def emulated(self) -> bool:
-        """Whether all cards are emulated ones of this machine."""
+        """Return whether all cards are emulated ones of this machine."""
         with_cards = [node for node in self.nodes if node.cards]
         return bool(with_cards) and all(node.emulated for node in with_cards)
 
 
 class Level(enum.IntEnum):
-    """How bad a finding is."""
+    """Severity of a finding."""
 
     NOTE = 0  # worth knowing
     WARNING = 1  # a run works, and its figures or its speed may suffer

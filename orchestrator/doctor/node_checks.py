@@ -1,4 +1,4 @@
-"""What concerns one node: its packages, cards, driver, clock, kernel, limits and disks. Pure.
+"""Checks of one node: its packages, cards, driver, clock, kernel, limits and disks. Pure.
 
 Limits that are a matter of judgement are constants here, with their reason.
 """
@@ -27,7 +27,7 @@ _GIB = 2**30
 
 
 def check_imports(node: NodeFacts, probe: Probe) -> Iterator[Finding]:
-    """What a job imports is there, and imports."""
+    """Check that the packages which a job imports are there, and import."""
     for package, error in probe.import_errors.items():
         yield Finding(
             check="imports",
@@ -113,7 +113,7 @@ def check_accounts(node: NodeFacts) -> Iterator[Finding]:
 
 
 def check_server(node: NodeFacts, probe: Probe) -> Iterator[Finding]:
-    """What the cards of the node need of their server, as their devices tell."""
+    """Check what the cards of the node need of their server, as their devices tell."""
     for kind, told in () if node.emulated else node.cards.items():
         for complaint in kind.spec.examine(told, probe):
             yield Finding(

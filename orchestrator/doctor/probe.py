@@ -1,4 +1,4 @@
-"""What a node says of itself. Runs on the node; asks files, limits and the vendor's tool, no card.
+"""Examination of a node, run on it: asks files, limits and the vendor's tool, no card.
 
 Packages are imported in a process of its own, one after the other, so that one that crashes the
 interpreter is found out instead of ending the examination.
@@ -80,7 +80,7 @@ def examine(
 
 
 def import_errors(packages: Sequence[str], timeout_s: float) -> dict[str, str]:
-    """Why packages do not import here, by name; those that do are left out."""
+    """Errors of packages that do not import here, by name; those that import are not in it."""
     command = [sys.executable, "-c", _IMPORT, *packages]
     trouble = ""
     try:

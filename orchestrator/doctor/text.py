@@ -15,7 +15,7 @@ _MARKS = {Level.ERROR: "ERROR  ", Level.WARNING: "WARNING", Level.NOTE: "note   
 
 
 def exit_code(findings: Sequence[Finding]) -> int:
-    """What the worst finding makes the command return."""
+    """Exit code of the command, by the worst finding."""
     worst = max((finding.level for finding in findings), default=Level.NOTE)
     return {
         Level.NOTE: exit_codes.OK,

@@ -96,7 +96,8 @@ class Attempt(_Written):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerInfo:
-    """What a worker is and had, taken once in its process: the row's provenance."""
+    """Facts about a worker and its surroundings, taken once in its process: the row's
+    provenance."""
 
     worker_id: str
     node_name: str
@@ -112,7 +113,7 @@ class WorkerInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankOutcome:
-    """How one rank of an attempt ended. One-card attempts have one."""
+    """Outcome of one rank of an attempt. One-card attempts have one."""
 
     rank: int
     state: State  # SUCCEEDED, OUT_OF_MEMORY, UNSUPPORTED, FAILED, TIMED_OUT or LOST
@@ -129,7 +130,7 @@ class RankOutcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """How an attempt ended, all ranks together; ``state`` is the worst of the ranks'."""
+    """Outcome of an attempt, all ranks together; ``state`` is the worst of the ranks'."""
 
     attempt_id: str
     state: State

@@ -23,7 +23,7 @@ _FIGURES: Mapping[str, Callable[[CardTelemetry], float | None]] = {
 
 
 def card_readings(readings: Sequence[Reading], start: float, end: float) -> dict[str, str]:
-    """What readings between two moments say, as details of a row; empty where there is none."""
+    """Summarise the readings between two moments as details of a row; empty where there is none."""
     within = [read for at, read in readings if start <= at <= end]
     found = {}
     for name, figure in _FIGURES.items():

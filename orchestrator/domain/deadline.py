@@ -27,19 +27,19 @@ _LONGEST_S = 400 * 86400.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deadline:
-    """When the report must be there. Times are seconds since the epoch."""
+    """Moment by which the report must be there. Times are seconds since the epoch."""
 
     at: float
     reserve_s: float  # before it
 
     @property
     def work_until(self) -> float:
-        """When the last attempt must have ended."""
+        """Moment by which the last attempt must have ended."""
         return self.at - self.reserve_s
 
     @property
     def stop_s(self) -> float:
-        """How much of the reserve is for processes to end; the rest is for the report."""
+        """Part of the reserve that is for processes to end; the rest is for the report."""
         return min(STOP_S, self.reserve_s / 2)
 
     @classmethod

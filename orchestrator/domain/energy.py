@@ -25,7 +25,7 @@ Reading = tuple[float, CardTelemetry]  # when, on the host's monotonic clock
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Energy:
-    """What one card took."""
+    """Energy that one card took."""
 
     energy_j: float
     duration_s: float

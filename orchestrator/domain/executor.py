@@ -13,7 +13,7 @@ from workloads.devices.monitoring.telemetry import CardTelemetry
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """What a busy worker is doing now, for the live view and the watchdog."""
+    """Current activity of a busy worker, for the live view and the watchdog."""
 
     worker_id: str
     attempt_id: str
@@ -33,15 +33,15 @@ class Executor(Protocol):
         """Carry out one command without waiting for its end."""
 
     def events(self, timeout_s: float) -> list[Event]:
-        """What happened since the last call; waits up to ``timeout_s`` for something. With 0 it
-        looks only: rows may not be written yet."""
+        """Events since the last call; waits up to ``timeout_s`` for one. With 0 it looks only: rows
+        may not be written yet."""
 
     def progress(self) -> Mapping[str, Progress]:
         """The busy workers, by worker id, as last heard."""
 
     def telemetry(self) -> Mapping[Card, CardTelemetry]:
-        """What cards say of themselves from outside their workers, as last heard; those alone
-        that say anything."""
+        """Latest readings of the cards from outside their workers; cards without any are not in
+        it."""
 
     def close(self) -> None:
         """Stop every worker and release every card."""

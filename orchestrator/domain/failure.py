@@ -1,4 +1,4 @@
-"""Why an attempt did not succeed: the classes, and the record that a row keeps."""
+"""Failures of attempts: their classes, and the record that a row keeps."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class FailureClass(str, Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """What the row says of a failed attempt."""
+    """Failure of an attempt, as its row keeps it."""
 
     failure_class: FailureClass
     message: str  # one line

@@ -1,4 +1,4 @@
-"""What earlier rows say, in the few fields that planning and estimating need."""
+"""Earlier rows, in the few fields that planning and estimating need."""
 
 from __future__ import annotations
 

@@ -27,8 +27,8 @@ _MOST_SHARED = 4096
 
 
 def identity(job: Job) -> dict[str, object]:
-    """What the job means. The experiment's name and the stopping rule carry no meaning: renaming
-    an experiment or asking for more repeats does not make it another job."""
+    """The meaning of the job. The experiment's name and the stopping rule are not part of it:
+    renaming an experiment or asking for more repeats does not make it another job."""
     said: dict[str, object] = {
         name: declaration.value_in_id(value)
         for name, declaration in FIELDS.items()

@@ -99,13 +99,13 @@ class State(str, Enum):
 
     @property
     def terminal(self) -> bool:
-        """Whether a job in this state is finished with."""
+        """Return whether a job in this state is finished with."""
         return self not in (State.PENDING, State.RUNNING)
 
 
 def supersedes(newer: State, older: State) -> bool:
-    """Whether a job's newer final row stands for it: one that measured nothing never hides a
-    success, which happens when a run that measures everything anew is cut short."""
+    """Return whether a job's newer final row replaces the older one. A row that measured nothing
+    never hides a success: a run that measures everything anew may be cut short."""
     return not (older is State.SUCCEEDED and newer in (State.NOT_STARTED, State.LOST))
 
 
@@ -134,7 +134,7 @@ class Job(_Identified):
     measure: MeasureSettings = field(default_factory=MeasureSettings)
 
     def identity(self) -> dict[str, object]:
-        """What the job means (``identity.py``)."""
+        """The meaning of the job (``identity.py``)."""
         return identity.identity(self)
 
     @property
@@ -149,7 +149,7 @@ class Job(_Identified):
 
     @property
     def process_kind(self) -> str:
-        """What a process must be to run this job; "" for an ordinary one."""
+        """Kind of process that can run this job; "" for an ordinary one."""
         return process_kind(self.engine, self.accelerator.device, dict(self.parameters))
 
     @property

@@ -17,7 +17,7 @@ from workloads.api import Item, MeasureSettings, Sample
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metrics:
-    """What is derived from the samples of the steady state. None where it does not apply."""
+    """Figures derived from the samples of the steady state. None where one does not apply."""
 
     generated_tokens_per_s: float | None = None  # up to and including end-of-sequence, all cards
     total_tokens_per_s: float | None = None  # real input and generated tokens

@@ -181,7 +181,7 @@ def parse_emulation(spec: str, accelerators: Sequence[Accelerator]) -> list[Node
 
 
 def assumed_servers(accelerators: Sequence[Accelerator]) -> list[Node]:
-    """What a plan is made for when there is no cluster: one server of each kind."""
+    """Nodes that a plan assumes when there is no cluster: one server of each kind."""
     return [
         Node(
             node_id=f"{kind.lower()}-1",

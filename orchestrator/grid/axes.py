@@ -27,10 +27,10 @@ RANGE_HINT = "a range is written 1..64 *2 (doubling), 1..9 +2 (steps of 2) or 1.
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """Settings that move together (one, or a zip group) and the rows they take in turn."""
+    """Settings that move together (one, or a zip group) and the points that they take in turn."""
 
     names: tuple[str, ...]
-    rows: tuple[tuple[Scalar, ...], ...]
+    points: tuple[tuple[Scalar, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +40,12 @@ class Pattern:
     allowed: Mapping[str, frozenset[Scalar]]
 
     def matches(self, settings: Mapping[str, Scalar]) -> bool:
-        """Whether all of the pattern's settings have a value it names."""
+        """Return whether all of the pattern's settings have a value it names."""
         return all(settings[name] in values for name, values in self.allowed.items())
 
 
 def looks_like_range(value: object) -> bool:
-    """Whether a value is meant as a range, rightly written or not."""
+    """Return whether a value is meant as a range, rightly written or not."""
     return isinstance(value, str) and _LOOKS_LIKE_RANGE.match(value) is not None
 
 
@@ -76,14 +76,14 @@ def parse_range(text: str) -> range | tuple[int, ...] | Fault:
 
 
 def product_size(axes: Sequence[Axis]) -> int:
-    """How many points the product of axes has."""
-    return prod(len(axis.rows) for axis in axes)
+    """Number of points in the product of axes."""
+    return prod(len(axis.points) for axis in axes)
 
 
 def product(fixed: Mapping[str, Scalar], axes: Sequence[Axis]) -> Iterator[dict[str, Scalar]]:
     """Every point as a full mapping of settings, the last axis varying fastest."""
     names = tuple(itertools.chain.from_iterable(axis.names for axis in axes))
-    for combination in itertools.product(*(axis.rows for axis in axes)):
+    for combination in itertools.product(*(axis.points for axis in axes)):
         point = dict(fixed)
         point.update(zip(names, itertools.chain.from_iterable(combination), strict=True))
         yield point

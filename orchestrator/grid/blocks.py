@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class MeasureBlock(BaseModel):
-    """How jobs are timed. What is left out keeps its default."""
+    """Timing of jobs. A key that is missing keeps its default."""
 
     model_config = ConfigDict(extra="forbid", strict=True, defer_build=True)
 
@@ -48,7 +48,7 @@ class ExperimentBlock(BaseModel):
     )
     zip: Any = Field(
         default=None,
-        description="Settings that move together: lists of equal length, read row by row. One "
+        description="Settings that move together: lists of equal length, read in parallel. One "
         "group, or a list of groups.",
     )
     include: list[dict[str, Any]] = Field(

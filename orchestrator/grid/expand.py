@@ -44,7 +44,7 @@ class Expander:
         return tuple(by_id.values())
 
     def notes(self) -> tuple[str, ...]:
-        """What was asked for more than once."""
+        """Notes on jobs that were asked for more than once."""
         notes = []
         for (name, first), count in self.repeated.items():
             jobs = "1 job" if count == 1 else f"{count} jobs"
@@ -92,7 +92,7 @@ class Expander:
         have: dict[str, list[Scalar]] = {name: [v] for name, v in experiment.fixed.items()}
         for axis in experiment.axes:
             for index, name in enumerate(axis.names):
-                have[name] = list(dict.fromkeys(row[index] for row in axis.rows))
+                have[name] = list(dict.fromkeys(point[index] for point in axis.points))
         for name, values in allowed.items():
             if not values & set(have.get(name, [])):
                 listed = ", ".join(map(str, have.get(name, [])[:20]))

@@ -31,7 +31,7 @@ Values = list[tuple[Scalar, Path_]]
 
 @dataclass(slots=True, kw_only=True)
 class Experiment:
-    """What an experiment asks for, ready to be expanded."""
+    """An experiment of a grid, ready to be expanded."""
 
     name: str
     path: Path_
@@ -46,7 +46,7 @@ class Experiment:
 
     @property
     def size(self) -> int:
-        """How many jobs it asks for, before ``exclude``."""
+        """Number of jobs it asks for, before ``exclude``."""
         alone = 0 if self.only_included else product_size(self.axes)
         return alone + sum(product_size(axes) for axes in self.include)
 
@@ -223,7 +223,7 @@ class ExperimentReader:
         return values
 
     def _known(self, path: Path_, name: str) -> bool:
-        """Whether ``name`` can vary within an experiment; notes a problem when not."""
+        """Return whether ``name`` can vary within an experiment; notes a problem when not."""
         if name == "workload":
             hint = "an experiment has one workload; make another experiment"
             self.grid.complain(path, "the workload cannot vary here", hint, key=True)
@@ -240,8 +240,8 @@ class ExperimentReader:
         for name, raw in self.block.get("axes", {}).items():
             path = (*self.path, "axes", name)
             if self._free(path, name, taken):
-                rows = tuple((value,) for value, _ in self._values(path, name, raw))
-                self._add(experiment, Axis((name,), rows))
+                points = tuple((value,) for value, _ in self._values(path, name, raw))
+                self._add(experiment, Axis((name,), points))
         groups = self.block.get("zip")
         path = (*self.path, "zip")
         if groups is None:
@@ -293,11 +293,11 @@ class ExperimentReader:
             return  # noted already
         if len(set(lengths.values())) > 1:
             counts = ", ".join(f"{name} has {length}" for name, length in lengths.items())
-            hint = "linked axes are read row by row and have equal lengths"
+            hint = "linked axes are combined position by position and have equal lengths"
             self.grid.complain(path, f"linked axes of different lengths: {counts}", hint)
             return
-        rows = zip(*([value for value, _ in values] for values in columns.values()), strict=True)
-        self._add(experiment, Axis(tuple(columns), tuple(rows)))
+        points = zip(*([value for value, _ in values] for values in columns.values()), strict=True)
+        self._add(experiment, Axis(tuple(columns), tuple(points)))
 
     # Points
 

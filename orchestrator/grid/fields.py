@@ -1,4 +1,4 @@
-"""What may be set in a grid: the fields of a job and the parameters of its workload.
+"""Settings of a grid: the fields of a job and the parameters of its workload.
 
 A *field* is a setting that every job has (model, precision, batch_size, …); a *parameter* belongs
 to the workload (output_tokens, …). In a grid file both are written alike. ``Vocabulary`` knows the
@@ -25,7 +25,7 @@ FIELD_NAMES = tuple(JobFields.model_fields)
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What is wrong with a value, and what would be right."""
+    """A fault of a value, and a hint at the right one."""
 
     message: str
     hint: str = ""
@@ -51,7 +51,7 @@ class Vocabulary:
 
     @classmethod
     def installed(cls, *, check_data: bool = True) -> Vocabulary:
-        """What this installation has; ``check_data`` also looks for models and datasets."""
+        """The settings of this installation; ``check_data`` also looks for models and datasets."""
         from workloads.precision import PRECISIONS
         from workloads.registry import WORKLOADS
 
@@ -97,7 +97,8 @@ class Vocabulary:
         return self.checked[known]
 
     def renamed(self, workload: str | None, name: str, value: Scalar) -> Scalar:
-        """What a value of an earlier version is called now; any other value as it is."""
+        """Translate a value of an earlier version to its present name; any other value stays as it
+        is."""
         if name in FIELD_NAMES:
             declared = FIELDS
         else:

@@ -173,5 +173,5 @@ def _experiment(settings: dict[str, Schema]) -> Schema:
 
 
 def _measure() -> Schema:
-    said = {"description": "How jobs are timed; what is left out keeps its default."}
+    said = {"description": "Timing of jobs; a key that is missing keeps its default."}
     return said | _mapping(_properties(MeasureBlock))

@@ -72,7 +72,7 @@ class Node:
 
 
 def resolve(text: str) -> Scalar:
-    """What a plain (unquoted) scalar means.
+    """Interpret a plain (unquoted) scalar.
 
     Raises:
         ValueError: a number that is not finite or has more digits than any setting can.

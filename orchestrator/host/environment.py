@@ -60,7 +60,7 @@ class GitState:
 
 
 def provenance() -> Provenance:
-    """What the driver says of itself in every row."""
+    """Provenance of the driver, as every row keeps it."""
     state = git_state()
     return Provenance(versions=versions(), git_commit=state.commit, git_dirty=state.dirty)
 
@@ -134,7 +134,7 @@ def kernel() -> str:
 
 
 def _output(command: tuple[str, ...], environment: dict[str, str] | None = None) -> str | None:
-    """What a command prints; None if it is not there, fails or hangs."""
+    """Output of a command; None if it is not there, fails or hangs."""
     try:
         done = subprocess.run(
             command,

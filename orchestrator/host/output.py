@@ -146,7 +146,7 @@ class GuardedFile(io.RawIOBase):
         return self._fd
 
     def isatty(self) -> bool:
-        """Whether a terminal shows it."""
+        """Return whether a terminal shows it."""
         return os.isatty(self._fd)
 
 
@@ -177,7 +177,7 @@ def guarded(
 
 
 def loss(stream: TextIO) -> OSError | None:
-    """Why something that was written to a guarded stream did not get out; None if all did."""
+    """Error that kept text of a guarded stream from getting out; None if all did."""
     with contextlib.suppress(OSError, ValueError):
         stream.flush()
     buffer = getattr(stream, "buffer", None)
@@ -291,7 +291,7 @@ def console(to: TextIO | None = None, **options: Any) -> Console:
 
 
 class _VisibleHandler(logging.Handler):
-    """What ``logging`` falls back on, with visible control characters."""
+    """The fallback of ``logging``, with visible control characters."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print a record on standard error."""

@@ -1,4 +1,4 @@
-"""What Nightgrid runs inside Ray's processes: one agent per node.
+"""The code that Nightgrid runs inside Ray's processes: one agent per node.
 
 It holds the node's cards in Ray's accounts, and the work is done by processes beneath it
 (``worker/node_workers.py``) which can crash, hang and be replaced in a fraction of a second while
@@ -27,12 +27,12 @@ from orchestrator.errors import ClusterError
 from orchestrator.host import output
 from orchestrator.worker.card_sampler import CardSampler
 from orchestrator.worker.leftovers import Owner, end_leftovers
-from orchestrator.worker.letters import Answers, Bag, InOrder
+from orchestrator.worker.messages import PendingResponses, Resequencer, ResponseBatch
 from orchestrator.worker.node_workers import NodeWorkers
 from orchestrator.worker.process_server import open_log
 from orchestrator.worker.redaction import redact
 from orchestrator.worker.served_process import wait_for_end
-from orchestrator.worker.wire import packed, unpacked
+from orchestrator.worker.wire import pickled, unpickled
 from workloads.devices import device_class, environment_for, host_device
 from workloads.devices.monitoring.release import idle_memory_bytes
 from workloads.devices.monitoring.telemetry import CardTelemetry
@@ -46,7 +46,7 @@ _SILENCE_S = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostFacts:
-    """What the agent of a node found."""
+    """Facts that the agent of a node found."""
 
     hostname: str
     address: str  # by which other nodes reach it
@@ -64,7 +64,7 @@ class HostFacts:
 class NodeAgent:
     """Owns a node's process server and its workers; when the agent goes, they all go.
 
-    Ray runs ``post`` in one thread, ``mail`` in another and the rest in a third.
+    Ray runs ``submit`` in one thread, ``exchange`` in another and the rest in a third.
     """
 
     def __init__(self) -> None:
@@ -72,10 +72,10 @@ class NodeAgent:
         self._server_gone = threading.Event()
         self._path = ""
         self._sampler: CardSampler | None = None
-        self._answers = Answers()
-        self._posts = InOrder()
+        self._responses = PendingResponses()
+        self._batches = Resequencer()
         self._posting = threading.Lock()
-        self._workers = NodeWorkers(self._answers.put, self._energy, self._readings)
+        self._workers = NodeWorkers(self._responses.put, self._energy, self._readings)
         self._told: Mapping[str, Progress] = {}
         self._look_at = self._read_at = 0.0  # monotonic: for progress, for telemetry
 
@@ -143,34 +143,37 @@ class NodeAgent:
         self._sampler = CardSampler(device_class(device).telemetry)
         self._sampler.start()
 
-    def post(self, number: int, letters: bytes) -> None:
-        """Do what the driver wants: letters, packed together, and their post's number."""
+    def submit(self, number: int, requests: bytes) -> None:
+        """Take a batch of requests, pickled together, and its number."""
         with self._posting:
-            for post in self._posts.add(number, letters):
-                for letter in unpacked(post):
-                    self._workers.do(letter)
+            for batch in self._batches.add(number, requests):
+                for request in unpickled(batch):
+                    self._workers.do(request)
 
-    def mail(self, acknowledged: int, post: tuple[int, bytes] | None = None) -> bytes:
-        """A packed ``Bag`` of all answers after the one with this number; waits until there is
-        something to say, a few seconds at most: silence would mean that the agent hangs. ``post``
-        is what ``post`` takes, if there was something to take along."""
-        if post is not None:
-            self.post(*post)
-        self._answers.acknowledge(acknowledged)
+    def exchange(self, acknowledged: int, batch: tuple[int, bytes] | None = None) -> bytes:
+        """Return a pickled ``ResponseBatch`` with all responses after the acknowledged one.
+
+        Waits for news, a few seconds at most: silence would mean that the agent hangs. ``batch``
+        has the arguments of ``submit``, if the driver has requests, too.
+        """
+        if batch is not None:
+            self.submit(*batch)
+        self._responses.acknowledge(acknowledged)
         deadline = time.monotonic() + _SILENCE_S
         while True:
-            first, answers = self._answers.wait(_LOOK_S)
+            first, responses = self._responses.wait(_LOOK_S)
             progress, telemetry = self._look(), self._read_cards()
             gone = self._server_gone.is_set()
             changed = progress is not None and progress != self._told
-            if answers or changed or telemetry is not None or gone:
+            if responses or changed or telemetry is not None or gone:
                 break
             if time.monotonic() >= deadline:
                 break
         if progress is not None:
             self._told = progress
-        bag = Bag(first, answers, self._posts.received, progress, telemetry, gone)
-        return packed(bag)
+        return pickled(
+            ResponseBatch(first, responses, self._batches.received, progress, telemetry, gone)
+        )
 
     def close(self) -> None:
         """Kill every worker of the node and the server; returns when they are gone."""
@@ -183,10 +186,10 @@ class NodeAgent:
         server.wait()
         wait_for_end(self._path)
         self._server_gone.set()
-        self._answers.wake()
+        self._responses.wake()
 
     def _look(self) -> Mapping[str, Progress] | None:
-        """What the busy workers do; None within a second of the last look."""
+        """Progress of the busy workers; None within a second of the last look."""
         now = time.monotonic()
         if now < self._look_at:
             return None
@@ -194,7 +197,7 @@ class NodeAgent:
         return self._workers.progress()
 
     def _read_cards(self) -> Mapping[int, CardTelemetry] | None:
-        """What the cards said last; None on an emulated node, and between two readings."""
+        """Latest telemetry of the cards; None on an emulated node, and between two readings."""
         now = time.monotonic()
         if self._sampler is None or now < self._read_at:
             return None
@@ -202,11 +205,11 @@ class NodeAgent:
         return self._sampler.latest()
 
     def _energy(self, index: int, start: float, end: float) -> Energy | None:
-        """What a card took between two moments of this host's clock; None where unknown."""
+        """Energy that a card took between two moments of this host's clock; None where unknown."""
         return self._sampler.energy(index, start, end) if self._sampler is not None else None
 
     def _readings(self, index: int, start: float, end: float) -> Mapping[str, str]:
-        """What a card said between two moments of this host's clock."""
+        """Readings of a card between two moments of this host's clock."""
         return self._sampler.readings(index, start, end) if self._sampler is not None else {}
 
 
@@ -267,7 +270,7 @@ def _writable(directory: Path, otherwise: Path) -> Path:
 
 
 def _ray_log_dir() -> Path:
-    """Where Ray keeps the logs of this node: this very process's output goes there."""
+    """Directory of Ray's logs on this node: this very process's output goes there."""
     output = Path(os.readlink("/proc/self/fd/1")) if os.path.exists("/proc/self/fd/1") else Path()
     if output.is_file():
         return output.parent

@@ -26,14 +26,14 @@ from orchestrator.domain.job import Accelerator
 from orchestrator.domain.topology import Node
 from orchestrator.errors import ClusterError, ControlStoreLost
 from orchestrator.on_ray.actors import HostFacts, NodeAgent
+from orchestrator.on_ray.agent_channel import AgentChannel
 from orchestrator.on_ray.calls import Calls
 from orchestrator.on_ray.cluster import node_of, nodes_of
 from orchestrator.on_ray.control_store import ControlStore, RayNode, is_absence
-from orchestrator.on_ray.correspondence import Correspondence
 from orchestrator.on_ray.failures import agent_failure, node_lost
 from orchestrator.on_ray.predecessors import owned
 from orchestrator.worker.leftovers import VARIABLE, Owner
-from orchestrator.worker.letters import Bag
+from orchestrator.worker.messages import ResponseBatch
 from orchestrator.worker.redaction import redact
 from workloads.devices import DeviceSpec, host_device
 
@@ -60,7 +60,8 @@ BEREFT_PATIENCE_S = 45.0
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """What holds a node's cards in Ray's accounts, and the call by which its agent starts."""
+    """A placement group that holds a node's cards in Ray's accounts, and the call that starts its
+    agent."""
 
     group: Any  # placement group with one bundle
     agent: Any
@@ -76,12 +77,12 @@ class Claim:
     since: float
     opened: Opened | None = None  # once the control store knows of it
     found: HostFacts | None = None
-    letters: Correspondence | None = None  # once it has joined
+    opened_channel: AgentChannel | None = None  # once it has joined
 
     @property
     def joined(self) -> bool:
-        """Whether its cards can be used."""
-        return self.letters is not None
+        """Return whether its cards can be used."""
+        return self.opened_channel is not None
 
     @property
     def agent(self) -> Any:
@@ -91,15 +92,15 @@ class Claim:
 
     @property
     def facts(self) -> HostFacts:
-        """What the agent found."""
+        """Facts that the agent found."""
         assert self.found is not None
         return self.found
 
     @property
-    def mail(self) -> Correspondence:
-        """How its agent is told what to do."""
-        assert self.letters is not None
-        return self.letters
+    def channel(self) -> AgentChannel:
+        """The channel to its agent."""
+        assert self.opened_channel is not None
+        return self.opened_channel
 
 
 class Claims:
@@ -118,7 +119,7 @@ class Claims:
         calls: Calls,
         store: ControlStore,
         joined: Callable[[Claim], None],
-        arrived: Callable[[Claim, Bag], None],
+        arrived: Callable[[Claim, ResponseBatch], None],
         left: Callable[[Claim, Failure], None],
     ) -> None:
         self._run = run
@@ -178,8 +179,8 @@ class Claims:
         with contextlib.suppress(Exception):
             ray.wait(closing, num_returns=len(closing), timeout=_CLOSE_S) if closing else None
         for claim in self._claims.values():
-            if claim.letters is not None:
-                claim.letters.close()
+            if claim.opened_channel is not None:
+                claim.opened_channel.close()
             self._release(claim)
         self._claims.clear()
         self._store.close(0.0 if self._store.silent_s else _CLOSE_S)
@@ -299,20 +300,20 @@ class Claims:
                 return
             claim.node = node_of(claim.ray_node, node.name, node.accelerator, indices)
         claim.found = value
-        claim.letters = Correspondence(
+        claim.opened_channel = AgentChannel(
             claim.agent,
             calls=self._calls,
             clock=self._clock,
-            arrived=lambda bag: self._bag_came(claim, bag),
+            arrived=lambda batch: self._responded(claim, batch),
             lost=lambda error: self.lose(claim, agent_failure(error)),
         )
         if not node.emulated:  # an emulated card has no sensors
             claim.agent.watch_cards.remote(node.accelerator.device)
         self._joined(claim)
 
-    def _bag_came(self, claim: Claim, bag: Bag) -> None:
-        self._arrived(claim, bag)
-        if bag.server_gone:
+    def _responded(self, claim: Claim, batch: ResponseBatch) -> None:
+        self._arrived(claim, batch)
+        if batch.server_gone:
             self.lose(claim, node_lost("its process server died"))
 
     def _failed(self, claim: Claim, what: str, error: BaseException) -> None:
@@ -331,8 +332,8 @@ class Claims:
             return
         del self._claims[claim.node.node_id]
         self._retry_at[claim.node.node_id] = self._clock() + _RETRY_S
-        if claim.letters is not None:
-            claim.letters.close()
+        if claim.opened_channel is not None:
+            claim.opened_channel.close()
             self._left(claim, self._with_silence(failure))
         self._release(claim)
 
@@ -399,7 +400,7 @@ def _agent_in(group: Any, spec: DeviceSpec, bundle: Mapping[str, float], name: s
         "scheduling_strategy": PlacementGroupSchedulingStrategy(group, 0),
     }
     remote: Any = ray.remote  # whose types do not know groups
-    agent = remote(concurrency_groups={"post": 1, "mail": 1})(NodeAgent)
+    agent = remote(concurrency_groups={"submit": 1, "exchange": 1})(NodeAgent)
     return agent.options(**options).remote()
 
 
@@ -410,7 +411,7 @@ def _computes_on_cpu(node: Node) -> bool:
 def _cards_on_host(
     ray_node: Mapping[str, Any], nodes: Collection[Node], ray_nodes: Mapping[str, Any]
 ) -> int:
-    """How many cards share the cores of this node's host: emulated nodes share one host."""
+    """Count the cards that share the cores of this node's host: emulated nodes share one host."""
     address = ray_node["NodeManagerAddress"]
     here = [n for n in nodes if ray_nodes[n.node_id]["NodeManagerAddress"] == address]
     return sum(node.server_cards for node in here)

@@ -1,4 +1,4 @@
-"""Which Ray cluster a run uses, and which cards are in it.
+"""The Ray cluster that a run uses, and the cards in it.
 
 ``connect`` joins a cluster that is there; ``emulate`` starts one on this machine: one real Ray node
 process for each server, with the resources such a server would have, every one marked with the
@@ -55,7 +55,7 @@ class RayCluster:
 
     @property
     def emulated(self) -> bool:
-        """Whether this process started it for itself."""
+        """Return whether this process started it for itself."""
         return self.temp_dir is not None
 
     def nodes(self) -> list[Node]:
@@ -349,7 +349,7 @@ def describe_cards(resources: Mapping[str, float]) -> tuple[dict[Accelerator, in
 
 
 def _cards(ray_node: Mapping[str, Any]) -> tuple[Accelerator, int]:
-    """What kind of cards a node has, and how many."""
+    """Kind and number of a node's cards."""
     cards, _ = describe_cards(ray_node["Resources"])
     if len(cards) > 1:
         raise ClusterError(

@@ -113,7 +113,7 @@ class ControlStore:
 
     @property
     def trouble(self) -> str:
-        """What is wrong with it, since when; empty while it answers in time."""
+        """Describe the outage and when it began; empty while the store answers in time."""
         if not (silent_s := self.silent_s):
             return ""
         since = time.strftime("%H:%M:%S", time.localtime(time.time() - silent_s))
@@ -170,7 +170,8 @@ class ControlStore:
 
 
 def is_absence(value: Any) -> bool:
-    """Whether what came in place of an answer says that the control store cannot be reached."""
+    """Return whether a value that came in place of an answer says that the control store cannot be
+    reached."""
     if not isinstance(value, BaseException):
         return False
     silent = type(value).__name__ in ("RpcError", "GetTimeoutError")
@@ -178,8 +179,8 @@ def is_absence(value: Any) -> bool:
 
 
 def first_answer(address: str, *, patience_s: float) -> Any:
-    """What a control store answers to a process that is to join its cluster: what it is asked for,
-    or the exception that there was instead; None if nothing came in this time. The wait is told."""
+    """Ask a control store as a process does that is to join its cluster. Returns the answer, or the
+    exception that came instead; None if nothing came in this time. Says that it waits."""
     answer: Any = None
 
     def ask() -> None:
@@ -207,7 +208,8 @@ def _tell_wait(address: str, patience_s: float) -> None:
 
 
 def answers() -> bool:
-    """Whether the control store of the cluster that this process has joined answers it now."""
+    """Return whether the control store of the cluster that this process has joined answers it
+    now."""
     from ray._private.worker import global_worker
 
     worker: Any = global_worker  # whose types do not know it

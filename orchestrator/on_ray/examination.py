@@ -35,7 +35,7 @@ _RUNTIME_ENV = {"env_vars": {"RAY_worker_niceness": "0"}}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Examination:
-    """What is to be looked at.
+    """An examination of a cluster: its targets and its limits.
 
     Attributes:
         packages: to be imported on every node, besides what its kind of card needs.
@@ -136,7 +136,7 @@ class Examination:
 
 
 class NodeExaminer:
-    """What runs on the node."""
+    """The actor that examines a node."""
 
     def now(self) -> float:
         """The node's clock, in seconds since the epoch."""
@@ -262,7 +262,8 @@ def _write_shared(
 
 
 def _asks_for_token(address: str) -> bool:
-    """Whether the cluster refuses a stranger: a process that is told to send no token tries."""
+    """Return whether the cluster refuses a process that sends no token; a process that is told to
+    send none tries."""
     code = (
         "import sys; from orchestrator.on_ray.control_store import first_answer; "
         "from orchestrator.on_ray.token import asks_for_token; "

@@ -1,4 +1,4 @@
-"""What Ray's exceptions about an agent say, as the failure of all that ran on its node."""
+"""Translates Ray's exceptions about an agent into the failure of all that ran on its node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What an earlier driver of the same run still holds on a Ray cluster, and its end.
+"""Ends the actors and placement groups that an earlier driver of the same run holds on a Ray
+cluster.
 
 Ray ends the actors and placement groups of a driver that died, once it has noticed. A driver that
 was only cut off from the results directory lives on and keeps its cards; so may one that hangs. Its

@@ -105,7 +105,7 @@ def joining_on_loopback() -> Iterator[None]:
 
 
 def _settings(directory: Path) -> dict[str, str | None]:
-    """What the cluster's processes and this one have in their environment (None: not set)."""
+    """Environment variables of the cluster's processes and of this one (None: not set)."""
     try:
         token = new_token(directory)
     except OSError as error:

@@ -49,7 +49,7 @@ _ADDRESS_VARIABLES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submission:
-    """What is to be sent. ``grid`` lies inside ``working_dir``; ``results`` is a path on the
+    """A run to be sent. ``grid`` lies inside ``working_dir``; ``results`` is a path on the
     cluster."""
 
     grid: Path
@@ -92,7 +92,8 @@ class Submission:
         return upload_of(self.grid, self.jobs, self.working_dir, self.include)
 
     def runtime_env(self, directory: Path) -> dict[str, Any]:
-        """What Ray uploads, which lies in ``directory``, and sets."""
+        """The runtime environment: ``directory``, which Ray uploads, and the variables that it
+        sets."""
         state = git_state()
         variables = {"RAY_JOB_STOP_WAIT_TIME_S": str(_STOP_WAIT_S), "PYTHONUNBUFFERED": "1"}
         if state.commit is not None:
@@ -118,7 +119,7 @@ class JobInfo:
 
     @property
     def over(self) -> bool:
-        """Whether it has ended, however."""
+        """Return whether it has ended, in whatever state."""
         return self.status in ("SUCCEEDED", "FAILED", "STOPPED")
 
 
@@ -181,7 +182,7 @@ class JobServer:
         return False
 
     def ask(self, arguments: Sequence[str], *, timeout_s: float) -> str:
-        """What a command of this program prints on the head node; it is run there as a Ray job.
+        """Run a command of this program as a Ray job on the head node; return what it prints.
 
         Raises:
             SubmitError: the cluster refuses, or the command takes too long (it is stopped then).
@@ -294,7 +295,7 @@ class JobServer:
 
 
 def is_job_address(address: str | None) -> bool:
-    """Whether this, or else the environment, names a job server and not a control store."""
+    """Return whether this, or else the environment, names a job server and not a control store."""
     known = address or next(filter(None, map(os.environ.get, _ADDRESS_VARIABLES)), "")
     return known.startswith(("http://", "https://"))
 

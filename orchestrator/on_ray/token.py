@@ -1,4 +1,4 @@
-"""What to tell someone whose Ray cluster asks for a token that this process does not have.
+"""Advice for users whose Ray cluster asks for a token that this process does not have.
 
 Ray itself sends the token along (since 2.52). Where it has none to send, it tries for twenty
 seconds and then speaks of a crashed cluster; where it was told of a file that is not there, it
@@ -95,7 +95,7 @@ def _read_environment_again() -> None:
 
 
 def asks_for_token(error: object) -> bool:
-    """Whether Ray refused for want of the right token. Its class is not in every version."""
+    """Return whether Ray refused for want of the right token. Its class is not in every version."""
     return type(error).__name__ == "AuthenticationError"
 
 
@@ -110,7 +110,8 @@ def take_own_token() -> None:
 
 
 def missing_token() -> str | None:
-    """Why this process, which is set to send a token, has none; None if all is well."""
+    """Reason why this process, which is set to send a token, has none; None if it has one or needs
+    none."""
     if os.environ.get(MODE, "").lower() != "token" or os.environ.get(TOKEN):
         return None
     named = os.environ.get(TOKEN_PATH)
@@ -123,7 +124,7 @@ def missing_token() -> str | None:
 
 
 def token_advice(where: str) -> str:
-    """What to set, once the cluster at ``where`` has refused us."""
+    """Advice on the variable to set, once the cluster at ``where`` has refused us."""
     mode = os.environ.get(MODE, "")
     if mode.lower() == "token":
         why = "the one that was sent is not the cluster's"

@@ -50,7 +50,7 @@ _MEANT_FOR_ALL = ("*.pub", "*.py")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Upload:
-    """What travels: files by their names beneath the job's working directory."""
+    """Files to upload, by their names beneath the job's working directory."""
 
     program: Mapping[str, Path]
     named: Mapping[str, Path]  # the grid, and what it or the user names
@@ -86,7 +86,7 @@ class Upload:
 def upload_of(
     grid: Path, jobs: Iterable[Job], working_dir: Path, include: Sequence[str] = ()
 ) -> Upload:
-    """What a grid takes along from ``working_dir``.
+    """The files of ``working_dir`` that a grid needs.
 
     Raises:
         SubmitError: something of it is named as secrets are, lies outside of ``working_dir``, is
@@ -125,7 +125,7 @@ def program_files(root: Path | None = None) -> dict[str, Path]:
 
 
 def is_secret_file(name: str) -> bool:
-    """Whether a file of this name, or one that lies there, is likely to hold a secret."""
+    """Return whether a file of this name, or one that lies there, is likely to hold a secret."""
     path = PurePosixPath(name.lower())
     if SECRET_DIRECTORIES & set(path.parts[:-1]):
         return True

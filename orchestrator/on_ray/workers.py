@@ -1,4 +1,4 @@
-"""What the executor remembers: a worker, an attempt in progress."""
+"""Records of the executor: a worker, an attempt in progress."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of a plan would be measured before a deadline, as far as estimates can tell.
+"""Forecast of the part of a plan that is measured before a deadline, by the estimates.
 
 The schedule of the night is played with every job lasting as long as it is estimated to. Pure, and
 quick enough to be asked before a run: about a second for ten thousand jobs.
@@ -22,7 +22,7 @@ MOST_JOBS = 20_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
-    """How far a run would come."""
+    """Progress that a run is expected to make."""
 
     seconds: float  # for work
     jobs: int  # that the plan runs

@@ -1,4 +1,4 @@
-"""Which jobs must wait for which: an adapter has to be trained before a model runs with it. Pure.
+"""Dependencies between jobs: an adapter has to be trained before a model runs with it. Pure.
 
 Nobody writes the order down. A setting that ``consumes`` a kind of thing names one, and the job
 needs the job of the same grid whose setting ``produces`` it under that name: ``adapter: NAME`` and

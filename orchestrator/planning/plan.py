@@ -11,7 +11,7 @@ from orchestrator.domain.topology import Node
 
 
 class Action(str, Enum):
-    """What a run does with a job."""
+    """A run's treatment of a job."""
 
     RUN = "run"
     REUSE = "reuse"  # has a successful row already
@@ -35,7 +35,7 @@ class PlannedJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Plan:
-    """What `nightgrid plan` prints and `nightgrid run` executes: the very same object."""
+    """The plan that `nightgrid plan` prints and `nightgrid run` executes: the very same object."""
 
     grid_name: str
     jobs: tuple[PlannedJob, ...]

@@ -76,8 +76,8 @@ def make_plan(
 
 
 def estimator_for(history: Iterable[PastRow], nodes: Iterable[Node]) -> Estimator:
-    """What earlier rows tell of durations on these nodes: rows of emulated cards inform plans for
-    emulated ones, real rows plans for real ones."""
+    """Estimator of durations on these nodes, from earlier rows: those of emulated cards inform
+    plans for emulated ones, real rows plans for real ones."""
     from orchestrator.scheduling.estimate import Estimator
 
     kinds = {node.emulated for node in nodes}
@@ -99,7 +99,7 @@ def _newest_terminal(history: Iterable[PastRow]) -> dict[tuple[str, bool], PastR
 
 @dataclass(frozen=True, slots=True)
 class _Cards:
-    """What the cluster has for jobs of one kind and count."""
+    """The cluster's cards for jobs of one kind and count."""
 
     emulated: bool
     devices: tuple[str, ...]  # the kind's own, and the one that emulates it
@@ -130,7 +130,7 @@ class _Planner:
         self._rules = Rules(WORKLOADS)
 
     def decide(self, job: Job) -> tuple[Action, str]:
-        """What becomes of a job, and why unless it simply runs."""
+        """Choose the action for a job, with a reason unless it simply runs."""
         cards = self.cards(job)
         self.nowhere += bool(cards.missing)
         reason = (
@@ -151,7 +151,7 @@ class _Planner:
         return Action.SKIP, f"{row.state} earlier{why}; --retry-failed tries it again"
 
     def cards(self, job: Job) -> _Cards:
-        """What there is for jobs of this kind and count."""
+        """The cluster's cards for jobs of this kind and count."""
         key = (job.accelerator, job.cards)
         if key in self._cards:
             return self._cards[key]
@@ -166,7 +166,8 @@ class _Planner:
         return self._cards[key]
 
     def unsupported(self, job: Job, devices: tuple[str, ...]) -> str:
-        """Why a precision cannot run, on the device itself or on the CPU that emulates it."""
+        """Reason why a precision cannot run, on the device itself or on the CPU that emulates
+        it."""
         key = (job.precision, job.engine, devices)
         if key not in self._unsupported:
             reason = ""
@@ -179,7 +180,8 @@ class _Planner:
         return self._unsupported[key]
 
     def refused(self, job: Job, devices: tuple[str, ...]) -> str:
-        """Why the workload's own rules say that a job cannot run, there or on the CPU."""
+        """Reason why the workload's own rules refuse a job, on the device or on the CPU that
+        emulates it."""
         for device in devices:
             for refusal in self._rules.refusals(job, device):
                 if refusal.unsupported:
@@ -230,7 +232,7 @@ def card_problems(grid: Grid, nodes: Sequence[Node]) -> list[Problem]:
 
 
 def legal_counts(nodes: Sequence[Node], accelerator: Accelerator) -> list[int]:
-    """How many cards one job can have on these nodes."""
+    """Numbers of cards that one job can have on these nodes."""
     total = sum(len(node.card_indices) for node in nodes if node.accelerator is accelerator)
     return [n for n in range(1, total + 1) if legal_card_sets(nodes, accelerator, n)]
 

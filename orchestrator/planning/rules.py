@@ -1,4 +1,4 @@
-"""What the rules of workloads have against jobs, asked once for all jobs that look alike to them.
+"""Memoised job validation: one call of a workload's rule for all jobs that look alike to it.
 
 A rule is a function of what it reads of a job (``workloads/refusal.py``). So it is noted what each
 has ever read, and jobs that have all of that in common get one answer: of ten thousand jobs a rule
@@ -28,7 +28,7 @@ class Rules:
         self._answers: dict[tuple[str, str], _Answers | None] = {}
 
     def refusals(self, job: Job, device: str) -> tuple[Refusal, ...]:
-        """What the rule of the job's workload has against it on a device."""
+        """Objections of the rule of the job's workload on a device."""
         key = (job.workload, device)
         if key not in self._answers:
             rule = getattr(self._workloads.get(job.workload), "refusals", None)
@@ -38,7 +38,7 @@ class Rules:
 
 
 class _Read:
-    """What a rule has read: fields of a job, parameters, or all parameters there are."""
+    """Inputs that a rule has read: fields of a job, parameters, or all parameters there are."""
 
     def __init__(self) -> None:
         self.fields: dict[str, None] = {}  # in the order of reading: a key has their values in it
@@ -46,7 +46,7 @@ class _Read:
         self.whole = False
 
     def add(self, other: _Read) -> bool:
-        """Whether there was anything new in it."""
+        """Add other inputs; return whether any of them is new."""
         before = (len(self.fields), len(self.parameters), self.whole)
         self.fields |= other.fields
         self.parameters |= other.parameters
@@ -55,7 +55,8 @@ class _Read:
 
 
 class _Answers:
-    """What one rule has said about jobs on one device, by all that it has ever read of any job."""
+    """Answers of one rule about jobs on one device, by the inputs that it has ever read of any
+    job."""
 
     def __init__(self, rule: Rule, device: str) -> None:
         self._rule = rule

@@ -66,7 +66,7 @@ def _carried(engine: str, parameters: Mapping[str, Scalar]) -> dict[str, Scalar]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verified:
-    """What became of one question."""
+    """Outcome of one comparison."""
 
     model: str
     accelerator: str
@@ -82,7 +82,7 @@ class Verified:
 
     @property
     def wrong(self) -> bool:
-        """Whether numbers are off, or nothing could be said that should have been."""
+        """Return whether numbers are off, or nothing could be said that should have been."""
         return self.agrees in ("no", "FAILED", "TIMED_OUT", "LOST", "NOT_STARTED")
 
 

@@ -143,7 +143,7 @@ def _read(store: Store, read: Callable[[], Contents]) -> tuple[Summary, tuple[Me
 
 
 def read_status(store: Store) -> RunStatus | None:
-    """What the run's driver wrote last; None where there is no such word, or none to understand."""
+    """Last status of the run's driver; None where there is none, or none that can be read."""
     from orchestrator.runtime.status import RunStatus
 
     try:

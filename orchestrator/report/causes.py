@@ -1,4 +1,4 @@
-"""What did not run, and why: rows gathered by cause, so that one bug is read once.
+"""Rows that did not succeed, grouped by cause, so that one bug is read once.
 
 A night with one missing package can leave a thousand failed rows. They are grouped by state,
 failure class and the shape of their reason (numbers, addresses and paths blanked), with the tail

@@ -1,4 +1,4 @@
-"""What a cell of a table says: the same words in the terminal, the page and the Markdown."""
+"""Text of a table's cell: the same words in the terminal, the page and the Markdown."""
 
 from __future__ import annotations
 

@@ -188,7 +188,7 @@ class Turned:
 
     @property
     def broken(self) -> bool:
-        """Whether it worked and does not any more."""
+        """Return whether it worked before and does not any more."""
         worked = self.before.state is State.SUCCEEDED
         return worked and self.after.state not in (_NO_ANSWER | {State.SUCCEEDED})
 
@@ -325,7 +325,8 @@ def _settings(row: Measurement, names: set[str]) -> tuple[str, ...]:
 def differences(
     before: Measurement, after: Measurement, allow: frozenset[str] = frozenset()
 ) -> tuple[tuple[Difference, ...], tuple[Difference, ...]]:
-    """What forbids comparing two rows of one job, and what is only worth knowing."""
+    """Differences between two rows of one job: those that forbid a comparison, and those that are
+    only worth knowing."""
     blocking: list[Difference] = []
     warning: list[Difference] = []
     for rule in RULES:

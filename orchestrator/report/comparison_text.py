@@ -60,7 +60,7 @@ def headline(comparison: RunComparison) -> str:
         f"{units.plural(len(comparison.changes), 'job')} compared",
         f"{slower:,} slower",
         f"{faster:,} faster",
-        f"{same:,} not told apart from noise",
+        f"{same:,} unchanged within noise",
     ]
     words += [f"{untested:,} with too few repeats to say"] if untested else []
     words += [f"{len(comparison.broken):,} broken"] if comparison.broken else []

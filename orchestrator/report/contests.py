@@ -1,4 +1,4 @@
-"""Which setting is best, and how sure that is.
+"""Contests between settings: the best one, and the confidence in it.
 
 A contest is held among rows that did the same work on the same device: they agree in every setting
 whose role is ``work``, and differ in choices (precision, batch size, engine, attention, …) and in
@@ -71,7 +71,7 @@ def peak_memory_bytes(row: Measurement) -> int | None:
 
 
 def memory_kind(row: Measurement) -> str:
-    """Whose memory ``peak_memory_bytes`` speaks of: ``device`` or ``host``."""
+    """Kind of memory that ``peak_memory_bytes`` is about: ``device`` or ``host``."""
     return "device" if row.peak_device_memory_bytes else "host"
 
 

@@ -1,4 +1,4 @@
-"""What each technique buys: rows that differ from a baseline in exactly one setting.
+"""Effect of each technique: rows that differ from a baseline in exactly one setting.
 
 A technique is any setting whose role is ``choice`` (``workloads/settings.py``): precision, engine,
 attention, padding, gradient checkpointing. For each piece of work one measured row's choices are

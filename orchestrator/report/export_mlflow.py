@@ -59,7 +59,7 @@ def export_mlflow(results: Path, uri: str, runs: Iterable[str] = ()) -> dict[str
 
 
 def parameters_of(row: Measurement) -> dict[str, str]:
-    """What was asked: the identity of the job."""
+    """Parameters of an MLflow run: the identity of the job."""
     told: dict[str, object] = {
         "workload": row.workload,
         "model": row.model,
@@ -87,7 +87,7 @@ def metrics_of_row(row: Measurement) -> dict[str, float]:
 
 
 def tags_of(row: Measurement) -> dict[str, str]:
-    """How it ended, where and with what it was made, and what is not real about it."""
+    """Tags of an MLflow run: its end, its place and versions, and what is not real about it."""
     told: dict[str, object] = {
         ATTEMPT_TAG: f"{row.invocation_id}/{row.attempt_id}",
         "nightgrid.job_id": row.job_id,

@@ -74,7 +74,7 @@ def throughput_curve(table: Table, title: str) -> str:
 
 
 def clipped(table: Table) -> bool:
-    """Whether an interval of the drawing reaches beyond its frame, above or below zero."""
+    """Return whether an interval of the drawing reaches beyond its frame, above or below zero."""
     points = [p for series in _series(table).values() for p in series]
     highest = max((p.value for p in points), default=0.0)
     return any(p.low < 0 or p.high > highest * TALLEST_BAR for p in points)
@@ -192,7 +192,7 @@ def _free(
     sizes: Sequence[int],
     top: float,
 ) -> bool:
-    """Whether no line of another precision passes where a name would stand."""
+    """Return whether no line of another precision passes where a name would stand."""
     for other, points in series.items():
         if other == precision:
             continue

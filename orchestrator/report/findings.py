@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from orchestrator.report import units
+from orchestrator.report.contests import work_of
 from orchestrator.report.grouping import Differences, described, unusual
 from orchestrator.report.labels import label
 from orchestrator.report.published import REFERENCES
@@ -64,15 +65,16 @@ def _effects(summary: Summary) -> Finding:
         head=("changed", "where", "throughput", "real tokens/s", "memory"),
         rows=tuple(rows),
         numbers=(2, 3, 4),
-        note="~ not told apart from the baseline" if any(r[2].endswith("~") for r in rows) else "",
+        note="~ tied with the baseline" if any(r[2].endswith("~") for r in rows) else "",
     )
 
 
 def _steps(summary: Summary) -> Finding:
-    apart = unusual(summary.settings[one.row.job_id] for one in summary.steps)
+    work = {one.row.job_id: work_of(summary.settings[one.row.job_id]) for one in summary.steps}
+    apart = unusual(work.values())
     rows = []
     for one in summary.steps:
-        about = described(apart[summary.settings[one.row.job_id]])
+        about = described(apart[work[one.row.job_id]])
         shares = (one.data, one.forward, one.backward, one.optimizer, one.communication)
         rows.append(
             (

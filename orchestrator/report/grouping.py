@@ -1,4 +1,4 @@
-"""Which rows count, and which of them belong in one table.
+"""Selection of the rows that count, and their grouping into tables.
 
 A job may have many rows: attempts that failed, probes for the largest batch, later invocations
 that measured it again. What counts is the newest row marked ``final``. Rows belong in one table
@@ -66,7 +66,7 @@ def newest_final(measurements: Sequence[Measurement]) -> tuple[Measurement, ...]
 
 
 def _stands_for(row: Measurement, other: Measurement, *, newer: bool) -> bool:
-    """Whether ``row`` tells of the job rather than ``other`` does."""
+    """Return whether ``row`` represents the job rather than ``other``."""
     if row.emulated != other.emulated:
         real = other if row.emulated else row
         if real.state is State.SUCCEEDED:
@@ -128,7 +128,7 @@ def varying_parameters(settings: Iterable[Setting]) -> frozenset[str]:
 
 
 def shared_facts(settings: Sequence[Setting]) -> dict[str, str]:
-    """What is the same in every setting, as name and value, for one line above all tables."""
+    """Settings with one value in all rows, as name and value, for one line above all tables."""
     if not settings:
         return {}
     facts: dict[str, str] = {}

@@ -92,7 +92,7 @@ def write_images(summary: Summary, directory: Path) -> tuple[list[Path], int]:
 
 
 def images_of(summary: Summary) -> tuple[list[Image], int]:
-    """What is to be drawn, and how many pictures the limit leaves out."""
+    """The images to draw, and the number that the limit leaves out."""
     kinds: list[list[Image]] = [
         [_heat_map(n, table) for n, table in enumerate(summary.tables, 1)],
         [_curve(n, t) for n, t in enumerate(summary.tables, 1) if len(_measured(t)) > 1],
@@ -124,7 +124,7 @@ def _heat_map(number: int, table: Table) -> Image:
         axes.set_xticks(range(len(table.batch_sizes)), map(_plain, table.batch_sizes))
         axes.set_yticks(range(len(table.precisions)), map(_plain, table.precisions))
         axes.set_xlabel("batch size per card")
-        axes.set_title(f"{table.unit or 'state'}; * best, ~ not told apart", fontsize=8)
+        axes.set_title(f"{table.unit or 'state'}; * best, ~ tied", fontsize=8)
 
     size = (max(5.0, 0.75 * len(table.batch_sizes) + 1.5), 0.5 * len(table.precisions) + 1.8)
     return Image(name=f"heat-map-{number:02d}", title=_title(table), draw=draw, size=size)
@@ -381,7 +381,7 @@ def _timeline(timeline: Timeline) -> Image:
 
 
 def _note(summary: Summary) -> str:
-    """What is not real about the numbers, for the foot of every picture."""
+    """Warnings about numbers that are not real, for the foot of every picture."""
     flags = [f"{f.name.lower()} in {f.count} of {f.of} rows" for f in summary.flags]
     return ("Beware: " + ", ".join(flags)) if flags else ""
 

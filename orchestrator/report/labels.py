@@ -1,4 +1,4 @@
-"""What a job is called in a report: by what is free to choose of it.
+"""Labels of jobs in a report, made of their choices.
 
 Rows that did the same work are told apart by their choices: the precision, the batch size, and
 every other setting of that role which is not at its default. What changes nothing that is measured

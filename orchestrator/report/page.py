@@ -18,7 +18,7 @@ from orchestrator.domain.job import State
 from orchestrator.domain.measurement import Measurement
 from orchestrator.report import cells, units
 from orchestrator.report.causes import SETTLED, STATE_ORDER
-from orchestrator.report.contests import interval
+from orchestrator.report.contests import interval, work_of
 from orchestrator.report.drawing import precision_style
 from orchestrator.report.figures import clipped, throughput_curve
 from orchestrator.report.grouping import Differences, Setting, described, unusual
@@ -102,7 +102,8 @@ def render(
             ratio_bars=ratio_bars,
             scaling_groups=scaling_groups(summary.scalings),
             scaling_apart=Differences.among([one.setting for one in summary.scalings]),
-            unusual=unusual(summary.settings[one.row.job_id] for one in summary.steps),
+            work_of=work_of,
+            unusual=unusual(work_of(summary.settings[one.row.job_id]) for one in summary.steps),
             roofline_groups=roofline_groups(summary.roofline.shares),
             heat=heat,
             without_precision=lambda row: summary.chosen(row).partition(" ")[2],
@@ -126,7 +127,7 @@ def content_security_policy() -> str:
 
 
 def heat(table: Table, row: Measurement) -> float:
-    """How dark a cell is, 0 to 1: its throughput as a share of the table's highest."""
+    """Darkness of a cell, 0 to 1: its throughput as a share of the table's highest."""
     top = table.top
     return round((row.metrics.throughput or 0.0) / top, 3) if top else 0.0
 

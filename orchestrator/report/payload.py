@@ -88,7 +88,7 @@ def _columns(
         "unit": lambda r: r.metrics.throughput_unit,
         "memory_kind": memory_kind,
         "where": cells.where,
-        "reason": lambda r: one_line(r.reason, 500),
+        "reason": lambda r: one_line(r.reason, 900),
         "failure_class": lambda r: r.failure_class or "",
         "stop_reason": lambda r: r.stop_reason or "",
         "energy_source": lambda r: r.metrics.energy_source or "",
@@ -96,7 +96,7 @@ def _columns(
         "driver": lambda r: r.driver_version or "",
         "commit": _commit,
         "versions": lambda r: described(r.versions),
-        "details": lambda r: one_line(described({**titled(r), **r.details}), 500),
+        "details": lambda r: one_line(described({**titled(r), **r.details}), 900),
         "log": lambda r: one_line(r.log or "", 300) if r.state is not State.SUCCEEDED else "",
     }
     numbers: dict[str, Read] = {

@@ -30,7 +30,7 @@ class Underway:
 
     @property
     def stale(self) -> bool:
-        """Whether the driver has been silent for too long."""
+        """Return whether the driver has been silent for too long."""
         return self.silent_s > STALE_AFTER_S
 
     @property

@@ -36,7 +36,7 @@ class Fact:
 
     @property
     def mixed(self) -> bool:
-        """Whether the rows do not agree."""
+        """Return whether the rows disagree."""
         return len(self.values) > 1
 
 

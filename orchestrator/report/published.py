@@ -37,7 +37,7 @@ class Line:
 
     @property
     def ours(self) -> bool:
-        """Whether this run measured it."""
+        """Return whether this run measured it."""
         return self.row is not None
 
 
@@ -56,7 +56,7 @@ class Comparison:
 
     @property
     def measured(self) -> bool:
-        """Whether any line is ours."""
+        """Return whether any line is ours."""
         return any(line.ours for line in self.lines)
 
 
@@ -72,7 +72,7 @@ def against_published(
 
 
 def matches(row: Measurement, figure: Published) -> bool:
-    """Whether the row did what the figure is about, on whatever device."""
+    """Return whether the row did what the figure is about, on whatever device."""
     return (
         row.workload in TASKS.get(figure.task, frozenset())
         and same_model(row.model, figure.model)
@@ -84,12 +84,14 @@ def matches(row: Measurement, figure: Published) -> bool:
 
 
 def same_model(ours: str, theirs: str) -> bool:
-    """Whether two names mean one model: the owner before the slash and the case do not count."""
+    """Return whether two names mean one model: the owner before the slash and the case do not
+    count."""
     return _plain(ours.rstrip("/").rsplit("/", 1)[-1]) == _plain(theirs)
 
 
 def same_precision(row: Measurement, precision: str) -> bool:
-    """Whether the row computed as published; ``bf16-mixed`` is fp32 weights under autocast."""
+    """Return whether the row computed as published; ``bf16-mixed`` is fp32 weights under
+    autocast."""
     autocast = str(row.parameters.get("autocast") or "none")
     base, _, mixed = precision.partition("-")
     if mixed == "mixed":
@@ -98,7 +100,7 @@ def same_precision(row: Measurement, precision: str) -> bool:
 
 
 def speedup(metric: str, value: float, reference: float) -> float:
-    """How many times as fast ``value`` is as ``reference``; of latencies less is faster."""
+    """Ratio by which ``value`` is faster than ``reference``; of latencies less is faster."""
     return reference / value if metric == "latency" else value / reference
 
 

@@ -1,4 +1,4 @@
-"""How much faster one measurement is than another, and how sure that is. Pure.
+"""Ratio of two measurements' speeds, with its confidence interval. Pure.
 
 Throughputs are compared as a ratio. Its interval is Welch's on the logarithm: each row brings the
 relative standard error of its own repeats (``derive`` computed its Student-t interval from them)
@@ -44,7 +44,7 @@ class Ratio:
 
     @property
     def decided(self) -> bool:
-        """Whether the interval leaves 1 out: the two rates can be told apart."""
+        """Return whether the interval leaves 1 out: the two rates differ significantly."""
         return self.low is not None and self.high is not None and not self.low <= 1 <= self.high
 
     @property

@@ -44,7 +44,7 @@ class Published:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceSheet:
-    """What a maker says one card can do; None where the sheet is silent."""
+    """A maker's figures for one card; None where the sheet is silent."""
 
     device: str
     memory_gb: float | None
@@ -85,7 +85,7 @@ def _read(name: str, read: Callable[[Path], tuple[_Line, ...]]) -> tuple[_Line, 
 
 
 def find(name: str) -> Path | None:
-    """Where the file of this name lies: in the checkout, else in the installation."""
+    """Path of the file of this name: in the checkout, else in the installation."""
     beside = _CHECKOUT / name
     return beside if beside.is_file() else _installed(name, _files())
 

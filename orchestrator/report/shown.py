@@ -1,4 +1,4 @@
-"""What of a run its page shows: all of an ordinary run, and of a larger one as much.
+"""The part of a run that its page shows: all of an ordinary run, and of a larger one as much.
 
 A page of a hundred thousand rows would take minutes to make, and a phone could not open it. The
 figures at its top count all rows; its tables and its list of rows are cut, and the page says what
@@ -24,7 +24,7 @@ MOST_CAUSES = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeftOut:
-    """How many of each a page does not show."""
+    """Numbers of the things that a page does not show."""
 
     rows: int = 0
     tables: int = 0

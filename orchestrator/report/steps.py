@@ -1,4 +1,4 @@
-"""Where the time of a training step goes: shares of its parts, from the row's raw samples. Pure.
+"""Shares of a training step's time, by its parts, from the row's raw samples. Pure.
 
 Forward, backward, optimizer and data follow each other; what is left of the wall time is between
 them. Waiting for other cards happens inside of these parts and is told beside them, not added.

@@ -124,7 +124,7 @@ class Summary:
     underway: Underway | None = None  # None: finished, or nothing is known of a driver
 
     def chosen(self, row: Measurement) -> str:
-        """How a row did its work, in words that no other row of the same work has."""
+        """Label of a row's choices, which no other row of the same work has."""
         return self.labels[row.job_id]
 
     @property

@@ -1,4 +1,4 @@
-"""When each card was busy, with what, and how long it stood idle.
+"""Timeline of the cards: their jobs, and the time they stood idle.
 
 Every attempt that held cards is a span on each of them: failed attempts and probes cost card time
 too. Idle time is counted inside each invocation only, from its first start to its last end; the

@@ -1,4 +1,4 @@
-"""Which attempts have begun: a log that tells the next driver what a dead one had running.
+"""Log of the attempts that have begun: tells the next driver which ones a dead driver had running.
 
     <sha256[:16]> <the attempt's note, from which its row is made should its driver die: notes.py>
 

@@ -70,7 +70,7 @@ def measurements_of(table: pa.Table, *, source: str = "table") -> Iterator[Measu
 
 
 def about_how_many(names: Iterable[str]) -> int:
-    """How many rows files of these names hold, at most and nearly."""
+    """Estimate how many rows files of these names hold: nearly right, never too low."""
     count = 0
     for name in names:
         attempt = fragments.attempt_of(name)

@@ -50,7 +50,7 @@ Ranked = tuple[tuple[int, Sample], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Provenance:
-    """What the driver knows of the program; ``environment.provenance()`` gathers it."""
+    """The driver's knowledge of the program; ``environment.provenance()`` gathers it."""
 
     versions: Mapping[str, str] = field(default_factory=dict)
     git_commit: str | None = None
@@ -332,7 +332,7 @@ def _with_what(ranks: Sequence[RankOutcome], provenance: Provenance) -> dict[str
 def _with_ranks(
     numbers: dict[str, Any], record: RecordRow, ranks: Sequence[RankOutcome]
 ) -> dict[str, Any]:
-    """How each rank of a gang that failed has ended, among the details."""
+    """Add the end of each rank of a gang that failed to the details."""
     if len(ranks) < 2 or record.state is State.SUCCEEDED:
         return numbers
     ends = [
@@ -344,8 +344,8 @@ def _with_ranks(
 
 
 def _numbers(results: Sequence[Result], declared: Mapping[str, Metric]) -> dict[str, Any]:
-    """What a rank reports once. Of a gang: the largest, since the slowest rank and the fullest
-    card are what limits it."""
+    """Numbers that a rank reports once. For a gang the largest, since the slowest rank and the
+    fullest card are its limit; figures of the workload as each declares."""
     if not results:
         return {}
     first = results[0]

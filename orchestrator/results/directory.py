@@ -1,4 +1,4 @@
-"""Where results go when nobody says.
+"""Default directory of results.
 
 ``./results`` suits a checkout. Inside a Ray job the working directory is a copy that Ray throws
 away with the job, so results go to the home directory of the node that drives the run, and the run
@@ -32,7 +32,8 @@ def default_results_dir(
 def inside_ray_job(
     environment: Mapping[str, str] | None = None, directory: Path | None = None
 ) -> bool:
-    """Whether this process is the entrypoint of a Ray job, with a passing working directory."""
+    """Return whether this process is the entrypoint of a Ray job, with a temporary working
+    directory."""
     environment = os.environ if environment is None else environment
     directory = directory or Path.cwd()
     return _RAY_JOB_VARIABLE in environment or _RAY_WORKING_DIRS in directory.as_posix()

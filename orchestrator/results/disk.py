@@ -71,7 +71,7 @@ def remove_empty_directory(path: Path) -> None:
 
 
 def is_ours(path: Path) -> bool:
-    """Whether it is a directory of this user's, and no link to one."""
+    """Return whether it is a directory of this user's, and no link to one."""
     try:
         found = path.lstat()
     except (OSError, ValueError):  # a ValueError: a NUL in the name
@@ -107,7 +107,7 @@ def read(path: Path, limit_bytes: int = LARGEST_BYTES, *, follow: bool = True) -
 
 
 def is_there(path: Path) -> bool:
-    """Whether the name is taken, also by a link that leads nowhere."""
+    """Return whether the name is taken, also by a link that leads nowhere."""
     return os.path.lexists(path)
 
 

@@ -1,4 +1,4 @@
-"""Which run is meant: by its name, by the path of its directory, or the newest."""
+"""Finds the run that is meant: by its name, by the path of its directory, or the newest."""
 
 from __future__ import annotations
 

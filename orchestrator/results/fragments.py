@@ -76,12 +76,12 @@ def compacted_name(rows: int, data: bytes) -> str:
 
 
 def is_compacted(name: str) -> bool:
-    """Whether the file holds many rows in the place of fragments."""
+    """Return whether the file holds many rows in the place of fragments."""
     return _COMPACTED.fullmatch(name) is not None
 
 
 def partial_target(name: str) -> str | None:
-    """What a file left behind by a crash would have become; None if it is no such file."""
+    """The name that a file left behind by a crash was to have; None if it is no such file."""
     match = _PARTIAL.fullmatch(name)
     return match["name"] if match else None
 
@@ -96,7 +96,7 @@ def attempt_of(name: str) -> tuple[str, int] | None:
 
 
 def damage_of(name: str, data: bytes) -> str | None:
-    """Why the bytes cannot be what was written under this name; None if they are."""
+    """Reason why the bytes cannot be what was written under this name; None if they are."""
     match = _COMPACTED.fullmatch(name) or _FRAGMENT.fullmatch(name)
     if match is None:
         return "the name is not one that Nightgrid gives, so its content cannot be verified"
@@ -141,7 +141,7 @@ def replace_file(directory: Path, name: str, data: bytes) -> Path:
 
 
 def write_error(path: Path, error: OSError) -> StoreError:
-    """What the file system said, in the store's words: ``StoreFull`` where no space is left."""
+    """Convert an error of the file system to the store's: ``StoreFull`` where no space is left."""
     kind = StoreFull if error.errno in _NO_SPACE else StoreError
     return kind(f"cannot write {path}: {error.strerror or error}")
 

@@ -49,7 +49,7 @@ class Place:
 
 
 class Relation(Enum):
-    """How a directory stands to the one for which its ``run.id`` was written."""
+    """Relation of a directory to the one for which its ``run.id`` was written."""
 
     SAME = "same"
     MOVED = "moved"  # renamed, or its file system is mounted elsewhere
@@ -85,12 +85,12 @@ class _Record:
 
 
 def is_run_id(text: str) -> bool:
-    """Whether the text may be part of a path and of a pattern for processes."""
+    """Return whether the text may be part of a path and of a pattern for processes."""
     return _ID.fullmatch(text) is not None
 
 
 def relation(recorded: Place, here: Place, *, original_is_there: bool) -> Relation:
-    """How the directory ``here`` stands to the recorded one.
+    """Relation of the directory ``here`` to the recorded one.
 
     Args:
         recorded: the directory for which the id was written.
@@ -153,7 +153,7 @@ def identify(directory: Path, quarantine: Path) -> Identity:
 
 
 def has_id(directory: str, run_id: str) -> bool:
-    """Whether a directory that can be seen from here is the run of this id."""
+    """Return whether a directory that can be seen from here is the run of this id."""
     return bool(directory) and _id_at(Path(directory)) == run_id
 
 
@@ -209,7 +209,8 @@ def _new(
 
 
 def _original_is_there(record: _Record, here: Place) -> bool:
-    """Whether another directory with the id lies where the id was written, seen from this host."""
+    """Return whether another directory with the id lies where the id was written, seen from this
+    host."""
     place = record.place
     if place is None or place.host != here.host or place.path == here.path:
         return False

@@ -69,7 +69,8 @@ class Holder:
         return f"process {self.pid} on {self.host}, which held the run since {since}"
 
     def alive(self, here: Holder) -> bool | None:
-        """Whether the holder still runs, seen from ``here``; None when that cannot be known."""
+        """Return whether the holder still runs, seen from ``here``; None when that cannot be
+        known."""
         if not self.on_kernel_of(here):
             same_machine = (self.host, self.machine_id) == (here.host, here.machine_id)
             return False if same_machine and self.machine_id and self.boot_id else None
@@ -79,7 +80,7 @@ class Holder:
         return started is not None and started == self.process_started
 
     def on_kernel_of(self, here: Holder) -> bool:
-        """Whether both run on one kernel since the same boot, in a container or not."""
+        """Return whether both run on one kernel since the same boot, in a container or not."""
         return self.boot_id == here.boot_id and bool(self.boot_id or self.host == here.host)
 
 
@@ -98,7 +99,7 @@ class RunLock:
 
     @property
     def held(self) -> bool:
-        """Whether this object took the lock and has not released it."""
+        """Return whether this object took the lock and has not released it."""
         return self._holder is not None
 
     def acquire(self) -> Holder | None:
@@ -134,7 +135,8 @@ class RunLock:
         return self._directory / paths.LOCK_GUARD
 
     def _dead_holder(self, me: Holder) -> Holder | None:
-        """Who left the lock behind; None if there is none. To be asked under the guard.
+        """Return the holder that left the lock behind; None if there is none. Call it under the
+        guard.
 
         Raises:
             StoreLocked: its holder lives, or may.
@@ -161,7 +163,7 @@ class RunLock:
                 os.utime(self.path)
 
     def _silent_s(self) -> float:
-        """How long the holder has given no sign of life, by the clock of the file system."""
+        """Time since the holder's last sign of life, by the clock of the file system."""
         try:
             os.utime(self._guard_path)
             return self._guard_path.stat().st_mtime - self.path.stat().st_mtime
@@ -200,7 +202,7 @@ class RunLock:
                 aside.unlink()
 
     def holder(self) -> Holder | None:
-        """Who holds the lock; None when nobody does.
+        """Return the holder of the lock; None when nobody holds it.
 
         Raises:
             StoreLocked: there is a lock file that cannot be understood.
@@ -305,8 +307,8 @@ def _flock(file: int, *, wait: bool = False) -> bool:
 
 
 def _flock_is_free(path: Path) -> bool:
-    """Whether no living process of this kernel holds the file locked; false where that cannot be
-    found out."""
+    """Return whether no living process of this kernel holds the file locked; false where that
+    cannot be found out."""
     try:
         with files.opened(path) as file:
             return _flock(file.fileno())
@@ -320,7 +322,7 @@ def _inode(path: Path) -> tuple[int, int]:
 
 
 def _process_started(pid: int) -> float | None:
-    """When a process started; None if it is gone (a zombie is)."""
+    """Start time of a process; None if it is gone (a zombie is)."""
     if os.path.exists("/proc/self/stat"):
         ticks = started_ticks(pid)
         return None if ticks is None else float(ticks)

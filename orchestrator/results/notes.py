@@ -75,7 +75,7 @@ class Notes:
 
 @lru_cache(maxsize=1024)
 def _node_text(node: Node) -> str:
-    """What a row says of a node, as JSON."""
+    """The fields of a node that a row contains, as JSON."""
     return json.dumps(
         {
             "node_id": node.node_id,

@@ -36,6 +36,6 @@ RUN_ID = "run.id"
 
 
 def spill_directories(run_id: str) -> list[Path]:
-    """Where this host keeps rows that found no room in their run's directory."""
+    """Directories of this host for rows that found no room in their run's directory."""
     places = (Path(tempfile.gettempdir()), Path.home(), Path("/dev/shm"))
     return [place / f".nightgrid-unsaved-{run_id}" for place in places if place.is_dir()]

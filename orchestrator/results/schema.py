@@ -119,7 +119,7 @@ def _table(rows: Sequence[Mapping[str, Any]], documented: bool) -> pa.Table:
 
 
 def _misfit(rows: Sequence[Mapping[str, Any]], columns: pa.Schema) -> str | None:
-    """Which column cannot hold its value, and why."""
+    """Name the column that cannot hold its value, and the reason; None if all can."""
     import pyarrow as pa
 
     for column in columns:
@@ -210,7 +210,8 @@ def current(table: pa.Table, source: str, columns: Sequence[str] | None = None) 
 
 
 def _is_as_expected(table: pa.Table, columns: tuple[str, ...]) -> bool:
-    """Whether a table has these columns of the right types, and no null that has a default."""
+    """Return whether a table has these columns of the right types, and no null that has a
+    default."""
     return bool(table.schema.equals(_fields(columns))) and not any(
         table.column(at).null_count for at in _places_of_defaults(columns)
     )
@@ -259,7 +260,7 @@ def _absent(field: pa.Field, rows: int, source: str) -> pa.ChunkedArray:
 
 @lru_cache(maxsize=1)
 def _defaults() -> dict[str, Any]:
-    """What stands for null, by column, where that is not null itself."""
+    """Values that stand for null, by column, where that is not null itself."""
     found = {}
     for kind in (Measurement, Metrics):
         for field in fields(kind):
@@ -371,7 +372,8 @@ def allowed_in(kind: type, name: str) -> Range:
 
 
 def _all_in(values: Sequence[float], allowed: Range) -> bool:
-    """Whether all lie in a range. With a NaN among them their sum is one, which equals nothing."""
+    """Return whether all lie in a range. With a NaN among them their sum is one, which equals
+    nothing."""
     total = sum(values)
     return total == total and allowed.low <= min(values) and max(values) <= allowed.high
 
@@ -478,7 +480,7 @@ def _rules(kind: type) -> dict[str, tuple[Field[Any], bool]]:
 
 
 def _is_choice(hint: Any) -> bool:
-    """Whether values of a type are texts, one of those that iterating the type gives."""
+    """Return whether values of a type are texts, one of those that iterating the type gives."""
     return isinstance(hint, type) and issubclass(hint, str) and hint is not str
 
 

@@ -23,7 +23,7 @@ class Range(NamedTuple):
     finite: bool = True  # otherwise NaN and infinities are allowed, too
 
     def admits(self, value: float) -> bool:
-        """Whether a number lies in the range."""
+        """Return whether a number lies in the range."""
         if not self.finite and (value != value or value in (float("inf"), float("-inf"))):
             return True
         return self.low <= value <= self.high

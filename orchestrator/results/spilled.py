@@ -24,7 +24,7 @@ class SpilledRows:
     tables_path: Path
     quarantine_path: Path
     recorded: Callable[[], set[tuple[str, int]]]  # job and number of each attempt that has a row
-    rescued: int = 0  # rows that came home
+    rescued: int = 0  # rows recovered
     _places: dict[str, Path] = field(default_factory=dict)  # by the name of the row's file
 
     def write(self, run_id: str, name: str, data: bytes) -> Path | None:
@@ -147,7 +147,7 @@ def _run_named_in(path: Path) -> str | None:
 
 
 def _is_final(data: bytes) -> bool:
-    """Whether the row in a file of one row is its job's final one, of an attempt."""
+    """Return whether the row in a file of one row is its job's final one, of an attempt."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -152,12 +152,12 @@ class Store:
 
     @property
     def rescued(self) -> int:
-        """Rows that a predecessor could write only elsewhere, and that came home."""
+        """Number of rows recovered that an earlier driver had spilled to another disk."""
         return self._spilled.rescued
 
     @property
     def exists(self) -> bool:
-        """Whether the run was ever started."""
+        """Return whether the run was ever started."""
         return os.path.isdir(self.tables_path)
 
     # ------------------------------------------------------------ the one writer
@@ -433,7 +433,7 @@ class Store:
         return {job_id: most for job_id in job_ids if (most := max(of_any, numbers.get(job_id, 0)))}
 
     def history(self) -> list[PastRow]:
-        """What planning and estimating need of each row, oldest first."""
+        """The columns of each row that planning and estimating need, oldest first."""
         scan = scan_rows(self.tables_path, _HISTORY_COLUMNS)
         rows = _past_rows(scan.joined()) if scan.tables else []
         rows.sort(key=lambda row: row[0])

@@ -57,7 +57,7 @@ def faults(tables: Mapping[str, pa.Table], together: pa.Table | None = None) -> 
 
 
 def fault(table: pa.Table) -> str:
-    """Why some of these rows are none; "" if all are.
+    """Describe the first fault that makes some of these rows invalid; "" if all are valid.
 
     Args:
         table: some or all columns, of exactly their types.
@@ -93,7 +93,7 @@ def _column_fault(name: str, kind: pa.DataType, column: pa.ChunkedArray) -> str:
 
 
 def _record_fault(name: str, record: type, structs: pa.ChunkedArray) -> str:
-    """What is wrong with nested records, field by field."""
+    """Describe the first fault of nested records, field by field; "" if there is none."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -112,7 +112,7 @@ def _record_fault(name: str, record: type, structs: pa.ChunkedArray) -> str:
 
 
 def _values_fault(name: str, kind: pa.DataType, values: pa.ChunkedArray, allowed: Range) -> str:
-    """What is wrong with values of any type: nulls inside, numbers out of range."""
+    """Describe the first fault of values of any type: nulls inside, numbers out of range."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -160,7 +160,8 @@ def _parameters_fault(column: pa.ChunkedArray) -> str:
 
 @lru_cache(maxsize=4096)
 def _parameter_fault(text: str | None) -> str:
-    """What is wrong with the JSON of one parameter's value; most rows share theirs with others."""
+    """Describe the fault of the JSON of one parameter's value; most rows share theirs with
+    others."""
     try:
         value: Any = json.loads(text or "")
         str(value).encode()

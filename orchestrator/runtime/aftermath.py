@@ -1,4 +1,4 @@
-"""What there is to do after a driver died without a word: its report, and telling who asked.
+"""Work that is left after a driver died without a message: its report, and its notification.
 
 ``python -m orchestrator.runtime.aftermath`` is started by the supervisor, with a JSON object on
 standard input. It says on standard error what went wrong, and raises nothing.

@@ -55,12 +55,12 @@ class Decider(Protocol):
     """``Schedule`` as the loop sees it."""
 
     def handle(self, event: Event) -> list[Command]:
-        """What is to be done, now that this happened."""
+        """Return the commands that answer an event."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriveResult:
-    """How the loop ended. ``finished`` is false when it was cut short by a third signal."""
+    """End of the loop. ``finished`` is false when a third signal cut it short."""
 
     finished: bool
     reason: str
@@ -169,7 +169,8 @@ class Driver:
         return events
 
     def _clock_set(self) -> list[Event]:
-        """What to tell the schedule of the time of day: how far ahead it is, and again if set."""
+        """Events that tell the schedule the time of day: how far it is ahead, and again if it was
+        set."""
         now = self.clock()
         ahead_s, known = self.wall() - now, self._ahead_s
         if known is not None and abs(ahead_s - known) < STEP_S:
@@ -179,7 +180,7 @@ class Driver:
         return [ClockSet(at=now, ahead_s=ahead_s, by_s=by_s)]
 
     def _look(self) -> list[Event]:
-        """What has happened already; an executor that fails has its say later (``_poll``)."""
+        """Return the events that are there; a failing executor is dealt with later (``_poll``)."""
         try:
             return self.executor.events(0.0)
         except Exception as error:
@@ -263,7 +264,8 @@ class Driver:
     # ------------------------------------------------------------ a full disk
 
     def _hold(self, held: Held, command: Delayed) -> list[Event]:
-        """What starts something waits for room; what stops something does not."""
+        """Hold back a command that starts something until there is room; perform one that stops
+        something."""
         if not isinstance(command, StopWorker):
             held.commands.append(command)
             return []

@@ -1,4 +1,4 @@
-"""What a driver keeps while no room is left for results: rows, and what must come after them.
+"""Rows that a driver keeps while no room is left for results, and the commands behind them.
 
 Nothing is started whose result could not be written. So from the first row that finds no room, rows
 wait here and everything that starts something waits behind them, in order. What runs goes on; what
@@ -44,7 +44,7 @@ class Held:
 
     @property
     def finished(self) -> bool:
-        """Whether only rows are missing from the end of the run."""
+        """Return whether only rows are missing from the end of the run."""
         return any(isinstance(command, RunFinished) for command in self.commands)
 
     def add_row(self, command: RecordRow, measurement: Measurement) -> None:

@@ -77,7 +77,7 @@ class InProcessExecutor:
                 self._stop(command)
 
     def events(self, timeout_s: float) -> list[Event]:
-        """What happened since the last call; waits up to ``timeout_s`` for something.
+        """Events since the last call; waits up to ``timeout_s`` for one.
 
         Nothing begins before a call that may wait: the driver has written every row by then, and
         a job can take this process with it.

@@ -124,12 +124,12 @@ class RowWriter:
 
     @property
     def waiting(self) -> bool:
-        """Whether there are rows to write."""
+        """Return whether there are rows to write."""
         return bool(self._unwritten)
 
     @property
     def due(self) -> bool:
-        """Whether the oldest row has waited long enough for company."""
+        """Return whether the oldest row has waited long enough for company."""
         return self.clock() >= self._write_by
 
     def begin(self, attempts: Sequence[Attempt]) -> None:

@@ -51,7 +51,7 @@ _ANSWERED = {State.SUCCEEDED, State.OUT_OF_MEMORY, State.PRUNED, State.UNSUPPORT
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
-    """Where a grid is run, where its rows go, and what is measured again."""
+    """Options of a run: its cluster, its directory, and the jobs that are measured again."""
 
     results: Path = field(default_factory=default_results_dir)
     name: str | None = None  # of the run; None: the grid's
@@ -72,7 +72,8 @@ class RunOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOutcome:
-    """How it went. ``states`` has every job of the plan, and is empty when it was cut short."""
+    """Outcome of a run. ``states`` has every job of the plan, and is empty when it was cut
+    short."""
 
     store: Store
     plan: Plan
@@ -81,7 +82,8 @@ class RunOutcome:
 
     @property
     def answered(self) -> bool:
-        """Whether every job has an answer: measured, or known not to fit or not to exist here."""
+        """Return whether every job has an answer: measured, or known not to fit or not to exist
+        here."""
         return self.result.finished and all(state in _ANSWERED for state in self.states.values())
 
 
@@ -164,7 +166,7 @@ def with_cards_of(run: Path, options: RunOptions) -> RunOptions:
 
 
 def _is_place(name: str, value: object) -> bool:
-    """Whether a value from a run's directory can be that option."""
+    """Return whether a value from a run's directory can be that option."""
     if name == "in_process":
         return isinstance(value, bool)
     if name == "card_memory_bytes":
@@ -173,7 +175,7 @@ def _is_place(name: str, value: object) -> bool:
 
 
 def plan_grid(source: Grid | str | os.PathLike[str], options: RunOptions) -> Plan:
-    """What ``run_grid`` would do on the nodes that are named or, without any, assumed.
+    """Plan a grid as ``run_grid`` would, on the nodes that are named or, without any, assumed.
 
     Raises:
         GridError: the grid is refused.
@@ -312,7 +314,7 @@ def _attempts_since(store: Store, moment: float) -> set[tuple[str, int]]:
 
 
 def _again(options: RunOptions) -> bool:
-    """Whether this driver was started because the one before it died."""
+    """Return whether this driver was started because the one before it died."""
     return options.charge is not None and options.charge.again
 
 
@@ -323,7 +325,7 @@ def _tell(options: RunOptions, **facts: object) -> None:
 
 
 def cards_by_kind(nodes: Sequence[Node]) -> dict[str, int]:
-    """How many cards of each kind there are."""
+    """Count the cards of each kind."""
     found: dict[str, int] = {}
     for node in nodes:
         found[node.accelerator.value] = found.get(node.accelerator.value, 0) + len(
@@ -372,7 +374,8 @@ def _deadline(options: RunOptions, plan: Plan) -> Deadline | None:
 
 
 def forecast_of(plan: Plan, history: Sequence[PastRow], deadline: Deadline) -> Forecast | None:
-    """How far a run that starts now would come; None when that is too much to work out."""
+    """Forecast how far a run that starts now would come; None when that takes too long to
+    compute."""
     from orchestrator.planning.forecast import forecast
     from orchestrator.planning.planner import estimator_for
 
@@ -426,7 +429,8 @@ def _clear_up(store: Store, say: Say) -> None:
         more = f" and {len(ended) - 3} more" if len(ended) > 3 else ""
         say(f"ended what it left running here: {some}{more}")
     if store.rescued:
-        say(f"{store.rescued} rows that it could write only elsewhere are here now")
+        rows = "row" if store.rescued == 1 else "rows"
+        say(f"recovered {store.rescued} {rows} spilled to another disk")
     for note in store.notes:
         say(note)
     for attempt_id in store.interrupted:
@@ -536,7 +540,7 @@ def attempts_before(
 
 
 def final_states(plan: Plan, history: Sequence[PastRow]) -> dict[str, State]:
-    """How each job of the plan stands: the state of its newest final row on the same footing."""
+    """State of each job of the plan: that of its newest final row on the same footing."""
     # A kind of card that is not there is not emulated either: its rows say so.
     emulated = {node.accelerator: node.emulated for node in plan.nodes}
     newest = {(row.job_id, row.emulated): row.state for row in history if row.final}

@@ -1,4 +1,4 @@
-"""Where a run's cards come from: this process, emulated nodes on this machine, or a Ray cluster.
+"""Sources of a run's cards: this process, emulated nodes on this machine, or a Ray cluster.
 
 A session knows the nodes before anything is started where that is possible, so that a plan can be
 made and refused first; ``executor`` then starts what is needed and ends it with the block.

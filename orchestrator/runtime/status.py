@@ -1,4 +1,4 @@
-"""What a run is doing now, as one value: counts, what each card runs, and when it may end.
+"""The state of a run as one value: counts, what each card runs, and when it may end.
 
 ``Board`` watches the same events and commands that pass between schedule and executor, and says
 on request how things stand. The driver shows that value in the terminal and writes it to
@@ -68,7 +68,7 @@ class CardStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rate:
-    """What finished jobs achieved while they were timed: their work over their time.
+    """Rate that finished jobs achieved while they were timed: their work over their time.
 
     Tokens and training samples are never added up: there is one of these for each unit.
     """
@@ -116,7 +116,7 @@ class RunStatus:
 
     @property
     def elapsed_s(self) -> float:
-        """How long the run has taken so far."""
+        """Time since the run started."""
         return self.at - self.started_at
 
     @property
@@ -192,7 +192,7 @@ def _hints(kind: Any) -> dict[str, Any]:
 
 
 def _is_a(value: object, hint: Any) -> bool:
-    """Whether a value from JSON has the type of a field."""
+    """Return whether a value from JSON has the type of a field."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is tuple:
         return isinstance(value, tuple)  # its records have been looked at
@@ -359,7 +359,7 @@ class Board:
         *,
         at: float | None = None,
     ) -> RunStatus:
-        """How things stand at ``now``, by what workers and cards were last heard to say.
+        """The run's state at ``now``, by what workers and cards last reported.
 
         ``at`` is the time of day; None where the events are counted by it.
         """

@@ -27,12 +27,12 @@ class StopSignal:
 
     @property
     def requests(self) -> int:
-        """How often an end was asked for."""
+        """Count the requests to stop."""
         return len(self._reasons)
 
     @property
     def reason(self) -> str:
-        """Why, in the words of the last request."""
+        """Reason of the last request."""
         return self._reasons[-1] if self._reasons else ""
 
     @contextlib.contextmanager

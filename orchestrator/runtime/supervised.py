@@ -23,7 +23,7 @@ _PR_SET_PDEATHSIG = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Charge:
-    """What a supervisor tells its driver."""
+    """Facts that a supervisor tells its driver."""
 
     supervisor: int  # process id
     pipe: int  # where to tell facts, a JSON object a line
@@ -34,7 +34,7 @@ class Charge:
 
     @property
     def again(self) -> bool:
-        """Whether a driver before this one has died."""
+        """Return whether a driver before this one has died."""
         return self.life > 1
 
     def variables(self) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Whether a driver that died is started again: a small policy, with its reasons.
+"""Restart policy for a driver that died, with its reasons.
 
 A driver that ends with an exit code of its own has had its say. One that was killed, or that Ray
 ended from C++, has not: its rows are safe, its jobs are not done, and the same command goes on.
@@ -46,7 +46,7 @@ class Life:
 
     @property
     def fate(self) -> str:
-        """What became of it, for people."""
+        """Describe its end, for people."""
         if self.why_again:
             return f"the driver gave up: {self.why_again}"
         if self.own_end:
@@ -84,7 +84,7 @@ class GiveUp:
 def decide(
     lives: Sequence[Life], *, stops: int, now: float, ends_at: float | None
 ) -> Return | StartAgain | GiveUp:
-    """What to do now that the last of these drivers has ended.
+    """Decide how to go on now that the last of these drivers has ended.
 
     Args:
         stops: how often somebody asked for an end (Ctrl-C, SIGTERM).

@@ -138,7 +138,8 @@ class Supervisor:
         return code
 
     def _rows_changed(self) -> int:
-        """When a file of rows last came or went, as the file system counts; 0 if there is none."""
+        """Time at which a file of rows last came or went, as the file system counts; 0 if there is
+        none."""
         with contextlib.suppress(OSError, KeyError):
             return os.stat(Path(self._facts["results"], self._facts["run"], paths.ROWS)).st_mtime_ns
         return 0
@@ -185,8 +186,8 @@ class Supervisor:
     # ------------------------------------------------------------ between two drivers
 
     def _is_news(self) -> bool:
-        """Whether the last driver's death is the first since rows were written: who asked is told
-        of a head that is away once, not of each driver that does not find it."""
+        """Return whether the last driver's death is the first since rows were written: the user is
+        told once of a head that is away, not of each driver that does not find it."""
         before = self._lives[-2:-1]
         return not before or before[0].wrote_rows or self._lives[-1].wrote_rows
 
@@ -240,8 +241,8 @@ class Supervisor:
 
 
 def answers(address: str) -> bool:
-    """Whether something listens at ``host:port``; anything else is taken for an answer, since a
-    driver says best what is wrong with it."""
+    """Return whether something listens at ``host:port``; anything else is taken for an answer,
+    since a driver says best what is wrong with it."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
         return True

@@ -34,7 +34,7 @@ LONGEST_PAUSE_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """What a worker was last seen doing, and since when."""
+    """A worker's activity at the last look, and its start."""
 
     attempt_id: str
     phase: str

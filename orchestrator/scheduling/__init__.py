@@ -1,4 +1,4 @@
-"""When and where every job runs: pure bookkeeping and decisions, no I/O and no clock.
+"""The schedule: decides when and where every job runs. Pure: no I/O and no clock.
 
 schedule.py    the state machine: events in, commands out
 record.py      settings, and what is known of each job

@@ -1,4 +1,4 @@
-"""Which cells of a grid tell most, and so go first in a night that may end before the grid does.
+"""Choice of the cells that tell most; they go first in a night that may end before the grid does.
 
 A *configuration* is everything that a row can win by: model, workload, dataset, precision, engine,
 accelerator, number of cards and techniques. Its cells differ in *sizes*: the batch size and the
@@ -64,8 +64,8 @@ def _lengths(job: Job) -> frozenset[str]:
 
 
 def _sizes(job: Job) -> _Sizes:
-    """Whether the batch size is to be searched, the batch size, and the lengths, in an order in
-    which sizes grow. A length that is left out is the shortest."""
+    """Sort key of a job's sizes: searched or not, the batch size, and the lengths in an order in
+    which sizes grow. A length that the job does not set counts as the shortest."""
     searched = not isinstance(job.batch_size, int)
     known = _lengths(job)
     lengths = [

@@ -1,4 +1,4 @@
-"""Which waiting job gets which cards, for one kind of accelerator.
+"""Assignment of waiting jobs to cards, for one kind of accelerator.
 
 The order of preference, and why:
 
@@ -316,7 +316,7 @@ class Assigner:
                 return
             fresh = bucket.key == FRESH and self.pool.vacant
             slot = (
-                self.pool.pick_vacant(pack=self._gangs_about())
+                self.pool.pick_vacant(leave_groups=self._gangs_wait())
                 if fresh
                 else next(iter(self.pool.idle.values())).slot
             )
@@ -331,7 +331,7 @@ class Assigner:
                 return
             if limit is not None and self.leases.starting >= limit:
                 return
-            slot = self.pool.pick_vacant(pack=self._gangs_about())
+            slot = self.pool.pick_vacant(leave_groups=self._gangs_wait())
             if bucket.key == FRESH:
                 self._serve(bucket, slot, now)
             else:
@@ -368,14 +368,15 @@ class Assigner:
                     yield bucket
 
     def _short_of_workers(self, start_s: float, now: float) -> bool:
-        """Whether work will be left when a worker started now is up."""
+        """Return whether work will be left when a worker started now is ready."""
         waiting, workers = self.pending.single_work_s, self.pending.staff
         if waiting > len(workers) * start_s:
             return True
         return waiting > spare_s(workers, now, start_s, self.leases.start_s)
 
     def _gains_from_another(self, bucket: Bucket, start_s: float, now: float) -> bool:
-        """Whether its own workers leave it work for the time another takes to start and load."""
+        """Return whether the model's own workers leave it work for the time another takes to start
+        and load."""
         setup = start_s + bucket.load_s
         waiting = bucket.queue.work_s
         if not bucket.workers or waiting > len(bucket.workers) * setup:
@@ -387,7 +388,7 @@ class Assigner:
         )
         return waiting > spare
 
-    def _gangs_about(self) -> bool:
+    def _gangs_wait(self) -> bool:
         return bool(self.pending.widths() or self.reservations)
 
     def _left_s(self, now: float) -> float:
@@ -395,7 +396,7 @@ class Assigner:
         return self.work_until - now
 
     def _is_too_much(self, now: float) -> bool:
-        """Whether the work whose turn it is takes longer than there is time."""
+        """Return whether the work whose turn it is takes longer than there is time."""
         left = self._left_s(now)
         if left == inf:
             return False
@@ -431,7 +432,7 @@ class Assigner:
         self.leases.lease_fresh(record, slots, now)
 
     def _look_again(self, now: float) -> float | None:
-        """When to look again at jobs that are left to busy workers while others stand idle."""
+        """Time of the next look at jobs that are left to busy workers while others stand idle."""
         if not (self.pool.idle or self.pool.vacant) or not self.pending.single_work_s:
             return None
         return now + max(self.leases.start_s, _LOOK_AGAIN_S)

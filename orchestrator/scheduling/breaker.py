@@ -19,7 +19,7 @@ from orchestrator.scheduling.retry import POLICIES
 
 @dataclass(frozen=True, slots=True)
 class _Failed:
-    """How a subject failed, the last time."""
+    """The last failure of a subject."""
 
     failure_class: FailureClass
     took_s: float

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class WorkerState(Enum):
-    """What a worker process is doing. No worker is the fifth state of a card."""
+    """State of a worker process. A card without a worker is in a fifth state."""
 
     STARTING = "starting"
     IDLE = "idle"
@@ -79,12 +79,12 @@ class Slot:
 
     @property
     def usable(self) -> bool:
-        """Whether the card may be used, now or when it is free."""
+        """Return whether the card may be used, now or when it is free."""
         return not self.quarantined
 
     @property
     def open(self) -> bool:
-        """Whether nothing holds the card; it may still be reserved."""
+        """Return whether nothing holds the card; it may still be reserved."""
         return self.lease is None and not self.quarantined and not self.resting
 
     def free_in(self, now: float) -> float:
@@ -118,12 +118,12 @@ class Server:
         return self._groups[width]
 
     def whole(self, good: Callable[[Slot], bool]) -> bool:
-        """Whether every card of the server is ours and good."""
+        """Return whether every card of the server is ours and good."""
         return len(self.slots) == self.node.server_cards and all(map(good, self.slots.values()))
 
     def broken(self, slot: Slot) -> tuple[int, int]:
-        """How many cards of its pair and of its quad are in use: where a one-card job harms
-        gangs least."""
+        """Count the cards in use in its pair and in its quad: a one-card job harms gangs least
+        where both counts are high."""
         index = slot.card.index
         counts = []
         for size in (2, 4):
@@ -235,10 +235,10 @@ class CardPool:
             if any(slot.open for slot in server.slots.values()):
                 self.dirty[node_id] = server
 
-    def pick_vacant(self, *, pack: bool) -> Slot:
-        """A vacant card for a new warm worker: spread over servers, or packed so that aligned
-        groups stay whole for gangs."""
-        if pack:
+    def pick_vacant(self, *, leave_groups: bool) -> Slot:
+        """A vacant card for a new warm worker: spread over servers, or such that aligned groups
+        stay whole for gangs."""
+        if leave_groups:
             server = min(self.vacant.values(), key=lambda s: (len(s.vacant), s.order))
         else:
             server = max(self.vacant.values(), key=lambda s: (len(s.vacant), -s.order))
@@ -258,13 +258,13 @@ class CardPool:
                 yield servers
 
     def spans(self, width: int) -> bool:
-        """Whether a job of this width takes several servers here."""
+        """Return whether a job of this width takes several servers here."""
         if width not in self._spans:
             self._spans[width] = not any(s.groups(width) for s in self.servers.values())
         return self._spans[width]
 
     def has_set(self, width: int, good: Callable[[Slot], bool]) -> bool:
-        """Whether some legal set of this width has only good cards, were they all open."""
+        """Return whether some legal set of this width has only good cards, were they all open."""
         for server in self.servers.values():
             if any(all(map(good, group)) for group in server.groups(width)):
                 return True

@@ -1,4 +1,4 @@
-"""What a deadline asks of the schedule: jobs given up in time, and estimates that learn.
+"""Effects of a deadline on the schedule: jobs are given up in time, and estimates learn.
 
 A job whose latest start has gone by is given up while it waits: keeping it would keep the run
 open for nothing. Estimates are corrected by what the run itself measures, since on a first night
@@ -18,7 +18,7 @@ from orchestrator.scheduling.record import Estimates, JobRecord, LearningEstimat
 
 
 class LatestStarts:
-    """When each job must run at the latest, so as to end by ``work_until``."""
+    """The latest start of each job that lets it end by ``work_until``."""
 
     def __init__(self, records: Iterable[JobRecord], work_until: float) -> None:
         self._work_until = work_until
@@ -29,7 +29,7 @@ class LatestStarts:
 
     @property
     def next_at(self) -> float:
-        """When somebody's latest start comes next."""
+        """The earliest latest start of all waiting jobs."""
         return self._due[0][0] if self._due else inf
 
     def move(self, work_until: float) -> None:

@@ -1,4 +1,4 @@
-"""How long a job will hold its cards, guessed from what is already measured, and how surely.
+"""Estimate of a job's time on its cards, from earlier rows, with its margin of error.
 
 Longest-first scheduling needs only the order to be about right, backfill that the guess is of the
 right size, and a deadline that it is not exceeded. The nearest knowledge wins: the same job, the
@@ -52,7 +52,7 @@ class Estimate:
 
 
 class Distance(Enum):
-    """How near the rows are that an estimate comes from."""
+    """Distance between a job and the rows that its estimate comes from, the nearest first."""
 
     JOB = "the same job"
     SETTINGS = "all but the batch size"
@@ -72,7 +72,7 @@ _FIRST_MARGIN = {
 
 
 class _Known(Protocol):
-    """What a job and an earlier row have in common."""
+    """The fields that a job and an earlier row have in common."""
 
     @property
     def workload(self) -> str: ...
@@ -163,7 +163,7 @@ class Estimator:
     def _foretold(
         self, job_id: str, known: _Known, size: int | None, prior_s: float | None
     ) -> Iterator[tuple[Distance, float]]:
-        """How long it runs, as seen from each distance that knows, the nearest first."""
+        """Yield the running time as estimated at each distance that has rows, the nearest first."""
         if (runs := self._runs.get(job_id)) is not None:
             yield Distance.JOB, runs.median
         for distance, key in (
@@ -205,7 +205,7 @@ def _model(known: _Known) -> Hashable:
 
 
 def _loading(job_id: str, known: _Known) -> tuple[Hashable, ...]:
-    """What is known to load alike, the likest first."""
+    """Keys of rows whose loading takes about as long, the closest first."""
     return (job_id, (known.model, known.precision, known.accelerator), known.model)
 
 

@@ -1,4 +1,4 @@
-"""What must hold at every moment of a run, checked from events and commands alone.
+"""Invariants of a run, checked at every moment from events and commands alone.
 
 The checker knows nothing of the schedule's own books: it keeps its own, from what was commanded
 and what happened. No card has two workers, no worker two attempts, no job two attempts or two
@@ -234,7 +234,8 @@ class Invariants:
 
 
 def is_legal(cards: CardSet, nodes: Mapping[str, Node]) -> bool:
-    """Whether a job may hold exactly these cards: a legal group of one node, or whole nodes."""
+    """Return whether a job may hold exactly these cards: a legal group of one node, or whole
+    nodes."""
     by_node: dict[str, list[int]] = {}
     for card in cards:
         by_node.setdefault(card.node_id, []).append(card.index)

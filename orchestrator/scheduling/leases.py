@@ -1,4 +1,4 @@
-"""Who holds which cards, and the processes on them.
+"""Leases of cards to attempts, and the worker processes on the cards.
 
 A lease gives a card set to one attempt, from the decision until its outcome. An attempt that
 needs processes of its own (a gang, ``isolation: process``, a retry elsewhere) first gathers them:
@@ -35,7 +35,7 @@ class Lease:
 
     @property
     def running(self) -> bool:
-        """Whether its attempt runs; until then its workers are gathered."""
+        """Return whether its attempt runs; until then its workers are gathered."""
         return self.began_at is not None
 
 

@@ -133,7 +133,7 @@ class Bucket:
 
     @property
     def demand_s(self) -> float:
-        """How long its jobs would take with one more worker."""
+        """Time that its jobs would take with one more worker."""
         return self.queue.work_s / (len(self.workers) + 1)
 
 

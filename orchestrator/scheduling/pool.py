@@ -71,7 +71,7 @@ class Pool:
         return self.leases.current.get(f"{record.job_id}-{record.number}")
 
     def waiting(self, width: int) -> int:
-        """How many unfinished jobs of this width have no cards."""
+        """Count the unfinished jobs of this width that have no cards."""
         return self.unfinished[width] - self.leases.gangs.get(width, 0)
 
     def newly_hopeless(self, now: float) -> list[int]:
@@ -159,7 +159,7 @@ class Pool:
         self._cards_went()
 
     def unlock(self, slot: Slot) -> None:
-        """What held the card has ended after all."""
+        """Release the card after all: the process that held it has ended."""
         slot.condemned = False
         self._parole(slot)
 
@@ -202,7 +202,8 @@ class Pool:
             self.enqueue(self.assigner.release(slot.reservation))
 
     def _most_avoidable(self, record: JobRecord) -> int:
-        """How many of the places where a job failed, newest first, leave it a card set."""
+        """Count the places where the job failed, newest first, that can be avoided and still leave
+        it a card set."""
         places = list(reversed(record.failed_on))
         for count in range(len(places), 0, -1):
             avoided = set(places[:count])

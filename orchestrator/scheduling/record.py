@@ -23,7 +23,7 @@ _ANY_MEASURE = MeasureSettings()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleSettings:
-    """What a run may decide about its schedule. Times are seconds."""
+    """Settings of a run's schedule. Times are seconds."""
 
     worker_start_s: float = 8.0  # first guess; the schedule learns from the workers it sees start
     max_starting: int | None = None  # warm workers that may be starting at once; None: any number
@@ -63,7 +63,7 @@ class LearningEstimates(Estimates, Protocol):
 
 
 class Phase(Enum):
-    """Where a job is on its way through the schedule."""
+    """Phase of a job on its way through the schedule."""
 
     HELD = "held"  # until the jobs that it needs have succeeded
     WAITING = "waiting"  # in a queue or a reservation
@@ -131,11 +131,11 @@ class JobRecord:
 
     @property
     def particular(self) -> bool:
-        """Whether it must avoid some cards, after a failure there."""
+        """Return whether it must avoid some cards, after a failure there."""
         return bool(self.avoided)
 
     def avoids(self, card: Card) -> bool:
-        """Whether it must not run on this card now, having failed there or on its node."""
+        """Return whether it must not run on this card now, having failed there or on its node."""
         return card in self.avoided or card.node_id in self.avoided
 
     def send_elsewhere(self, what: Literal["", "card", "node"], cards: Iterable[Card]) -> None:

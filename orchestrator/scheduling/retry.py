@@ -1,6 +1,6 @@
-"""What becomes of a failed attempt, by the class of its failure.
+"""Retry policies: the consequences of a failed attempt, by the class of its failure.
 
-One row a class: how often a job is tried again, how long to wait first, whether to go elsewhere,
+One policy a class: how often a job is tried again, how long to wait first, whether to go elsewhere,
 whether the worker may be used again, what the card has to answer for, and the state that the job
 ends in when the tries are used up. A failure that the job itself causes (out of memory, bad
 configuration) is never retried: the same card would be burnt twice for the same answer. A failure
@@ -23,7 +23,7 @@ MAX_BACKOFF_S = 300.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """How one class of failure is treated, and why."""
+    """Treatment of one class of failure, with its reason."""
 
     retries: int  # further tries after the first failure of this class
     backoff_s: float  # before the first retry; doubles with each
@@ -183,7 +183,7 @@ POLICIES: Mapping[FailureClass, Policy] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What to do about one failed attempt."""
+    """Decision about one failed attempt."""
 
     retry: bool
     delay_s: float  # before the retry

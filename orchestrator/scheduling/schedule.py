@@ -117,7 +117,7 @@ class Schedule:
     # ------------------------------------------------------------ seen from outside
 
     def handle(self, event: Event) -> list[Command]:
-        """What is to be done about ``event``, in this order. Empty after ``RunFinished``."""
+        """Return the commands that answer ``event``, in order; none after ``RunFinished``."""
         if self.finished:
             return []
         self._ledger.now = max(self._ledger.now, event.at)
@@ -161,7 +161,7 @@ class Schedule:
         return commands
 
     def counts(self) -> dict[State, int]:
-        """How many jobs of this run are in each state; all states are there."""
+        """Count the jobs of this run in each state; all states are there."""
         running = sum(
             lease.running for pool in self._pools.values() for lease in pool.leases.current.values()
         )
@@ -411,7 +411,7 @@ class Schedule:
             self._verdicts.card_kept(pool, lease, reason)
 
     def _wakes(self) -> Iterable[Wake]:
-        """When to look again although nothing has happened."""
+        """Yield the next time to look again although nothing has happened."""
         until = self._ledger.work_until
         at = min(
             self._latest.next_at + _AFTER_S if not self._ledger.stopping else inf,

@@ -24,7 +24,7 @@ __all__ = ["Faults", "SimulationResult", "SimulationSettings", "simulate"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulationResult:
-    """How a simulated run went."""
+    """Outcome of a simulated run."""
 
     makespan_s: float  # until the last row
     work_bound_s: float  # card-seconds of running over cards, or the longest job

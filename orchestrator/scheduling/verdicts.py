@@ -1,4 +1,4 @@
-"""What follows from the end of an attempt, or from a worker that did not start.
+"""Consequences of an attempt that ended, and of a worker that did not start.
 
 The row comes first; then what becomes of the job (it ends, is tried again, or its search for the
 largest batch size goes on), of its workers (kept warm or replaced) and of its cards (trusted, or
@@ -35,7 +35,7 @@ class Verdicts:
 
     @property
     def tripped(self) -> str:
-        """Why the run must stop, once a breaker has tripped."""
+        """Reason for which the run must stop, once a breaker has tripped; empty before."""
         return self._attempts.tripped or self._starts.tripped
 
     def begun(self, command: Command) -> None:
@@ -194,7 +194,7 @@ class Verdicts:
         *,
         searching: bool,
     ) -> str:
-        """Why a worker may not be used again after an attempt; empty when it may."""
+        """Reason for which a worker may not be used again after an attempt; empty when it may."""
         record = lease.record
         if self.ledger.stopping:
             return self.ledger.stopping

@@ -40,7 +40,7 @@ from orchestrator.scheduling.schedule import Schedule
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Faults:
-    """What goes wrong, and how often. Rates are probabilities per attempt, start or job."""
+    """Faults that occur, and their rates: probabilities per attempt, start or job."""
 
     crash: float = 0.0  # the process of one rank dies within an attempt
     hang: float = 0.0  # an attempt stands still until the watchdog ends it
@@ -149,7 +149,8 @@ class VirtualCluster:
     # ------------------------------------------------------------ events
 
     def _happens(self, event: Event) -> list[Event]:
-        """What the schedule sees of a queued event; nothing if the process it is about is gone."""
+        """Return the events that the schedule sees of a queued one; none if the process it is about
+        is gone."""
         if isinstance(event, Tick) and self._losses and self._losses[0] <= event.at:
             self._losses.pop(0)
             return [*self._lose_node(), event]
@@ -295,7 +296,8 @@ class VirtualCluster:
         self.later(at, AttemptEnded(at=at, outcome=outcome))
 
     def _fate(self, command: RunAttempt) -> tuple[State, Failure | None, float]:
-        """How an attempt ends, and after which part of its time."""
+        """Draw the end of an attempt: its state, its failure, and the part of its time that it
+        ran."""
         faults, job = self.settings.faults, command.attempt.job
         if faults.fits_up_to is not None and int(job.batch_size) > faults.fits_up_to:
             failure = Failure(failure_class=FailureClass.OUT_OF_MEMORY, message="simulated")

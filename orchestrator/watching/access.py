@@ -1,4 +1,4 @@
-"""Who may see the page: decisions on the headers of a request, without any I/O.
+"""Access to the page: decisions on the headers of a request, without any I/O.
 
 On loopback whoever is logged in on this machine may, but no web page of a stranger: a name of his
 that he points at 127.0.0.1 (DNS rebinding) arrives in the ``Host`` header, and only loopback's own
@@ -20,7 +20,7 @@ TOKEN = "token"
 
 
 class Verdict(Enum):
-    """What becomes of a request."""
+    """Decision on a request."""
 
     ALLOWED = "allowed"
     SIGNED_IN = "signed in"  # the token came in the address: keep it in a cookie instead
@@ -74,7 +74,8 @@ def host_of(header: str) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a name or an address is this machine's own, by itself and not by what DNS says."""
+    """Return whether a name or an address is this machine's own, by itself and not by what DNS
+    says."""
     name = host.rstrip(".").lower()
     if name == "localhost" or name.endswith(".localhost"):
         return True

@@ -1,4 +1,4 @@
-"""What the files of a run say at this moment: the page's data, as plain JSON values.
+"""The state of a run, read from its files: the page's data, as plain JSON values.
 
 The driver may be on another machine, so its files are all there is: ``status.json``, which it
 replaces about once a second, and the rows. Both may be half written, of another version, or gone
@@ -96,7 +96,7 @@ class RunFeed:
         self._reader: threading.Thread | None = None
 
     def snapshot(self) -> dict[str, Any]:
-        """How the run stands, for the page."""
+        """The run's state, for the page."""
         self._read_status()
         self._follow_rows()
         now = self._clock()
@@ -196,7 +196,7 @@ def _with_all_columns(rows: list[Row]) -> list[Row]:
 
 
 def _is_file(path: Path) -> bool:
-    """Whether there is an ordinary file, and no link to one, which would not be shown."""
+    """Return whether there is an ordinary file, and no link to one, which would not be shown."""
     try:
         return stat.S_ISREG(path.lstat().st_mode)
     except OSError:
@@ -242,7 +242,8 @@ def _reason(row: Row) -> str:
 
 
 def _final_states(rows: Iterable[Row]) -> dict[str, int]:
-    """How many jobs ended how: the newest final row of each, over all invocations of the run."""
+    """Count the jobs in each state by the newest final row of each, over all invocations of the
+    run."""
     newest: dict[tuple[str, bool], str] = {}
     for row in rows:  # newest first
         if row["final"]:

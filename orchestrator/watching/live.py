@@ -21,7 +21,7 @@ SUMMARY_INTERVAL_S = 120.0
 
 
 class View(Protocol):
-    """Where a run's progress is shown."""
+    """Display of a run's progress."""
 
     def line(self, text: str) -> None:
         """Say one thing that happened."""

@@ -1,4 +1,4 @@
-"""What is told of a run that has ended: one JSON object for programs, with a text for people.
+"""Notification about a run that has ended: one JSON object for programs, with a text for people.
 
 The field ``text`` is what Slack, Mattermost and their like show of a message; everything else is
 for a script that wants to know more. The fields are documented in ``docs/live.md``.
@@ -22,7 +22,7 @@ REASON_LENGTH = 500
 
 
 class Ending(str, Enum):
-    """How `nightgrid run` ended."""
+    """End of `nightgrid run`."""
 
     FINISHED = "finished"  # every job has an answer
     UNANSWERED = "unanswered"  # every job was tried, and some failed, were lost or timed out
@@ -118,7 +118,7 @@ def _best(contest: Contest) -> dict[str, Any]:
 def _best_text(contest: Contest, chosen: str) -> str:
     row = contest.fastest
     figure = f"{number(row.metrics.throughput)} {contest.unit} {cells.plus_minus(row)}".rstrip()
-    tied = f" (not told apart from {len(contest.tied)} more)" if contest.tied else ""
+    tied = f" (tied with {len(contest.tied)} more)" if contest.tied else ""
     return f"Best of {row.model}, {contest.setting.where}: {chosen}, {figure}{tied}"
 
 

@@ -55,7 +55,7 @@ class Hook(Protocol):
 
     @property
     def shown(self) -> str:
-        """Who, for the log."""
+        """The receiver, as the log names it."""
 
     def tell(self, notice: Notice) -> None:
         """Tell.
@@ -190,7 +190,7 @@ def hook_of(text: str) -> Hook:
 
 
 def is_address(text: str) -> bool:
-    """Whether a hook is an address, rather than a command or ``@FILE``."""
+    """Return whether a hook is an address, rather than a command or ``@FILE``."""
     return "://" in text.split(" ", 1)[0] and not text.startswith("@")
 
 
@@ -213,7 +213,7 @@ def _web_hook(url: str) -> WebHook:
 
 
 def _clean(said: object) -> str:
-    """What an error or a command said, on one line and without secrets."""
+    """Put the message of an error or the output of a command on one line, without secrets."""
     from orchestrator.worker.redaction import redact
 
     return " ".join(redact(str(said), os.environ).split())

@@ -99,7 +99,7 @@ def _as_json(value: Scalar) -> str:
 
 
 def _table(plan: Plan) -> tuple[dict[str, str], list[Column]]:
-    """What all jobs share, and what differs."""
+    """Split the settings of all jobs into those that are the same and those that differ."""
     jobs = [item.job for item in plan.jobs]
     shared: dict[str, str] = {}
     columns = [("job_id", [job.job_id for job in jobs])]
@@ -138,7 +138,8 @@ def summary_lines(plan: Plan) -> Iterator[str]:
 
 
 def deadline_lines(deadline: Deadline, found: Forecast | None) -> Iterator[str]:
-    """When what ends, on this machine's clock, and how far the run is expected to come."""
+    """Yield the moments of the deadline, on this machine's clock, and how far the run should
+    come."""
     at, until = (datetime.fromtimestamp(t).astimezone() for t in (deadline.at, deadline.work_until))
     yield (
         f"deadline: the report is there by {at:%Y-%m-%d %H:%M %Z}; work ends at {until:%H:%M:%S}, "

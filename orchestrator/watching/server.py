@@ -154,7 +154,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 @cache
 def report_policy() -> str:
-    """What the report says itself, and that it may not be framed, nor be of our origin."""
+    """The report's own security policy; besides, it may not be framed, nor be of our origin."""
     from orchestrator.report.page import content_security_policy
 
     more = "connect-src 'none'; frame-ancestors 'none'; sandbox allow-scripts allow-downloads"

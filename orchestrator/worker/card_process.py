@@ -30,7 +30,7 @@ from orchestrator.domain.job import State
 from orchestrator.host.clock import Interval
 from orchestrator.worker.redaction import finish_output, redact, redact_output, redacted_end
 from orchestrator.worker.served_process import ServedProcess
-from orchestrator.worker.wire import packed
+from orchestrator.worker.wire import pickled
 from workloads import files
 
 #: What a row keeps of a log.
@@ -41,7 +41,7 @@ _REPORT_INTERVAL_S = 0.25
 
 
 class Worker(Protocol):
-    """What ``serve`` drives (``worker.CardWorker``)."""
+    """The object that ``serve`` drives (``worker.CardWorker``)."""
 
     def start(self) -> WorkerInfo:
         """Acquire what the worker needs and say what it is."""
@@ -53,7 +53,7 @@ class Worker(Protocol):
         """Run one rank of an attempt."""
 
     def progress(self) -> Progress | None:
-        """What it does now; called from another thread."""
+        """Its current activity; called from another thread."""
 
     def failure(self, error: BaseException) -> Failure:
         """The record of what ``start`` or ``listen`` raised."""
@@ -61,7 +61,7 @@ class Worker(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """How to start a worker process."""
+    """Instructions for starting a worker process."""
 
     name: str  # the worker's id
     server: str  # socket of the node's process server
@@ -155,12 +155,12 @@ def _call(worker: Worker, method: str, arguments: tuple[Any, ...]) -> Any:
     if method == "listen":
         return worker.listen(*arguments)
     attempt, rank, rendezvous = arguments
-    return packed(worker.run(Attempt.from_json(attempt), rank, rendezvous))
+    return pickled(worker.run(Attempt.from_json(attempt), rank, rendezvous))
 
 
 def _send(channel: Connection, message: tuple[str, Any]) -> None:
-    """What ``Connection.send`` does, with the pickler that is in C alone."""
-    channel.send_bytes(packed(message))
+    """Send as ``Connection.send`` does, with the pickler that is in C alone."""
+    channel.send_bytes(pickled(message))
 
 
 def failure_of(error: Exception) -> Failure:
@@ -282,7 +282,7 @@ class CardProcess:
         )
 
     def progress(self) -> Progress | None:
-        """What the process last said it does; None when it is idle."""
+        """The process's last report of its activity; None when it is idle."""
         return self._progress
 
     def stop(self, reason: str) -> None:
@@ -295,12 +295,12 @@ class CardProcess:
 
     @property
     def gone(self) -> bool:
-        """Whether the process and its children are gone."""
+        """Return whether the process and its children are gone."""
         return self._gone.is_set()
 
     @property
     def _was_ended(self) -> bool:
-        """Whether the process was taken away from its job, rather than ended by it."""
+        """Return whether the process was taken away from its job, rather than ended by it."""
         return self._stopped_because is not None or "server_lost" in self._exit
 
     def _become(self, kind: str) -> Failure | None:

@@ -55,8 +55,8 @@ class CardSampler:
         return {}
 
     def energy(self, index: int, start: float, end: float) -> Energy | None:
-        """What a card took between two moments that have passed, on this host's monotonic clock;
-        None where that is unknown.
+        """Energy that a card took between two moments that have passed, on this host's monotonic
+        clock; None where that is unknown.
 
         Takes a reading if there is none yet after ``end``, so that the last stretch is not lost.
         """
@@ -68,7 +68,7 @@ class CardSampler:
         return energy_between(self._of(index), start, end)
 
     def readings(self, index: int, start: float, end: float) -> Mapping[str, str]:
-        """What a card said between two moments that have passed, as details of a row."""
+        """Readings of a card between two moments that have passed, as details of a row."""
         return card_readings(self._of(index), start, end)
 
     def _of(self, index: int) -> list[Reading]:

@@ -45,7 +45,8 @@ _FREE_POLL_S = 0.5  # between two looks at a card that is not free yet
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerConfig:
-    """What a worker is told when it is made; plain values that travel between processes."""
+    """Configuration of a worker, given when it is made; plain values that travel between
+    processes."""
 
     worker_id: str
     card: Card
@@ -170,7 +171,7 @@ class CardWorker:
         return outcome
 
     def progress(self) -> Progress | None:
-        """What ``run`` is doing now, from any thread; None when idle."""
+        """The current activity of ``run``, from any thread; None when idle."""
         return self._progress
 
     def failure(self, error: BaseException) -> Failure:
@@ -320,7 +321,7 @@ class CardWorker:
         )
 
     def _timed(self) -> tuple[float, float] | None:
-        """When the timed part began and ended; None where it did not end."""
+        """Start and end of the timed part; None where it did not end."""
         if self._timed_from is None or self._timed_until is None:
             return None
         return self._timed_from, self._timed_until

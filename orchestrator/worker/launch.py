@@ -1,4 +1,4 @@
-"""How a worker process is started: its configuration, its environment and its log. Pure."""
+"""Start of a worker process: its configuration, its environment and its log. Pure."""
 
 from __future__ import annotations
 

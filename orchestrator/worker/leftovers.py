@@ -59,7 +59,7 @@ class Owner:
         return cls.of(os.environ.get(VARIABLE, ""))
 
     def precedes(self, other: Owner | None) -> bool:
-        """Whether ``other`` is a later turn at the same run."""
+        """Return whether ``other`` is a later turn at the same run."""
         return other is not None and self.run_id == other.run_id and self != other
 
     @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""How often the kernel has killed a process for want of memory, where this process can be meant.
+"""Count of the processes that the kernel killed for want of memory, where this one can be meant.
 
 The kernel counts such kills for the whole machine (``/proc/vmstat``) and for each control group
 (``memory.events``, or ``memory.oom_control`` of version 1): whatever the reason was, a process
@@ -35,8 +35,8 @@ def _counter(root: Path) -> Path:
 
 
 def _candidates(root: Path, lines: Iterable[str]) -> Iterator[Path]:
-    """Where the count of a group may lie that ``/proc/self/cgroup`` names so: below the mount, or,
-    in a container that is shown its host's path, in the mount itself."""
+    """Paths at which the count of a group may lie that ``/proc/self/cgroup`` names so: below the
+    mount, or, in a container that is shown its host's path, in the mount itself."""
     for line in lines:
         number, _, rest = line.partition(":")
         controllers, _, group = rest.partition(":")

@@ -30,6 +30,6 @@ def abandoned_private_directories() -> list[OwnedDirectory]:
 
 
 def _bases() -> list[Path]:
-    """Where they are made, the place for this process first."""
+    """Directories in which they are made, the one for this process first."""
     base, usual = Path(tempfile.gettempdir()), Path("/tmp")
     return [base, usual] if base != usual and len(str(base)) <= _LONGEST_BASE else [usual]

@@ -109,7 +109,7 @@ class ProcessServer:
             self._reap()
 
     def _patience_s(self) -> float | None:
-        """How long to wait for somebody to ask something: not long while a process is ending."""
+        """Time to wait for a request: short while a process is ending; None for ever."""
         dead = [child.dead_since for child in self.children.values() if child.status is not None]
         if not dead:
             return None

@@ -27,7 +27,7 @@ class Process:
 
     @property
     def identity(self) -> Identity:
-        """What names it for good."""
+        """Permanent identity of the process."""
         return self.pid, self.started_ticks
 
     @property
@@ -49,8 +49,8 @@ class Process:
         return None
 
     def writes_in(self, directory: Path) -> bool:
-        """Whether it has a file below ``directory`` open as a log is: to append, or only to write.
-        An editor reads what it has open, and so does whoever looks at a log."""
+        """Return whether it has a file below ``directory`` open as a log is: to append, or only to
+        write. An editor opens files to read, and so does whoever looks at a log."""
         below = f"{directory}{os.sep}"
         with contextlib.suppress(OSError):
             for number in os.listdir(f"/proc/{self.pid}/fd"):
@@ -61,14 +61,14 @@ class Process:
         return False
 
     def is_own(self) -> bool:
-        """Whether it is this user's."""
+        """Return whether the process belongs to this user."""
         try:
             return os.stat(f"/proc/{self.pid}").st_uid == os.geteuid()
         except OSError:
             return False
 
     def runs(self) -> bool:
-        """Whether this very process still runs; it may have another parent now."""
+        """Return whether this very process still runs; it may have another parent now."""
         return started_ticks(self.pid) == self.started_ticks
 
     def kill(self) -> None:

@@ -73,7 +73,7 @@ _LONGEST_WAIT = 1 << 12
 
 
 class Redactor:
-    """What has to go from texts of a process with this environment."""
+    """Remover of this environment's secrets from texts of a process."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         names = secrets_of(environment)
@@ -106,14 +106,14 @@ class Redactor:
         return next((a for a, b in self._wholes(text) if a < end < b), end)
 
     def rest(self, text: str) -> str:
-        """What is left when nothing follows: the first half of a secret is one too."""
+        """Redact the rest when nothing follows: the first half of a secret is one too."""
         begin = self._begin(text)
         half = text[begin:]
         return self.redact(text[:begin]) + (half if len(half) < SHORTEST_SECRET else "<secret>")
 
     def _begin(self, text: str) -> int:
-        """Where a secret begins that ``text`` has not the end of; the length of ``text`` if there
-        is none."""
+        """Position at which a secret begins that ``text`` has not the end of; the length of
+        ``text`` if there is none."""
         begin = len(text)
         for value in self._names:
             for length in range(min(len(value) - 1, len(text)), len(text) - begin, -1):
@@ -124,7 +124,7 @@ class Redactor:
         return next((b for a, b in self._wholes(text) if a < begin < b), begin)
 
     def _wholes(self, text: str) -> list[tuple[int, int]]:
-        """Where whole secrets are."""
+        """Positions of whole secrets."""
         return [] if self._values is None else [m.span() for m in self._values.finditer(text)]
 
 
@@ -255,7 +255,8 @@ class Redacted(io.TextIOBase):
         return redacted(_KEY_SO_FAR + text).removeprefix(_KEY_SHOWN)
 
     def _ends_in_key(self, text: str) -> bool:
-        """Whether the text ends in the middle of a private key, so that the next line is of it."""
+        """Return whether the text ends in the middle of a private key, so that the next line is
+        part of it."""
         if self._in_key:
             text = _KEY_SO_FAR + text
         elif "-----" not in text:
@@ -288,7 +289,7 @@ class Redacted(io.TextIOBase):
 
 
 def _common(one: str, other: str) -> str:
-    """What both begin with."""
+    """The common beginning of both."""
     if one.startswith(other):
         return other
     length = next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), None)

@@ -1,4 +1,4 @@
-"""Which variables hold secrets, and in which spellings their values turn up in texts.
+"""Detection of variables that hold secrets, and the spellings of their values in texts.
 
 A name is judged by its words: ``GITHUB_PAT`` and ``WANDB_API_KEY`` hold secrets, ``MONKEY``,
 ``TOKENIZERS_PARALLELISM`` and ``SSH_AUTH_SOCK`` do not. Two kinds of name are told apart. ``TOKEN``
@@ -49,13 +49,13 @@ def certainty(name: str) -> int:
 
 
 def is_parameter_of_secret(name: str) -> bool:
-    """Whether a parameter of an address (``?token=…``) holds a secret. It has one word more than
-    variables have: there ``key``, ``sig`` and ``auth`` alone mean keys to the door."""
+    """Return whether a parameter of an address (``?token=…``) holds a secret. It has one word more
+    than variables have: there ``key``, ``sig`` and ``auth`` alone mean keys to the door."""
     return certainty(name) == 2 or name.lower() in {"key", "sig", "pass", "pwd", "auth", "pat"}
 
 
 def is_secret(name: str, value: str) -> bool:
-    """Whether a variable's value is to be kept out of texts."""
+    """Return whether a variable's value is to be kept out of texts."""
     value = value.strip()
     sure = certainty(name)
     if not sure or len(value) < (SHORTEST_SECRET if sure == 2 else _SHORTEST_DOUBTFUL):

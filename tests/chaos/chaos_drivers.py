@@ -18,6 +18,8 @@ from chaos_cluster import ROOT, ChaosCluster
 
 RUN = "night"
 _GONE_WITHIN_S = 20.0
+_REFUSED_WITHIN_S = 90.0
+_LOOK_S = 0.1
 
 
 @dataclass(slots=True, kw_only=True)
@@ -61,18 +63,18 @@ class Drivers:
                 start_new_session=True,
             )
 
-    def working_pid(self) -> int | None:
-        """The process that holds the run: the one that was started last, or a child of it that it
-        watches. None while there is none, or the lock does not say."""
+    def working_pid(self, process: subprocess.Popen | None = None) -> int | None:
+        """The process that holds the run: the one that was started last, or another that is named,
+        or a child of it that it watches. None while there is none, or the lock does not say."""
         try:
             pid = int(json.loads((self.run / "driver.lock").read_bytes())["pid"])
-            process = psutil.Process(pid)
-            if process.status() == psutil.STATUS_ZOMBIE:
+            holder = psutil.Process(pid)
+            if holder.status() == psutil.STATUS_ZOMBIE:
                 return None
-            family = (pid, *(parent.pid for parent in process.parents()))
+            family = (pid, *(parent.pid for parent in holder.parents()))
         except (OSError, ValueError, KeyError, TypeError, OverflowError, psutil.Error):
             return None
-        return pid if self.process.pid in family else None
+        return pid if (process or self.process).pid in family else None
 
     def kill(self) -> int | None:
         """``kill -9`` of what was started, at any moment; whom that was the end of, once it is
@@ -112,21 +114,35 @@ class Drivers:
             timeout=timeout_s,
         )
 
-    def rival(self) -> subprocess.CompletedProcess:
-        """The same command again, to its end.
+    def rival(self) -> subprocess.CompletedProcess | None:
+        """The same command again, to its end; None if it has got the run, as it may when the one
+        before has just ended. It is ended then, before it has started anything.
 
         Raises:
             subprocess.TimeoutExpired: it does not end.
         """
-        return subprocess.run(
+        with subprocess.Popen(
             self.command(),
             env=self.cluster.environment(),
             cwd=self.grid.parent,
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
             errors="replace",
-            timeout=90,
-        )
+        ) as process:
+            began = time.monotonic()
+            try:
+                while True:
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        out, err = process.communicate(timeout=_LOOK_S)
+                        code = process.returncode
+                        return subprocess.CompletedProcess(process.args, code, out, err)
+                    if self.working_pid(process) is not None:
+                        return None
+                    if time.monotonic() - began > _REFUSED_WITHIN_S:
+                        raise subprocess.TimeoutExpired(process.args, _REFUSED_WITHIN_S)
+            finally:
+                process.kill()  # what it watches dies with it
 
     def tail(self) -> str:
         """The end of what the last one printed."""

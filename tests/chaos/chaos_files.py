@@ -14,6 +14,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
 from chaos_drivers import RUN, Drivers
 from chaos_fault import Fault
 from chaos_faults import Injector
@@ -23,6 +24,7 @@ _REFUSED = 4
 _COPY_S = 12.0
 _COPY_STARTS_WITHIN_S = 60.0
 _LINKS_STAY_S = 45.0
+_LEAVES_WITHIN_S = 60.0
 #: What a lock or a status may be found to hold.
 GARBAGE = (
     b"",
@@ -98,7 +100,7 @@ class FileFaults:
         if pid is None:
             return None
         fault = Fault(kind="start a second driver", at=time.time(), pid=pid)
-        done = self._rival("a second driver")
+        done = self._rival("a second driver", pid)
         if done is None or self.drivers.working_pid() != pid:
             return fault  # the first has just ended, so it was none too many
         if done.returncode == _REFUSED and f"held by process {pid} on " in done.stderr:
@@ -112,28 +114,40 @@ class FileFaults:
         """While the lock cannot be read, nobody can know that the run is free: refused, with its
         path. The driver that has it goes on."""
         lock = self.drivers.run / "driver.lock"
-        if self.drivers.working_pid() is None or self._disk_is_full():
+        pid = self.drivers.working_pid()
+        if pid is None or self._disk_is_full():
             return None
         sound = lock.read_bytes()
-        fault = Fault(kind="corrupt the lock", at=time.time())
-        _overwrite(lock, self.random.choice(GARBAGE))
-        done = self._rival("a driver that met a garbled lock")
-        if done is not None and lock.exists():
+        fault = Fault(kind="corrupt the lock", at=time.time(), pid=pid)
+        garbage = self.random.choice(GARBAGE)
+        _overwrite(lock, garbage)
+        done = self._rival("a driver that met a garbled lock", pid)
+        is_there = _holds(lock, garbage)
+        if done is not None and is_there:
             said = f"{done.returncode}: {done.stderr[-500:]}"
             if done.returncode != _REFUSED or lock.name not in done.stderr:
                 self.problems.append(f"a garbled lock was not refused: {said}")
-        if lock.exists():
-            _overwrite(lock, sound)
+        if is_there:  # else the driver has just ended, and another one may have the run
+            with contextlib.suppress(FileNotFoundError):
+                _overwrite(lock, sound)
         fault.until = time.time()
         return fault
 
-    def _rival(self, who: str) -> subprocess.CompletedProcess | None:
+    def _rival(self, who: str, pid: int) -> subprocess.CompletedProcess | None:
+        """How another driver ended beside the one with this process id; None if it got the run,
+        which it may have only once that one is gone."""
+        holder = psutil.Process(pid) if psutil.pid_exists(pid) else None
         try:
             done = self.drivers.rival()
         except subprocess.TimeoutExpired:
             self.problems.append(f"{who} was not refused in 90 s")
             return None
-        if "Traceback" in done.stderr:
+        if done is None and holder is not None:
+            try:
+                holder.wait(_LEAVES_WITHIN_S)  # it gives its run back, then leaves its cluster
+            except psutil.TimeoutExpired:
+                self.problems.append(f"{who} got the run beside driver {pid}")
+        if done is not None and "Traceback" in done.stderr:
             self.problems.append(f"{who}: {done.stderr[-1500:]}")
         return done
 
@@ -265,6 +279,13 @@ def _overwrite(path: Path, data: bytes) -> None:
     with path.open("r+b", buffering=0) as file:
         file.write(data)
         file.truncate()
+
+
+def _holds(path: Path, data: bytes) -> bool:
+    """Whether a file is there and holds just this."""
+    with contextlib.suppress(OSError):
+        return path.read_bytes() == data
+    return False
 
 
 def _made_at(path: Path) -> float:

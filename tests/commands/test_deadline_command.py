@@ -89,6 +89,7 @@ experiments:
 """
 
 
+@pytest.mark.slow
 def test_a_run_measures_first_cells_and_reports_before_its_deadline(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -28,7 +28,7 @@ def test_a_real_node_is_read_and_an_emulated_one_is_not(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A node that says it has a GPU, with a tool that answers as nvidia-smi does: 400 W for six
-    seconds are 2400 J. An emulated card has neither power nor energy."""
+    seconds are 2400 J, and its utilization stands in the row. An emulated card has none of it."""
     (tmp_path / "nvidia-smi").write_text(TOOL)
     (tmp_path / "nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
@@ -56,6 +56,10 @@ def test_a_real_node_is_read_and_an_emulated_one_is_not(
         assert read.energy.energy_j == pytest.approx(400.0 * read.energy.duration_s)
         assert read.energy.duration_s == pytest.approx(seconds, rel=0.2)
         assert unread.energy is None
+        assert read.result is not None and unread.result is not None
+        assert read.result.details["utilization_percent_mean"] == "97"
+        assert read.result.details["peak_card_memory_used_bytes"] == str(81920 * 2**20)
+        assert "card_readings" not in unread.result.details
         bench.stop(real, emulated)
     finally:
         bench.cluster.remove("gpu-9")

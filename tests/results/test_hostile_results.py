@@ -264,7 +264,11 @@ def as_arrow(_: Path) -> bytes:
 FOREIGN["Arrow"] = as_arrow
 
 
-@pytest.mark.parametrize("compacted", [False, True], ids=["fragment", "compacted"])
+@pytest.mark.parametrize(
+    "compacted",
+    [False, pytest.param(True, marks=pytest.mark.slow)],
+    ids=["fragment", "compacted"],
+)
 @pytest.mark.parametrize("make", FOREIGN.values(), ids=FOREIGN)
 def test_a_foreign_file_with_a_fitting_name_is_survived(
     results: Path, make: Callable[[Path], bytes], compacted: bool

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from patience import patience, until
 
 from orchestrator.domain.job import State
@@ -49,6 +50,7 @@ experiments:
 """
 
 
+@pytest.mark.slow
 def test_sigterm_lets_the_running_job_end_and_starts_no_more(tmp_path: Path) -> None:
     """The job that runs gets its row, the others NOT_STARTED; SIGINT alone is not heard, unless
     the run listens to it itself."""

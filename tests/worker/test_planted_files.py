@@ -188,6 +188,7 @@ def test_locks_follow_no_planted_link(tmp_path: Path, precious: Path) -> None:
         disk.open_to_append(guard)
 
 
+@pytest.mark.slow
 def test_a_picture_does_not_take_the_place_of_a_pipe(tmp_path: Path) -> None:
     """`describe --svg FILE` neither waits for the pipe's reader nor removes it: it is refused."""
     svg = tmp_path / "model.svg"

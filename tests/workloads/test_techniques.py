@@ -76,6 +76,7 @@ def test_paddings_differ_in_what_they_waste(baseline: Result) -> None:
     assert all(s.computed_tokens == s.input_tokens for s in wide.samples)
 
 
+@pytest.mark.slow
 def test_uniform_length_brings_like_lengths_together() -> None:
     """Over a pass through the data, sorted windows compute less than the data's own order."""
 

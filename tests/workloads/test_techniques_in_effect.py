@@ -361,6 +361,7 @@ def cache_directory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "before")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("cache_directory")
 def test_compiled_steps_change_weights_as_plain_ones() -> None:
     """Graphs are made before the steps, in time told apart; afterwards the model is as before."""

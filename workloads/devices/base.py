@@ -11,7 +11,7 @@ import gc
 import random
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from workloads.devices import DeviceSpec
@@ -61,6 +61,8 @@ class Device(ABC):
     spec: ClassVar[DeviceSpec]
     collective_backend: ClassVar[str]  # between such cards, as torch.distributed calls it
     compile_backend: ClassVar[str] = "inductor"  # to which torch.compile hands graphs
+    triton: ClassVar[bool] = False  # whether Triton writes kernels for it
+    records: ClassVar[bool] = False  # whether ``record`` makes one launch of many
 
     @staticmethod
     def telemetry() -> Mapping[int, CardTelemetry]:
@@ -146,6 +148,12 @@ class Device(ABC):
     def cannot_compile(self) -> str | None:
         """What torch.compile lacks here; None where it can work."""
         return None
+
+    def record(self, work: Callable[[], None]) -> Callable[[], None]:
+        """Run ``work``, which never waits for the card, and make of what it queues one launch,
+        to be queued as often as wanted. Here ``work`` itself."""
+        work()
+        return work
 
     def synchronize(self) -> None:  # noqa: B027 - doing nothing is right where there is no queue
         """Wait until everything queued on the card is done."""
