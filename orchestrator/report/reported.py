@@ -29,7 +29,7 @@ class FigureChange:
 
     @property
     def improved(self) -> bool | None:
-        """Whether it has got better; None where neither way is, or it is the same."""
+        """True if it has got better; None where neither way is, or it is the same."""
         if self.metric.better is None or isclose(self.before, self.after, rel_tol=SHARE):
             return None
         return (self.after > self.before) is (self.metric.better == "higher")
@@ -42,7 +42,7 @@ class FigureChange:
 
 
 def figures_of(row: Measurement) -> Iterator[tuple[Metric, float]]:
-    """What a row reports, in the order of the declarations."""
+    """Yield what a row reports, in the order of the declarations."""
     declared = registry.metrics_of(row.workload)
     for name in dict.fromkeys((*declared, *row.workload_metrics)):
         value = row.reported(name)
