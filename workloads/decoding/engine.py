@@ -23,6 +23,7 @@ from workloads.decoding.decoder import Generator, Prompts
 from workloads.decoding.description import Decoder
 from workloads.devices.base import Device
 from workloads.engines.base import Generated
+from workloads.engines.graph import SPEC
 from workloads.errors import Unsupported
 from workloads.generation.transformers_engine import end_token_ids_of, pad_token_id_of
 from workloads.models.loading import (
@@ -35,7 +36,7 @@ from workloads.models.loading import (
 )
 from workloads.weights import ModelWeights
 
-NAME = "graph"
+NAME = SPEC.name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
