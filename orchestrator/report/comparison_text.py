@@ -58,7 +58,7 @@ def headline(comparison: RunComparison) -> str:
         f"{units.plural(len(comparison.changes), 'job')} compared",
         f"{slower:,} slower",
         f"{faster:,} faster",
-        f"{same:,} not told apart from noise",
+        f"{same:,} unchanged within noise",
     ]
     words += [f"{untested:,} with too few repeats to say"] if untested else []
     words += [f"{len(comparison.broken):,} broken"] if comparison.broken else []
@@ -168,7 +168,7 @@ def _telling(rows: Sequence[Measurement]) -> frozenset[str]:
 
 
 def _job(row: Measurement, telling: frozenset[str]) -> str:
-    """A job on one line with what tells it from its like."""
+    """A job on one line, with the settings in which it differs from similar jobs."""
     facts = [f"{name}={value}" for name, value in sorted(row.parameters.items()) if name in telling]
     name = label(row) + (" emulated" if row.emulated else "")
     return f"{name} ({', '.join(facts)})" if facts else name

@@ -56,7 +56,7 @@ def export_datasets(results: Path, directory: Path, runs: Sequence[str] = ()) ->
 
 
 def dataset_card(table: pa.Table, configurations: Sequence[str], damaged: Sequence[str]) -> str:
-    """``README.md``: its head tells ``load_dataset`` the configurations, its text tells people."""
+    """``README.md``: its head gives ``load_dataset`` the configurations, its text is for people."""
     lines = ["---", "configs:"]
     for name in configurations:
         lines += [

@@ -157,7 +157,7 @@ def _coded(texts: Iterable[str]) -> Json:
 
 
 def _within_budget(texts: Iterable[str]) -> Iterable[str]:
-    """The texts; once the distinct ones exceed the budget, a note stands for every new one."""
+    """The texts; once the distinct ones exceed the budget, a note replaces every new one."""
     known: set[str] = set()
     spent = 0
     for text in texts:

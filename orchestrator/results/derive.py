@@ -25,7 +25,7 @@ from orchestrator.results.schema import SCHEMA_VERSION
 from workloads.api import Item, Result, Sample
 from workloads.confidence import mean_interval, percentile, ratio_interval
 
-#: What a rank reports once and of which a gang's largest counts.
+#: Figures that a rank reports once, and of which a gang's largest counts.
 _LARGEST = (
     "load_s",
     "compile_s",

@@ -376,7 +376,7 @@ def _all_in(values: Sequence[float], allowed: Range) -> bool:
 
 
 def _raw(name: str, kind: type, pairs: Sequence[Any], odd: list[str]) -> list[dict[str, Any]]:
-    """Raw samples or items, without those of which a number is none: ``odd`` tells of them."""
+    """Raw samples or items without those that have an invalid number, which ``odd`` collects."""
     plain = _plain_fields(kind)
     found = []
     for number, (rank, raw) in enumerate(pairs):
@@ -401,7 +401,7 @@ def _mappings() -> tuple[str, ...]:
 
 @lru_cache(maxsize=1)
 def _other_columns() -> frozenset[str]:
-    """The fields of a measurement that ``_flat`` has a way of its own for."""
+    """The fields of a measurement that ``_flat`` converts in a special way."""
     return frozenset({*_TIMES, *_RAW_TYPES, *_mappings(), "metrics", "measure", "parameters"})
 
 
@@ -429,7 +429,7 @@ def _record(row: dict[str, Any]) -> Measurement:
 
 
 def _value(name: str, value: Any) -> Any:
-    """One column's Python value as the record wants it; None stays None."""
+    """Convert one column's Python value to the record's type; None stays None."""
     if value is None:
         return None
     if name in _RAW_TYPES:
@@ -467,7 +467,7 @@ def _without_missing(kind: type, values: dict[str, Any]) -> dict[str, Any]:
 
 @lru_cache(maxsize=16)
 def _rules(kind: type) -> dict[str, tuple[Field[Any], bool]]:
-    """By name: the field, and whether it may be None."""
+    """The fields of a record, by name, each with whether it may be None."""
     hints = _hints(kind)
     return {field.name: (field, _optional(hints[field.name]) is not None) for field in fields(kind)}
 

@@ -41,7 +41,7 @@ FROM_1 = Range(low=1)
 SHARE = Range(low=0, high=1)
 FINITE = Range(low=-(2**53))
 ANY = Range(low=-(2**53), finite=False)
-#: What every program that reads tables can hold as a time, in nanoseconds too.
+#: Range of times that every program for tables can hold, in nanoseconds too.
 MOMENT = Range(low=0, high=9_214_646_400)
 
 
@@ -200,7 +200,7 @@ _NESTED: dict[str, _Entries] = {
     },
 }
 
-#: Of the nested records: the number of the rank that measured, beside the record's own fields.
+#: Column of the nested records beside their own fields: the rank that measured.
 RANK = Doc("", "rank that measured it", Range(high=1_000_000))
 
 COLUMN_DOCS: Docs = {name: Doc(*entry) for name, entry in _COLUMNS.items()}
