@@ -281,7 +281,9 @@ class CardWorker:
         self._enter(attempt.attempt_id, "finish")
         details = {**settings, **self._device.memory_details(), **result.details}
         return dataclasses.replace(
-            result, details={name: redact(text, os.environ) for name, text in details.items()}
+            result,
+            metrics={str(name): float(value) for name, value in result.metrics.items()},
+            details={name: redact(text, os.environ) for name, text in details.items()},
         )
 
     @contextlib.contextmanager
