@@ -20,7 +20,7 @@ RESULTS_SPACE_BYTES = 5 * 2**30
 MODEL_SPACE_BYTES = 30 * 2**30
 #: Ray's own advice; eight workers with their data loaders and sockets come near the usual 1,024.
 OPEN_FILES = 65_536
-#: What collectives of eight processes and data loaders pass through /dev/shm.
+#: Space in /dev/shm that collectives of eight processes and data loaders need.
 SHARED_MEMORY_BYTES = 8 * 2**30
 
 _GIB = 2**30
@@ -99,7 +99,7 @@ def check_cards(node: NodeFacts, probe: Probe) -> Iterator[Finding]:
 
 
 def check_accounts(node: NodeFacts) -> Iterator[Finding]:
-    """Nobody else has the cards in Ray's accounts."""
+    """Check that no other run holds the cards in Ray's accounts."""
     total = sum(node.cards.values())
     if node.cards_free < total:
         yield Finding(

@@ -1,4 +1,4 @@
-"""By when a run must be over, report included: ``--deadline 08:00`` or ``--budget 9h``.
+"""Deadline of a run, report included: ``--deadline 08:00`` or ``--budget 9h``.
 
 A deadline is a moment. The schedule is given an earlier one, by which every attempt must have
 ended, and the time between is the reserve: first for processes to end, then for the report. Pure:

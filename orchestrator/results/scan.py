@@ -127,7 +127,7 @@ def _read_files(
 
 def _vouched_for(path: Path, table: pa.Table, damaged: list[Damage]) -> pa.Table | None:
     """The table of a compacted file, if it is sound and has a row at least for each file that it
-    stands for; else None, and an entry in ``damaged``."""
+    replaces; else None, and an entry in ``damaged``."""
     from orchestrator.results.validation import faults
 
     reason = faults({path.name: table}).get(path.name, "")

@@ -152,7 +152,7 @@ class Store:
 
     @property
     def rescued(self) -> int:
-        """Rows that a predecessor could write only elsewhere, and that came home."""
+        """Number of rows recovered that an earlier driver had spilled to another disk."""
         return self._spilled.rescued
 
     @property
@@ -281,7 +281,7 @@ class Store:
         return self.path / paths.RESERVE
 
     def make_reserve(self) -> None:
-        """Occupy some room, so that a disk that gets full can still be told of in ``status.json``.
+        """Reserve some space, so that ``status.json`` can still report a disk that gets full.
 
         Raises:
             StoreFull: there is none.
@@ -441,8 +441,8 @@ class Store:
 
 
 def _leftovers(scan: Scan) -> list[str]:
-    """The files that a compaction has replaced and did not come to delete. Whoever may write here
-    may say of any file that his stands for it: only those go whose attempt has a row there."""
+    """The files that a compaction has replaced but not deleted. Any writer of this
+    directory may claim to replace a file, so only those go whose attempt has a row there."""
     if not scan.covered:
         return []
     there = {

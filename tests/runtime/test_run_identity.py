@@ -326,7 +326,7 @@ def test_a_moved_run_keeps_its_id_and_gets_its_rows(tmp_path: Path, elsewhere: P
     id_file.write_text(f"{head}\n{json.dumps(detail)}\n")
     found, said = drive(moved)
     assert found.run_id == old and found.rescued == 1 and spilled(elsewhere) == []
-    assert found.notes == () and said == ["1 rows that it could write only elsewhere are here now"]
+    assert found.notes == () and said == ["recovered 1 row spilled to another disk"]
     assert json.loads(id_file.read_text().splitlines()[1])["place"]["path"] == str(moved)
 
 

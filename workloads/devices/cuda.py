@@ -21,15 +21,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from workloads.devices import NF4, DeviceSpec
-from workloads.devices.base import (
-    HOST_ALLOCATOR_TEXTS,
-    Device,
-    Texts,
-    by_text,
-    command_output,
-    headline,
-)
+from workloads.devices import NF4, DeviceSpec, Texts
+from workloads.devices.base import Device, command_output
 from workloads.errors import CardNotAcquired, CollectiveFailed, OutOfMemory
 from workloads.support import supported
 
@@ -38,7 +31,7 @@ if TYPE_CHECKING:
     from workloads.devices.monitoring.release import CardUse
     from workloads.devices.monitoring.telemetry import CardTelemetry
 
-_TEXTS: tuple[Texts, ...] = (
+_ERRORS: tuple[Texts, ...] = (
     (
         OutOfMemory,
         (
@@ -123,6 +116,8 @@ SPEC = DeviceSpec(
             *("overlapped_exchange", "contiguous_gradients", "reduce_scatter"),
         }
     ),
+    errors=_ERRORS,
+    packages=("triton",),
     tool="nvidia-smi",
     driver_command=("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"),
     versions=_toolkit_version,
@@ -283,15 +278,6 @@ class CudaDevice(Device):
 
         gc.collect()
         torch.cuda.empty_cache()
-
-    def classify(self, error: BaseException) -> BaseException:
-        if type(error).__name__ == "OutOfMemoryError":  # torch.OutOfMemoryError, torch.cuda.…
-            return OutOfMemory(headline(error))
-        if isinstance(error, RuntimeError) and any(
-            text in str(error).lower() for text in HOST_ALLOCATOR_TEXTS
-        ):
-            return MemoryError(headline(error))  # the host's memory, not the card's
-        return by_text(error, _TEXTS) or super().classify(error)
 
 
 def expandable_segments(environment: Mapping[str, str]) -> bool:
