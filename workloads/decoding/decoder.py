@@ -18,8 +18,8 @@ from typing import Any
 import torch
 
 from workloads.decoding import layers, slots
-from workloads.decoding.description import Decoder
 from workloads.decoding.layers import Product
+from workloads.decoding.parts import Decoder
 from workloads.decoding.slots import Slots
 from workloads.devices.base import Device
 

@@ -10,13 +10,15 @@ a twist that has no name here is refused.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 
+from workloads.decoding import layers as plain_layers
 from workloads.decoding import packing
 from workloads.decoding.packing import Matrix
+from workloads.decoding.parts import Decoder, Layer
 from workloads.errors import Unsupported
 
 #: Kinds of rotary positions whose angles do not depend on the text's length.
@@ -25,54 +27,6 @@ _PARTS = ("input_layernorm", "mlp", "post_attention_layernorm", "self_attn")
 #: By so many standard deviations the first layer's logits may be off, by size of a number.
 _ROUNDING = {4: 1e-3, 2: 0.25}
 _PROOF_TOKENS = 16
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Layer:
-    """One layer. Queries, keys and values are one matrix, gates and what they gate another."""
-
-    before: torch.Tensor  # gain of the norm before attention
-    qkv: Matrix
-    q_gain: torch.Tensor | None  # of the norms of single heads
-    k_gain: torch.Tensor | None
-    out: Matrix
-    between: torch.Tensor
-    gate_up: Matrix
-    down: Matrix
-
-    @property
-    def matrices(self) -> tuple[Matrix, ...]:
-        """Those of linear layers."""
-        return self.qkv, self.out, self.gate_up, self.down
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Decoder:
-    """All that a step needs to know."""
-
-    embedding: torch.Tensor
-    layers: tuple[Layer, ...]
-    norm: torch.Tensor
-    head: Matrix
-    eps: float
-    heads: int
-    kv_heads: int
-    width: int  # of a head
-    scaling: float  # of scores
-    rotary: int  # numbers of a head that are turned
-    pairs: bool  # neighbours are turned together, not halves
-    cos: torch.Tensor  # [positions, rotary / 2], float32
-    sin: torch.Tensor
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of hidden states."""
-        return self.embedding.dtype
-
-    @property
-    def group(self) -> int:
-        """Query heads that share a key head."""
-        return self.heads // self.kv_heads
 
 
 def misfit(model: Any) -> str | None:
@@ -204,8 +158,6 @@ def prove(model: Any, positions: int) -> bool:
     Raises:
         Unsupported: none does.
     """
-    from workloads.decoding import layers as plain_layers
-
     inner = model.model
     whole = inner.layers
     draw = torch.Generator().manual_seed(0)

@@ -20,7 +20,7 @@ from workloads import precision as precisions
 from workloads.api import Request
 from workloads.decoding import description
 from workloads.decoding.decoder import Generator, Prompts
-from workloads.decoding.description import Decoder
+from workloads.decoding.parts import Decoder, Layer
 from workloads.devices.base import Device
 from workloads.engines.base import Generated
 from workloads.engines.graph import SPEC
@@ -141,6 +141,6 @@ def weights_of(decoder: Decoder, means: str) -> ModelWeights:
     )
 
 
-def _vectors(layer: description.Layer) -> list[torch.Tensor]:
+def _vectors(layer: Layer) -> list[torch.Tensor]:
     found = (layer.before, layer.between, layer.q_gain, layer.k_gain)
     return [part for part in found if part is not None]

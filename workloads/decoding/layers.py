@@ -11,8 +11,8 @@ from collections.abc import Callable
 import torch
 from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention, silu
 
-from workloads.decoding.description import Decoder, Layer
 from workloads.decoding.packing import Matrix
+from workloads.decoding.parts import Decoder, Layer
 
 #: Multiplies rows by a matrix, and adds its bias.
 Product = Callable[[torch.Tensor, Matrix], torch.Tensor]

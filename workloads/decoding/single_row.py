@@ -7,9 +7,9 @@ from typing import Any
 import torch
 import triton
 
-from workloads.decoding.description import Decoder
 from workloads.decoding.kernels import KINDS, attention, one_row
 from workloads.decoding.packing import Matrix
+from workloads.decoding.parts import Decoder
 from workloads.decoding.slots import Slots
 
 #: Columns from which a matrix is wide.

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from workloads.decoding.description import Decoder
+from workloads.decoding.parts import Decoder
 
 #: Rows for which steps are recorded: powers of two, and from 8 on their halfway points.
 _ROWS = (1, 2, 4, *(n for power in range(3, 12) for n in (2**power, 3 * 2 ** (power - 1))))
