@@ -34,8 +34,12 @@ JSON_FIGURES = (
     "published",
 )
 
-_LEFT_OUT = frozenset({"metrics", "samples", "items", "measure", "parameters", "versions",
-                       "details", "workload_metrics"})  # fmt: skip
+_LEFT_OUT = frozenset(
+    {
+        *("metrics", "samples", "items", "measure", "parameters", "versions"),
+        *("details", "workload_metrics"),
+    }
+)
 
 _PLAIN_FIELDS = tuple(f.name for f in fields(Measurement) if f.name not in _LEFT_OUT)
 _METRICS = tuple(f.name for f in fields(Metrics))
