@@ -35,8 +35,6 @@ from workloads.models.loading import (
 )
 from workloads.weights import ModelWeights
 
-NAME = "graph"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphEngine:
@@ -88,12 +86,12 @@ class GraphEngine:
 def load(request: Request, device: Device) -> GraphEngine:
     """Load ``request.model`` in ``request.precision``; see ``EngineLoader``."""
     transformers_logging.disable_progress_bar()  # a worker's log is no terminal
-    means = precisions.require(request.precision, device.name, NAME).means
+    means = precisions.require(request.precision, device.name, request.engine).means
     lacking = device.lacks(request.precision) or (
         device.cannot_compile() if device.records else None
     )
     if lacking:
-        raise Unsupported(f"{request.precision} with the engine {NAME}: {lacking}")
+        raise Unsupported(f"{request.precision} with the engine {request.engine}: {lacking}")
     source = open_model(request.model)
     tokenizer = load_tokenizer(source)
     load_config(source)
