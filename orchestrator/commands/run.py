@@ -334,5 +334,5 @@ def _gibibytes(text: str) -> int:
     except ValueError:
         size = 0.0
     if not 0 < size < 2**20:
-        raise argparse.ArgumentTypeError(f"{text!r} is no size in GiB, such as 2 or 0.5")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size in GiB, such as 2 or 0.5")
     return round(size * 2**30)

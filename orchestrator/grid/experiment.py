@@ -251,7 +251,7 @@ class ExperimentReader:
             return
         if not isinstance(groups, list) or not all(isinstance(group, Mapping) for group in groups):
             hint = "a group is written {input_tokens: [128, 512], output_tokens: [32, 64]}"
-            self.grid.complain(path, f"{shown(groups)} is no group of linked axes", hint)
+            self.grid.complain(path, f"{shown(groups)} is not a group of linked axes", hint)
             return
         for index, group in enumerate(groups):
             self._zip(experiment, (*path, index), group, taken)

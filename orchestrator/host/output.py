@@ -135,7 +135,7 @@ class GuardedFile(io.RawIOBase):
         # A reader that is gone counts as ready too: the write says so.
         self._stalled = not poll.poll(None if limit_s is None else 1000 * limit_s)
         if self._stalled:
-            raise OSError(errno.EAGAIN, "nobody read it")
+            raise OSError(errno.EAGAIN, "its reader is too slow")
 
     def writable(self) -> bool:
         """Return True."""

@@ -244,8 +244,8 @@ def threads_asked() -> int | None:
         return None
     if not told.isdecimal() or int(told) < 1:
         raise ClusterError(
-            f"{THREADS}={told!r} is no number of threads; give a whole number from 1 up, or unset "
-            "it for an even share of the cores"
+            f"{THREADS}={told!r} is not a number of threads; give a whole number from 1 up, or "
+            "unset it for an even share of the cores"
         )
     return int(told)
 

@@ -166,7 +166,7 @@ def resolve_address(address: str) -> str:
         )
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
-        raise ClusterError(f"'{address}' is no cluster address; it has the form HOST:6379")
+        raise ClusterError(f"'{address}' is not a cluster address; it has the form HOST:6379")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_PROBE_TIMEOUT_S).close()
     except OSError as error:

@@ -118,7 +118,7 @@ class ControlStore:
             return ""
         since = time.strftime("%H:%M:%S", time.localtime(time.time() - silent_s))
         if self.replaced:
-            return f"the cluster's head was started anew, and its control store lost at {since}"
+            return f"the cluster's head was restarted, and its control store lost at {since}"
         return f"the cluster's control store has not answered since {since}, for {silent_s:.0f} s"
 
     def nodes(self) -> dict[str, RayNode]:

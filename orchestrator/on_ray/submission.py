@@ -326,9 +326,9 @@ def resolve_job_address(address: str | None) -> str:
         parts = urlsplit(chosen)
         port = parts.port or (443 if parts.scheme == "https" else DEFAULT_PORT)
     except ValueError as error:
-        raise SubmitError(f"'{chosen}' is no address: {error}") from error
+        raise SubmitError(f"'{chosen}' is not an address: {error}") from error
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise SubmitError(f"'{chosen}' is no job server; it has the form http://HEAD:8265")
+        raise SubmitError(f"'{chosen}' is not a job server; it has the form http://HEAD:8265")
     try:
         socket.create_connection((parts.hostname, port), timeout=_TIMEOUT_S).close()
     except (OSError, ValueError) as error:  # a ValueError: no host can be named so

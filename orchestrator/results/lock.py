@@ -266,7 +266,7 @@ class RunLock:
             # It keeps its own lock file locked; this one came with a copy of the directory.
             return (
                 f"{text}, says {self.path}, which was copied from that process's own. If this run "
-                f"is a copy that nobody works on, delete {self.path}."
+                f"is a copy that no driver uses, delete {self.path}."
             )
         if alive:
             return f"{text}. Wait for it, stop it, or use another --run name."

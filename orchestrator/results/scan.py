@@ -191,5 +191,5 @@ def _parsed(data: bytes, columns: list[str], path: Path) -> pa.Table:
     wanted = [name for name in columns if name in present] if present - {*columns} else None
     table = current(file.read(wanted, use_threads=False), str(path), columns)
     if _covers(table) and not fragments.is_compacted(path.name):
-        raise StoreError("it is no compacted file, and says that it stands for others")
+        raise StoreError("it claims to replace other files, but is not a compacted file")
     return table

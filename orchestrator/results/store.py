@@ -217,11 +217,13 @@ class Store:
         that this one was copied from, and that is gone.
 
         Raises:
-            StoreError: one is no run id.
+            StoreError: one is not a run id.
         """
         for run_id in run_ids:
             if not identity.is_run_id(run_id):
-                raise StoreError(f"{run_id[:80]!a} is no run id: it has 12 hexadecimal digits")
+                raise StoreError(
+                    f"{run_id[:80]!a} is not a run id, which has 12 hexadecimal digits"
+                )
         self._adopts = run_ids
         return self
 

@@ -208,7 +208,9 @@ def _web_hook(url: str) -> WebHook:
         sound = False
     if not sound:
         # Not the address itself: what is wrong with it may stand beside a secret.
-        raise NightgridError("--notify: that is no address; it has the form https://HOST/PATH")
+        raise NightgridError(
+            "--notify: that is not an address; an address has the form https://HOST/PATH"
+        )
     return WebHook(url)
 
 

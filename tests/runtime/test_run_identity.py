@@ -168,7 +168,7 @@ def test_rows_of_a_directory_that_is_gone_are_adopted_by_its_copy(
 @pytest.mark.parametrize("text", ["", "../../etc", "0123456789AB", "0123456789ab\n", "*" * 12])
 def test_what_is_no_run_id_is_not_adopted(tmp_path: Path, text: str) -> None:
     """It is refused before a path is made of it."""
-    with pytest.raises(StoreError, match="is no run id"):
+    with pytest.raises(StoreError, match="is not a run id"):
         Store.open(tmp_path, "night").adopt(text)
 
 
@@ -224,7 +224,7 @@ def test_the_command_that_is_named_adopts_the_rows(
     }
     assert nightgrid("run", "--resume", *results, "--adopt", "no-id") == (
         4,
-        "nightgrid run: 'no-id' is no run id: it has 12 hexadecimal digits\n",
+        "nightgrid run: 'no-id' is not a run id, which has 12 hexadecimal digits\n",
     )
 
 
