@@ -23,7 +23,6 @@ from workloads.decoding.decoder import Generator, Prompts
 from workloads.decoding.parts import Decoder, Layer
 from workloads.devices.base import Device
 from workloads.engines.base import Generated
-from workloads.engines.graph import SPEC
 from workloads.errors import Unsupported
 from workloads.generation.transformers_engine import end_token_ids_of, pad_token_id_of
 from workloads.models.loading import (
@@ -35,8 +34,6 @@ from workloads.models.loading import (
     open_model,
 )
 from workloads.weights import ModelWeights
-
-NAME = SPEC.name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,12 +86,12 @@ class GraphEngine:
 def load(request: Request, device: Device) -> GraphEngine:
     """Load ``request.model`` in ``request.precision``; see ``EngineLoader``."""
     transformers_logging.disable_progress_bar()  # a worker's log is no terminal
-    means = precisions.require(request.precision, device.name, NAME).means
+    means = precisions.require(request.precision, device.name, request.engine).means
     lacking = device.lacks(request.precision) or (
         device.cannot_compile() if device.records else None
     )
     if lacking:
-        raise Unsupported(f"{request.precision} with the engine {NAME}: {lacking}")
+        raise Unsupported(f"{request.precision} with the engine {request.engine}: {lacking}")
     source = open_model(request.model)
     tokenizer = load_tokenizer(source)
     load_config(source)
