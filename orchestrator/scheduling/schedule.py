@@ -13,7 +13,6 @@ night (``driver.py``) and the simulation (``simulate.py``).
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import inf
 
@@ -39,12 +38,13 @@ from orchestrator.domain.failure import Failure, FailureClass
 from orchestrator.domain.job import Accelerator, State
 from orchestrator.planning.plan import Action, PlannedJob
 from orchestrator.scheduling.anchors import anchors
-from orchestrator.scheduling.cards import Worker, WorkerState
-from orchestrator.scheduling.deadline import LatestStarts, Learning
+from orchestrator.scheduling.cards import WorkerState
+from orchestrator.scheduling.deadline import Deadline
 from orchestrator.scheduling.ledger import Ledger
 from orchestrator.scheduling.needs import Needs, needed
 from orchestrator.scheduling.pool import Pool
 from orchestrator.scheduling.record import Estimates, JobRecord, Phase, ScheduleSettings
+from orchestrator.scheduling.stops import Stops, hang
 from orchestrator.scheduling.verdicts import Verdicts, made_up
 
 __all__ = ["Schedule", "ScheduleSettings"]
@@ -71,12 +71,10 @@ class Schedule:
         self.settings = settings
         self.finished = False
         self._begun = False
-        self._closing = False
         self._unsupported: list[PlannedJob] = []
         self._records: dict[str, JobRecord] = {}
         self._issued: dict[str, Attempt] = {}  # every attempt that ever ran
         self._next_look: float | None = None
-        self._stops: deque[tuple[float, str]] = deque()  # until when, which worker has to end
         self._woken_for = inf
         by_kind: dict[Accelerator, list[JobRecord]] = {}
         seen: set[str] = set()
@@ -102,8 +100,6 @@ class Schedule:
             self._records[job_id] = record
             by_kind.setdefault(planned.job.accelerator, []).append(record)
         self._total = len(seen)
-        self._latest = LatestStarts(self._records.values(), settings.work_until)
-        self._learning = Learning(self._records.values(), estimates) if hurried else None
         self._needs = Needs(jobs, self._records.values())  # before the pools: it holds jobs back
         self._ledger = Ledger(self._records.values(), settings)
         self._verdicts = Verdicts(self._ledger)
@@ -111,6 +107,8 @@ class Schedule:
             kind: Pool(kind, records, settings, self._ledger.later)
             for kind, records in by_kind.items()
         }
+        self._deadline = Deadline(self._records.values(), estimates, self._pools, self._ledger)
+        self._stops = Stops(self._pools, self._verdicts)
 
     # ------------------------------------------------------------ seen from outside
 
@@ -164,21 +162,27 @@ class Schedule:
             yield from self._node_left(event.node_id, event.reason)
         elif isinstance(event, StopRequested):
             again = self._ledger.stopping != ""
-            yield from self._stop(event.reason, abort=again or not self.settings.finish_running)
+            yield from self._stops.stop_run(
+                event.reason, abort=again or not self.settings.finish_running
+            )
 
     def _go_on(self, event: Event) -> Iterator[Command]:
         """Do what the time asks for, give out the work, and end what has no hope."""
         if self._verdicts.tripped and not self._ledger.stopping:
-            yield from self._stop(self._verdicts.tripped, abort=False)
+            yield from self._stops.stop_run(self._verdicts.tripped, abort=False)
         self._ledger.run_due()
-        yield from self._keep_deadline()
-        yield from self._give_up_stops()
+        if self._ledger.now >= self._ledger.work_until:
+            why = "the deadline came: all work had to end"
+            yield from self._stops.stop_run(why, abort=True)
+        if not self._ledger.stopping:
+            yield from self._deadline.give_up_late()
+        yield from self._stops.give_up()
         yield from self._settle_needs()
         if not isinstance(event, NodeJoined):
             yield from self._assign()
         yield from self._give_up_hopeless()
         yield from self._settle_needs()
-        yield from self._finish_if_done()
+        yield from self._stops.finish_if_done()
 
     def _noted(self, commands: Iterable[Command]) -> list[Command]:
         """The commands, once it is remembered what they begin and stop."""
@@ -188,8 +192,9 @@ class Schedule:
             if isinstance(command, RunAttempt):
                 self._issued[command.attempt.attempt_id] = command.attempt
             elif isinstance(command, StopWorker):
-                patience = self.settings.stop_patience_s
-                self._stops.append((self._ledger.now + patience, command.worker_id))
+                self._stops.begun(command)
+            elif isinstance(command, RunFinished):
+                self.finished = True
         return given
 
     def _begin(self) -> Iterator[Command]:
@@ -210,12 +215,7 @@ class Schedule:
         self._ledger.ahead_s = ahead_s
         if self._begun and not self.settings.follow_clock:
             return
-        until = self.settings.work_until - ahead_s
-        self._ledger.work_until = until
-        self._latest.move(until)
-        for pool in self._pools.values():
-            pool.assigner.work_until = until
-            pool.cards.touch_all()  # more may fit, or less
+        self._deadline.move(self.settings.work_until - ahead_s)
 
     def _node_joined(self, event: NodeJoined) -> Iterator[Command]:
         pool = self._pools.get(event.node.accelerator)
@@ -248,7 +248,7 @@ class Schedule:
                 continue
             lease, was = worker.slot.lease, worker.state
             if worker.overdue:
-                failure = failure or _hang(worker.overdue)
+                failure = failure or hang(worker.overdue)
             pool.leases.retire(worker)
             if lease is not None and lease.running:  # its end was not reported
                 asked = was is WorkerState.STOPPING
@@ -282,8 +282,8 @@ class Schedule:
             lease = pool.leases.current.get(outcome.attempt_id)
             if lease is not None and lease.running:
                 yield from self._verdicts.conclude(pool, lease, outcome)
-                if lease.record.state is State.SUCCEEDED and self._learning is not None:
-                    self._expect_anew(self._learning.learn(lease, outcome))
+                if lease.record.state is State.SUCCEEDED:
+                    self._deadline.learn(lease, outcome)
                 return
         yield from self._record_late(outcome)
 
@@ -342,116 +342,15 @@ class Schedule:
                     if record.width == width and record.phase in (Phase.WAITING, Phase.BACKOFF):
                         yield from self._ledger.end_unrun(pool, record, State.LOST, reason)
 
-    def _keep_deadline(self) -> Iterator[Command]:
-        """Give up what could not end in time any more; at the end of the time stop what runs."""
-        now, until = self._ledger.now, self._ledger.work_until
-        if now >= until:
-            yield from self._stop("the deadline came: all work had to end", abort=True)
-        if self._ledger.stopping:
-            return
-        for record in self._latest.gone_by(now, self._is_running):
-            pool = self._pools[record.job.accelerator]
-            tried = f" after {record.number} attempts" if record.failures else ""
-            reason = (
-                f"too late to start{tried}: it takes about {record.estimate.total_s:.0f} s, with "
-                f"caution {record.duration:.0f} s, and {until - now:.0f} s are left before the "
-                "deadline"
-            )
-            yield from self._ledger.end_unrun(pool, record, State.NOT_STARTED, reason)
-
-    def _is_running(self, record: JobRecord) -> bool:
-        lease = self._pools[record.job.accelerator].lease_of(record)
-        return lease is not None and lease.running
-
-    def _expect_anew(self, records: Iterable[JobRecord]) -> None:
-        """Estimates have become better: jobs that wait are reckoned with by the new ones."""
-        assert self._learning is not None
-        for record in records:
-            if record.phase in (Phase.DONE, Phase.LEASED) or record.reservation is not None:
-                continue
-            if record.phase is Phase.WAITING:
-                pending = self._pools[record.job.accelerator].pending
-                pending.reckon_anew(record, self._learning.expect)
-            else:
-                self._learning.expect(record)
-            self._latest.changed(record)
-        for pool in self._pools.values():
-            pool.cards.touch_all()  # a gang may fit now
-
-    def _give_up_stops(self) -> Iterator[Command]:
-        """A process that does not end holds up its card and nothing else."""
-        while self._stops and self._stops[0][0] <= self._ledger.now:
-            worker_id = self._stops.popleft()[1]
-            for pool in self._pools.values():
-                if worker_id in pool.leases.workers:
-                    yield from self._abandon(pool, pool.leases.workers[worker_id])
-        if self._ledger.now >= self._ledger.work_until + self.settings.stop_s:
-            for pool in self._pools.values():
-                for worker in list(pool.leases.workers.values()):
-                    yield from self._abandon(pool, worker)
-
-    def _abandon(self, pool: Pool, worker: Worker) -> Iterator[Command]:
-        """Wait no more for a worker that was told to end: its attempt is over, its card is not
-        used until it has ended after all."""
-        if worker.abandoned:
-            return
-        worker.abandoned = True
-        lease = worker.slot.lease
-        reason = f"its worker {worker.worker_id} was told to end and has not"
-        if worker.overdue:
-            reason = f"{worker.overdue}; {reason}"
-        pool.lock_away(worker.slot, reason)
-        if lease is not None and lease.running:
-            yield from self._verdicts.conclude(
-                pool, lease, made_up(lease, State.LOST, _hang(reason), self._ledger)
-            )
-        elif lease is not None:
-            yield from self._verdicts.card_kept(pool, lease, reason)
-
     def _wakes(self) -> Iterable[Wake]:
         """Yield the next time to look again although nothing has happened."""
         until = self._ledger.work_until
         at = min(
-            self._latest.next_at + _AFTER_S if not self._ledger.stopping else inf,
-            self._stops[0][0] if self._stops else inf,
+            self._deadline.next_at + _AFTER_S if not self._ledger.stopping else inf,
+            self._stops.next_at,
             *(each for each in (until, until + self.settings.stop_s) if each > self._ledger.now),
             inf,
         )
         if at < inf and (at != self._woken_for or at <= self._ledger.now):
             self._woken_for = at
             yield Wake(at=max(at, self._ledger.now))
-
-    def _stop(self, reason: str, *, abort: bool) -> Iterator[Command]:
-        """Start nothing more; with ``abort`` stop what runs, too."""
-        if not self._ledger.stopping:
-            self._ledger.stopping = reason
-            for pool in self._pools.values():
-                for record in pool.records:
-                    held = pool.lease_of(record)
-                    if record.phase is not Phase.DONE and (held is None or not held.running):
-                        yield from self._ledger.end_unrun(pool, record, State.NOT_STARTED, reason)
-        for pool in self._pools.values():
-            for worker in list(pool.leases.workers.values()):
-                if abort or worker.slot.lease is None:
-                    yield from pool.leases.stop(worker, reason)
-
-    def _finish_if_done(self) -> Iterator[Command]:
-        if self._ledger.unfinished:
-            return
-        if not self._closing:
-            self._closing = True
-            for pool in self._pools.values():
-                for worker in list(pool.leases.workers.values()):
-                    yield from pool.leases.stop(worker, "all jobs are done")
-        left = [worker for pool in self._pools.values() for worker in pool.leases.workers.values()]
-        if all(worker.abandoned for worker in left):
-            self.finished = True
-            reason = self._ledger.stopping or "every job has ended"
-            if left:
-                names = ", ".join(worker.worker_id for worker in left[:5])
-                reason += f"; {len(left)} workers were told to end and have not: {names}"
-            yield RunFinished(reason=reason)
-
-
-def _hang(message: str) -> Failure:
-    return Failure(failure_class=FailureClass.HANG, message=message)

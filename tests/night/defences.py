@@ -48,6 +48,7 @@ from orchestrator.scheduling.needs import Needs
 from orchestrator.scheduling.pool import Pool
 from orchestrator.scheduling.record import JobRecord
 from orchestrator.scheduling.schedule import Schedule
+from orchestrator.scheduling.stops import Stops
 from orchestrator.worker import letters
 
 
@@ -525,7 +526,7 @@ DEFENCES = (
     Defence(
         name="an end to waiting for a process that does not end",
         without="no end after",
-        take_away=_of(Schedule, "_give_up_stops", _no_commands),
+        take_away=_of(Stops, "give_up", _no_commands),
     ),
     Defence(
         name="no use of a card whose process does not end",
