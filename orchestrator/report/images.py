@@ -124,7 +124,7 @@ def _heat_map(number: int, table: Table) -> Image:
         axes.set_xticks(range(len(table.batch_sizes)), map(_plain, table.batch_sizes))
         axes.set_yticks(range(len(table.precisions)), map(_plain, table.precisions))
         axes.set_xlabel("batch size per card")
-        axes.set_title(f"{table.unit or 'state'}; * best, ~ not told apart", fontsize=8)
+        axes.set_title(f"{table.unit or 'state'}; * best, ~ tied", fontsize=8)
 
     size = (max(5.0, 0.75 * len(table.batch_sizes) + 1.5), 0.5 * len(table.precisions) + 1.8)
     return Image(name=f"heat-map-{number:02d}", title=_title(table), draw=draw, size=size)

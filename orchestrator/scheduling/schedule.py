@@ -211,7 +211,8 @@ class Schedule:
             pool.cards.changed = True
 
     def _clock_set(self, ahead_s: float) -> None:
-        """Count the time left anew. A budget is a length of time: only where it begins is told."""
+        """Compute the remaining time again. A budget is a length of time, so only its start can
+        change."""
         self._ledger.ahead_s = ahead_s
         if self._begun and not self.settings.follow_clock:
             return
@@ -264,7 +265,9 @@ class Schedule:
             ):
                 yield from self._verdicts.start_failed(pool, worker, lease, failure)
             elif was is WorkerState.IDLE and failure is not None:
-                yield from pool.strike(worker.slot.card, f"its idle worker died: {failure.message}")
+                yield from pool.count_failure(
+                    worker.slot.card, f"its idle worker died: {failure.message}"
+                )
             yield from pool.leases.gone(worker, self._ledger.now)
             if worker.abandoned:
                 pool.unlock(worker.slot)

@@ -64,7 +64,7 @@ class Stops:
                     yield from self._abandon(pool, worker)
 
     def _abandon(self, pool: Pool, worker: Worker) -> Iterator[Command]:
-        """Wait no more for a worker that was told to end: its attempt is over, its card is not
+        """Stop waiting for a worker that was told to stop: its attempt is over, and its card is not
         used until it has ended after all."""
         if worker.abandoned:
             return

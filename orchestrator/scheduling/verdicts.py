@@ -80,7 +80,7 @@ class Verdicts:
         else:
             yield from self._fail(pool, lease, outcome, failure_class)
         if succeeded:
-            yield from pool.trust(lease)
+            yield from pool.count_success(lease)
         for worker in workers:
             reason = self._why_replace(worker, lease, failure_class, searching=searching)
             if reason:
@@ -116,7 +116,7 @@ class Verdicts:
         blamed = blamed_cards(lease, outcome, failure_class)
         if policy.blame_card == "at_once":
             for card in blamed:
-                yield from pool.strike(card, f"{failure_class}{detail}", at_once=True)
+                yield from pool.count_failure(card, f"{failure_class}{detail}", at_once=True)
         elif policy.blame_card == "if_it_works_elsewhere":
             record.suspects.update(blamed)
         if retry:
@@ -163,7 +163,7 @@ class Verdicts:
             return
         # A card that is not to be had may be a moment later; one that computes nonsense will again.
         faulty = failure.failure_class is FailureClass.CARD_FAULTY
-        yield from pool.strike(slot.card, why, at_once=faulty)
+        yield from pool.count_failure(slot.card, why, at_once=faulty)
 
     def card_kept(self, pool: Pool, lease: Lease, reason: str) -> Iterator[Command]:
         """A lease waits for a card whose old process does not end: its job goes elsewhere."""
