@@ -21,10 +21,11 @@ hundred jobs and of a million.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from functools import partial
 from math import inf
 
+from orchestrator.domain.events import Command
 from orchestrator.scheduling.cards import CardPool, Reservation, Server, Slot, SlotSet, Worker
 from orchestrator.scheduling.leases import Leases, rest_s, spare_s
 from orchestrator.scheduling.pending import FRESH, Bucket, PendingJobs
@@ -46,17 +47,17 @@ class Assigner:
         self.reservations: dict[str, Reservation] = {}  # by job id
         self._reserved_widths: dict[int, int] = {}
 
-    def assign(self, now: float) -> float | None:
+    def assign(self, now: float) -> Generator[Command, None, float | None]:
         """Give out what can be given out; returns when to look again, if time alone may help."""
         self.pending.too_much = self._is_too_much(now)
-        self._place_spanning(now)
+        yield from self._place_spanning(now)
         while self.pool.dirty:  # a reservation made on the way may add servers
             server = min(self.pool.dirty.values(), key=lambda server: server.order)
             del self.pool.dirty[server.node.node_id]
-            self._fill(server, now)
-        self._use_warm_workers(now)
-        self._swap_models(now)
-        self._start_workers(now)
+            yield from self._fill(server, now)
+        yield from self._use_warm_workers(now)
+        yield from self._swap_models(now)
+        yield from self._start_workers(now)
         return self._look_again(now)
 
     def remaining_s(self, now: float) -> float:
@@ -78,34 +79,36 @@ class Assigner:
 
     # ------------------------------------------------------------ gangs
 
-    def _fill(self, server: Server, now: float) -> None:
+    def _fill(self, server: Server, now: float) -> Iterator[Command]:
         """Give the open cards of one server to gangs and to jobs that may not go elsewhere."""
-        while self._redeem(server, now) or self._place_urgent(server, now):
+        while (yield from self._redeem(server, now)) or (
+            yield from self._place_urgent(server, now)
+        ):
             pass
         for width in self.pending.widths():
             if self.pool.spans(width):
                 continue
-            while self._place(server, width, now):
+            while (yield from self._place(server, width, now)):
                 pass
             if _has_room(server):
-                self._reserve(width, now)
+                yield from self._reserve(width, now)
         if self.pending.particular.get(1):
-            while self._place(server, 1, now):
+            while (yield from self._place(server, 1, now)):
                 pass
         for slot in server.slots.values():
             if slot.reservation is not None and slot.open and slot.worker is None:
-                self._backfill(slot, now)
+                yield from self._backfill(slot, now)
 
-    def _redeem(self, server: Server, now: float) -> bool:
+    def _redeem(self, server: Server, now: float) -> Generator[Command, None, bool]:
         """Start a gang whose reserved set has become free."""
         for slot in server.slots.values():
             reservation = slot.reservation
             if reservation is not None and all(other.open for other in reservation.slots):
-                self._lease(self.release(reservation), reservation.slots, now)
+                yield from self._lease(self.release(reservation), reservation.slots, now)
                 return True
         return False
 
-    def _place_urgent(self, server: Server, now: float) -> bool:
+    def _place_urgent(self, server: Server, now: float) -> Generator[Command, None, bool]:
         """Start a job that would otherwise end last, though wider ones wait. Where no gang
         waits, longest-first needs no exception."""
         widths = self.pending.widths()
@@ -129,11 +132,11 @@ class Assigner:
         if record.cold_s > self._left_s(now) - self.leases.start_s:
             return False
         for slots in self._open_sets(server, record.width, reserved=False):
-            self._lease(self.pending.take(record), slots, now)
+            yield from self._lease(self.pending.take(record), slots, now)
             return True
         return False
 
-    def _place(self, server: Server, width: int, now: float) -> bool:
+    def _place(self, server: Server, width: int, now: float) -> Generator[Command, None, bool]:
         """Start one job of this width, on unreserved cards or else on some with time to spare."""
         for reserved in (False, True):
             for slots in self._open_sets(server, width, reserved=reserved):
@@ -141,7 +144,7 @@ class Assigner:
                 within = min(_window_s(slots, now), self._left_s(now)) - self.leases.start_s
                 record = self.pending.best_for(width, cards, within)
                 if record is not None:
-                    self._lease(self.pending.take(record), slots, now)
+                    yield from self._lease(self.pending.take(record), slots, now)
                     return True
         return False
 
@@ -158,7 +161,7 @@ class Assigner:
                 found.append((workers, -broken[0], -broken[1], group[0].order, group))
         return [group for *_, group in sorted(found, key=lambda entry: entry[:4])]
 
-    def _reserve(self, width: int, now: float) -> None:
+    def _reserve(self, width: int, now: float) -> Iterator[Command]:
         """Drain cards for gangs of this width: their share of the cluster, and at least one set,
         so that they never starve and never hold more than their work is worth."""
         within = self._left_s(now) - self.leases.start_s
@@ -174,7 +177,7 @@ class Assigner:
                 return
             self.pending.take(record)
             if all(slot.open for slot in slots):
-                self._lease(record, slots, now)
+                yield from self._lease(record, slots, now)
                 continue
             start_by = now + max(slot.free_in(now) for slot in slots)
             if record.duration > self._left_s(start_by) - self.leases.start_s:
@@ -212,16 +215,16 @@ class Assigner:
 
     # ------------------------------------------------------------ gangs over several servers
 
-    def _place_spanning(self, now: float) -> None:
+    def _place_spanning(self, now: float) -> Iterator[Command]:
         for width in self.pending.widths():
             if not self.pool.spans(width):
                 continue
-            while self._place_on_servers(width, now):
+            while (yield from self._place_on_servers(width, now)):
                 pass
             if any(map(_has_room, self.pool.dirty.values())):
-                self._reserve(width, now)
+                yield from self._reserve(width, now)
 
-    def _place_on_servers(self, width: int, now: float) -> bool:
+    def _place_on_servers(self, width: int, now: float) -> Generator[Command, None, bool]:
         within = self._left_s(now) - self.leases.start_s
         for record in self.pending.candidates(width, within):
 
@@ -230,7 +233,7 @@ class Assigner:
 
             for servers in self.pool.spanning_servers(width, free):
                 slots = tuple(slot for server in servers for slot in server)
-                self._lease(self.pending.take(record), slots[:width], now)
+                yield from self._lease(self.pending.take(record), slots[:width], now)
                 return True
         return False
 
@@ -246,16 +249,16 @@ class Assigner:
 
     # ------------------------------------------------------------ one-card jobs
 
-    def _use_warm_workers(self, now: float) -> None:
+    def _use_warm_workers(self, now: float) -> Iterator[Command]:
         """Step one: jobs go to idle workers that hold their model."""
         for bucket in self.pending.arrived:
             for worker in list(bucket.workers.values()):
                 if worker.worker_id in self.pool.idle and len(bucket.queue):
-                    self._serve(bucket, worker.slot, now)
+                    yield from self._serve(bucket, worker.slot, now)
         self.pending.arrived.clear()
         for worker in list(self.pool.newly_idle.values()):
             if worker.slot.reservation is not None:
-                self._backfill(worker.slot, now)
+                yield from self._backfill(worker.slot, now)
                 continue
             own = worker.bucket or self._bucket_held_by(worker)
             if own is None:
@@ -264,8 +267,8 @@ class Assigner:
             if not len(own.queue):
                 continue
             other = self._first_elsewhere(own, now) or self._overdue(own, now)
-            if other is None or not self._serve(other, worker.slot, now):
-                self._serve(own, worker.slot, now)
+            if other is None or not (yield from self._serve(other, worker.slot, now)):
+                yield from self._serve(own, worker.slot, now)
         self.pool.newly_idle.clear()
 
     def _first_elsewhere(self, own: Bucket, now: float) -> Bucket | None:
@@ -292,7 +295,7 @@ class Assigner:
             return None
         return bucket
 
-    def _backfill(self, slot: Slot, now: float) -> None:
+    def _backfill(self, slot: Slot, now: float) -> Iterator[Command]:
         """Run something that ends before the gang for which the card is reserved can start."""
         worker = slot.worker
         window = min(_window_s((slot,), now), self._left_s(now))
@@ -302,13 +305,13 @@ class Assigner:
             load_s = 0.0 if bucket is own else bucket.load_s
             record = bucket.queue.longest_within(window - load_s)
             if record is not None and worker is not None:
-                self._run(self.pending.take(record), worker, now)
+                yield from self._run(self.pending.take(record), worker, now)
                 return
             if record is not None:
-                self._lease(self.pending.take(record), (slot,), now)
+                yield from self._lease(self.pending.take(record), (slot,), now)
                 return
 
-    def _swap_models(self, now: float) -> None:
+    def _swap_models(self, now: float) -> Iterator[Command]:
         """Step two: workers with nothing left of their model take up another."""
         while self.pool.idle:
             bucket = self._wanting(0.0, now)
@@ -320,9 +323,9 @@ class Assigner:
                 if fresh
                 else next(iter(self.pool.idle.values())).slot
             )
-            self._serve(bucket, slot, now)
+            yield from self._serve(bucket, slot, now)
 
-    def _start_workers(self, now: float) -> None:
+    def _start_workers(self, now: float) -> Iterator[Command]:
         """Step three: new workers on vacant cards."""
         limit = self.settings.max_starting
         while self.pool.vacant:
@@ -333,9 +336,9 @@ class Assigner:
                 return
             slot = self.pool.pick_vacant(leave_groups=self._gangs_wait())
             if bucket.key == FRESH:
-                self._serve(bucket, slot, now)
+                yield from self._serve(bucket, slot, now)
             else:
-                self.leases.start_warm(slot, bucket, now)
+                yield self.leases.start_warm(slot, bucket, now)
 
     def _wanting(self, start_s: float, now: float) -> Bucket | None:
         """The model that one more worker should serve, if it should; ``start_s`` is 0 for a
@@ -406,30 +409,30 @@ class Assigner:
 
     # ------------------------------------------------------------ carrying out
 
-    def _serve(self, bucket: Bucket, slot: Slot, now: float) -> bool:
+    def _serve(self, bucket: Bucket, slot: Slot, now: float) -> Generator[Command, None, bool]:
         """Run the next job of a model on a card with an idle worker (or none, if the job needs
         a process of its own); False when none is left that would end in time."""
         worker, left = slot.worker, self._left_s(now)
         if bucket.key == FRESH:
             record = self.pending.next_of(bucket.queue, left - self.leases.start_s)
             if record is not None:
-                self._lease(self.pending.take(record), (slot,), now)
+                yield from self._lease(self.pending.take(record), (slot,), now)
             return record is not None
         assert worker is not None, f"{slot.card} has no worker"
         load_s = 0.0 if worker.key == bucket.key else bucket.load_s
         record = self.pending.next_of(bucket.queue, left - load_s)
         if record is not None:
             self.pending.attach(worker, bucket)
-            self._run(self.pending.take(record), worker, now)
+            yield from self._run(self.pending.take(record), worker, now)
         return record is not None
 
-    def _run(self, record: JobRecord, worker: Worker, now: float) -> None:
+    def _run(self, record: JobRecord, worker: Worker, now: float) -> Iterator[Command]:
         record.phase = Phase.LEASED
-        self.leases.lease_warm(record, worker, now)
+        yield from self.leases.lease_warm(record, worker, now)
 
-    def _lease(self, record: JobRecord, slots: SlotSet, now: float) -> None:
+    def _lease(self, record: JobRecord, slots: SlotSet, now: float) -> Iterator[Command]:
         record.phase = Phase.LEASED
-        self.leases.lease_fresh(record, slots, now)
+        yield from self.leases.lease_fresh(record, slots, now)
 
     def _look_again(self, now: float) -> float | None:
         """Time of the next look at jobs that are left to busy workers while others stand idle."""

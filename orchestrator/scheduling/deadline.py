@@ -7,13 +7,16 @@ there is nothing else to go by, and a wrong one either wastes the end of the nig
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from heapq import heapify, heappop, heappush
 from math import inf
 
 from orchestrator.domain.attempt import Outcome
-from orchestrator.domain.job import Accelerator
+from orchestrator.domain.events import Command
+from orchestrator.domain.job import Accelerator, State
 from orchestrator.scheduling.leases import Lease
+from orchestrator.scheduling.ledger import Ledger
+from orchestrator.scheduling.pool import Pool
 from orchestrator.scheduling.record import Estimates, JobRecord, LearningEstimates, Phase
 
 
@@ -102,6 +105,68 @@ class Learning:
         """Give a job that waits in no queue the estimate of now."""
         assert self._estimates is not None
         record.expect(self._estimates.estimate(record.job))
+
+
+class Deadline:
+    """Keeps no job waiting that could not end in time, by the best estimates there are."""
+
+    def __init__(
+        self,
+        records: Collection[JobRecord],
+        estimates: Estimates,
+        pools: Mapping[Accelerator, Pool],
+        ledger: Ledger,
+    ) -> None:
+        until = ledger.work_until
+        self._latest = LatestStarts(records, until)
+        self._learning = Learning(records, estimates) if until < inf else None
+        self._pools, self._ledger = pools, ledger
+
+    @property
+    def next_at(self) -> float:
+        """When somebody's latest start comes next."""
+        return self._latest.next_at
+
+    def move(self, work_until: float) -> None:
+        """Count the time left anew: the end of the time is another one."""
+        self._ledger.work_until = work_until
+        self._latest.move(work_until)
+        for pool in self._pools.values():
+            pool.assigner.work_until = work_until
+            pool.cards.touch_all()  # more may fit, or less
+
+    def give_up_late(self) -> Iterator[Command]:
+        """Give up what could not end in time any more."""
+        now, until = self._ledger.now, self._ledger.work_until
+        for record in self._latest.gone_by(now, self._is_running):
+            pool = self._pools[record.job.accelerator]
+            tried = f" after {record.number} attempts" if record.failures else ""
+            reason = (
+                f"too late to start{tried}: it takes about {record.estimate.total_s:.0f} s, with "
+                f"caution {record.duration:.0f} s, and {until - now:.0f} s are left before the "
+                "deadline"
+            )
+            yield from self._ledger.end_unrun(pool, record, State.NOT_STARTED, reason)
+
+    def learn(self, lease: Lease, outcome: Outcome) -> None:
+        """Correct the estimates of jobs that wait by those of one that was measured."""
+        if self._learning is None:
+            return
+        for record in self._learning.learn(lease, outcome):
+            if record.phase in (Phase.DONE, Phase.LEASED) or record.reservation is not None:
+                continue
+            if record.phase is Phase.WAITING:
+                pending = self._pools[record.job.accelerator].pending
+                pending.reckon_anew(record, self._learning.expect)
+            else:
+                self._learning.expect(record)
+            self._latest.changed(record)
+        for pool in self._pools.values():
+            pool.cards.touch_all()  # a gang may fit now
+
+    def _is_running(self, record: JobRecord) -> bool:
+        lease = self._pools[record.job.accelerator].lease_of(record)
+        return lease is not None and lease.running
 
 
 def _model(record: JobRecord) -> tuple[str, str, Accelerator]:

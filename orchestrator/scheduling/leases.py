@@ -8,7 +8,7 @@ every one is ready. Workers that are started without a lease serve one-card jobs
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from orchestrator.domain.attempt import Attempt
@@ -42,16 +42,10 @@ class Lease:
 class Leases:
     """The leases and workers on the cards of one kind of accelerator.
 
-    Every method appends to ``commands``, which the schedule hands out after each event.
+    Methods give their commands as iterators, which do their work as they are read.
     """
 
-    def __init__(
-        self,
-        pool: CardPool,
-        pending: PendingJobs,
-        settings: ScheduleSettings,
-        commands: list[Command],
-    ) -> None:
+    def __init__(self, pool: CardPool, pending: PendingJobs, settings: ScheduleSettings) -> None:
         self.workers: dict[str, Worker] = {}
         self.current: dict[str, Lease] = {}  # by attempt id
         self.gangs: dict[int, int] = {}  # leases by width
@@ -59,12 +53,11 @@ class Leases:
         self.starting = 0  # workers
         self._pool = pool
         self._pending = pending
-        self._commands = commands
         self._numbers = 0
         self._ends = 0.0  # sum over leases of width * ends_at
         self._cards = 0  # in leases
 
-    def lease_fresh(self, record: JobRecord, slots: SlotSet, now: float) -> Lease:
+    def lease_fresh(self, record: JobRecord, slots: SlotSet, now: float) -> Iterator[Command]:
         """Give ``slots`` to a job and take it out of the queue; it runs when its own workers are
         ready."""
         slots = tuple(sorted(slots, key=lambda slot: slot.order))
@@ -72,39 +65,36 @@ class Leases:
         for rank, slot in enumerate(slots):
             worker = slot.worker
             if worker is None:
-                self._start_for(lease, rank, now)
+                yield self._start_for(lease, rank, now)
             elif self._serves_as_it_is(worker, record):
                 self._pending.detach(worker)
                 worker.state, worker.for_lease = WorkerState.BUSY, True
                 lease.ready[rank] = worker
             elif worker.state is not WorkerState.STOPPING:
-                self.stop(worker, f"its card goes to {record.job.label}")
+                yield from self.stop(worker, f"its card goes to {record.job.label}")
         for slot in slots:
             self._pool.refresh(slot)
-        self._run_when_ready(lease, now)
-        return lease
+        yield from self._run_when_ready(lease, now)
 
-    def lease_warm(self, record: JobRecord, worker: Worker, now: float) -> Lease:
+    def lease_warm(self, record: JobRecord, worker: Worker, now: float) -> Iterator[Command]:
         """Run a one-card job on an idle worker at once."""
         load = 0.0 if worker.key == record.key else record.estimate.load_s
         lease = self._open(record, (worker.slot,), now, load + record.estimate.run_s)
         worker.state = WorkerState.BUSY
         lease.ready[0] = worker
         self._pool.refresh(worker.slot)
-        self._run_when_ready(lease, now)
-        return lease
+        yield from self._run_when_ready(lease, now)
 
-    def start_warm(self, slot: Slot, bucket: Bucket, now: float) -> None:
+    def start_warm(self, slot: Slot, bucket: Bucket, now: float) -> StartWorker:
         """Start a worker that will serve the jobs of ``bucket``, and others after them."""
         worker = self._new_worker(slot, now, for_lease=False)
         self._pending.attach(worker, bucket)
         first = bucket.queue.longest()
         kind = first.job.process_kind if first is not None else ""
-        command = StartWorker(worker_id=worker.worker_id, card=slot.card, kind=kind)
-        self._commands.append(command)
         self._pool.refresh(slot)
+        return StartWorker(worker_id=worker.worker_id, card=slot.card, kind=kind)
 
-    def ready(self, worker: Worker, now: float) -> None:
+    def ready(self, worker: Worker, now: float) -> Iterator[Command]:
         """A worker has started."""
         if worker.state is not WorkerState.STARTING:
             return
@@ -116,17 +106,17 @@ class Leases:
         if lease is not None:
             worker.state = WorkerState.BUSY
             lease.ready[lease.slots.index(worker.slot)] = worker
-            self._run_when_ready(lease, now)
+            yield from self._run_when_ready(lease, now)
         else:
             worker.state = WorkerState.IDLE
         self._pool.refresh(worker.slot)
 
-    def stop(self, worker: Worker, reason: str) -> None:
+    def stop(self, worker: Worker, reason: str) -> Iterator[Command]:
         """Ask a worker to go; its card is free when it has."""
         if worker.state is WorkerState.STOPPING:
             return
         self.retire(worker)
-        self._commands.append(StopWorker(worker_id=worker.worker_id, reason=reason))
+        yield StopWorker(worker_id=worker.worker_id, reason=reason)
         self._pool.refresh(worker.slot)
 
     def retire(self, worker: Worker) -> None:
@@ -135,7 +125,7 @@ class Leases:
         self.starting -= worker.state is WorkerState.STARTING
         worker.state = WorkerState.STOPPING
 
-    def gone(self, worker: Worker, now: float) -> None:
+    def gone(self, worker: Worker, now: float) -> Iterator[Command]:
         """Remove a worker whose process has ended; a lease that waited for its card goes on."""
         slot = worker.slot
         self.retire(worker)
@@ -144,7 +134,7 @@ class Leases:
         slot.worker = None
         lease = slot.lease
         if lease is not None and not lease.running:
-            self._start_for(lease, lease.slots.index(slot), now)
+            yield self._start_for(lease, lease.slots.index(slot), now)
         self._pool.refresh(slot)
 
     def vanished(self, worker: Worker) -> None:
@@ -167,12 +157,12 @@ class Leases:
                 slot.worker.state = WorkerState.IDLE
             self._pool.refresh(slot)
 
-    def cancel(self, lease: Lease, reason: str) -> None:
+    def cancel(self, lease: Lease, reason: str) -> Iterator[Command]:
         """End a lease that does not run, and stop the workers that were started for it."""
         self.close(lease)
         for slot in lease.slots:
             if slot.worker is not None and slot.worker.for_lease:
-                self.stop(slot.worker, reason)
+                yield from self.stop(slot.worker, reason)
 
     def leased_card_seconds(self, now: float) -> float:
         """Estimated work left in the leases."""
@@ -205,22 +195,20 @@ class Leases:
         """A lone worker that has run nothing yet is as fresh as a new one."""
         return record.width == 1 and worker.state is WorkerState.IDLE and not worker.used
 
-    def _start_for(self, lease: Lease, rank: int, now: float) -> None:
+    def _start_for(self, lease: Lease, rank: int, now: float) -> StartWorker:
         slot = lease.slots[rank]
         worker = self._new_worker(slot, now, for_lease=True)
         node_id = slot.card.node_id
-        self._commands.append(
-            StartWorker(
-                worker_id=worker.worker_id,
-                card=slot.card,
-                rank=rank,
-                local_rank=sum(other.card.node_id == node_id for other in lease.slots[:rank]),
-                world_size=len(lease.slots),
-                kind=lease.record.job.process_kind,
-            )
+        return StartWorker(
+            worker_id=worker.worker_id,
+            card=slot.card,
+            rank=rank,
+            local_rank=sum(other.card.node_id == node_id for other in lease.slots[:rank]),
+            world_size=len(lease.slots),
+            kind=lease.record.job.process_kind,
         )
 
-    def _run_when_ready(self, lease: Lease, now: float) -> None:
+    def _run_when_ready(self, lease: Lease, now: float) -> Iterator[Command]:
         width = len(lease.slots)
         if len(lease.ready) < width:
             return
@@ -231,11 +219,8 @@ class Leases:
         workers = [lease.ready[rank] for rank in range(width)]
         for worker in workers:
             worker.used, worker.key = True, lease.record.key
-        self._commands.append(
-            RunAttempt(
-                attempt=lease.attempt, worker_ids=tuple(worker.worker_id for worker in workers)
-            )
-        )
+        ids = tuple(worker.worker_id for worker in workers)
+        yield RunAttempt(attempt=lease.attempt, worker_ids=ids)
 
     def _new_worker(self, slot: Slot, now: float, *, for_lease: bool) -> Worker:
         self._numbers += 1

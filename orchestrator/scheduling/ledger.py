@@ -6,7 +6,7 @@ A job's final row is written here and nowhere else, so that there is exactly one
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from heapq import heappop, heappush
 
 from orchestrator.domain.attempt import Attempt, Outcome
@@ -18,13 +18,10 @@ from orchestrator.scheduling.record import JobRecord, Phase, ScheduleSettings, c
 
 
 class Ledger:
-    """Keeps the books of one run; every method may append to ``commands``."""
+    """Keeps the books of one run."""
 
-    def __init__(
-        self, records: Iterable[JobRecord], settings: ScheduleSettings, commands: list[Command]
-    ) -> None:
+    def __init__(self, records: Iterable[JobRecord], settings: ScheduleSettings) -> None:
         self.settings = settings
-        self.commands = commands
         self.now = 0.0
         self.ahead_s = 0.0  # of the time of day, on the clock of the events
         self.work_until = settings.work_until  # on the clock of the events
@@ -49,17 +46,15 @@ class Ledger:
 
     def row(
         self, record: JobRecord, state: State, reason: str, attempt: Attempt, outcome: Outcome
-    ) -> None:
+    ) -> RecordRow:
         """A row that is not the job's last."""
-        self.commands.append(
-            RecordRow(
-                job=record.job,
-                state=state,
-                reason=reason,
-                final=False,
-                attempt=attempt,
-                outcome=outcome,
-            )
+        return RecordRow(
+            job=record.job,
+            state=state,
+            reason=reason,
+            final=False,
+            attempt=attempt,
+            outcome=outcome,
         )
 
     def finish(
@@ -70,7 +65,7 @@ class Ledger:
         reason: str,
         attempt: Attempt | None = None,
         outcome: Outcome | None = None,
-    ) -> None:
+    ) -> RecordRow:
         """The one final row of a job that waits nowhere any more."""
         if record.phase is Phase.DONE:
             raise AssertionError(f"{record.job_id} has its final row already")
@@ -79,23 +74,23 @@ class Ledger:
         self.tally[state] += 1
         self.unfinished -= 1
         pool.unfinished[record.width] -= 1
-        self.commands.append(
-            RecordRow(
-                job=record.job,
-                state=state,
-                reason=reason,
-                final=True,
-                attempt=attempt,
-                outcome=outcome,
-            )
+        return RecordRow(
+            job=record.job,
+            state=state,
+            reason=reason,
+            final=True,
+            attempt=attempt,
+            outcome=outcome,
         )
 
-    def end_unrun(self, pool: Pool, record: JobRecord, state: State, reason: str) -> None:
+    def end_unrun(
+        self, pool: Pool, record: JobRecord, state: State, reason: str
+    ) -> Iterator[Command]:
         """End a job that has no running attempt."""
-        pool.withdraw(record, reason)
-        self.finish(pool, record, state, reason)
+        yield from pool.withdraw(record, reason)
+        yield self.finish(pool, record, state, reason)
 
-    def prune(self, pool: Pool, lease: Lease) -> None:
+    def prune(self, pool: Pool, lease: Lease) -> Iterator[Command]:
         """Larger batches of a configuration that has just run out of memory will too."""
         job, attempt_id = lease.record.job, lease.attempt.attempt_id
         for other in self._configurations.get(configuration_of(job), ()):
@@ -107,23 +102,23 @@ class Ledger:
                     f"batch size {job.batch_size} of the same configuration ran out of memory "
                     f"(attempt {attempt_id})"
                 )
-                self.end_unrun(pool, other, State.PRUNED, reason)
+                yield from self.end_unrun(pool, other, State.PRUNED, reason)
 
     # ------------------------------------------------------------ pauses
 
-    def later(self, delay_s: float, then: Callable[[], None]) -> None:
+    def later(self, delay_s: float, then: Callable[[], None]) -> Wake:
         """Do something when time has passed."""
         due = self.now + delay_s
         self._timers += 1
         heappush(self._due, (due, self._timers, then))
-        self.commands.append(Wake(at=due))
+        return Wake(at=due)
 
     def run_due(self) -> None:
         """Do what is due."""
         while self._due and self._due[0][0] <= self.now:
             heappop(self._due)[2]()
 
-    def retry(self, pool: Pool, record: JobRecord, delay_s: float) -> None:
+    def retry(self, pool: Pool, record: JobRecord, delay_s: float) -> Iterator[Command]:
         """Let a job wait for cards again, after a pause."""
         if delay_s <= 0:
             pool.enqueue(record)
@@ -134,4 +129,4 @@ class Ledger:
             if record.phase is Phase.BACKOFF:
                 pool.enqueue(record)
 
-        self.later(delay_s, end_of_pause)
+        yield self.later(delay_s, end_of_pause)

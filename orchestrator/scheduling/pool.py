@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 
 from orchestrator.domain.attempt import Outcome
-from orchestrator.domain.events import Command
+from orchestrator.domain.events import Command, Wake
 from orchestrator.domain.failure import FailureClass
 from orchestrator.domain.job import Accelerator
 from orchestrator.domain.topology import Card, Node
@@ -25,13 +25,12 @@ class Pool:
         kind: Accelerator,
         records: Sequence[JobRecord],
         settings: ScheduleSettings,
-        commands: list[Command],
-        later: Callable[[float, Callable[[], None]], None],
+        later: Callable[[float, Callable[[], None]], Wake],
     ) -> None:
         self.cards = CardPool(kind)
         self.pending = PendingJobs(ordered=any(not record.first for record in records))
         self.pending.load([record for record in records if record.phase is Phase.WAITING])
-        self.leases = Leases(self.cards, self.pending, settings, commands)
+        self.leases = Leases(self.cards, self.pending, settings)
         self.assigner = Assigner(self.cards, self.pending, self.leases, settings)
         self.records = records
         self.unfinished = Counter(record.width for record in records)  # jobs by width
@@ -55,7 +54,7 @@ class Pool:
         if record.particular or record.width > 1:
             self.cards.touch_all()
 
-    def withdraw(self, record: JobRecord, reason: str) -> None:
+    def withdraw(self, record: JobRecord, reason: str) -> Iterator[Command]:
         """Take a job out of wherever it waits, its workers still starting included."""
         if record.reservation is not None:
             self.assigner.release(record.reservation)
@@ -64,7 +63,7 @@ class Pool:
         elif record.phase is Phase.LEASED:
             lease = self.lease_of(record)
             if lease is not None:
-                self.leases.cancel(lease, reason)
+                yield from self.leases.cancel(lease, reason)
 
     def lease_of(self, record: JobRecord) -> Lease | None:
         """The lease that a job holds now."""
@@ -90,14 +89,14 @@ class Pool:
 
     # ------------------------------------------------------------ cards
 
-    def join(self, node: Node) -> list[Lease]:
+    def join(self, node: Node) -> Generator[Command, None, list[Lease]]:
         """A node is there; returns the leases that a lost node of the same id still held."""
         lost = self.leave(node.node_id) if node.node_id in self.cards.servers else []
         self.cards.join(node)
         losses = self._losses[node.name]
         if losses >= self._settings.node_failures:
             for slot in self.cards.servers[node.node_id].slots.values():
-                self._quarantine(slot, f"node {node.name} was lost {losses} times")
+                yield from self._quarantine(slot, f"node {node.name} was lost {losses} times")
         self._cards_came()
         return lost
 
@@ -120,7 +119,7 @@ class Pool:
         self._cards_went()
         return list(lost.values())
 
-    def count_failure(self, card: Card, reason: str, *, at_once: bool = False) -> None:
+    def count_failure(self, card: Card, reason: str, *, at_once: bool = False) -> Iterator[Command]:
         """Count a failure of a card. After enough of them it is quarantined for a time that doubles
         with each quarantine, and in the end for good."""
         slot = self.cards.slot(card)
@@ -129,26 +128,27 @@ class Pool:
         slot.failures += 1
         if not at_once and slot.failures < self._settings.card_failures:
             return
-        self._quarantine(slot, reason)
+        yield from self._quarantine(slot, reason)
         others = list(slot.server.slots.values())
         bad = sum(not other.usable for other in others)
         if bad >= max(self._settings.node_failures, len(others) / 2):
             name = slot.server.node.name
             for other in others:
                 if other.usable:
-                    self._quarantine(other, f"{bad} cards of {name} failed, the last: {reason}")
+                    why = f"{bad} cards of {name} failed, the last: {reason}"
+                    yield from self._quarantine(other, why)
 
-    def _quarantine(self, slot: Slot, reason: str) -> None:
+    def _quarantine(self, slot: Slot, reason: str) -> Iterator[Command]:
         self.cards.quarantine(slot, reason)
         self._release_reservation(slot)
         if slot.worker is not None and slot.lease is None:
-            self.leases.stop(slot.worker, f"{slot.name} is quarantined: {reason}")
+            yield from self.leases.stop(slot.worker, f"{slot.name} is quarantined: {reason}")
         self._cards_went()
         if slot.quarantines > self._settings.card_readmissions:
             slot.barred = True
             return
         pause = self._settings.quarantine_s * 2 ** (slot.quarantines - 1)
-        self._later(pause, lambda: self._readmit(slot))
+        yield self._later(pause, lambda: self._readmit(slot))
 
     def lock_away(self, slot: Slot, reason: str) -> None:
         """Quarantine a card as long as a process that does not end may hold it."""
@@ -174,22 +174,24 @@ class Pool:
         if self.pending.widths():
             self.cards.touch_all()
 
-    def count_success(self, lease: Lease) -> None:
+    def count_success(self, lease: Lease) -> Iterator[Command]:
         """Clear the failures of the cards on which an attempt succeeded; count one for each card on
         which the same job failed before."""
         cards = {slot.card for slot in lease.slots}
         for slot in lease.slots:
             slot.failures = 0
         for card in sorted(lease.record.suspects - cards):
-            self.count_failure(card, f"{lease.record.job_id} failed here and worked elsewhere")
+            yield from self.count_failure(
+                card, f"{lease.record.job_id} failed here and worked elsewhere"
+            )
         lease.record.suspects.clear()
 
-    def rest(self, slot: Slot) -> None:
+    def rest(self, slot: Slot) -> Iterator[Command]:
         """Leave a card alone for a moment after a failed start."""
         slot.resting = True
         self._release_reservation(slot)
         self.cards.refresh(slot)
-        self._later(self._settings.card_rest_s, lambda: self._rested(slot))
+        yield self._later(self._settings.card_rest_s, lambda: self._rested(slot))
 
     def _rested(self, slot: Slot) -> None:
         slot.resting = False

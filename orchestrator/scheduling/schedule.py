@@ -13,8 +13,7 @@ night (``driver.py``) and the simulation (``simulate.py``).
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import inf
 
 from orchestrator.domain.attempt import Attempt, Outcome
@@ -39,12 +38,13 @@ from orchestrator.domain.failure import Failure, FailureClass
 from orchestrator.domain.job import Accelerator, State
 from orchestrator.planning.plan import Action, PlannedJob
 from orchestrator.scheduling.anchors import anchors
-from orchestrator.scheduling.cards import Worker, WorkerState
-from orchestrator.scheduling.deadline import LatestStarts, Learning
+from orchestrator.scheduling.cards import WorkerState
+from orchestrator.scheduling.deadline import Deadline
 from orchestrator.scheduling.ledger import Ledger
 from orchestrator.scheduling.needs import Needs, needed
 from orchestrator.scheduling.pool import Pool
 from orchestrator.scheduling.record import Estimates, JobRecord, Phase, ScheduleSettings
+from orchestrator.scheduling.stops import Stops, hang
 from orchestrator.scheduling.verdicts import Verdicts, made_up
 
 __all__ = ["Schedule", "ScheduleSettings"]
@@ -71,14 +71,10 @@ class Schedule:
         self.settings = settings
         self.finished = False
         self._begun = False
-        self._closing = False
-        self._commands: list[Command] = []
-        self._noted = 0  # of them
         self._unsupported: list[PlannedJob] = []
         self._records: dict[str, JobRecord] = {}
         self._issued: dict[str, Attempt] = {}  # every attempt that ever ran
         self._next_look: float | None = None
-        self._stops: deque[tuple[float, str]] = deque()  # until when, which worker has to end
         self._woken_for = inf
         by_kind: dict[Accelerator, list[JobRecord]] = {}
         seen: set[str] = set()
@@ -104,15 +100,15 @@ class Schedule:
             self._records[job_id] = record
             by_kind.setdefault(planned.job.accelerator, []).append(record)
         self._total = len(seen)
-        self._latest = LatestStarts(self._records.values(), settings.work_until)
-        self._learning = Learning(self._records.values(), estimates) if hurried else None
         self._needs = Needs(jobs, self._records.values())  # before the pools: it holds jobs back
-        self._ledger = Ledger(self._records.values(), settings, self._commands)
+        self._ledger = Ledger(self._records.values(), settings)
         self._verdicts = Verdicts(self._ledger)
         self._pools = {
-            kind: Pool(kind, records, settings, self._commands, self._ledger.later)
+            kind: Pool(kind, records, settings, self._ledger.later)
             for kind, records in by_kind.items()
         }
+        self._deadline = Deadline(self._records.values(), estimates, self._pools, self._ledger)
+        self._stops = Stops(self._pools, self._verdicts)
 
     # ------------------------------------------------------------ seen from outside
 
@@ -123,39 +119,8 @@ class Schedule:
         self._ledger.now = max(self._ledger.now, event.at)
         if isinstance(event, ClockSet):
             self._clock_set(event.ahead_s)
-        if not self._begun:
-            self._begin()
-        if isinstance(event, AttemptEnded):
-            self._attempt_ended(event.outcome)
-        elif isinstance(event, WorkerReady):
-            self._worker_ready(event.worker_id)
-        elif isinstance(event, WorkerStopped):
-            self._worker_stopped(event.worker_id, event.failure)
-        elif isinstance(event, WorkerOverdue):
-            self._worker_overdue(event.worker_id, event.reason)
-        elif isinstance(event, NodeJoined):
-            self._node_joined(event)
-        elif isinstance(event, NodeLeft):
-            self._node_left(event.node_id, event.reason)
-        elif isinstance(event, StopRequested):
-            again = self._ledger.stopping != ""
-            self._stop(event.reason, abort=again or not self.settings.finish_running)
-        self._note_commands()
-        if self._verdicts.tripped and not self._ledger.stopping:
-            self._stop(self._verdicts.tripped, abort=False)
-        self._ledger.run_due()
-        self._keep_deadline()
-        self._give_up_stops()
-        self._settle_needs()
-        if not isinstance(event, NodeJoined):
-            self._assign()
-        self._give_up_hopeless()
-        self._settle_needs()
-        self._finish_if_done()
-        self._note_commands()
-        commands = self._commands[:]
-        self._commands.clear()
-        self._noted = 0
+        commands = self._noted(self._react(event))
+        commands += self._noted(self._go_on(event))
         if not self.finished:
             commands += self._wakes()
         return commands
@@ -179,29 +144,69 @@ class Schedule:
 
     # ------------------------------------------------------------ events
 
-    def _note_commands(self) -> None:
-        """Remember what has been begun and stopped since this was done before."""
-        for command in self._commands[self._noted :]:
+    def _react(self, event: Event) -> Iterator[Command]:
+        """Follow what has happened."""
+        if not self._begun:
+            yield from self._begin()
+        if isinstance(event, AttemptEnded):
+            yield from self._attempt_ended(event.outcome)
+        elif isinstance(event, WorkerReady):
+            yield from self._worker_ready(event.worker_id)
+        elif isinstance(event, WorkerStopped):
+            yield from self._worker_stopped(event.worker_id, event.failure)
+        elif isinstance(event, WorkerOverdue):
+            yield from self._worker_overdue(event.worker_id, event.reason)
+        elif isinstance(event, NodeJoined):
+            yield from self._node_joined(event)
+        elif isinstance(event, NodeLeft):
+            yield from self._node_left(event.node_id, event.reason)
+        elif isinstance(event, StopRequested):
+            again = self._ledger.stopping != ""
+            yield from self._stops.stop_run(
+                event.reason, abort=again or not self.settings.finish_running
+            )
+
+    def _go_on(self, event: Event) -> Iterator[Command]:
+        """Do what the time asks for, give out the work, and end what has no hope."""
+        if self._verdicts.tripped and not self._ledger.stopping:
+            yield from self._stops.stop_run(self._verdicts.tripped, abort=False)
+        self._ledger.run_due()
+        if self._ledger.now >= self._ledger.work_until:
+            why = "the deadline came: all work had to end"
+            yield from self._stops.stop_run(why, abort=True)
+        if not self._ledger.stopping:
+            yield from self._deadline.give_up_late()
+        yield from self._stops.give_up()
+        yield from self._settle_needs()
+        if not isinstance(event, NodeJoined):
+            yield from self._assign()
+        yield from self._give_up_hopeless()
+        yield from self._settle_needs()
+        yield from self._stops.finish_if_done()
+
+    def _noted(self, commands: Iterable[Command]) -> list[Command]:
+        """The commands, once it is remembered what they begin and stop."""
+        given = list(commands)
+        for command in given:
             self._verdicts.begun(command)
             if isinstance(command, RunAttempt):
                 self._issued[command.attempt.attempt_id] = command.attempt
             elif isinstance(command, StopWorker):
-                patience = self.settings.stop_patience_s
-                self._stops.append((self._ledger.now + patience, command.worker_id))
-        self._noted = len(self._commands)
+                self._stops.begun(command)
+            elif isinstance(command, RunFinished):
+                self.finished = True
+        return given
 
-    def _begin(self) -> None:
+    def _begin(self) -> Iterator[Command]:
         self._begun = True
         for planned in self._unsupported:
             self._ledger.tally[State.UNSUPPORTED] += 1
-            self._commands.append(
-                RecordRow(
-                    job=planned.job, state=State.UNSUPPORTED, reason=planned.reason, final=True
-                )
+            yield RecordRow(
+                job=planned.job, state=State.UNSUPPORTED, reason=planned.reason, final=True
             )
         for record, reason in self._needs.hopeless:
             pool = self._pools[record.job.accelerator]
-            self._ledger.end_unrun(pool, record, State.NOT_STARTED, reason)
+            yield from self._ledger.end_unrun(pool, record, State.NOT_STARTED, reason)
         for pool in self._pools.values():
             pool.cards.changed = True
 
@@ -211,51 +216,46 @@ class Schedule:
         self._ledger.ahead_s = ahead_s
         if self._begun and not self.settings.follow_clock:
             return
-        until = self.settings.work_until - ahead_s
-        self._ledger.work_until = until
-        self._latest.move(until)
-        for pool in self._pools.values():
-            pool.assigner.work_until = until
-            pool.cards.touch_all()  # more may fit, or less
+        self._deadline.move(self.settings.work_until - ahead_s)
 
-    def _node_joined(self, event: NodeJoined) -> None:
+    def _node_joined(self, event: NodeJoined) -> Iterator[Command]:
         pool = self._pools.get(event.node.accelerator)
         if pool is None:
             return
         self._verdicts.node_gone(event.node)  # if it was here before
-        for lease in pool.join(event.node):
-            self._verdicts.lose(pool, lease, "its node came back as a new one")
+        for lease in (yield from pool.join(event.node)):
+            yield from self._verdicts.lose(pool, lease, "its node came back as a new one")
         # Others may join at the same time; deciding after them spreads the work over all.
-        self._commands.append(Wake(at=self._ledger.now))
+        yield Wake(at=self._ledger.now)
 
-    def _node_left(self, node_id: str, reason: str) -> None:
+    def _node_left(self, node_id: str, reason: str) -> Iterator[Command]:
         for pool in self._pools.values():
             if node_id in pool.cards.servers:
                 self._verdicts.node_gone(pool.cards.servers[node_id].node)
                 for lease in pool.leave(node_id):
-                    self._verdicts.lose(pool, lease, f"node {node_id} is gone: {reason}")
+                    yield from self._verdicts.lose(pool, lease, f"node {node_id} is gone: {reason}")
 
-    def _worker_ready(self, worker_id: str) -> None:
+    def _worker_ready(self, worker_id: str) -> Iterator[Command]:
         for pool in self._pools.values():
             worker = pool.leases.workers.get(worker_id)
             if worker is not None:
                 self._verdicts.worker_is_up()
-                pool.leases.ready(worker, self._ledger.now)
+                yield from pool.leases.ready(worker, self._ledger.now)
 
-    def _worker_stopped(self, worker_id: str, failure: Failure | None) -> None:
+    def _worker_stopped(self, worker_id: str, failure: Failure | None) -> Iterator[Command]:
         for pool in self._pools.values():
             worker = pool.leases.workers.get(worker_id)
             if worker is None:
                 continue
             lease, was = worker.slot.lease, worker.state
             if worker.overdue:
-                failure = failure or _hang(worker.overdue)
+                failure = failure or hang(worker.overdue)
             pool.leases.retire(worker)
             if lease is not None and lease.running:  # its end was not reported
                 asked = was is WorkerState.STOPPING
                 kind = FailureClass.NODE_LOST if asked else FailureClass.CRASH
                 failure = failure or Failure(failure_class=kind, message="its worker stopped")
-                self._verdicts.conclude(
+                yield from self._verdicts.conclude(
                     pool, lease, made_up(lease, State.LOST, failure, self._ledger)
                 )
             elif (
@@ -263,77 +263,77 @@ class Schedule:
                 or (worker.overdue and not worker.used)
                 or (lease is not None and was is WorkerState.BUSY)
             ):
-                self._verdicts.start_failed(pool, worker, lease, failure)
+                yield from self._verdicts.start_failed(pool, worker, lease, failure)
             elif was is WorkerState.IDLE and failure is not None:
-                pool.count_failure(worker.slot.card, f"its idle worker died: {failure.message}")
-            pool.leases.gone(worker, self._ledger.now)
+                yield from pool.count_failure(
+                    worker.slot.card, f"its idle worker died: {failure.message}"
+                )
+            yield from pool.leases.gone(worker, self._ledger.now)
             if worker.abandoned:
                 pool.unlock(worker.slot)
 
-    def _worker_overdue(self, worker_id: str, reason: str) -> None:
+    def _worker_overdue(self, worker_id: str, reason: str) -> Iterator[Command]:
         """A worker hangs: it is stopped, and its card is used again when it has ended."""
         for pool in self._pools.values():
             worker = pool.leases.workers.get(worker_id)
             if worker is not None and worker.state is not WorkerState.STOPPING:
                 worker.overdue = reason
-                pool.leases.stop(worker, reason)
+                yield from pool.leases.stop(worker, reason)
 
-    def _attempt_ended(self, outcome: Outcome) -> None:
+    def _attempt_ended(self, outcome: Outcome) -> Iterator[Command]:
         for pool in self._pools.values():
             lease = pool.leases.current.get(outcome.attempt_id)
             if lease is not None and lease.running:
-                self._verdicts.conclude(pool, lease, outcome)
-                if lease.record.state is State.SUCCEEDED and self._learning is not None:
-                    self._expect_anew(self._learning.learn(lease, outcome))
+                yield from self._verdicts.conclude(pool, lease, outcome)
+                if lease.record.state is State.SUCCEEDED:
+                    self._deadline.learn(lease, outcome)
                 return
-        self._record_late(outcome)
+        yield from self._record_late(outcome)
 
-    def _record_late(self, outcome: Outcome) -> None:
+    def _record_late(self, outcome: Outcome) -> Iterator[Command]:
         """An attempt that is no longer current (its node was given up, say) has ended after all:
         kept as what it is, counted for nothing. That it was lost is known already."""
         attempt = self._issued.get(outcome.attempt_id)
         if attempt is None or outcome.state is State.LOST:
             return
-        self._commands.append(
-            RecordRow(
-                job=self._records[attempt.job_id].job,
-                state=outcome.state,
-                reason="came after the attempt was given up or had ended; not counted",
-                final=False,
-                attempt=attempt,
-                outcome=outcome,
-            )
+        yield RecordRow(
+            job=self._records[attempt.job_id].job,
+            state=outcome.state,
+            reason="came after the attempt was given up or had ended; not counted",
+            final=False,
+            attempt=attempt,
+            outcome=outcome,
         )
 
     # ------------------------------------------------------------ time, and the end
 
-    def _assign(self) -> None:
+    def _assign(self) -> Iterator[Command]:
         if self._ledger.stopping:
             return
         for pool in self._pools.values():
-            look = pool.assigner.assign(self._ledger.now)
+            look = yield from pool.assigner.assign(self._ledger.now)
             if look is not None and (
                 self._next_look is None or self._next_look <= self._ledger.now
             ):
                 self._next_look = look
-                self._commands.append(Wake(at=look))
+                yield Wake(at=look)
 
-    def _settle_needs(self) -> None:
+    def _settle_needs(self) -> Iterator[Command]:
         """Jobs that needed what has ended wait for cards from now on, or end as well."""
         while self._ledger.ended:
             record, reason = self._ledger.ended.popleft()
             for held, why in self._needs.ended(record, reason):
                 pool = self._pools[held.job.accelerator]
                 if why:
-                    self._ledger.end_unrun(pool, held, State.NOT_STARTED, why)
+                    yield from self._ledger.end_unrun(pool, held, State.NOT_STARTED, why)
                 else:
                     pool.enqueue(held)
 
-    def _give_up_hopeless(self) -> None:
+    def _give_up_hopeless(self) -> Iterator[Command]:
         """Jobs that no card set is left for end, after a while in which nodes may join."""
         for kind, pool in self._pools.items():
             for width in pool.newly_hopeless(self._ledger.now):
-                self._commands.append(Wake(at=pool.hopeless_at[width]))
+                yield Wake(at=pool.hopeless_at[width])
             for width, at in pool.hopeless_at.items():
                 if self._ledger.now < at or not pool.waiting(width):
                     continue
@@ -343,118 +343,17 @@ class Schedule:
                 )
                 for record in pool.records:
                     if record.width == width and record.phase in (Phase.WAITING, Phase.BACKOFF):
-                        self._ledger.end_unrun(pool, record, State.LOST, reason)
-
-    def _keep_deadline(self) -> None:
-        """Give up what could not end in time any more; at the end of the time stop what runs."""
-        now, until = self._ledger.now, self._ledger.work_until
-        if now >= until:
-            self._stop("the deadline came: all work had to end", abort=True)
-        if self._ledger.stopping:
-            return
-        for record in self._latest.gone_by(now, self._is_running):
-            pool = self._pools[record.job.accelerator]
-            tried = f" after {record.number} attempts" if record.failures else ""
-            reason = (
-                f"too late to start{tried}: it takes about {record.estimate.total_s:.0f} s, with "
-                f"caution {record.duration:.0f} s, and {until - now:.0f} s are left before the "
-                "deadline"
-            )
-            self._ledger.end_unrun(pool, record, State.NOT_STARTED, reason)
-
-    def _is_running(self, record: JobRecord) -> bool:
-        lease = self._pools[record.job.accelerator].lease_of(record)
-        return lease is not None and lease.running
-
-    def _expect_anew(self, records: Iterable[JobRecord]) -> None:
-        """Estimates have become better: jobs that wait are reckoned with by the new ones."""
-        assert self._learning is not None
-        for record in records:
-            if record.phase in (Phase.DONE, Phase.LEASED) or record.reservation is not None:
-                continue
-            if record.phase is Phase.WAITING:
-                pending = self._pools[record.job.accelerator].pending
-                pending.reckon_anew(record, self._learning.expect)
-            else:
-                self._learning.expect(record)
-            self._latest.changed(record)
-        for pool in self._pools.values():
-            pool.cards.touch_all()  # a gang may fit now
-
-    def _give_up_stops(self) -> None:
-        """A process that does not end holds up its card and nothing else."""
-        while self._stops and self._stops[0][0] <= self._ledger.now:
-            worker_id = self._stops.popleft()[1]
-            for pool in self._pools.values():
-                if worker_id in pool.leases.workers:
-                    self._abandon(pool, pool.leases.workers[worker_id])
-        if self._ledger.now >= self._ledger.work_until + self.settings.stop_s:
-            for pool in self._pools.values():
-                for worker in list(pool.leases.workers.values()):
-                    self._abandon(pool, worker)
-
-    def _abandon(self, pool: Pool, worker: Worker) -> None:
-        """Stop waiting for a worker that was told to stop: its attempt is over, and its card is not
-        used until it has ended after all."""
-        if worker.abandoned:
-            return
-        worker.abandoned = True
-        lease = worker.slot.lease
-        reason = f"its worker {worker.worker_id} was told to end and has not"
-        if worker.overdue:
-            reason = f"{worker.overdue}; {reason}"
-        pool.lock_away(worker.slot, reason)
-        if lease is not None and lease.running:
-            self._verdicts.conclude(
-                pool, lease, made_up(lease, State.LOST, _hang(reason), self._ledger)
-            )
-        elif lease is not None:
-            self._verdicts.card_kept(pool, lease, reason)
+                        yield from self._ledger.end_unrun(pool, record, State.LOST, reason)
 
     def _wakes(self) -> Iterable[Wake]:
         """Yield the next time to look again although nothing has happened."""
         until = self._ledger.work_until
         at = min(
-            self._latest.next_at + _AFTER_S if not self._ledger.stopping else inf,
-            self._stops[0][0] if self._stops else inf,
+            self._deadline.next_at + _AFTER_S if not self._ledger.stopping else inf,
+            self._stops.next_at,
             *(each for each in (until, until + self.settings.stop_s) if each > self._ledger.now),
             inf,
         )
         if at < inf and (at != self._woken_for or at <= self._ledger.now):
             self._woken_for = at
             yield Wake(at=max(at, self._ledger.now))
-
-    def _stop(self, reason: str, *, abort: bool) -> None:
-        """Start nothing more; with ``abort`` stop what runs, too."""
-        if not self._ledger.stopping:
-            self._ledger.stopping = reason
-            for pool in self._pools.values():
-                for record in pool.records:
-                    held = pool.lease_of(record)
-                    if record.phase is not Phase.DONE and (held is None or not held.running):
-                        self._ledger.end_unrun(pool, record, State.NOT_STARTED, reason)
-        for pool in self._pools.values():
-            for worker in list(pool.leases.workers.values()):
-                if abort or worker.slot.lease is None:
-                    pool.leases.stop(worker, reason)
-
-    def _finish_if_done(self) -> None:
-        if self._ledger.unfinished:
-            return
-        if not self._closing:
-            self._closing = True
-            for pool in self._pools.values():
-                for worker in list(pool.leases.workers.values()):
-                    pool.leases.stop(worker, "all jobs are done")
-        left = [worker for pool in self._pools.values() for worker in pool.leases.workers.values()]
-        if all(worker.abandoned for worker in left):
-            self.finished = True
-            reason = self._ledger.stopping or "every job has ended"
-            if left:
-                names = ", ".join(worker.worker_id for worker in left[:5])
-                reason += f"; {len(left)} workers were told to end and have not: {names}"
-            self._commands.append(RunFinished(reason=reason))
-
-
-def _hang(message: str) -> Failure:
-    return Failure(failure_class=FailureClass.HANG, message=message)

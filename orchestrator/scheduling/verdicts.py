@@ -7,6 +7,8 @@ held to account).
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from orchestrator.domain.attempt import Outcome, RankOutcome
 from orchestrator.domain.events import Command, RunAttempt, StartWorker, StopWorker
 from orchestrator.domain.failure import Failure, FailureClass
@@ -57,7 +59,7 @@ class Verdicts:
         """A worker has started: so can others."""
         self._starts.success()
 
-    def conclude(self, pool: Pool, lease: Lease, outcome: Outcome) -> None:
+    def conclude(self, pool: Pool, lease: Lease, outcome: Outcome) -> Iterator[Command]:
         """Write the row of a current attempt, then decide about its job, workers and cards."""
         record = lease.record
         pool.leases.close(lease)
@@ -70,23 +72,25 @@ class Verdicts:
             probed or failure_class is FailureClass.OUT_OF_MEMORY
         )
         if searching:
-            self._note_probe(lease, outcome, fits=succeeded)
+            yield from self._note_probe(lease, outcome, fits=succeeded)
         elif failure_class is None:
-            self.ledger.finish(pool, record, State.SUCCEEDED, "measured", lease.attempt, outcome)
+            yield self.ledger.finish(
+                pool, record, State.SUCCEEDED, "measured", lease.attempt, outcome
+            )
         else:
-            self._fail(pool, lease, outcome, failure_class)
+            yield from self._fail(pool, lease, outcome, failure_class)
         if succeeded:
-            pool.count_success(lease)
+            yield from pool.count_success(lease)
         for worker in workers:
             reason = self._why_replace(worker, lease, failure_class, searching=searching)
             if reason:
-                pool.leases.stop(worker, reason)
+                yield from pool.leases.stop(worker, reason)
         if searching:
-            self._continue_search(pool, record, workers)
+            yield from self._continue_search(pool, record, workers)
 
     def _fail(
         self, pool: Pool, lease: Lease, outcome: Outcome, failure_class: FailureClass
-    ) -> None:
+    ) -> Iterator[Command]:
         """An attempt failed: its job is retried or ends, and its cards may have to answer."""
         record, policy = lease.record, POLICIES[failure_class]
         record.failures[failure_class] = record.failures.get(failure_class, 0) + 1
@@ -99,29 +103,31 @@ class Verdicts:
         detail = f": {outcome.failure.message}" if outcome.failure is not None else ""
         retry = verdict.retry and not self.ledger.stopping
         if retry:
-            self.ledger.row(record, outcome.state, verdict.reason + detail, lease.attempt, outcome)
+            yield self.ledger.row(
+                record, outcome.state, verdict.reason + detail, lease.attempt, outcome
+            )
         else:
             state, reason = verdict.state, verdict.reason + detail
             if self.ledger.stopping and outcome.state is State.LOST:  # taken away from it
                 state, reason = State.LOST, f"cut short: {self.ledger.stopping}{detail}"
             elif verdict.retry:  # the end of the run came first, so the job is still open
                 state, reason = State.LOST, f"{reason}; not retried: {self.ledger.stopping}"
-            self.ledger.finish(pool, record, state, reason, lease.attempt, outcome)
+            yield self.ledger.finish(pool, record, state, reason, lease.attempt, outcome)
         blamed = blamed_cards(lease, outcome, failure_class)
         if policy.blame_card == "at_once":
             for card in blamed:
-                pool.count_failure(card, f"{failure_class}{detail}", at_once=True)
+                yield from pool.count_failure(card, f"{failure_class}{detail}", at_once=True)
         elif policy.blame_card == "if_it_works_elsewhere":
             record.suspects.update(blamed)
         if retry:
             record.send_elsewhere(policy.elsewhere, blamed)
-            self.ledger.retry(pool, record, verdict.delay_s)
+            yield from self.ledger.retry(pool, record, verdict.delay_s)
         elif verdict.state is State.OUT_OF_MEMORY:
-            self.ledger.prune(pool, lease)
+            yield from self.ledger.prune(pool, lease)
 
     def start_failed(
         self, pool: Pool, worker: Worker, lease: Lease | None, failure: Failure | None
-    ) -> None:
+    ) -> Iterator[Command]:
         """A worker did not come up: the card's fault, unless it happens to the job again and
         again. A gang that it was meant for is given up and tried elsewhere."""
         slot = worker.slot
@@ -138,42 +144,48 @@ class Verdicts:
             if given_up:
                 reason = f"{record.start_failures} workers for it did not start; the last: {why}"
                 state = POLICIES[failure.failure_class].state
-                self.ledger.finish(pool, record, state, reason, lease.attempt, outcome)
+                yield self.ledger.finish(pool, record, state, reason, lease.attempt, outcome)
             else:
-                self.ledger.row(record, State.FAILED, f"{slot.name}: {why}", lease.attempt, outcome)
-            pool.leases.cancel(lease, f"another worker of {lease.attempt.attempt_id} did not start")
+                yield self.ledger.row(
+                    record, State.FAILED, f"{slot.name}: {why}", lease.attempt, outcome
+                )
+            yield from pool.leases.cancel(
+                lease, f"another worker of {lease.attempt.attempt_id} did not start"
+            )
             if not given_up:
                 record.send_elsewhere("card", [slot.card])
-                self.ledger.retry(pool, record, POLICIES[failure.failure_class].backoff_s)
-        pool.rest(slot)
+                yield from self.ledger.retry(
+                    pool, record, POLICIES[failure.failure_class].backoff_s
+                )
+        yield from pool.rest(slot)
         self._starts.failure(failure.failure_class, str(slot.card), 0.0, failure.message)
         if failure.failure_class is FailureClass.NODE_LOST:  # says nothing of cards
             return
         # A card that is not to be had may be a moment later; one that computes nonsense will again.
         faulty = failure.failure_class is FailureClass.CARD_FAULTY
-        pool.count_failure(slot.card, why, at_once=faulty)
+        yield from pool.count_failure(slot.card, why, at_once=faulty)
 
-    def card_kept(self, pool: Pool, lease: Lease, reason: str) -> None:
+    def card_kept(self, pool: Pool, lease: Lease, reason: str) -> Iterator[Command]:
         """A lease waits for a card whose old process does not end: its job goes elsewhere."""
         record = lease.record
         record.start_failures += 1
-        pool.leases.cancel(lease, reason)
+        yield from pool.leases.cancel(lease, reason)
         if record.start_failures < self._most_start_failures(record):
             pool.enqueue(record)
         else:
             why = f"{record.start_failures} times its cards could not be had; the last: {reason}"
-            self.ledger.finish(pool, record, State.LOST, why)
+            yield self.ledger.finish(pool, record, State.LOST, why)
 
     def _most_start_failures(self, record: JobRecord) -> int:
         return self.settings.max_start_failures + record.width - 1  # each card may fail once
 
-    def lose(self, pool: Pool, lease: Lease, reason: str) -> None:
+    def lose(self, pool: Pool, lease: Lease, reason: str) -> Iterator[Command]:
         """A lease has lost cards with their node."""
         if lease.running:
             failure = Failure(failure_class=FailureClass.NODE_LOST, message=reason)
-            self.conclude(pool, lease, made_up(lease, State.LOST, failure, self.ledger))
+            yield from self.conclude(pool, lease, made_up(lease, State.LOST, failure, self.ledger))
         else:
-            pool.leases.cancel(lease, reason)
+            yield from pool.leases.cancel(lease, reason)
             pool.enqueue(lease.record)
 
     def _tell_breaker(
@@ -213,14 +225,16 @@ class Verdicts:
 
     # ------------------------------------------------------------ batch_size: max
 
-    def _note_probe(self, lease: Lease, outcome: Outcome, *, fits: bool) -> None:
+    def _note_probe(self, lease: Lease, outcome: Outcome, *, fits: bool) -> Iterator[Command]:
         record = lease.record
         assert record.search is not None
         record.search[record.batch_size] = fits
         reason = f"batch size {record.batch_size} {'fits' if fits else 'does not fit'}"
-        self.ledger.row(record, outcome.state, reason, lease.attempt, outcome)
+        yield self.ledger.row(record, outcome.state, reason, lease.attempt, outcome)
 
-    def _continue_search(self, pool: Pool, record: JobRecord, workers: list[Worker]) -> None:
+    def _continue_search(
+        self, pool: Pool, record: JobRecord, workers: list[Worker]
+    ) -> Iterator[Command]:
         """Probe on, on the same worker while it is there; then measure, in a clean process."""
         assert record.search is not None
         worker = next((worker for worker in workers if worker.state is WorkerState.IDLE), None)
@@ -228,24 +242,24 @@ class Verdicts:
         record.purpose = "measure" if size is None else "probe"
         size = largest_fit(record.search) if size is None else size
         if self.ledger.stopping:
-            self.ledger.finish(pool, record, State.NOT_STARTED, self.ledger.stopping)
+            yield self.ledger.finish(pool, record, State.NOT_STARTED, self.ledger.stopping)
         elif size is not None and self.ledger.now + record.next_s > self.ledger.work_until:
             reason = f"its search got to batch size {size}, too late to measure before the deadline"
-            self.ledger.finish(pool, record, State.NOT_STARTED, reason)
+            yield self.ledger.finish(pool, record, State.NOT_STARTED, reason)
         elif size is None:
             reason = "not even batch size 1 fits"
-            self.ledger.finish(pool, record, State.OUT_OF_MEMORY, reason)
+            yield self.ledger.finish(pool, record, State.OUT_OF_MEMORY, reason)
         else:
             record.batch_size = size
             if worker is not None and record.purpose == "measure" and worker.spoiled:
-                pool.leases.lease_fresh(record, (worker.slot,), self.ledger.now)
+                yield from pool.leases.lease_fresh(record, (worker.slot,), self.ledger.now)
             elif worker is not None:
-                pool.leases.lease_warm(record, worker, self.ledger.now)
+                yield from pool.leases.lease_warm(record, worker, self.ledger.now)
             else:
                 pool.enqueue(record)
             return
         if worker is not None and worker.spoiled:
-            pool.leases.stop(worker, "not trusted after an out-of-memory")
+            yield from pool.leases.stop(worker, "not trusted after an out-of-memory")
 
 
 def made_up(lease: Lease, state: State, failure: Failure, ledger: Ledger, rank: int = 0) -> Outcome:

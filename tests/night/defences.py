@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,14 @@ from exchange import run_exchange
 from nights import Night, run_night
 from stores import Lock, Promises
 
-from orchestrator.domain.events import Event, RecordRow, StopWorker, WorkerOverdue, WorkerStopped
+from orchestrator.domain.events import (
+    Command,
+    Event,
+    RecordRow,
+    StopWorker,
+    WorkerOverdue,
+    WorkerStopped,
+)
 from orchestrator.errors import StoreFull
 from orchestrator.on_ray import agent_channel
 from orchestrator.results import disk, fragments
@@ -41,6 +48,7 @@ from orchestrator.scheduling.needs import Needs
 from orchestrator.scheduling.pool import Pool
 from orchestrator.scheduling.record import JobRecord
 from orchestrator.scheduling.schedule import Schedule
+from orchestrator.scheduling.stops import Stops
 from orchestrator.worker import messages
 
 
@@ -68,6 +76,11 @@ def _nothing(*_: Any, **__: Any) -> None:
     """Do not."""
 
 
+def _no_commands(*_: Any, **__: Any) -> tuple[()]:
+    """Do not, where commands are asked for."""
+    return ()
+
+
 def _forget_full_rows() -> contextlib.AbstractContextManager[Any]:
     """A row that finds no room is dropped."""
 
@@ -91,19 +104,17 @@ def _start_while_full() -> contextlib.AbstractContextManager[Any]:
 def _count_late_rows() -> contextlib.AbstractContextManager[Any]:
     """What an attempt brings after it was given up counts as any result."""
 
-    def counted(schedule: Schedule, outcome: Any) -> None:
+    def counted(schedule: Schedule, outcome: Any) -> Iterator[Command]:
         attempt = schedule._issued.get(outcome.attempt_id)
         if attempt is not None:
             record = schedule._records[attempt.job_id]
-            schedule._commands.append(
-                RecordRow(
-                    job=record.job,
-                    state=outcome.state,
-                    reason="measured",
-                    final=True,
-                    attempt=attempt,
-                    outcome=outcome,
-                )
+            yield RecordRow(
+                job=record.job,
+                state=outcome.state,
+                reason="measured",
+                final=True,
+                attempt=attempt,
+                outcome=outcome,
             )
 
     return patch.object(Schedule, "_record_late", counted)
@@ -132,9 +143,9 @@ def _free_at_once() -> contextlib.AbstractContextManager[Any]:
     """A card counts as free when its worker was told to go, not when it has gone."""
     stop = Leases.stop
 
-    def at_once(leases: Leases, worker: Any, reason: str) -> None:
-        stop(leases, worker, reason)
-        leases.gone(worker, 0.0)
+    def at_once(leases: Leases, worker: Any, reason: str) -> Iterator[Command]:
+        yield from stop(leases, worker, reason)
+        yield from leases.gone(worker, 0.0)
 
     return patch.object(Leases, "stop", at_once)
 
@@ -163,7 +174,7 @@ def _retry_for_ever() -> contextlib.AbstractContextManager[Any]:
 
 
 def _retry_at_once() -> contextlib.AbstractContextManager[Any]:
-    return patch.object(Ledger, "retry", lambda _, pool, record, __: pool.enqueue(record))
+    return patch.object(Ledger, "retry", lambda _, pool, record, __: pool.enqueue(record) or ())
 
 
 def _watch_the_first_only() -> contextlib.AbstractContextManager[Any]:
@@ -180,7 +191,8 @@ def _watch_the_first_only() -> contextlib.AbstractContextManager[Any]:
 def _trust_nodes() -> contextlib.AbstractContextManager[Any]:
     """A node that comes back is as good as a new one, however often it was lost."""
 
-    def join(pool: Pool, node: Any) -> list[Any]:
+    def join(pool: Pool, node: Any) -> Generator[Command, None, list[Any]]:
+        yield from ()
         lost = pool.leave(node.node_id) if node.node_id in pool.cards.servers else []
         pool.cards.join(node)
         return lost
@@ -350,12 +362,12 @@ DEFENCES = (
         name="cards drained for gangs",
         first=7,
         without="starves: ",
-        take_away=_of(Assigner, "_reserve"),
+        take_away=_of(Assigner, "_reserve", _no_commands),
     ),
     Defence(
         name="quarantine of cards",
         without="on which no worker comes up, is tried",
-        take_away=_of(Pool, "count_failure"),
+        take_away=_of(Pool, "count_failure", _no_commands),
     ),
     Defence(
         name="another card for the next attempt",
@@ -480,7 +492,7 @@ DEFENCES = (
     Defence(
         name="a card's rest after a failed start",
         without="s of rest",
-        take_away=_of(Pool, "rest"),
+        take_away=_of(Pool, "rest", _no_commands),
     ),
     Defence(
         name="quarantine of nodes that are lost again and again",
@@ -514,7 +526,7 @@ DEFENCES = (
     Defence(
         name="an end to waiting for a process that does not end",
         without="no end after",
-        take_away=_of(Schedule, "_give_up_stops"),
+        take_away=_of(Stops, "give_up", _no_commands),
     ),
     Defence(
         name="no use of a card whose process does not end",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
 
@@ -11,7 +11,7 @@ import pytest
 from schedule_cases import Fixed, job, node, planned
 
 from orchestrator.cli import main
-from orchestrator.domain.events import Event, NodeJoined, StopRequested
+from orchestrator.domain.events import Command, Event, NodeJoined, StopRequested
 from orchestrator.domain.job import MAX, Job, State
 from orchestrator.domain.topology import Node
 from orchestrator.planning.plan import PlannedJob
@@ -157,8 +157,8 @@ def test_a_run_that_does_not_end_is_reported() -> None:
     """A schedule that forgets to go on leaves nothing to happen: that is an error, not a hang."""
 
     class Forgetful(Schedule):
-        def _assign(self) -> None:
-            return None
+        def _assign(self) -> Iterator[Command]:
+            return iter(())
 
     with pytest.raises(InvariantViolated, match="nothing will happen any more"):
         _with_schedule(Forgetful)
