@@ -70,6 +70,8 @@ rehearsal:
 
 rehearsal-night: $(VENV)/.installed-test
 	$(VENV)/bin/python tests/chaos/rehearsal.py --output rehearsal
+	NIGHTGRID_REHEARSAL=1 $(VENV)/bin/python -m pytest tests/ray/test_ray_submission.py \
+		-k next_submission
 
 rehearsal-inputs: $(VENV)/.installed-test
 	$(VENV)/bin/python tests/hostile/hostile.py --inputs 10000 --output rehearsal/inputs

@@ -88,6 +88,7 @@ measurements = st.builds(
     metrics=metrics,
     weight_bytes=st.none() | INTEGERS,
     synthetic_data=st.none() | st.booleans(),
+    workload_metrics=st.dictionaries(NAMES, LOSSES, max_size=3),
     details=TEXTS,
     samples=st.lists(st.tuples(st.integers(0, 7), samples), max_size=3).map(tuple),
     items=st.lists(st.tuples(st.integers(0, 7), items), max_size=3).map(tuple),

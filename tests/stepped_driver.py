@@ -33,7 +33,7 @@ from orchestrator.runtime.watchdog import Watchdog
 from orchestrator.scheduling.estimate import Estimate
 from orchestrator.scheduling.schedule import Schedule, ScheduleSettings
 from orchestrator.watching.live import PlainView
-from orchestrator.worker.letters import Answers, Bag, Letter
+from orchestrator.worker.messages import PendingResponses, Request, ResponseBatch
 from orchestrator.worker.node_workers import NodeWorkers
 
 CARDS, JOBS = 2, 4
@@ -55,14 +55,14 @@ class Known:
         return Estimate(load_s=0.1, run_s=5.0)
 
 
-class Mail:
-    """Letters that are read as they are written."""
+class Channel:
+    """A channel whose requests are carried out as they are put."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._answers = Answers()
-        self._workers = NodeWorkers(self._answers.put, lambda *_: None)
-        self.put: Callable[[Letter], None] = self._workers.do
+        self._responses = PendingResponses()
+        self._workers = NodeWorkers(self._responses.put, lambda *_: None)
+        self.put: Callable[[Request], None] = self._workers.do
 
     def send(self) -> None:
         """All is sent."""
@@ -71,10 +71,10 @@ class Mail:
     def heard_at(self) -> float:
         return self._clock()
 
-    def bag(self, timeout_s: float) -> Bag:
-        first, answers = self._answers.wait(timeout_s)
-        self._answers.acknowledge(first + len(answers) - 1)
-        return Bag(first, answers, 0, self._workers.progress(), None, False)
+    def responses(self, timeout_s: float) -> ResponseBatch:
+        first, responses = self._responses.wait(timeout_s)
+        self._responses.acknowledge(first + len(responses) - 1)
+        return ResponseBatch(first, responses, 0, self._workers.progress(), None, False)
 
 
 class OneNode:
@@ -92,12 +92,12 @@ class OneNode:
             server=SERVER,
             log_dir=str(HOME / "logs"),
         )
-        self._claim = SimpleNamespace(node=NODE, facts=facts, mail=Mail(clock))
+        self._claim = SimpleNamespace(node=NODE, facts=facts, channel=Channel(clock))
         self._arrived = arrived
         joined(self._claim)
 
     def poll(self) -> None:
-        self._arrived(self._claim, self._claim.mail.bag(0.05))
+        self._arrived(self._claim, self._claim.channel.responses(0.05))
 
     def of(self, _: str) -> Any:
         return self._claim

@@ -100,6 +100,7 @@ class Result:
     random_weights: bool = False
     synthetic_data: bool = False
     precision_detail: str = ""  # what the precision meant here, e.g. "torchao int8 weight-only"
+    metrics: Mapping[str, float] = field(default_factory=dict)  # by name (``metrics.Metric``)
     details: Mapping[str, str] = field(default_factory=dict)  # anything else worth a column
 
 

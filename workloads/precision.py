@@ -127,7 +127,7 @@ def loading_arguments(precision: str, device: str) -> dict[str, Any]:
     """
     entry = require(precision, device)
     _quiet_libraries()
-    arguments: dict[str, Any] = {_dtype_keyword(): compute_dtype(precision)}
+    arguments: dict[str, Any] = {dtype_keyword(): compute_dtype(precision)}
     if "bitsandbytes" in entry.packages:
         arguments["quantization_config"] = _bitsandbytes(precision)
     return arguments
@@ -152,7 +152,7 @@ def finish_loading(model: Any, precision: str, device: str) -> None:
     quantize_(model, _torchao(precision, device), linear_inside)
 
 
-def _dtype_keyword() -> str:
+def dtype_keyword() -> str:
     """4.55 knows only ``torch_dtype``; 5 takes it too, with a warning at every load."""
     import transformers
 

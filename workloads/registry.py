@@ -21,6 +21,7 @@ from workloads.declared import installed
 from workloads.engines import ENGINES, default_engine, engine_refusals, engines_for
 from workloads.errors import BadConfiguration
 from workloads.generation_rules import refuse as refuse_generation
+from workloads.metrics import Metric, Throughput, by_name
 from workloads.models.catalog import ModelEntry, checkpoint_kind
 from workloads.parameters import (
     CalibrationParameters,
@@ -50,6 +51,10 @@ class WorkloadEntry:
     ability: str | None = None
     #: The kinds of models that it runs (``workloads/tasks``); none: it looks at no model.
     tasks: tuple[str, ...] = ()
+    #: What its throughput counts; None: generated tokens where there are any, else samples.
+    throughput: Throughput | None = None
+    #: Figures of its own, beside those of its tasks.
+    metrics: tuple[Metric, ...] = ()
     #: What speaks against a job, beside its engine and its model; pure and without torch, since
     #: the plan asks. None: nothing does.
     refuse: Callable[[Asked], Sequence[Refusal]] | None = None
@@ -153,6 +158,9 @@ def _joined(parameters: type[Settings], settings: type[Settings]) -> type[Settin
     return create_model(name, __base__=(parameters, settings))
 
 
+TOKENS = Throughput(unit="tokens/s", counts="output_tokens")
+SAMPLES = Throughput(unit="samples/s", counts="items")
+
 _ENTRIES = (
     WorkloadEntry(
         name="text-generation",
@@ -161,6 +169,7 @@ _ENTRIES = (
         summary="Greedy generation with a causal language model: tokens/s, TTFT, latency.",
         ability="generate",
         tasks=("causal-lm",),
+        throughput=TOKENS,
         refuse=refuse_generation,
         moved={"hpu_mode": None, "packed_weights": False},
     ),
@@ -171,6 +180,7 @@ _ENTRIES = (
         summary="An engine's greedy tokens and logits against those of stock transformers.",
         ability="generate",
         tasks=("causal-lm",),
+        throughput=TOKENS,
         refuse=refuse_generation,
         moved={"hpu_mode": None},
     ),
@@ -181,6 +191,7 @@ _ENTRIES = (
         summary="Largest values of every layer, which fp8 on Gaudi starts from.",
         ability="calibrate",
         tasks=("causal-lm",),
+        throughput=TOKENS,
     ),
 )
 
@@ -198,6 +209,7 @@ def _finetuning() -> WorkloadEntry:
         summary="Fine-tuning of a causal language model by method and technique: samples/s, loss.",
         ability="train",
         tasks=("causal-lm",),
+        throughput=SAMPLES,
         refuse=refuse,
     )
 
@@ -265,6 +277,21 @@ def task_for(workload: str, model: ModelEntry) -> TaskSpec:
         what = f"{model.name} is {title} ({model.architecture})"
         raise BadConfiguration(f"{what}, and {workload} takes {takes}")
     return task
+
+
+def metrics_of(workload: str) -> Mapping[str, Metric]:
+    """The declarations of all figures that rows of a workload may report, by name; empty for a
+    workload that is not installed."""
+    entry = WORKLOADS.get(workload)
+    if entry is None:
+        return {}
+    return by_name((*entry.metrics, *(m for name in entry.tasks for m in TASKS[name].metrics)))
+
+
+def throughput_of(workload: str) -> Throughput | None:
+    """What the throughput of a workload counts, where that is declared."""
+    entry = WORKLOADS.get(workload)
+    return entry.throughput if entry is not None else None
 
 
 def declared(workload: str, engine: str) -> Mapping[str, Declaration]:

@@ -58,6 +58,16 @@ class Agreement:
     spread: float  # standard deviation of the reference's logits, to see differences against
     partings: tuple[Parting, ...]
 
+    def metrics(self) -> dict[str, float]:
+        """Its figures, by the names that the task declares."""
+        return {
+            "largest_logit_difference": self.largest_difference,
+            "mean_logit_difference": self.mean_difference,
+            "logit_spread": self.spread,
+            "compared_tokens": self.compared_steps,
+            "reference_tokens": self.all_steps,
+        }
+
     def verdict(self, precision: str) -> str:
         """Whether they agree, in one of the words above."""
         if quantized(precision):
@@ -108,6 +118,7 @@ def run(request: Request, context: JobContext) -> Result:
         random_weights=engine.random_weights,
         synthetic_data=find_dataset(request.dataset).synthetic,
         precision_detail=engine.weights.detail,
+        metrics=found.metrics(),
         details={**engine.details, **details_of(found, request.precision)},
     )
 
@@ -156,13 +167,9 @@ def compare(
 
 
 def details_of(found: Agreement, precision: str) -> dict[str, Any]:
-    """The agreement as columns of a row."""
+    """What else a row says of the agreement."""
     details = {
         "agrees": found.verdict(precision),
-        "largest_logit_difference": f"{found.largest_difference:.6g}",
-        "mean_logit_difference": f"{found.mean_difference:.6g}",
-        "logit_spread": f"{found.spread:.6g}",
-        "compared_tokens": f"{found.compared_steps} of {found.all_steps}",
         "reference": "stock transformers on the CPU, one prompt at a time",
     }
     if found.partings:

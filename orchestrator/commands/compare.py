@@ -149,5 +149,5 @@ def share(text: str) -> float:
     except ValueError:
         value = -1.0
     if not 0 < value < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no share between 0 and 1, such as 5%")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a share between 0 and 1, such as 5%")
     return value

@@ -53,8 +53,8 @@ def add_deadline_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def ends_at(args: argparse.Namespace) -> float | None:
-    """Moment by which the report must be there, in seconds since the epoch; None when nobody
-    asked."""
+    """Moment by which the report must be there, in seconds since the epoch; None without a
+    deadline."""
     if args.deadline is not None:
         moment: datetime = args.deadline
         return moment.timestamp()

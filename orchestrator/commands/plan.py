@@ -54,7 +54,7 @@ def add_grid_arguments(parser: argparse.ArgumentParser, *, optional: bool = Fals
         "--retry-failed", action="store_true", help="run jobs again that failed earlier"
     )
     parser.add_argument(
-        "--force", action="store_true", help="run all jobs anew, measured already or not"
+        "--force", action="store_true", help="run all jobs, measured already or not"
     )
 
 

@@ -30,8 +30,7 @@ if TYPE_CHECKING:
 
 #: Set to anything, it means --no-restart.
 NO_RESTART_VARIABLE = "NIGHTGRID_NO_RESTART"
-#: When another process writes the report, should this one not have come to it: seconds before the
-#: deadline.
+#: Seconds before the deadline at which another process writes the report if this one has not.
 _LAST_S = 20.0
 
 EPILOG = """\
@@ -191,7 +190,7 @@ def _drive(args: argparse.Namespace, charge: Charge | None) -> int:
     except GridError:
         raise  # nothing was started, and whoever typed it is there
     except BaseException as error:
-        # Of a driver that is started again, its supervisor tells.
+        # The supervisor sends the notice of a driver that is started again.
         again = charge is not None and (isinstance(error, ControlStoreLost) or charge.again)
         if hooks and not again:
             tell_all(
@@ -335,5 +334,5 @@ def _gibibytes(text: str) -> int:
     except ValueError:
         size = 0.0
     if not 0 < size < 2**20:
-        raise argparse.ArgumentTypeError(f"{text!r} is no size in GiB, such as 2 or 0.5")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size in GiB, such as 2 or 0.5")
     return round(size * 2**30)

@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
         query = f"?{TOKEN}={token}" if token else ""
         output.say(f"{store.run}: http://{name}:{server.server_address[1]}/{query}")
         if beyond:
-            output.say("  whoever has this address can watch; what is sent is not encrypted")
+            output.say("  anyone who has this address can watch; the connection is not encrypted")
         output.say("  Ctrl-C ends the page, not the run")
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -89,5 +89,5 @@ def run(args: argparse.Namespace) -> int:
 
 def _port(text: str) -> int:
     if not text.isdigit() or not 0 <= int(text) < 65536:
-        raise argparse.ArgumentTypeError(f"{text!r} is no port: a number from 0 to 65535")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port: give a number from 0 to 65535")
     return int(text)

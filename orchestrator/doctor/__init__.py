@@ -1,4 +1,4 @@
-"""Is this cluster fit for a night? Facts of each node (``probe``), judged (``checks``) and told.
+"""Fitness of a cluster for a night: facts of each node (``probe``), checks, and their text.
 
 ``orchestrator.on_ray.examination`` collects the facts of all nodes; it alone knows of Ray.
 """

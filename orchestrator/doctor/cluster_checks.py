@@ -62,7 +62,7 @@ def check_nodes(facts: ClusterFacts) -> Iterator[Finding]:
             check="cards",
             level=Level.ERROR,
             where="cluster",
-            message=f"no node has told Ray of any {' or '.join(kinds)} card",
+            message=f"no node has registered a {' or '.join(kinds)} card with Ray",
             remedy="; ".join(filter(None, (spec.registration for spec in apart))),
         )
 
@@ -74,7 +74,7 @@ def check_token(facts: ClusterFacts) -> Iterator[Finding]:
             check="token",
             level=Level.ERROR,
             where="cluster",
-            message="it asks nobody for a token: whoever reaches its ports runs code on all nodes",
+            message="it asks for no token: anyone who reaches its ports can run code on all nodes",
             remedy="RAY_AUTH_MODE=token on every node and workstation (docs/security.md)",
         )
 

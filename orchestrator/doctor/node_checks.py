@@ -20,7 +20,7 @@ RESULTS_SPACE_BYTES = 5 * 2**30
 MODEL_SPACE_BYTES = 30 * 2**30
 #: Ray's own advice; eight workers with their data loaders and sockets come near the usual 1,024.
 OPEN_FILES = 65_536
-#: What collectives of eight processes and data loaders pass through /dev/shm.
+#: Space in /dev/shm that collectives of eight processes and data loaders need.
 SHARED_MEMORY_BYTES = 8 * 2**30
 
 _GIB = 2**30
@@ -67,7 +67,7 @@ def check_cards(node: NodeFacts, probe: Probe) -> Iterator[Finding]:
                 check="cards",
                 level=Level.ERROR,
                 where=node.name,
-                message=f"Ray was told of {told} {kind} cards, and {tool} shows none",
+                message=f"Ray has {told} {kind} cards, but {tool} shows none",
                 remedy=kind.spec.no_cards_remedy,
             )
         elif len(probe.cards) != told:
@@ -75,7 +75,7 @@ def check_cards(node: NodeFacts, probe: Probe) -> Iterator[Finding]:
                 check="cards",
                 level=Level.ERROR if len(probe.cards) < told else Level.NOTE,
                 where=node.name,
-                message=f"Ray was told of {told} {kind} cards, and {tool} shows {len(probe.cards)}",
+                message=f"Ray has {told} {kind} cards, but {tool} shows {len(probe.cards)}",
                 remedy="start Ray with the number that is there; a card that has gone needs a "
                 "reset or a reboot of the server",
             )
@@ -99,7 +99,7 @@ def check_cards(node: NodeFacts, probe: Probe) -> Iterator[Finding]:
 
 
 def check_accounts(node: NodeFacts) -> Iterator[Finding]:
-    """Nobody else has the cards in Ray's accounts."""
+    """Check that no other run holds the cards in Ray's accounts."""
     total = sum(node.cards.values())
     if node.cards_free < total:
         yield Finding(
@@ -107,7 +107,7 @@ def check_accounts(node: NodeFacts) -> Iterator[Finding]:
             level=Level.WARNING,
             where=node.name,
             message=f"{total - node.cards_free} of {total} cards are held in Ray's accounts",
-            remedy="another run or somebody's actors: `ray list actors`, `nightgrid status`; a run "
+            remedy="another run or actors hold them: `ray list actors`, `nightgrid status`; a run "
             "takes the free ones and leaves these alone",
         )
 

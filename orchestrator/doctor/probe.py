@@ -23,7 +23,7 @@ from orchestrator.doctor.facts import CardFacts, Probe, SharedFacts, Space
 from orchestrator.domain.job import Accelerator
 from orchestrator.host.environment import driver_version, kernel, versions
 
-#: What every node imports for a job, by the name it is imported by.
+#: Packages that every node imports for a job, by the name it imports them by.
 NEEDED = ("torch", "transformers", "peft", "datasets", "accelerate", "safetensors", "pyarrow")
 
 _IMPORT = """
@@ -163,7 +163,7 @@ def _text(path: str) -> str:
 
 
 def _free_bytes(path: str) -> int:
-    """Free space where the path is or will be made; 0 where nobody can tell."""
+    """Free space where the path is or will be made; 0 where it cannot be determined."""
     for place in _with_parents(Path(path).expanduser()):
         try:
             return shutil.disk_usage(place).free

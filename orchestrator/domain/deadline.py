@@ -1,4 +1,4 @@
-"""By when a run must be over, report included: ``--deadline 08:00`` or ``--budget 9h``.
+"""Deadline of a run, report included: ``--deadline 08:00`` or ``--budget 9h``.
 
 A deadline is a moment. The schedule is given an earlier one, by which every attempt must have
 ended, and the time between is the reserve: first for processes to end, then for the report. Pure:
@@ -58,7 +58,7 @@ def parse_budget(text: str) -> float:
     compact = text.strip().lower().replace(" ", "")
     found = _BUDGET.fullmatch(compact)
     if not compact or found is None:
-        raise ValueError(f"'{text}' is no length of time; write 9h, 90m or 1h30m")
+        raise ValueError(f"'{text}' is not a length of time; write 9h, 90m or 1h30m")
     seconds = sum(
         float(number) * unit
         for number, unit in zip(found.groups(), _UNITS_S, strict=True)
@@ -94,7 +94,7 @@ def parse_deadline(
         moment = datetime.fromisoformat(re.sub(r"[zZ]$", "+00:00", text.strip()))
     except ValueError:
         raise ValueError(
-            f"'{text}' is no time; write 08:00, or with date and zone 2026-11-22T08:00+01:00"
+            f"'{text}' is not a time; write 08:00, or with date and zone 2026-11-22T08:00+01:00"
         ) from None
     if moment.tzinfo is None:
         raise ValueError(f"'{text}' has no time zone; write {text.strip()}+01:00, or ...Z for UTC")

@@ -62,7 +62,8 @@ def energy_between(readings: Sequence[Reading], start: float, end: float) -> Ene
 
 
 def _by_counter(readings: Sequence[Reading], start: float, end: float) -> float | None:
-    """None where a reading lacks the counter, or it went back: the driver was loaded anew."""
+    """Energy by the card's counter; None where a reading lacks it, or where the counter went back
+    because the card's driver was loaded again."""
     points = [(at, read.energy_j) for at, read in readings if read.energy_j is not None]
     if len(points) != len(readings):
         return None

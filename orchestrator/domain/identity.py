@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 _canonical_json = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 
-#: What thousands of jobs share, by the id of their parameters and with those, so that no other
-#: tuple gets the id: 1, 1.0 and True are equal and other settings.
+#: Values that thousands of jobs share, by the id of their parameters. The parameters are kept,
+#: too, so that no other tuple gets the id: 1, 1.0 and True are equal and other settings.
 _shared: dict[tuple[int, str, str], tuple[Parameters, dict[str, Scalar], str]] = {}
 _MOST_SHARED = 4096
 
@@ -80,7 +80,7 @@ def _said(
 
 
 def _loaded(parameters: Parameters, declared: Mapping[str, Declaration]) -> str:
-    """Of an unknown workload nothing is known to leave the model as it is."""
+    """Parameters that change the loaded model; of an unknown workload any may."""
     return "".join(
         f"|{name}={value}"
         for name, value in parameters

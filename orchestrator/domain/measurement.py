@@ -22,9 +22,9 @@ class Metrics:
     generated_tokens_per_s: float | None = None  # up to and including end-of-sequence, all cards
     total_tokens_per_s: float | None = None  # real input and generated tokens
     items_per_s: float | None = None  # prompts, or training samples
-    # Of the primary throughput: generated_tokens_per_s, else items_per_s.
+    # Of what the workload declares: generated_tokens_per_s or items_per_s.
     throughput: float | None = None
-    throughput_unit: str = ""  # "tokens/s" or "samples/s"
+    throughput_unit: str = ""  # such as tokens/s
     throughput_low: float | None = None  # confidence interval over repeats
     throughput_high: float | None = None
     relative_half_width: float | None = None
@@ -126,8 +126,19 @@ class Measurement:
     random_weights: bool | None = None
     synthetic_data: bool | None = None
     precision_detail: str | None = None
+    #: What the workload reported by name, of all ranks; ``workloads/metrics.py`` declares them.
+    workload_metrics: Mapping[str, float] = field(default_factory=dict)
     details: Mapping[str, str] = field(default_factory=dict)
 
     # raw, with the rank that measured it
     samples: tuple[tuple[int, Sample], ...] = ()
     items: tuple[tuple[int, Item], ...] = ()
+
+    def reported(self, name: str) -> float | None:
+        """A figure that the workload reported; rows of version 0.1.0 have it among ``details``."""
+        if name in self.workload_metrics:
+            return self.workload_metrics[name]
+        try:
+            return float(self.details[name])
+        except (KeyError, ValueError):
+            return None

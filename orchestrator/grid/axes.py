@@ -27,10 +27,10 @@ RANGE_HINT = "a range is written 1..64 *2 (doubling), 1..9 +2 (steps of 2) or 1.
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """Settings that move together (one, or a zip group) and the rows they take in turn."""
+    """Settings that move together (one, or a zip group) and the points that they take in turn."""
 
     names: tuple[str, ...]
-    rows: tuple[tuple[Scalar, ...], ...]
+    points: tuple[tuple[Scalar, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +77,13 @@ def parse_range(text: str) -> range | tuple[int, ...] | Fault:
 
 def product_size(axes: Sequence[Axis]) -> int:
     """Number of points in the product of axes."""
-    return prod(len(axis.rows) for axis in axes)
+    return prod(len(axis.points) for axis in axes)
 
 
 def product(fixed: Mapping[str, Scalar], axes: Sequence[Axis]) -> Iterator[dict[str, Scalar]]:
     """Every point as a full mapping of settings, the last axis varying fastest."""
     names = tuple(itertools.chain.from_iterable(axis.names for axis in axes))
-    for combination in itertools.product(*(axis.rows for axis in axes)):
+    for combination in itertools.product(*(axis.points for axis in axes)):
         point = dict(fixed)
         point.update(zip(names, itertools.chain.from_iterable(combination), strict=True))
         yield point

@@ -48,7 +48,7 @@ class ExperimentBlock(BaseModel):
     )
     zip: Any = Field(
         default=None,
-        description="Settings that move together: lists of equal length, read row by row. One "
+        description="Settings that move together: lists of equal length, read in parallel. One "
         "group, or a list of groups.",
     )
     include: list[dict[str, Any]] = Field(

@@ -92,7 +92,7 @@ class Expander:
         have: dict[str, list[Scalar]] = {name: [v] for name, v in experiment.fixed.items()}
         for axis in experiment.axes:
             for index, name in enumerate(axis.names):
-                have[name] = list(dict.fromkeys(row[index] for row in axis.rows))
+                have[name] = list(dict.fromkeys(point[index] for point in axis.points))
         for name, values in allowed.items():
             if not values & set(have.get(name, [])):
                 listed = ", ".join(map(str, have.get(name, [])[:20]))

@@ -240,8 +240,8 @@ class ExperimentReader:
         for name, raw in self.block.get("axes", {}).items():
             path = (*self.path, "axes", name)
             if self._free(path, name, taken):
-                rows = tuple((value,) for value, _ in self._values(path, name, raw))
-                self._add(experiment, Axis((name,), rows))
+                points = tuple((value,) for value, _ in self._values(path, name, raw))
+                self._add(experiment, Axis((name,), points))
         groups = self.block.get("zip")
         path = (*self.path, "zip")
         if groups is None:
@@ -251,7 +251,7 @@ class ExperimentReader:
             return
         if not isinstance(groups, list) or not all(isinstance(group, Mapping) for group in groups):
             hint = "a group is written {input_tokens: [128, 512], output_tokens: [32, 64]}"
-            self.grid.complain(path, f"{shown(groups)} is no group of linked axes", hint)
+            self.grid.complain(path, f"{shown(groups)} is not a group of linked axes", hint)
             return
         for index, group in enumerate(groups):
             self._zip(experiment, (*path, index), group, taken)
@@ -293,11 +293,11 @@ class ExperimentReader:
             return  # noted already
         if len(set(lengths.values())) > 1:
             counts = ", ".join(f"{name} has {length}" for name, length in lengths.items())
-            hint = "linked axes are read row by row and have equal lengths"
+            hint = "linked axes are combined position by position and have equal lengths"
             self.grid.complain(path, f"linked axes of different lengths: {counts}", hint)
             return
-        rows = zip(*([value for value, _ in values] for values in columns.values()), strict=True)
-        self._add(experiment, Axis(tuple(columns), tuple(rows)))
+        points = zip(*([value for value, _ in values] for values in columns.values()), strict=True)
+        self._add(experiment, Axis(tuple(columns), tuple(points)))
 
     # Points
 

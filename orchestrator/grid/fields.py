@@ -117,7 +117,7 @@ class Vocabulary:
         return value, fault or self._unknown_name(workload, name, value)
 
     def _unknown_name(self, workload: str | None, name: str, value: Scalar) -> Fault | None:
-        """Fields whose values are names that somebody else keeps."""
+        """Fields whose values are names of things outside the grid."""
         if name == "workload":
             known = value in self.workloads  # asked without looking for what others have installed
             return None if known else _not_among(value, self.workloads, "workload")
@@ -171,7 +171,7 @@ class Vocabulary:
 
 
 def _validated(model: type[BaseModel], name: str, value: Scalar) -> tuple[Scalar, Fault | None]:
-    """One field of a pydantic model checked alone: other fields' errors are not ours."""
+    """Check one field of a pydantic model alone: other fields' errors do not matter here."""
     try:
         # JSON mode, since strict Python mode refuses the text of an enumeration's member.
         made = model.model_validate_json(json.dumps({name: value}), strict=True)

@@ -20,7 +20,7 @@ from orchestrator.grid.fields import Vocabulary
 from workloads.engines import ENGINES
 from workloads.settings import Declaration, declarations
 
-#: What a range looks like; ``grid_axes.parse_range`` says what it means.
+#: Pattern of a range; ``axes.parse_range`` interprets it.
 _RANGE = r"^\s*[0-9]{1,15}\s*\.\.\s*[0-9]{1,15}\s*([*+]\s*[0-9]{1,15})?\s*$"
 
 _HEADER = "# yaml-language-server: $schema=grid.schema.json"
@@ -173,5 +173,5 @@ def _experiment(settings: dict[str, Schema]) -> Schema:
 
 
 def _measure() -> Schema:
-    said = {"description": "How jobs are timed; what is left out keeps its default."}
+    said = {"description": "Timing of jobs; a key that is missing keeps its default."}
     return said | _mapping(_properties(MeasureBlock))

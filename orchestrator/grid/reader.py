@@ -145,7 +145,7 @@ class GridReader:
             self.complain(path, "is empty", "give it at least one entry")
         elif first["type"] == "string_pattern_mismatch":
             hint = "letters, digits, '.', '_' and '-', beginning with a letter or digit, at most 64"
-            self.complain(path, f"{shown(first['input'])} is no name for a run", hint)
+            self.complain(path, f"{shown(first['input'])} is not a name for a run", hint)
         else:
             fault = explain(details, first["input"])
             self.complain(path, fault.message, fault.hint)

@@ -22,7 +22,7 @@ _TABLE = re.compile(r"(?:^\|.*\n)+", flags=re.MULTILINE)
 
 
 def renewed(document: str) -> str:
-    """The document with every table of settings made anew.
+    """Rewrite every table of settings in the document.
 
     Raises:
         ValueError: a heading is missing, or has no table beneath it.

@@ -22,7 +22,7 @@ from workloads import files
 MAX_FILE_BYTES = 4 * 2**20
 MAX_PROBLEMS_OF_TEXT = 20  # a file of the wrong kind has one on every line
 
-#: Where a value is in the file, e.g. ``("experiments", 0, "axes", "precision", 2)``.
+#: Place of a value in the file, e.g. ``("experiments", 0, "axes", "precision", 2)``.
 Path_ = tuple[str | int, ...]
 
 _INDENT_TAB = re.compile(r"^ *\t", re.MULTILINE)

@@ -43,8 +43,6 @@ PACKAGES = (
     "diffusers",
     "gguf",
     "optimum",
-    "habana-torch-plugin",
-    "triton",
 )
 
 _COMMIT = re.compile(r"[0-9a-f]{7,64}")
@@ -75,7 +73,8 @@ def _versions() -> tuple[tuple[str, str], ...]:
         "kernel": kernel(),
         "host": socket.gethostname(),
     }
-    for package in (*PACKAGES, *engine_packages()):
+    of_devices = (name for spec in all_devices() for name in spec.packages)
+    for package in (*PACKAGES, *engine_packages(), *of_devices):
         try:
             found[package] = metadata.version(package)
         except metadata.PackageNotFoundError:

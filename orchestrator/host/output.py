@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 #: A pipe that polls as writable takes this much without making its writer wait.
 _PIECE_BYTES = select.PIPE_BUF
-#: How long a run waits for whoever reads its progress, before it goes on without.
+#: Time that a run waits for a reader of its progress before it goes on without one.
 PATIENCE_S = 2.0
 #: The same for its tables at the end, when nothing is delayed but its notice of the end.
 READER_S = 30.0
@@ -122,7 +122,7 @@ class GuardedFile(io.RawIOBase):
         return done
 
     def _wait(self, *, blocked: bool = False) -> None:
-        """Wait until a write would not.
+        """Wait until a write would not block.
 
         Raises:
             OSError: nobody has read for too long.
@@ -135,10 +135,10 @@ class GuardedFile(io.RawIOBase):
         # A reader that is gone counts as ready too: the write says so.
         self._stalled = not poll.poll(None if limit_s is None else 1000 * limit_s)
         if self._stalled:
-            raise OSError(errno.EAGAIN, "nobody read it")
+            raise OSError(errno.EAGAIN, "its reader is too slow")
 
     def writable(self) -> bool:
-        """It is."""
+        """Return True."""
         return True
 
     def fileno(self) -> int:

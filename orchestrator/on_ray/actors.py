@@ -27,12 +27,12 @@ from orchestrator.errors import ClusterError
 from orchestrator.host import output
 from orchestrator.worker.card_sampler import CardSampler
 from orchestrator.worker.leftovers import Owner, end_leftovers
-from orchestrator.worker.letters import Answers, Bag, InOrder
+from orchestrator.worker.messages import PendingResponses, Resequencer, ResponseBatch
 from orchestrator.worker.node_workers import NodeWorkers
 from orchestrator.worker.process_server import open_log
 from orchestrator.worker.redaction import redact
 from orchestrator.worker.served_process import wait_for_end
-from orchestrator.worker.wire import packed, unpacked
+from orchestrator.worker.wire import pickled, unpickled
 from workloads.devices import device_class, environment_for, host_device
 from workloads.devices.monitoring.release import idle_memory_bytes
 from workloads.devices.monitoring.telemetry import CardTelemetry
@@ -64,7 +64,7 @@ class HostFacts:
 class NodeAgent:
     """Owns a node's process server and its workers; when the agent goes, they all go.
 
-    Ray runs ``post`` in one thread, ``mail`` in another and the rest in a third.
+    Ray runs ``submit`` in one thread, ``exchange`` in another and the rest in a third.
     """
 
     def __init__(self) -> None:
@@ -72,10 +72,10 @@ class NodeAgent:
         self._server_gone = threading.Event()
         self._path = ""
         self._sampler: CardSampler | None = None
-        self._answers = Answers()
-        self._posts = InOrder()
+        self._responses = PendingResponses()
+        self._batches = Resequencer()
         self._posting = threading.Lock()
-        self._workers = NodeWorkers(self._answers.put, self._energy, self._readings)
+        self._workers = NodeWorkers(self._responses.put, self._energy, self._readings)
         self._told: Mapping[str, Progress] = {}
         self._look_at = self._read_at = 0.0  # monotonic: for progress, for telemetry
 
@@ -143,34 +143,37 @@ class NodeAgent:
         self._sampler = CardSampler(device_class(device).telemetry)
         self._sampler.start()
 
-    def post(self, number: int, letters: bytes) -> None:
-        """Do what the driver wants: letters, packed together, and their post's number."""
+    def submit(self, number: int, requests: bytes) -> None:
+        """Take a batch of requests, pickled together, and its number."""
         with self._posting:
-            for post in self._posts.add(number, letters):
-                for letter in unpacked(post):
-                    self._workers.do(letter)
+            for batch in self._batches.add(number, requests):
+                for request in unpickled(batch):
+                    self._workers.do(request)
 
-    def mail(self, acknowledged: int, post: tuple[int, bytes] | None = None) -> bytes:
-        """A packed ``Bag`` of all answers after the one with this number; waits until there is
-        something to say, a few seconds at most: silence would mean that the agent hangs. ``post``
-        is what ``post`` takes, if there was something to take along."""
-        if post is not None:
-            self.post(*post)
-        self._answers.acknowledge(acknowledged)
+    def exchange(self, acknowledged: int, batch: tuple[int, bytes] | None = None) -> bytes:
+        """Return a pickled ``ResponseBatch`` with all responses after the acknowledged one.
+
+        Waits for news, a few seconds at most: silence would mean that the agent hangs. ``batch``
+        has the arguments of ``submit``, if the driver has requests, too.
+        """
+        if batch is not None:
+            self.submit(*batch)
+        self._responses.acknowledge(acknowledged)
         deadline = time.monotonic() + _SILENCE_S
         while True:
-            first, answers = self._answers.wait(_LOOK_S)
+            first, responses = self._responses.wait(_LOOK_S)
             progress, telemetry = self._look(), self._read_cards()
             gone = self._server_gone.is_set()
             changed = progress is not None and progress != self._told
-            if answers or changed or telemetry is not None or gone:
+            if responses or changed or telemetry is not None or gone:
                 break
             if time.monotonic() >= deadline:
                 break
         if progress is not None:
             self._told = progress
-        bag = Bag(first, answers, self._posts.received, progress, telemetry, gone)
-        return packed(bag)
+        return pickled(
+            ResponseBatch(first, responses, self._batches.received, progress, telemetry, gone)
+        )
 
     def close(self) -> None:
         """Kill every worker of the node and the server; returns when they are gone."""
@@ -183,7 +186,7 @@ class NodeAgent:
         server.wait()
         wait_for_end(self._path)
         self._server_gone.set()
-        self._answers.wake()
+        self._responses.wake()
 
     def _look(self) -> Mapping[str, Progress] | None:
         """Progress of the busy workers; None within a second of the last look."""
@@ -241,8 +244,8 @@ def threads_asked() -> int | None:
         return None
     if not told.isdecimal() or int(told) < 1:
         raise ClusterError(
-            f"{THREADS}={told!r} is no number of threads; give a whole number from 1 up, or unset "
-            "it for an even share of the cores"
+            f"{THREADS}={told!r} is not a number of threads; give a whole number from 1 up, or "
+            "unset it for an even share of the cores"
         )
     return int(told)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-#: What is done with the answer to a call: its value, or the exception that Ray has instead.
+#: Called with the answer to a call: its value, or the exception that Ray has instead.
 Then = Callable[[Any], None]
 
 

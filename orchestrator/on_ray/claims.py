@@ -26,18 +26,18 @@ from orchestrator.domain.job import Accelerator
 from orchestrator.domain.topology import Node
 from orchestrator.errors import ClusterError, ControlStoreLost
 from orchestrator.on_ray.actors import HostFacts, NodeAgent
+from orchestrator.on_ray.agent_channel import AgentChannel
 from orchestrator.on_ray.calls import Calls
 from orchestrator.on_ray.cluster import node_of, nodes_of
 from orchestrator.on_ray.control_store import ControlStore, RayNode, is_absence
-from orchestrator.on_ray.correspondence import Correspondence
 from orchestrator.on_ray.failures import agent_failure, node_lost
 from orchestrator.on_ray.predecessors import owned
 from orchestrator.worker.leftovers import VARIABLE, Owner
-from orchestrator.worker.letters import Bag
+from orchestrator.worker.messages import ResponseBatch
 from orchestrator.worker.redaction import redact
 from workloads.devices import DeviceSpec, host_device
 
-#: What a process on a node that computes on the CPU imports once, for all its workers.
+#: Modules that a node which computes on the CPU imports once, for all its workers.
 PRELOAD = (
     "torch",
     "transformers.generation",
@@ -50,7 +50,7 @@ _CLAIM_PATIENCE_S = 60.0
 _RETRY_S = 5.0
 _LOOK_S = 0.1  # that the loop waits for an answer which mostly takes a few milliseconds
 _CLOSE_S = 15.0
-#: How long the control store may be silent while no node is ours. Nodes that Ray ends for want of
+#: Time that the control store may be silent while no node is ours. Nodes that Ray ends for want of
 #: it are gone after 60 s, and count as lost 20 s later; one that was only frozen is back before.
 SILENCE_PATIENCE_S = 90.0
 #: The same from the moment in which the last node was lost: less than the minute after which jobs
@@ -77,12 +77,12 @@ class Claim:
     since: float
     opened: Opened | None = None  # once the control store knows of it
     found: HostFacts | None = None
-    letters: Correspondence | None = None  # once it has joined
+    opened_channel: AgentChannel | None = None  # once it has joined
 
     @property
     def joined(self) -> bool:
         """Return whether its cards can be used."""
-        return self.letters is not None
+        return self.opened_channel is not None
 
     @property
     def agent(self) -> Any:
@@ -97,10 +97,10 @@ class Claim:
         return self.found
 
     @property
-    def mail(self) -> Correspondence:
+    def channel(self) -> AgentChannel:
         """The channel to its agent."""
-        assert self.letters is not None
-        return self.letters
+        assert self.opened_channel is not None
+        return self.opened_channel
 
 
 class Claims:
@@ -119,7 +119,7 @@ class Claims:
         calls: Calls,
         store: ControlStore,
         joined: Callable[[Claim], None],
-        arrived: Callable[[Claim, Bag], None],
+        arrived: Callable[[Claim, ResponseBatch], None],
         left: Callable[[Claim, Failure], None],
     ) -> None:
         self._run = run
@@ -179,8 +179,8 @@ class Claims:
         with contextlib.suppress(Exception):
             ray.wait(closing, num_returns=len(closing), timeout=_CLOSE_S) if closing else None
         for claim in self._claims.values():
-            if claim.letters is not None:
-                claim.letters.close()
+            if claim.opened_channel is not None:
+                claim.opened_channel.close()
             self._release(claim)
         self._claims.clear()
         self._store.close(0.0 if self._store.silent_s else _CLOSE_S)
@@ -242,7 +242,7 @@ class Claims:
                 claim.since = now
 
     def _bereft_s(self, now: float, silent_s: float) -> float:
-        """For how long no node is ours, of those that were, and the control store is silent."""
+        """Time since the last of our nodes was lost while the control store is silent."""
         return 0.0 if self._last_ours is None else min(now - self._last_ours, silent_s)
 
     # ------------------------------------------------------------ one node
@@ -300,20 +300,20 @@ class Claims:
                 return
             claim.node = node_of(claim.ray_node, node.name, node.accelerator, indices)
         claim.found = value
-        claim.letters = Correspondence(
+        claim.opened_channel = AgentChannel(
             claim.agent,
             calls=self._calls,
             clock=self._clock,
-            arrived=lambda bag: self._bag_came(claim, bag),
+            arrived=lambda batch: self._responded(claim, batch),
             lost=lambda error: self.lose(claim, agent_failure(error)),
         )
         if not node.emulated:  # an emulated card has no sensors
             claim.agent.watch_cards.remote(node.accelerator.device)
         self._joined(claim)
 
-    def _bag_came(self, claim: Claim, bag: Bag) -> None:
-        self._arrived(claim, bag)
-        if bag.server_gone:
+    def _responded(self, claim: Claim, batch: ResponseBatch) -> None:
+        self._arrived(claim, batch)
+        if batch.server_gone:
             self.lose(claim, node_lost("its process server died"))
 
     def _failed(self, claim: Claim, what: str, error: BaseException) -> None:
@@ -326,14 +326,14 @@ class Claims:
         self.lose(claim, node_lost(trouble))
 
     def lose(self, claim: Claim, failure: Failure) -> None:
-        """Forget a claim and end its agent, and with it every worker there; if the node is still
-        there, it is claimed anew after a while."""
+        """Forget a claim and end its agent, and with it every worker there; a node that is still
+        there is claimed again after a while."""
         if self._claims.get(claim.node.node_id) is not claim:
             return
         del self._claims[claim.node.node_id]
         self._retry_at[claim.node.node_id] = self._clock() + _RETRY_S
-        if claim.letters is not None:
-            claim.letters.close()
+        if claim.opened_channel is not None:
+            claim.opened_channel.close()
             self._left(claim, self._with_silence(failure))
         self._release(claim)
 
@@ -400,7 +400,7 @@ def _agent_in(group: Any, spec: DeviceSpec, bundle: Mapping[str, float], name: s
         "scheduling_strategy": PlacementGroupSchedulingStrategy(group, 0),
     }
     remote: Any = ray.remote  # whose types do not know groups
-    agent = remote(concurrency_groups={"post": 1, "mail": 1})(NodeAgent)
+    agent = remote(concurrency_groups={"submit": 1, "exchange": 1})(NodeAgent)
     return agent.options(**options).remote()
 
 

@@ -166,7 +166,7 @@ def resolve_address(address: str) -> str:
         )
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
-        raise ClusterError(f"'{address}' is no cluster address; it has the form HOST:6379")
+        raise ClusterError(f"'{address}' is not a cluster address; it has the form HOST:6379")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_PROBE_TIMEOUT_S).close()
     except OSError as error:
@@ -296,7 +296,7 @@ def nodes_of(ray_nodes: Iterable[Mapping[str, Any]]) -> list[Node]:
 def node_of(
     ray_node: Mapping[str, Any], name: str, accelerator: Accelerator, indices: tuple[int, ...]
 ) -> Node:
-    """One node, of which the cards ``indices`` are ours."""
+    """A node whose cards ``indices`` are ours."""
     resources = ray_node["Resources"]
     emulated = EMULATED in resources
     known = (len(indices), max(indices) + 1, accelerator.spec.server_cards or 0)
@@ -335,7 +335,7 @@ def describe_cards(resources: Mapping[str, float]) -> tuple[dict[Accelerator, in
     card_type = types[0] if types else ""
     cards: dict[Accelerator, int] = {}
     taken: set[str] = set()
-    # Of kinds that share a resource the one whose type it is, else the one that names none.
+    # Where kinds share a resource, the one of this type counts, else the one that names none.
     for spec in sorted(all_devices(), key=lambda spec: not spec.ray_type):
         count = int(resources.get(spec.ray_resource, 0))
         free = count and not spec.host and spec.ray_resource not in taken
@@ -360,7 +360,7 @@ def _cards(ray_node: Mapping[str, Any]) -> tuple[Accelerator, int]:
 
 
 def _device_name(ray_node: Mapping[str, Any], accelerator: Accelerator, emulated: bool) -> str:
-    """From Ray's ``accelerator_type:…`` resource; the worker reports the device's own name."""
+    """Name by Ray's ``accelerator_type:…`` resource; the worker reports the device's own name."""
     if emulated:
         return f"emulated {accelerator} on {host_device().accelerator}"
     return describe_cards(ray_node["Resources"])[1]

@@ -25,10 +25,10 @@ from orchestrator.host import output
 #: A node as ``ray.nodes()`` has it.
 RayNode = Mapping[str, Any]
 Act = Callable[[], Any]
-#: What is done with an answer: its value, or the exception that there was instead.
+#: Called with the answer: its value, or the exception that came instead.
 Then = Callable[[Any], None]
 
-#: What a driver's environment says while it joins. Ray reads the first once, when its library is
+#: Variables of a driver's environment while it joins. Ray reads the first once, when its library is
 #: first used in a process; the second is in truth a number of attempts, each of up to 40 s.
 JOINING = {
     "RAY_gcs_rpc_server_reconnect_timeout_s": str(7 * 24 * 3600),  # longer than any night
@@ -105,7 +105,7 @@ class ControlStore:
 
     @property
     def silent_s(self) -> float:
-        """For how long it has not answered although it was asked; 0 while it answers in time."""
+        """Time for which it has not answered although it was asked; 0 while it answers in time."""
         if not self._open and not self._away:
             return 0.0
         silent = self._clock() - self._answered_at
@@ -118,7 +118,7 @@ class ControlStore:
             return ""
         since = time.strftime("%H:%M:%S", time.localtime(time.time() - silent_s))
         if self.replaced:
-            return f"the cluster's head was started anew, and its control store lost at {since}"
+            return f"the cluster's head was restarted, and its control store lost at {since}"
         return f"the cluster's control store has not answered since {since}, for {silent_s:.0f} s"
 
     def nodes(self) -> dict[str, RayNode]:

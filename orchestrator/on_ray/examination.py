@@ -88,7 +88,7 @@ class Examination:
         """The clock of every node whose actor starts in time; why the others do not."""
         first = {node_id: actor.now.remote() for node_id, actor in actors.items()}
         clocks = {}
-        # What starts later than this would not finish its imports anyway.
+        # A node that starts later than this would not finish its imports anyway.
         deadline = started + self.timeout_s * 2 / 3
         for node_id, answer in _answers(first, deadline, alike=True):
             if isinstance(answer, Exception):

@@ -5,10 +5,10 @@ which on Gaudi makes card sets that are not legal, and it lets a waiting 8-card 
 for each node one agent takes all free cards at once, as one bundle of a placement group: Ray's
 accounts are right, nobody else gets a card there, and which card a worker gets is ours to say.
 
-What is to be done on a node waits until ``events`` is entered and goes there in one call; one other
-call for each node brings what has happened there (``correspondence.py``). A Ray call costs more
-than all else that a short job costs, and so a hundred jobs do not need a hundred. Nothing here
-waits for a single worker, so a thousand can start, run and die side by side.
+Requests to a node wait until ``events`` is entered and go there in one call; one other call for
+each node brings its responses (``agent_channel.py``). A Ray call costs more than all else that a
+short job costs, and so a hundred jobs do not need a hundred. Nothing here waits for a single
+worker, so a thousand can start, run and die side by side.
 """
 
 from __future__ import annotations
@@ -45,8 +45,17 @@ from orchestrator.on_ray.predecessors import end_predecessors
 from orchestrator.on_ray.workers import Running, Worker
 from orchestrator.worker.card_process import Order
 from orchestrator.worker.launch import launch_of
-from orchestrator.worker.letters import Bag, Ended, Listen, Listened, Run, Start, Started, Stop
-from orchestrator.worker.wire import unpacked
+from orchestrator.worker.messages import (
+    Ended,
+    Listen,
+    Listened,
+    ResponseBatch,
+    Run,
+    Start,
+    Started,
+    Stop,
+)
+from orchestrator.worker.wire import unpickled
 from workloads.devices.monitoring.telemetry import CardTelemetry
 from workloads.models import remote_code
 
@@ -102,7 +111,7 @@ class RayExecutor:
             calls=self._calls,
             store=self._store,
             joined=self._node_joined,
-            arrived=self._bag_came,
+            arrived=self._responded,
             left=self._node_left,
         )
         self._claims.poll()
@@ -132,7 +141,7 @@ class RayExecutor:
         while True:
             self._claims.poll()
             for claim in self._claims.joined():
-                claim.mail.send()
+                claim.channel.send()
             left = max(0.0, deadline - time.monotonic())
             self._wait(0.0 if self._events else min(left, self._claims.poll_interval_s))
             self._give_up_waiting()
@@ -185,10 +194,10 @@ class RayExecutor:
             return
         self._workers[command.worker_id] = Worker(worker_id=command.worker_id, card=command.card)
         launch = launch_of(command, claim.node, claim.facts, self._factory, remote_code.passed_on())
-        claim.mail.put(Start(launch))
+        claim.channel.put(Start(launch))
 
-    def _started(self, answer: Started) -> None:
-        worker, value = self._workers.get(answer.worker_id), answer.value
+    def _started(self, response: Started) -> None:
+        worker, value = self._workers.get(response.worker_id), response.value
         if worker is None:
             return
         if isinstance(value, WorkerInfo):
@@ -209,23 +218,23 @@ class RayExecutor:
             return
         worker.stopping = True
         worker.stop_deadline = self._clock() + _STOP_PATIENCE_S
-        claim.mail.put(Stop(worker.worker_id, reason))
+        claim.channel.put(Stop(worker.worker_id, reason))
 
     def _stopped(self, worker: Worker) -> None:
-        """Nothing more comes of it: a rank that has not ended by now is lost."""
+        """Forget a stopped worker: a rank that has not ended by now is lost."""
         self._end_rank_of(worker, "the worker was stopped before it could start")
         self._worker_gone(worker)
 
     def _give_up_waiting(self) -> None:
-        """Stops that are not confirmed: an agent that says nothing either is given up, with its
-        node. Of one that answers, the process does not end: that costs its card, until it does."""
+        """Deal with stops that are not confirmed. A silent agent is given up, with its node; where
+        the agent responds, the process does not end, and costs its card until it does."""
         now = self._clock()
         for worker in list(self._workers.values()):
             if worker.gone or worker.stop_deadline >= now:
                 continue
             worker.stop_deadline = float("inf")
             claim = self._claims.of(worker.card.node_id)
-            if claim is not None and now - claim.mail.heard_at > _STOP_PATIENCE_S:
+            if claim is not None and now - claim.channel.heard_at > _STOP_PATIENCE_S:
                 silence = f"its agent has not answered for {_STOP_PATIENCE_S:.0f} s"
                 self._claims.lose(claim, node_lost(silence))
                 continue
@@ -235,14 +244,14 @@ class RayExecutor:
             self._end_rank_of(worker, worker.failure.message)
 
     def _end_rank_of(self, worker: Worker, message: str) -> None:
-        """The rank that it has, if it has one, is lost."""
+        """Lose the worker's rank, if it has one."""
         running = self._running.get(worker.attempt_id or "")
         if running is not None:
             rank = running.worker_ids.index(worker.worker_id)
             self._rank_lost(running, rank, worker, message)
 
     def _worker_gone(self, worker: Worker) -> None:
-        """Its process is gone. The event waits for the end of its attempt on all ranks."""
+        """Note that its process is gone. The event waits until its attempt ends on all ranks."""
         worker.gone = True
         if worker.attempt_id is not None:
             return
@@ -269,12 +278,12 @@ class RayExecutor:
             return
         running.waiting = True
         address = claim.facts.address
-        claim.mail.put(Listen(first.worker_id, attempt.attempt_id, address))
+        claim.channel.put(Listen(first.worker_id, attempt.attempt_id, address))
 
-    def _listened(self, answer: Listened) -> None:
-        running = self._running.get(answer.attempt_id)
+    def _listened(self, response: Listened) -> None:
+        running = self._running.get(response.attempt_id)
         if running is not None and running.waiting:
-            self._tell_ranks(running, answer.rendezvous)
+            self._tell_ranks(running, response.rendezvous)
 
     def _tell_ranks(self, running: Running, rendezvous: Any) -> None:
         """Have every rank run. ``rendezvous`` may be the Failure to open one: they end with it."""
@@ -296,21 +305,21 @@ class RayExecutor:
                 rendezvous=rendezvous,
             )
             metered = None if claim.node.emulated else worker.card.index
-            claim.mail.put(Run(worker_id, order, metered))
+            claim.channel.put(Run(worker_id, order, metered))
 
-    def _ended(self, answer: Ended) -> None:
-        self._progress.pop(answer.worker_id, None)
-        worker = self._workers.get(answer.worker_id)
-        running = self._running.get(answer.attempt_id)
-        outcome = _outcome_of(answer)
-        if worker is not None and answer.process_gone:
+    def _ended(self, response: Ended) -> None:
+        self._progress.pop(response.worker_id, None)
+        worker = self._workers.get(response.worker_id)
+        running = self._running.get(response.attempt_id)
+        outcome = _outcome_of(response)
+        if worker is not None and response.process_gone:
             if worker.failure is None and isinstance(outcome, RankOutcome):
                 worker.failure = outcome.failure
             if not worker.stopping:
                 self._worker_gone(worker)
         if running is None:
             return
-        rank = running.worker_ids.index(answer.worker_id)
+        rank = running.worker_ids.index(response.worker_id)
         if isinstance(outcome, RankOutcome):
             self._rank_ended(running, rank, outcome)
         else:
@@ -324,7 +333,8 @@ class RayExecutor:
         message: str,
         failure: Failure | None = None,
     ) -> None:
-        """A rank of which nothing more is heard; ``message`` says why, if nobody knows better."""
+        """Lose a rank that sends nothing more; ``message`` is the reason unless a better one is
+        known."""
         failure = failure or (worker.failure if worker else None)
         outcome = RankOutcome(
             rank=rank,
@@ -337,7 +347,7 @@ class RayExecutor:
         self._rank_ended(running, rank, outcome)
 
     def _rank_ended(self, running: Running, rank: int, outcome: RankOutcome) -> None:
-        """One rank is over. The first that fails ends the gang: the others would wait for it."""
+        """End one rank. The first that fails ends the gang: the others would wait for it."""
         if rank in running.ended or running.attempt.attempt_id not in self._running:
             return
         running.ended[rank] = outcome
@@ -398,42 +408,42 @@ class RayExecutor:
             self._worker_gone(worker)
         self._events.append(NodeLeft(at=self._clock(), node_id=node_id, reason=reason))
 
-    def _bag_came(self, claim: Claim, bag: Bag) -> None:
+    def _responded(self, claim: Claim, batch: ResponseBatch) -> None:
         """Handle the responses of a node."""
-        for answer in bag.answers:
-            if isinstance(answer, Ended):
-                self._ended(answer)
-            elif isinstance(answer, Started):
-                self._started(answer)
-            elif isinstance(answer, Listened):
-                self._listened(answer)
-            elif (worker := self._workers.get(answer.worker_id)) is not None:
+        for response in batch.responses:
+            if isinstance(response, Ended):
+                self._ended(response)
+            elif isinstance(response, Started):
+                self._started(response)
+            elif isinstance(response, Listened):
+                self._listened(response)
+            elif (worker := self._workers.get(response.worker_id)) is not None:
                 self._stopped(worker)
-        for worker_id, progress in (bag.progress or {}).items():
+        for worker_id, progress in (batch.progress or {}).items():
             worker = self._workers.get(worker_id)
             # An attempt that has ended meanwhile is not what the worker does.
             if worker is not None and worker.attempt_id == progress.attempt_id:
                 self._progress[worker_id] = progress
-        if bag.telemetry is not None:
+        if batch.telemetry is not None:
             self._telemetry[claim.node.node_id] = {
-                card: bag.telemetry[card.index]
+                card: batch.telemetry[card.index]
                 for card in claim.node.cards
-                if card.index in bag.telemetry
+                if card.index in batch.telemetry
             }
 
 
-def _outcome_of(answer: Ended) -> RankOutcome | str:
+def _outcome_of(response: Ended) -> RankOutcome | str:
     """The outcome of a rank with what its card took and said, or why there is none."""
-    outcome = answer.outcome
+    outcome = response.outcome
     if outcome is None:
         return _GONE
     if isinstance(outcome, bytes):
         try:
-            outcome = unpacked(outcome)
+            outcome = unpickled(outcome)
         except Exception as error:  # of another version, or with a workload's own class in it
             return f"the outcome of the rank cannot be read: {error!r}"
     assert isinstance(outcome, RankOutcome)
-    if answer.readings and outcome.result is not None:
-        details = {**outcome.result.details, **answer.readings}
+    if response.readings and outcome.result is not None:
+        details = {**outcome.result.details, **response.readings}
         outcome = replace(outcome, result=replace(outcome.result, details=details))
-    return replace(outcome, energy=answer.energy) if answer.energy is not None else outcome
+    return replace(outcome, energy=response.energy) if response.energy is not None else outcome

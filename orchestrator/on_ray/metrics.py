@@ -16,7 +16,7 @@ from orchestrator.runtime.status import RunStatus
 
 #: Ray sends what was recorded every ten seconds (``metrics_report_interval_ms``).
 INTERVAL_S = 5.0
-#: What Ray puts before each name.
+#: Prefix that Ray puts before each name.
 PREFIX = "ray_"
 
 #: By name: the tags beside ``run``, and what it is.

@@ -17,7 +17,7 @@ from orchestrator.worker.leftovers import Owner
 
 
 def owned(name: str) -> str:
-    """The name of an actor or placement group, from which its driver can be told."""
+    """The name of an actor or placement group; it identifies its driver."""
     owner = Owner.of_this_process()
     return f"{name} [{owner}]" if owner else name
 

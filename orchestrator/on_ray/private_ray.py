@@ -1,4 +1,4 @@
-"""A Ray of this process's own on this machine, which nobody else can use.
+"""A private Ray of this process on this machine; no other user can use it.
 
 Ray runs code for whoever reaches it, and by itself it listens on every interface and asks nobody
 for anything. So every cluster that this program starts is started here, where two things cannot be

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 DEFAULT_PORT = 8265
 _TIMEOUT_S = 5.0
-#: How long a stopped job may take to end its workers and write its last rows (Ray's own: 3 s).
+#: Time for a stopped job to end its workers and write its last rows (Ray's own: 3 s).
 _STOP_WAIT_S = 120
 #: A head node that has just started, or is busy, answers before its agent can start jobs. Ray
 #: gives that agent ten seconds, which cannot be changed, and asks to try again.
@@ -326,9 +326,9 @@ def resolve_job_address(address: str | None) -> str:
         parts = urlsplit(chosen)
         port = parts.port or (443 if parts.scheme == "https" else DEFAULT_PORT)
     except ValueError as error:
-        raise SubmitError(f"'{chosen}' is no address: {error}") from error
+        raise SubmitError(f"'{chosen}' is not an address: {error}") from error
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise SubmitError(f"'{chosen}' is no job server; it has the form http://HEAD:8265")
+        raise SubmitError(f"'{chosen}' is not a job server; it has the form http://HEAD:8265")
     try:
         socket.create_connection((parts.hostname, port), timeout=_TIMEOUT_S).close()
     except (OSError, ValueError) as error:  # a ValueError: no host can be named so
@@ -341,7 +341,7 @@ def resolve_job_address(address: str | None) -> str:
 
 
 def new_submission_id(run: str) -> str:
-    """An id that nobody has: the run's name, the time, and four random digits."""
+    """A fresh id: the run's name, the time, and four random digits."""
     stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
     return f"nightgrid-{run}-{stamp}-{os.urandom(2).hex()}"
 

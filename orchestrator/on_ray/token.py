@@ -100,8 +100,8 @@ def asks_for_token(error: object) -> bool:
 
 
 def take_own_token() -> None:
-    """Send the token that Ray keeps for its user, where nothing else is set: ``ray.init`` does so,
-    and whoever asks the cluster for something before that must not be refused."""
+    """Send the token that Ray keeps for its user, where nothing else is set. ``ray.init`` does so,
+    and a request to the cluster before that must not be refused."""
     with contextlib.suppress(ImportError):  # Ray before 2.60 does not
         from ray._private.authentication import authentication_token_setup as ray_token
 

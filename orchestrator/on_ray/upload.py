@@ -62,11 +62,11 @@ class Upload:
 
     @property
     def size_bytes(self) -> int:
-        """Of all files."""
+        """Size of all files."""
         return sum(path.stat().st_size for path in self.files.values())
 
     def text(self) -> str:
-        """One line for the user."""
+        """Describe the upload in one line."""
         shown = [*self.named][:6]
         more = [f"{len(self.named) - 6} more"] if len(self.named) > 6 else []
         count, size = len(self.files), self.size_bytes / 1e6

@@ -1,4 +1,4 @@
-"""Jobs that nobody writes down: what has to be measured before a model can run in fp8. Pure.
+"""Implied jobs: the measurements that a model needs before it can run in fp8. Pure.
 
 An engine may need a calibration of the same model on the same number of cards before it can run in
 a precision (``EngineSpec.calibrations``). The plan adds one for each such pair, in front of the
@@ -38,12 +38,12 @@ def calibration_of(job: Job) -> Job | None:
 
 
 def calibrated(job: Job) -> tuple[str, str, str, int]:
-    """What a calibration is of: jobs of equal answers share one."""
+    """Identity of a calibration: jobs with equal identities share one."""
     return (job.workload, job.engine, job.model, job.cards)
 
 
 def is_calibration(job: Job) -> bool:
-    """Whether other jobs of its engine start from what this job measures."""
+    """Return whether other jobs of its engine start from what this job measures."""
     spec = ENGINES.get(job.engine)
     return spec is not None and job.workload in spec.calibrations.values()
 

@@ -54,7 +54,7 @@ def savers(jobs: Sequence[Job]) -> Mapping[Thing, list[Job]]:
 
 
 def needs_of(jobs: Sequence[Job]) -> dict[str, tuple[str, ...]]:
-    """For each job that needs others: their ids."""
+    """Ids of the jobs that each job needs, for jobs that need others."""
     saved = savers(jobs)
     needs: dict[str, tuple[str, ...]] = {}
 
@@ -101,7 +101,7 @@ def with_needs(planned: Sequence[PlannedJob]) -> list[PlannedJob]:
 
 
 def problems_of_needs(grid: Grid, exists: Callable[[Thing], bool]) -> list[Problem]:
-    """A problem for each thing that a job wants and that nobody saves, or several jobs do.
+    """A problem for each thing that a job needs and that no job, or more than one, saves.
 
     ``exists`` says whether a thing of this name, or at this path, is there already.
     """

@@ -111,7 +111,7 @@ class _WatchedParameters(Mapping[str, Any]):
         return len(self._values)
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[type, tuple[dict[str, Any]]]:
-        """A copy is all of them, and nobody sees what becomes of it."""
+        """Pickle and copy as a plain dict, which counts as reading all: its use is not watched."""
         return dict, (dict(self),)
 
 

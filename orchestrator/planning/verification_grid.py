@@ -101,13 +101,16 @@ def _answer(row: Measurement) -> Verified:
         precision=row.precision,
         settings=", ".join(said),
         agrees=details.get("agrees", str(row.state)),
-        largest_difference=_number(details.get("largest_logit_difference")),
-        spread=_number(details.get("logit_spread")),
-        compared=details.get("compared_tokens", ""),
+        largest_difference=row.reported("largest_logit_difference"),
+        spread=row.reported("logit_spread"),
+        compared=_compared(row),
         note=details.get("first_parting") or row.reason,
         emulated=row.emulated,
     )
 
 
-def _number(text: str | None) -> float | None:
-    return None if text is None else float(text)
+def _compared(row: Measurement) -> str:
+    compared, asked = (row.reported(name) for name in ("compared_tokens", "reference_tokens"))
+    if compared is None or asked is None:
+        return row.details.get("compared_tokens", "")  # of version 0.1.0: "18 of 18"
+    return f"{compared:.0f} of {asked:.0f}"

@@ -160,7 +160,7 @@ def write_aside(path: Path, text: str | Iterable[str]) -> Path:
         StoreError: the file cannot be written.
     """
     if not path.name or "\0" in str(path):
-        raise StoreError(f"{str(path)!r} is no name of a file to write")
+        raise StoreError(f"{str(path)!r} does not name a file to write")
     if os.path.lexists(path) and not os.path.isfile(path):  # a device would be replaced, for one
         raise StoreError(f"cannot write {path}: it is there and no ordinary file")
     aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")

@@ -1,4 +1,4 @@
-"""What a cell of a table says: the same words in the terminal, the page and the Markdown."""
+"""Text of a table's cell: the same words in the terminal, the page and the Markdown."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from orchestrator.report import units
 from orchestrator.report.contests import memory_kind, peak_memory_bytes
 from orchestrator.report.summary import SHORT_STATE, Table
 
-#: Of what no sensor told: never zero, and never left out without a word.
+#: Text where there is no reading: never zero, and never an empty cell.
 NOT_KNOWN = "not known"
 
 

@@ -26,6 +26,7 @@ from orchestrator.domain.job import State
 from orchestrator.domain.measurement import Measurement
 from orchestrator.report.ratio import KNOWN, Rate, Ratio, rate_of, ratio_of
 from orchestrator.results.derive import metrics_of
+from workloads import registry
 
 #: Relative standard deviation between two runs of a quiet machine; never assumed to be less.
 LEAST_NOISE = 0.005
@@ -380,5 +381,10 @@ def _rate(row: Measurement, confidence: float) -> Rate | None:
     if row.state is not State.SUCCEEDED:
         return None
     if row.samples:
-        return rate_of(metrics_of(row.samples, confidence=confidence), confidence)
+        return rate_of(
+            metrics_of(
+                row.samples, confidence=confidence, throughput=registry.throughput_of(row.workload)
+            ),
+            confidence,
+        )
     return rate_of(row.metrics, row.measure.confidence)

@@ -14,6 +14,7 @@ from orchestrator.domain.measurement import Measurement
 from orchestrator.report import units
 from orchestrator.report.comparison import Change, Refused, RunComparison, Turned
 from orchestrator.report.labels import label
+from orchestrator.report.reported import figure_changes
 from orchestrator.report.safe import finite, one_line, visible
 
 MOST_LINES = 40
@@ -37,6 +38,7 @@ def print_comparison(comparison: RunComparison, console: Console, *, every: bool
         console.print(_table(told if every else told[:MOST_LINES], telling))
         if not every and len(told) > MOST_LINES:
             _say(console, f"… and {len(told) - MOST_LINES:,} more; --all lists all.", "dim")
+    _figures(comparison.changes, console)
     _turned(comparison.turned, console)
     _refused(comparison.refused, console)
     for (key, before, after), jobs in comparison.warnings.items():
@@ -58,7 +60,7 @@ def headline(comparison: RunComparison) -> str:
         f"{units.plural(len(comparison.changes), 'job')} compared",
         f"{slower:,} slower",
         f"{faster:,} faster",
-        f"{same:,} not told apart from noise",
+        f"{same:,} unchanged within noise",
     ]
     words += [f"{untested:,} with too few repeats to say"] if untested else []
     words += [f"{len(comparison.broken):,} broken"] if comparison.broken else []
@@ -113,6 +115,18 @@ def _change_json(change: Change, limit: float | None) -> dict[str, object]:
         "ratio_high": finite(change.ratio.high),
         "p_value": finite(change.ratio.p_value),
         "significant": change.significant,
+        "figures": [
+            {
+                "name": each.metric.name,
+                "title": each.metric.title,
+                "unit": each.metric.unit,
+                "better": each.metric.better,
+                "before": finite(each.before),
+                "after": finite(each.after),
+                "improved": each.improved,
+            }
+            for each in figure_changes(change.before, change.after)
+        ],
     }
     if limit is not None:
         record["regression"] = change.significant and change.slower_by >= limit
@@ -168,10 +182,27 @@ def _telling(rows: Sequence[Measurement]) -> frozenset[str]:
 
 
 def _job(row: Measurement, telling: frozenset[str]) -> str:
-    """A job on one line with what tells it from its like."""
+    """A job on one line, with the settings in which it differs from similar jobs."""
     facts = [f"{name}={value}" for name, value in sorted(row.parameters.items()) if name in telling]
     name = label(row) + (" emulated" if row.emulated else "")
     return f"{name} ({', '.join(facts)})" if facts else name
+
+
+def _figures(changes: Sequence[Change], console: Console) -> None:
+    """Reported figures that have got better or worse, by the direction declared for each."""
+    told = [
+        (change, each)
+        for change in changes
+        for each in figure_changes(change.before, change.after)
+        if each.improved is not None
+    ]
+    if told:
+        console.print()
+    for change, each in told[:MOST_LINES]:
+        style = "green" if each.improved else "bold red"
+        _say(console, f"{label(change.after)}: {each}", style)
+    if len(told) > MOST_LINES:
+        _say(console, f"… and {len(told) - MOST_LINES:,} more; --json has all.", "dim")
 
 
 def _turned(turned: Sequence[Turned], console: Console) -> None:

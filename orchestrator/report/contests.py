@@ -1,4 +1,4 @@
-"""Which setting is best, and how sure that is.
+"""Contests between settings: the best one, and the confidence in it.
 
 A contest is held among rows that did the same work on the same device: they agree in every setting
 whose role is ``work``, and differ in choices (precision, batch size, engine, attention, …) and in
@@ -19,7 +19,7 @@ from orchestrator.domain.measurement import Measurement
 from orchestrator.report.grouping import Setting
 from workloads import registry
 
-#: What a job's own settings leave free of those that a ``Setting`` has.
+#: Fields of a ``Setting`` that a job's own settings leave free.
 _FREE_FIELDS = tuple(
     field.name
     for field in fields(Setting)

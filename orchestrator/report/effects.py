@@ -1,4 +1,4 @@
-"""What each technique buys: rows that differ from a baseline in exactly one setting.
+"""Effect of each technique: rows that differ from a baseline in exactly one setting.
 
 A technique is any setting whose role is ``choice`` (``workloads/settings.py``): precision, engine,
 attention, padding, gradient checkpointing. For each piece of work one measured row's choices are
@@ -114,7 +114,7 @@ def baseline(seen: Collection[tuple[Technique, str]], defaults: Mapping[str, str
 
 
 def _pairs(seen: Set[tuple[Technique, str]]) -> dict[Technique, int]:
-    """With how many others each can be compared: at an equal batch size, in exactly one setting."""
+    """Count the others that each can be compared with: at an equal batch size, in one setting."""
     names = {name for one, _ in seen for name, _ in one}
     rests: dict[tuple[Technique, str], list[Hashable]] = {
         (one, size): [(size, n, frozenset(p for p in one if p[0] != n)) for n in names]
@@ -189,7 +189,7 @@ def _technique(row: Measurement, setting: Setting, defaults: Mapping[str, str]) 
 
 
 def _with(work: Setting, choices: dict[str, str]) -> Setting:
-    """The work done in the baseline's way; the precision is told by each effect."""
+    """The work done in the baseline's way; each effect names its precision."""
     del choices["precision"]
     engine, isolation = choices.pop("engine"), choices.pop("isolation")
     parameters = tuple(sorted((*work.parameters, *choices.items())))

@@ -34,8 +34,12 @@ JSON_FIGURES = (
     "published",
 )
 
-_LEFT_OUT = frozenset({"metrics", "samples", "items", "measure", "parameters", "versions",
-                       "details"})  # fmt: skip
+_LEFT_OUT = frozenset(
+    {
+        *("metrics", "samples", "items", "measure", "parameters", "versions"),
+        *("details", "workload_metrics"),
+    }
+)
 
 _PLAIN_FIELDS = tuple(f.name for f in fields(Measurement) if f.name not in _LEFT_OUT)
 _METRICS = tuple(f.name for f in fields(Metrics))
@@ -228,6 +232,7 @@ def _flat(row: Measurement) -> dict[str, object]:
     nested: dict[str, Mapping[str, object]] = {
         "parameters": row.parameters,
         "versions": row.versions,
+        "workload_metrics": {name: finite(v) for name, v in row.workload_metrics.items()},
         "details": row.details,
     }
     for prefix, mapping in nested.items():

@@ -5,7 +5,7 @@
     DIR/samples/*.parquet    one row a timed batch
     DIR/items/*.parquet      one row a prompt
 
-Arrow maps have no counterpart there, so ``parameters``, ``versions`` and ``details`` are JSON.
+Arrow maps have no counterpart there, so ``parameters``, ``details`` and the like are JSON.
 Needs nothing but pyarrow; the library ``datasets`` is for reading it.
 """
 
@@ -15,7 +15,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from orchestrator.errors import StoreError
 from orchestrator.report.query import read_runs
@@ -56,7 +56,7 @@ def export_datasets(results: Path, directory: Path, runs: Sequence[str] = ()) ->
 
 
 def dataset_card(table: pa.Table, configurations: Sequence[str], damaged: Sequence[str]) -> str:
-    """``README.md``: its head tells ``load_dataset`` the configurations, its text tells people."""
+    """``README.md``: its head gives ``load_dataset`` the configurations, its text is for people."""
     lines = ["---", "configs:"]
     for name in configurations:
         lines += [
@@ -104,7 +104,7 @@ def _without_maps(table: pa.Table) -> pa.Table:
     return table.replace_schema_metadata(None)
 
 
-def _json(name: str, values: Mapping[str, str]) -> str:
+def _json(name: str, values: Mapping[str, Any]) -> str:
     told = {k: json.loads(v) for k, v in values.items()} if name == "parameters" else dict(values)
     return json.dumps(told, ensure_ascii=False, sort_keys=True)
 

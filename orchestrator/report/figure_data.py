@@ -98,7 +98,7 @@ def setting_record(setting: Setting) -> dict[str, object]:
 
 
 def row_record(row: Measurement) -> dict[str, object]:
-    """The columns that say how a row was measured, and what came of it."""
+    """The columns with a row's settings and figures."""
     low, high = interval(row) if row.metrics.throughput_low is not None else (None, None)
     return {
         "job_id": row.job_id,

@@ -65,7 +65,7 @@ def _effects(summary: Summary) -> Finding:
         head=("changed", "where", "throughput", "real tokens/s", "memory"),
         rows=tuple(rows),
         numbers=(2, 3, 4),
-        note="~ not told apart from the baseline" if any(r[2].endswith("~") for r in rows) else "",
+        note="~ tied with the baseline" if any(r[2].endswith("~") for r in rows) else "",
     )
 
 

@@ -159,7 +159,7 @@ class Differences:
         return cls(fields=fields, parameters=varying_parameters(settings))
 
     def of(self, setting: Setting) -> dict[str, str]:
-        """The values of one of them: what tells it from the others."""
+        """The settings in which one of them differs from the others."""
         facts = {name: getattr(setting, name) for name in self.fields}
         for name, value in setting.parameters:
             if name in self.parameters:

@@ -78,7 +78,7 @@ def _contests(summary: Summary) -> str:
         "device",
         "best setting",
         "throughput",
-        "not told apart from",
+        "tied with",
         "lowest latency of a prompt (p50)",
         "smallest peak memory",
         "most work per joule",
@@ -122,7 +122,7 @@ def _legend(summary: Summary) -> str:
         for state in summary.counts
         if str(state) != "SUCCEEDED"
     ]
-    words = ["**bold**: best", "\\~: not told apart from the best", *told]
+    words = ["**bold**: best", "\\~: tied with the best", *told]
     return "; ".join(words) + "." if summary.tables else ""
 
 

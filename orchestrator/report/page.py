@@ -163,7 +163,7 @@ def _nearness(share: Share) -> float:
 
 
 def _tops(summary: Summary) -> dict[str, float]:
-    """By unit, the upper end of the best interval: bars of one unit share one scale."""
+    """Upper end of the best interval, by unit: bars of one unit share one scale."""
     tops: dict[str, float] = {}
     for contest in summary.contests:
         tops[contest.unit] = max(tops.get(contest.unit, 0.0), interval(contest.fastest)[1])

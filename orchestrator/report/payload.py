@@ -17,6 +17,7 @@ from orchestrator.domain.measurement import Measurement
 from orchestrator.report import cells
 from orchestrator.report.contests import memory_kind, peak_memory_bytes
 from orchestrator.report.grouping import Differences, described
+from orchestrator.report.reported import titled
 from orchestrator.report.safe import finite, one_line, tail, visible
 from orchestrator.report.summary import SHORT_STATE, STATE_MEANING, Summary
 from orchestrator.report.timeline import Lane, Span, Timeline
@@ -95,7 +96,7 @@ def _columns(
         "driver": lambda r: r.driver_version or "",
         "commit": _commit,
         "versions": lambda r: described(r.versions),
-        "details": lambda r: one_line(described(r.details), 900),
+        "details": lambda r: one_line(described({**titled(r), **r.details}), 900),
         "log": lambda r: one_line(r.log or "", 300) if r.state is not State.SUCCEEDED else "",
     }
     numbers: dict[str, Read] = {
@@ -157,7 +158,7 @@ def _coded(texts: Iterable[str]) -> Json:
 
 
 def _within_budget(texts: Iterable[str]) -> Iterable[str]:
-    """The texts; once the distinct ones exceed the budget, a note stands for every new one."""
+    """The texts; once the distinct ones exceed the budget, a note replaces every new one."""
     known: set[str] = set()
     spent = 0
     for text in texts:

@@ -1,4 +1,4 @@
-"""With what the rows were made, and what about them is not the real thing.
+"""Provenance of the rows: the software that made them, and what about them is not real.
 
 Figures can be compared only when they were made with the same software; a run that was resumed
 after an upgrade has rows of two kinds, and the report must say so. Emulated cards, random weights

@@ -166,7 +166,7 @@ def _lines(path: Path, columns: Iterable[str]) -> list[dict[str, str]]:
 def _whole(text: str) -> int:
     value = int(text)
     if not 1 <= value <= 2**31:
-        raise ValueError(f"{text!r:.40} is no count")
+        raise ValueError(f"{text!r:.40} is not a count")
     return value
 
 
@@ -177,7 +177,7 @@ def _number(text: str) -> float | None:
 def _positive(text: str) -> float:
     value = float(text)
     if not 1e-12 <= value <= 1e12:
-        raise ValueError(f"{text!r:.40} is no figure of a data sheet")
+        raise ValueError(f"{text!r:.40} is not a figure of a data sheet")
     return value
 
 

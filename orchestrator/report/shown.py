@@ -16,7 +16,7 @@ from orchestrator.report.summary import Summary
 
 #: Runs of up to so many jobs are shown whole.
 ORDINARY_ROWS = 10_000
-#: Of a larger run: tables, winners and causes, each with the rows of the first tables linked.
+#: Limits for a larger run: tables, winners and causes, with the rows of the first tables linked.
 MOST_TABLES = 300
 MOST_WINNERS = 300
 MOST_CAUSES = 200

@@ -1,7 +1,7 @@
-"""From rows to what a person wants to know in the morning. Pure: rows in, one ``Summary`` out.
+"""Summary of a run for its reader in the morning. Pure: rows in, one ``Summary`` out.
 
 In order: did the night finish; which setting wins on each device; the precision x batch-size
-tables with the cells that have no number told apart (out of memory, pruned, unsupported, failed);
+tables with cells that have no number by their state (out of memory, pruned, unsupported, failed);
 throughput against latency; what each technique buys; how it scales; how near to the card's limits
 it is and how it stands to what others published; what the cards did meanwhile; what did not run
 and why; and how far the figures can be trusted.
@@ -46,7 +46,7 @@ from orchestrator.report.steps import StepTime, step_times_of
 from orchestrator.report.timeline import Timeline, timeline_of
 from orchestrator.report.units import plural
 
-#: What a cell without a number says, short enough for a column of figures.
+#: Text of a cell without a number, short enough for a column of figures.
 SHORT_STATE: Mapping[State, str] = {
     State.SUCCEEDED: "ok",
     State.OUT_OF_MEMORY: "OOM",
@@ -60,7 +60,7 @@ SHORT_STATE: Mapping[State, str] = {
     State.RUNNING: "running",
 }
 
-#: What a state means, for legends.
+#: Meaning of each state, for legends.
 STATE_MEANING: Mapping[State, str] = {
     State.SUCCEEDED: "measured",
     State.OUT_OF_MEMORY: "did not fit into the card's memory",
@@ -124,7 +124,7 @@ class Summary:
     underway: Underway | None = None  # None: finished, or nothing is known of a driver
 
     def chosen(self, row: Measurement) -> str:
-        """How a row did its work, in words that no other row of the same work has."""
+        """Label of a row's choices, which no other row of the same work has."""
         return self.labels[row.job_id]
 
     @property
@@ -134,7 +134,7 @@ class Summary:
 
     @property
     def verdict(self) -> str:
-        """One sentence: did the night finish?"""
+        """Say in one sentence whether the night finished."""
         if self.underway is not None:
             return self.underway.sentence
         if not self.rows:

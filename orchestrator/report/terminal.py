@@ -105,7 +105,7 @@ def _contests(summary: Summary, console: Console) -> None:
         )
         if contest.tied:
             ties = units.listed([summary.chosen(row) for row in contest.tied])
-            _say(console, f"  not told apart from  {ties} (intervals overlap)")
+            _say(console, f"  tied with            {ties} (intervals overlap)")
         elif not contest.certain:
             _say(console, "  no interval          too few repeats to say how sure this is")
         if best.metrics.tpot_p50_s is not None:
@@ -141,7 +141,7 @@ def _tables(summary: Summary, console: Console) -> None:
     if not summary.tables:
         return
     legend = ["* best"] if "*" in marks else []
-    legend += ["~ not told apart from the best"] if "~" in marks else []
+    legend += ["~ tied with the best"] if "~" in marks else []
     legend += [
         f"{SHORT_STATE[state]}: {STATE_MEANING[state]}"
         for state in STATE_MEANING

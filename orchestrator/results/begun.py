@@ -24,7 +24,7 @@ _LARGEST_BYTES = 256 * 2**20  # of a foreign one: ours is replaced when it has g
 
 
 class BegunLog:
-    """The log of one writer, who begins it anew."""
+    """The log of one driver, which starts it from scratch."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -52,8 +52,8 @@ class BegunLog:
         self._lines.pop(attempt_id, None)
 
     def close(self, *, ours: bool) -> None:
-        """Nothing more begins. The log goes unless it tells of attempts without a row, or is not
-        ours any more."""
+        """End the log. Its file goes unless it has attempts without a row, or is not ours any
+        more."""
         there = self._handle is not None
         self._close()
         if ours and there and not self._lines:

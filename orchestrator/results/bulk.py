@@ -43,7 +43,7 @@ _NAMES: dict[str, type[str]] = {"state": State, "accelerator": Accelerator}
 _DISTINCT = frozenset({"job_id", "attempt_id", "log"})
 #: By these a row is found again.
 _KEY = ("invocation_id", "attempt_id", "final", "state", "recorded_at")
-#: What a column raises that holds values which no row has.
+#: Exceptions of a column with values that no row has.
 _UNEXPECTED = (ValueError, TypeError, KeyError, IndexError, AttributeError, ArithmeticError)
 
 
@@ -287,8 +287,8 @@ _OPTIONAL = object()
 
 @lru_cache(maxsize=1)
 def _columns() -> dict[str, Any]:
-    """By column: what stands for null, ``_OPTIONAL`` where null may stand, ``MISSING`` if nothing
-    does."""
+    """Substitute for null, by column: ``_OPTIONAL`` where null may stand, ``MISSING`` if there is
+    none."""
     columns: dict[str, Any] = {}
     for kind in (Measurement, Metrics):
         for name, (field, optional) in _rules(kind).items():

@@ -22,10 +22,13 @@ from orchestrator.domain.job import Accelerator, State
 from orchestrator.domain.measurement import Measurement, Metrics
 from orchestrator.domain.topology import Node
 from orchestrator.results.schema import SCHEMA_VERSION
+from workloads import registry
 from workloads.api import Item, Result, Sample
 from workloads.confidence import mean_interval, percentile, ratio_interval
+from workloads.metrics import Metric, Throughput, of_ranks
+from workloads.registry import SAMPLES, TOKENS
 
-#: What a rank reports once and of which a gang's largest counts.
+#: Figures that a rank reports once, and of which a gang's largest counts.
 _LARGEST = (
     "load_s",
     "compile_s",
@@ -69,9 +72,12 @@ def metrics_of(
     items: Sequence[tuple[int, Item]] = (),
     *,
     confidence: float = 0.95,
+    throughput: Throughput | None = None,
 ) -> Metrics:
     """The metrics of an attempt from its raw samples, each with the rank that measured it.
 
+    ``throughput`` is what the workload declares; without it, and where no token was generated,
+    throughput is of generated tokens if there are any, else of samples.
     Every rank is taken to have left samples; see the module's description for what counts.
     ``loss_first`` and ``loss_last`` include warm-up, since a model learns there too.
     """
@@ -94,7 +100,10 @@ def metrics_of(
         "total_tokens_per_s": [(t.input_tokens + t.output_tokens) / t.wall_s for t in totals],
         "items_per_s": [t.items / t.wall_s for t in totals],
     }
-    primary = rates["generated_tokens_per_s" if generates else "items_per_s"]
+    if throughput is None or (throughput.counts == "output_tokens" and not generates):
+        throughput = TOKENS if generates else SAMPLES
+    counts_items = throughput.counts == "items"
+    primary = rates["items_per_s" if counts_items else "generated_tokens_per_s"]
     if complete and not trains:
         interval = mean_interval(primary, confidence)
     steps = [step for _, sample in counted for step in sample.step_s]
@@ -105,7 +114,7 @@ def metrics_of(
     return Metrics(
         **means,
         throughput=_mean(primary),
-        throughput_unit="tokens/s" if generates else "samples/s",
+        throughput_unit=throughput.unit,
         throughput_low=interval.low if interval else None,
         throughput_high=interval.high if interval else None,
         relative_half_width=interval.relative_half_width if interval else None,
@@ -203,7 +212,12 @@ def measurement_of(
     whole = bool(results) and len(results) == len(ranks)
     metrics = _NOTHING
     if whole:
-        metrics = metrics_of(samples, items, confidence=job.measure.confidence)
+        metrics = metrics_of(
+            samples,
+            items,
+            confidence=job.measure.confidence,
+            throughput=registry.throughput_of(job.workload),
+        )
         if energy := _energy(ranks):
             metrics = replace(metrics, **energy)
     failure = _failure(record)
@@ -243,7 +257,7 @@ def measurement_of(
         **_where(attempt, ranks, by_id, job.accelerator),
         **_with_what(ranks, provenance),
         metrics=metrics,
-        **_with_ranks(_numbers(results), record, ranks),
+        **_with_ranks(_numbers(results, registry.metrics_of(job.workload)), record, ranks),
         samples=samples,
         items=items,
     )
@@ -329,9 +343,9 @@ def _with_ranks(
     return numbers | {"details": {**numbers.get("details", {}), "ranks": "; ".join(ends)}}
 
 
-def _numbers(results: Sequence[Result]) -> dict[str, Any]:
+def _numbers(results: Sequence[Result], declared: Mapping[str, Metric]) -> dict[str, Any]:
     """Numbers that a rank reports once. For a gang the largest, since the slowest rank and the
-    fullest card are its limit."""
+    fullest card are its limit; figures of the workload as each declares."""
     if not results:
         return {}
     first = results[0]
@@ -343,6 +357,7 @@ def _numbers(results: Sequence[Result]) -> dict[str, Any]:
         "random_weights": any(result.random_weights for result in results),
         "synthetic_data": any(result.synthetic_data for result in results),
         "precision_detail": first.precision_detail or None,
+        "workload_metrics": of_ranks(declared, [result.metrics for result in results]),
         "details": dict(first.details),
     }
 

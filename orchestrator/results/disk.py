@@ -14,13 +14,13 @@ from pathlib import Path
 
 from workloads import files
 
-#: Of the largest file of rows, a compacted one. What is smaller by nature has limits of its own.
+#: Size limit of a file of rows; the largest are compacted ones. Smaller files have own limits.
 LARGEST_BYTES = 2 * 2**30
 
 
 def create(path: Path) -> int:
-    """Open a new file for writing, in the place of what has its name; its handle. A link that
-    somebody planted there is replaced, not followed."""
+    """Open a new file for writing and return its handle; it replaces any file of this name. A link
+    that somebody planted there is replaced, not followed."""
     return files.create(path)
 
 

@@ -61,7 +61,7 @@ def fragment_name(job_id: str, attempt_number: int, data: bytes) -> str:
 
 
 def refuse_unnameable(job_id: str, attempt_number: int) -> None:
-    """Let a job and an attempt pass whose row could have a file of its own.
+    """Check that a job and an attempt may have a row in a file of its own.
 
     Raises:
         StoreError: the job id cannot be part of a file name, or the number is none.

@@ -267,7 +267,7 @@ def _parse(data: bytes) -> _Record:
         if len(former) > _MOST_FORMER or not all(is_run_id(each.run_id) for each in former):
             raise ValueError("former ids")
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ValueError(f"its second line is no record of a directory: {error!r:.80}") from error
+        raise ValueError(f"its second line does not record a directory: {error!r:.80}") from error
     return _Record(run_id=run_id, place=place, former=former)
 
 

@@ -202,7 +202,7 @@ class RunLock:
                 aside.unlink()
 
     def holder(self) -> Holder | None:
-        """Return the holder of the lock; None when nobody holds it.
+        """Return the holder of the lock; None when it is free.
 
         Raises:
             StoreLocked: there is a lock file that cannot be understood.
@@ -228,7 +228,7 @@ class RunLock:
             ) from error
 
     def still_mine(self) -> None:
-        """Verify that nobody has taken the lock away, and leave a sign of life.
+        """Verify that no other driver has taken the lock, and renew its sign of life.
 
         Raises:
             StoreLocked: it is not held any more.
@@ -266,7 +266,7 @@ class RunLock:
             # It keeps its own lock file locked; this one came with a copy of the directory.
             return (
                 f"{text}, says {self.path}, which was copied from that process's own. If this run "
-                f"is a copy that nobody works on, delete {self.path}."
+                f"is a copy that no driver uses, delete {self.path}."
             )
         if alive:
             return f"{text}. Wait for it, stop it, or use another --run name."

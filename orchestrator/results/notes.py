@@ -29,7 +29,7 @@ from orchestrator.results.validation import fault
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Note:
-    """Of an attempt that begins. ``text`` is a line of JSON."""
+    """Note of an attempt that begins. ``text`` is a line of JSON."""
 
     attempt_id: str
     text: str
@@ -89,7 +89,7 @@ def _node_text(node: Node) -> str:
 
 
 def row_of(text: str) -> Measurement:
-    """The row that a note's text stands for; see ``Note.row`` for the errors."""
+    """The row made from a note's text; see ``Note.row`` for the errors."""
     try:
         note = json.loads(text)
         refuse_newer(note["driver"]["schema_version"], "a note")

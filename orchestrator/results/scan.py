@@ -127,7 +127,7 @@ def _read_files(
 
 def _vouched_for(path: Path, table: pa.Table, damaged: list[Damage]) -> pa.Table | None:
     """The table of a compacted file, if it is sound and has a row at least for each file that it
-    stands for; else None, and an entry in ``damaged``."""
+    replaces; else None, and an entry in ``damaged``."""
     from orchestrator.results.validation import faults
 
     reason = faults({path.name: table}).get(path.name, "")
@@ -191,5 +191,5 @@ def _parsed(data: bytes, columns: list[str], path: Path) -> pa.Table:
     wanted = [name for name in columns if name in present] if present - {*columns} else None
     table = current(file.read(wanted, use_threads=False), str(path), columns)
     if _covers(table) and not fragments.is_compacted(path.name):
-        raise StoreError("it is no compacted file, and says that it stands for others")
+        raise StoreError("it claims to replace other files, but is not a compacted file")
     return table

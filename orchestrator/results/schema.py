@@ -304,6 +304,9 @@ def _flat(measurement: Measurement) -> dict[str, Any]:
             odd.append(f"{name}={value!r}")
             value = None
         row[name] = None if value is None else round(value * 1_000_000)
+    row["workload_metrics"] = [
+        (_text(key), float(value)) for key, value in measurement.workload_metrics.items()
+    ]
     for name in _mappings():
         row[name] = [(_text(key), _text(item)) for key, item in getattr(measurement, name).items()]
     if odd:
@@ -376,7 +379,7 @@ def _all_in(values: Sequence[float], allowed: Range) -> bool:
 
 
 def _raw(name: str, kind: type, pairs: Sequence[Any], odd: list[str]) -> list[dict[str, Any]]:
-    """Raw samples or items, without those of which a number is none: ``odd`` tells of them."""
+    """Raw samples or items without those that have an invalid number, which ``odd`` collects."""
     plain = _plain_fields(kind)
     found = []
     for number, (rank, raw) in enumerate(pairs):
@@ -395,14 +398,15 @@ def _raw(name: str, kind: type, pairs: Sequence[Any], odd: list[str]) -> list[di
 @lru_cache(maxsize=1)
 def _mappings() -> tuple[str, ...]:
     """The fields that map texts to texts."""
-    kinds = {name: typing.get_origin(hint) for name, hint in _hints(Measurement).items()}
-    return tuple(name for name, kind in kinds.items() if kind is Mapping and name != "parameters")
+    hints = _hints(Measurement).items()
+    return tuple(name for name, hint in hints if hint == Mapping[str, str])
 
 
 @lru_cache(maxsize=1)
 def _other_columns() -> frozenset[str]:
-    """The fields of a measurement that ``_flat`` has a way of its own for."""
-    return frozenset({*_TIMES, *_RAW_TYPES, *_mappings(), "metrics", "measure", "parameters"})
+    """The fields of a measurement that ``_flat`` converts in a special way."""
+    others = ("metrics", "measure", "parameters", "workload_metrics")
+    return frozenset({*_TIMES, *_RAW_TYPES, *_mappings(), *others})
 
 
 def _scalar(value: Any) -> Any:
@@ -429,7 +433,7 @@ def _record(row: dict[str, Any]) -> Measurement:
 
 
 def _value(name: str, value: Any) -> Any:
-    """One column's Python value as the record wants it; None stays None."""
+    """Convert one column's Python value to the record's type; None stays None."""
     if value is None:
         return None
     if name in _RAW_TYPES:
@@ -467,7 +471,7 @@ def _without_missing(kind: type, values: dict[str, Any]) -> dict[str, Any]:
 
 @lru_cache(maxsize=16)
 def _rules(kind: type) -> dict[str, tuple[Field[Any], bool]]:
-    """By name: the field, and whether it may be None."""
+    """The fields of a record, by name, each with whether it may be None."""
     hints = _hints(kind)
     return {field.name: (field, _optional(hints[field.name]) is not None) for field in fields(kind)}
 
@@ -514,7 +518,7 @@ def _arrow(hint: Any) -> pa.DataType:
     if origin is tuple and len(arguments) == 2 and arguments[1] is Ellipsis:
         return pa.list_(_arrow(arguments[0]))
     if origin is not None and issubclass(origin, Mapping):
-        return pa.map_(pa.string(), pa.string())
+        return pa.map_(pa.string(), pa.float64() if arguments[1] is float else pa.string())
     if hint is MeasureSettings:
         return _struct(MeasureSettings)
     raise TypeError(f"no Arrow type for {hint!r}")

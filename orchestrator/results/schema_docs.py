@@ -41,7 +41,7 @@ FROM_1 = Range(low=1)
 SHARE = Range(low=0, high=1)
 FINITE = Range(low=-(2**53))
 ANY = Range(low=-(2**53), finite=False)
-#: What every program that reads tables can hold as a time, in nanoseconds too.
+#: Range of times that every program for tables can hold, in nanoseconds too.
 MOMENT = Range(low=0, high=9_214_646_400)
 
 
@@ -116,8 +116,8 @@ _COLUMNS: _Entries = {
     "generated_tokens_per_s": ("tokens/s", "generated, up to and including end of sequence"),
     "total_tokens_per_s": ("tokens/s", "real input and generated tokens, without padding"),
     "items_per_s": ("1/s", "prompts, or training samples"),
-    "throughput": ("", "generated_tokens_per_s where text is generated, else items_per_s"),
-    "throughput_unit": ("", "unit of throughput: tokens/s or samples/s"),
+    "throughput": ("", "what the workload declares; else generated tokens if any, else samples"),
+    "throughput_unit": ("", "unit of throughput, e.g. tokens/s, samples/s"),
     "throughput_low": ("", "lower end of the Student-t interval of the mean over repeats", FINITE),
     "throughput_high": ("", "upper end of it; the level is measure.confidence"),
     "relative_half_width": ("", "half of that interval over the mean"),
@@ -155,6 +155,11 @@ _COLUMNS: _Entries = {
     "random_weights": ("", "true: the model was never trained; only its speed means something"),
     "synthetic_data": ("", "true: the dataset was made up by a program"),
     "precision_detail": ("", "what the precision meant on this device and in this library"),
+    "workload_metrics": (
+        "",
+        "figures of the workload by name, of all ranks; declared beside its task",
+        ANY,
+    ),
     "details": ("", "anything else that the workload found worth keeping"),
     # raw
     "samples": ("", "every timed batch and warm-up batch, in order"),
@@ -200,7 +205,7 @@ _NESTED: dict[str, _Entries] = {
     },
 }
 
-#: Of the nested records: the number of the rank that measured, beside the record's own fields.
+#: Column of the nested records beside their own fields: the rank that measured.
 RANK = Doc("", "rank that measured it", Range(high=1_000_000))
 
 COLUMN_DOCS: Docs = {name: Doc(*entry) for name, entry in _COLUMNS.items()}

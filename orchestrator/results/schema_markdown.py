@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from orchestrator.results.schema import RAW_COLUMNS, SCHEMA_VERSION, required, schema
 from orchestrator.results.schema_docs import COLUMN_DOCS, NESTED_DOCS, RANK, Doc, Docs
 from workloads.api import Item, MeasureSettings, Sample
+from workloads.tasks import TASKS
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -37,6 +38,7 @@ def markdown() -> str:
         docs: Docs = {"rank": RANK, **NESTED_DOCS[records[name].__name__]}
         needed = required(records[name]) | {"rank"}
         parts += [f"## Fields of `{name}`", _table([(f.name, f) for f in struct], docs, needed)]
+    parts += ["## Figures in `workload_metrics`", _FIGURES, _figures()]
     parts += ["## Reading them", _EXAMPLES.strip()]
     return "\n\n".join(parts) + "\n"
 
@@ -47,6 +49,21 @@ def _table(named: Sequence[tuple[str, pa.Field]], docs: Docs, needed: frozenset[
         unit, meaning, _ = docs[name]
         values = _values(field.type, docs[name], name in needed)
         lines.append(f"| `{name}` | {_short(field.type)} | {unit} | {values} | {meaning} |")
+    return "\n".join(lines)
+
+
+_FIGURES = (
+    "By name; each is declared beside the task that it belongs to (`workloads/tasks`). Rows of "
+    "version 0.1.0 have some of them, as text, in `details`."
+)
+
+
+def _figures() -> str:
+    lines = ["| figure | unit | better | ranks | meaning |", "|---|---|---|---|---|"]
+    for task in TASKS.values():
+        for metric in task.metrics:
+            cells = (metric.unit, metric.better or "", metric.ranks, metric.description)
+            lines.append(f"| `{metric.name}` | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -66,7 +83,7 @@ def _short(kind: pa.DataType) -> str:
     import pyarrow as pa
 
     if pa.types.is_map(kind):
-        return "map of strings"
+        return f"map of {'numbers' if pa.types.is_floating(kind.item_type) else 'strings'}"
     if pa.types.is_list(kind):
         return f"list of {_short(kind.value_type)}"
     return "struct" if pa.types.is_struct(kind) else str(kind).replace("double", "float64")

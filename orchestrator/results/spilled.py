@@ -24,7 +24,7 @@ class SpilledRows:
     tables_path: Path
     quarantine_path: Path
     recorded: Callable[[], set[tuple[str, int]]]  # job and number of each attempt that has a row
-    rescued: int = 0  # rows that came home
+    rescued: int = 0  # rows recovered
     _places: dict[str, Path] = field(default_factory=dict)  # by the name of the row's file
 
     def write(self, run_id: str, name: str, data: bytes) -> Path | None:

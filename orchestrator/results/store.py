@@ -152,7 +152,7 @@ class Store:
 
     @property
     def rescued(self) -> int:
-        """Rows that a predecessor could write only elsewhere, and that came home."""
+        """Number of rows recovered that an earlier driver had spilled to another disk."""
         return self._spilled.rescued
 
     @property
@@ -217,11 +217,13 @@ class Store:
         that this one was copied from, and that is gone.
 
         Raises:
-            StoreError: one is no run id.
+            StoreError: one is not a run id.
         """
         for run_id in run_ids:
             if not identity.is_run_id(run_id):
-                raise StoreError(f"{run_id[:80]!a} is no run id: it has 12 hexadecimal digits")
+                raise StoreError(
+                    f"{run_id[:80]!a} is not a run id, which has 12 hexadecimal digits"
+                )
         self._adopts = run_ids
         return self
 
@@ -281,7 +283,7 @@ class Store:
         return self.path / paths.RESERVE
 
     def make_reserve(self) -> None:
-        """Occupy some room, so that a disk that gets full can still be told of in ``status.json``.
+        """Reserve some space, so that ``status.json`` can still report a disk that gets full.
 
         Raises:
             StoreFull: there is none.
@@ -441,8 +443,8 @@ class Store:
 
 
 def _leftovers(scan: Scan) -> list[str]:
-    """The files that a compaction has replaced and did not come to delete. Whoever may write here
-    may say of any file that his stands for it: only those go whose attempt has a row there."""
+    """The files that a compaction has replaced but not deleted. Any writer of this
+    directory may claim to replace a file, so only those go whose attempt has a row there."""
     if not scan.covered:
         return []
     there = {

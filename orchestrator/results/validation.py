@@ -168,5 +168,5 @@ def _parameter_fault(text: str | None) -> str:
     except (ValueError, RecursionError) as error:  # half a character is a ValueError, too
         return f"a parameter is not JSON: {str(error) or repr(error):.100}"
     if isinstance(value, list | dict):
-        return f"a parameter is no plain value: {text!r:.60}"
+        return f"a parameter is not a plain value: {text!r:.60}"
     return ""

@@ -31,7 +31,7 @@ def settle(told: dict[str, Any]) -> None:
     try:
         hooks = hooks_of(told["notify"])
     except Exception as error:
-        output.say_aside(f"nobody can be notified: {error}")
+        output.say_aside(f"cannot notify anyone: {error}")
         return
     if hooks:
         ending = Ending(told["ending"])

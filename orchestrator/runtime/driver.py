@@ -318,7 +318,7 @@ class Driver:
 
 
 def _refusal(command: StartWorker | RunAttempt, error: Exception, at: float) -> Event:
-    """The event that stands for a command which the executor did not take."""
+    """The event for a command that the executor did not take."""
     failure = Failure(
         failure_class=FailureClass.CRASH,
         message=f"the executor refused {type(command).__name__}: {error!r}",

@@ -25,8 +25,8 @@ from orchestrator.domain.failure import Failure, FailureClass
 from orchestrator.domain.job import State
 from orchestrator.domain.measurement import Measurement
 
-#: What the schedule wants to be written, and the row itself, which is made once: a row that is
-#: written again after a failure must have the same bytes.
+#: The schedule's command and its row. The row is made once: when it is written again after a
+#: failure, it must have the same bytes.
 Row = tuple[RecordRow, Measurement]
 
 _NO_ROOM = "not started: no room was left for its results"

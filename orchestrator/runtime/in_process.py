@@ -101,7 +101,7 @@ class InProcessExecutor:
         return {progress.worker_id: progress for progress in heard if progress is not None}
 
     def telemetry(self) -> Mapping[Card, CardTelemetry]:
-        """Nothing: emulated cards have no sensors."""
+        """Return nothing: emulated cards have no sensors."""
         return {}
 
     def close(self) -> None:

@@ -39,12 +39,12 @@ if TYPE_CHECKING:
 
 Say = Callable[[str], None]
 
-#: Where a run keeps which cards it was given, for ``with_cards_of``.
+#: Options that say which cards a run was given; it keeps them for ``with_cards_of``.
 _PLACE = ("emulate", "address", "in_process", "card_memory_bytes")
 
-#: How long nodes may take to join a head that was started anew.
+#: Time that nodes may take to join a restarted head.
 _NODES_PATIENCE_S = 180.0
-#: What --retry-failed tries again.
+#: States of the jobs that --retry-failed runs again.
 _RETRIED = (State.FAILED, State.TIMED_OUT, State.OUT_OF_MEMORY, State.PRUNED)
 _ANSWERED = {State.SUCCEEDED, State.OUT_OF_MEMORY, State.PRUNED, State.UNSUPPORTED}
 
@@ -285,8 +285,8 @@ def _plan(options: RunOptions, grid: Grid, session: Session, store: Store) -> Pl
     retry_failed, force = options.retry_failed, options.force
     counting = history
     if options.charge is not None and options.charge.again and (retry_failed or force):
-        # What the drivers before this one measured anew, as they were asked to, is not measured
-        # anew once more.
+        # Jobs that the drivers before this one measured again, as the user asked, are not
+        # measured once more.
         this_time = _attempts_since(store, options.charge.began)
         counting = [
             row
@@ -429,7 +429,8 @@ def _clear_up(store: Store, say: Say) -> None:
         more = f" and {len(ended) - 3} more" if len(ended) > 3 else ""
         say(f"ended what it left running here: {some}{more}")
     if store.rescued:
-        say(f"{store.rescued} rows that it could write only elsewhere are here now")
+        rows = "row" if store.rescued == 1 else "rows"
+        say(f"recovered {store.rescued} {rows} spilled to another disk")
     for note in store.notes:
         say(note)
     for attempt_id in store.interrupted:
@@ -518,7 +519,7 @@ def _drive(
             publish=session.publish,
             trouble=lambda: getattr(executor, "trouble", ""),
             write_status=lambda text: store.write_file(paths.STATUS, redact(text, os.environ)),
-            # Of this very process it could end only all.
+            # In this very process a watchdog could end nothing but the whole run.
             watchdog=None if options.in_process else Watchdog(),
             stop=stop,
         ).drive()

@@ -39,10 +39,10 @@ from orchestrator.planning.plan import Action, Plan
 from workloads.devices.monitoring.telemetry import CardTelemetry
 
 STATUS_VERSION = 1
-#: Of the failures, the last ones are kept word for word; all are counted.
+#: Number of last failures whose messages are kept; all failures are counted.
 KEPT_FAILURES = 5
 REASON_LENGTH = 400
-#: Of any number in a status: what JavaScript, and a time, can hold.
+#: Largest number in a status: JavaScript, and a time, can hold it.
 _LARGEST = 2**53
 _FAILED = (State.FAILED, State.TIMED_OUT, State.LOST)
 

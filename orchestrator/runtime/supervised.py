@@ -1,4 +1,4 @@
-"""The driver's side of its supervisor (``supervisor.py``): what it is told, and what it tells.
+"""The driver's side of its supervisor (``supervisor.py``): the messages in both directions.
 
 A driver learns from one environment variable that it has a supervisor, and says over a pipe which
 run it drives and that an exit code is its own. It dies with its supervisor, as everything that a
@@ -38,7 +38,7 @@ class Charge:
         return self.life > 1
 
     def variables(self) -> dict[str, str]:
-        """For the driver's environment."""
+        """Variables for the driver's environment."""
         return {VARIABLE: json.dumps(asdict(self))}
 
     def tell(self, **facts: Any) -> None:

@@ -79,7 +79,7 @@ class Watchdog:
         return found
 
     def _pass_over_pause(self, now: float) -> None:
-        """Leave out time in which nobody looked, since this process was halted or waited for a
+        """Leave out time without a look, since this process was halted or waited for a
         disk: what workers have told meanwhile is heard only after the first look."""
         left_out = 0.0
         if self._looked_at is not None:

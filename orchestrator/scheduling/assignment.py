@@ -269,7 +269,7 @@ class Assigner:
         self.pool.newly_idle.clear()
 
     def _first_elsewhere(self, own: Bucket, now: float) -> Bucket | None:
-        """A model with firsts left for nobody else, where ``own`` has none."""
+        """A model with firsts that no other worker takes, where ``own`` has none."""
         if not self.pending.ordered or own.queue.firsts:
             return None
         bucket = self.pending.most_firsts()
@@ -282,7 +282,7 @@ class Assigner:
         return self.pending.buckets.get(worker.key) if worker.key is not None else None
 
     def _overdue(self, own: Bucket, now: float) -> Bucket | None:
-        """A model that nobody holds and whose jobs would take longer than all the rest: it must
+        """A model that no worker holds and whose jobs would take longer than all the rest: it must
         be begun now, even by a worker that has work of its own model."""
         bucket = self.pending.longest_unheld()
         if bucket is None or bucket is own:
@@ -316,7 +316,7 @@ class Assigner:
                 return
             fresh = bucket.key == FRESH and self.pool.vacant
             slot = (
-                self.pool.pick_vacant(pack=self._gangs_about())
+                self.pool.pick_vacant(leave_groups=self._gangs_wait())
                 if fresh
                 else next(iter(self.pool.idle.values())).slot
             )
@@ -331,7 +331,7 @@ class Assigner:
                 return
             if limit is not None and self.leases.starting >= limit:
                 return
-            slot = self.pool.pick_vacant(pack=self._gangs_about())
+            slot = self.pool.pick_vacant(leave_groups=self._gangs_wait())
             if bucket.key == FRESH:
                 self._serve(bucket, slot, now)
             else:
@@ -388,7 +388,7 @@ class Assigner:
         )
         return waiting > spare
 
-    def _gangs_about(self) -> bool:
+    def _gangs_wait(self) -> bool:
         return bool(self.pending.widths() or self.reservations)
 
     def _left_s(self, now: float) -> float:

@@ -46,7 +46,7 @@ class Breaker:
             self._begun.setdefault(subject, None)
 
     def withdrawn(self, subject: str) -> None:
-        """It ended before it could do well or fail: the next one is watched in its place."""
+        """Forget a subject that ended before it could succeed or fail; the next takes its place."""
         if subject in self._begun and self._begun[subject] is None:
             del self._begun[subject]
             self._look()

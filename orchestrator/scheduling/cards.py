@@ -68,9 +68,9 @@ class Slot:
     reservation: Reservation | None = None
     quarantined: str = ""  # why
     resting: bool = False  # after a failed start, for a moment
-    strikes: int = 0
+    failures: int = 0
     quarantines: int = 0
-    condemned: bool = False  # quarantined for good
+    barred: bool = False  # stays in quarantine: for good, or until its process has ended
 
     @property
     def name(self) -> str:
@@ -182,7 +182,7 @@ class CardPool:
         return server.slots.get(card.index) if server is not None else None
 
     def quarantine(self, slot: Slot, reason: str) -> None:
-        """Use a card no more, until it is released."""
+        """Stop using a card until it is released."""
         slot.quarantined = reason or "no reason given"
         slot.quarantines += 1
         self.usable_cards -= 1
@@ -235,10 +235,10 @@ class CardPool:
             if any(slot.open for slot in server.slots.values()):
                 self.dirty[node_id] = server
 
-    def pick_vacant(self, *, pack: bool) -> Slot:
-        """A vacant card for a new warm worker: spread over servers, or packed so that aligned
-        groups stay whole for gangs."""
-        if pack:
+    def pick_vacant(self, *, leave_groups: bool) -> Slot:
+        """A vacant card for a new warm worker: spread over servers, or such that aligned groups
+        stay whole for gangs."""
+        if leave_groups:
             server = min(self.vacant.values(), key=lambda s: (len(s.vacant), s.order))
         else:
             server = max(self.vacant.values(), key=lambda s: (len(s.vacant), -s.order))

@@ -135,7 +135,7 @@ class Invariants:
         return process.stopping and waited
 
     def check_end(self, job_ids: Iterable[str]) -> None:
-        """At the end of a run: it has ended, and every job has its final row."""
+        """Check the end of a run: it has ended, and every job has its final row."""
         _must(self.finished, "the run did not finish")
         missing = [job_id for job_id in job_ids if job_id not in self.final]
         _must(not missing, f"{len(missing)} jobs were lost, such as {missing[:3]}")

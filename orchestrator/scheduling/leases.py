@@ -65,7 +65,8 @@ class Leases:
         self._cards = 0  # in leases
 
     def lease_fresh(self, record: JobRecord, slots: SlotSet, now: float) -> Lease:
-        """Give ``slots`` to a job that waits no more; it runs when its own workers are ready."""
+        """Give ``slots`` to a job and take it out of the queue; it runs when its own workers are
+        ready."""
         slots = tuple(sorted(slots, key=lambda slot: slot.order))
         lease = self._open(record, slots, now + self.start_s, record.estimate.total_s)
         for rank, slot in enumerate(slots):
@@ -129,13 +130,13 @@ class Leases:
         self._pool.refresh(worker.slot)
 
     def retire(self, worker: Worker) -> None:
-        """A worker takes no more work; ``gone`` follows."""
+        """Give a worker no more work; ``gone`` follows."""
         self._pending.detach(worker)
         self.starting -= worker.state is WorkerState.STARTING
         worker.state = WorkerState.STOPPING
 
     def gone(self, worker: Worker, now: float) -> None:
-        """A worker's process is no more; a lease that waited for its card goes on."""
+        """Remove a worker whose process has ended; a lease that waited for its card goes on."""
         slot = worker.slot
         self.retire(worker)
         self._pool.forget(worker)
@@ -154,7 +155,7 @@ class Leases:
         worker.slot.worker = None
 
     def close(self, lease: Lease) -> None:
-        """Take the cards back; workers on them become idle until told otherwise."""
+        """Take the cards back; workers on them become idle unless they are stopped."""
         width = len(lease.slots)
         del self.current[lease.attempt.attempt_id]
         self.gangs[width] -= 1

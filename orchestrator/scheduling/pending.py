@@ -27,7 +27,7 @@ _Entry = tuple[float, int, int, int, JobRecord]
 #: The bucket of jobs with ``isolation: process``; no residency key is empty.
 FRESH = ""
 
-#: How many jobs with cards to avoid are looked at for one card.
+#: Jobs with cards to avoid that are considered for one card.
 _LOOK_AHEAD = 32
 
 
@@ -288,8 +288,8 @@ class PendingJobs:
         return found if gang is None else [*found, gang]
 
     def _in_turn(self, gang: JobRecord | None) -> JobRecord | None:
-        """Before a deadline a gang that is none waits while there are firsts: it would take their
-        cards, since gangs go before one-card jobs."""
+        """Return the gang unless it must wait. Before a deadline, while there are firsts, a gang
+        that is none of them would take their cards, since gangs go before one-card jobs."""
         held = gang is not None and gang.cautious and not gang.first and self.firsts
         return None if held else gang
 
@@ -318,7 +318,7 @@ class PendingJobs:
         return self._unheld.top()
 
     def attach(self, worker: Worker, bucket: Bucket) -> None:
-        """From now on ``worker`` counts among those that serve ``bucket``."""
+        """Count ``worker`` among those that serve ``bucket`` from now on."""
         self.detach(worker)
         worker.bucket = bucket
         bucket.workers[worker.worker_id] = self.staff[worker.worker_id] = worker

@@ -1,4 +1,4 @@
-"""One kind of accelerator: its cards, the jobs that want them, and what is held against a card."""
+"""One kind of accelerator: its cards, the jobs that want them, and the failures of each card."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Pool:
         self.cards.changed = False
         found = []
         for width, count in self.unfinished.items():
-            if not count or self.cards.has_set(width, lambda slot: not slot.condemned):
+            if not count or self.cards.has_set(width, lambda slot: not slot.barred):
                 self.hopeless_at.pop(width, None)
             elif width not in self.hopeless_at:
                 self.hopeless_at[width] = now + self._settings.wait_for_nodes_s
@@ -95,7 +95,7 @@ class Pool:
         lost = self.leave(node.node_id) if node.node_id in self.cards.servers else []
         self.cards.join(node)
         losses = self._losses[node.name]
-        if losses >= self._settings.node_strikes:
+        if losses >= self._settings.node_failures:
             for slot in self.cards.servers[node.node_id].slots.values():
                 self._quarantine(slot, f"node {node.name} was lost {losses} times")
         self._cards_came()
@@ -120,19 +120,19 @@ class Pool:
         self._cards_went()
         return list(lost.values())
 
-    def strike(self, card: Card, reason: str, *, at_once: bool = False) -> None:
-        """Hold a failure against a card. After enough of them it is quarantined for a time that
-        doubles with each quarantine, and in the end for good."""
+    def count_failure(self, card: Card, reason: str, *, at_once: bool = False) -> None:
+        """Count a failure of a card. After enough of them it is quarantined for a time that doubles
+        with each quarantine, and in the end for good."""
         slot = self.cards.slot(card)
         if slot is None or not slot.usable:
             return
-        slot.strikes += 1
-        if not at_once and slot.strikes < self._settings.card_strikes:
+        slot.failures += 1
+        if not at_once and slot.failures < self._settings.card_failures:
             return
         self._quarantine(slot, reason)
         others = list(slot.server.slots.values())
         bad = sum(not other.usable for other in others)
-        if bad >= max(self._settings.node_strikes, len(others) / 2):
+        if bad >= max(self._settings.node_failures, len(others) / 2):
             name = slot.server.node.name
             for other in others:
                 if other.usable:
@@ -144,44 +144,44 @@ class Pool:
         if slot.worker is not None and slot.lease is None:
             self.leases.stop(slot.worker, f"{slot.name} is quarantined: {reason}")
         self._cards_went()
-        if slot.quarantines > self._settings.card_paroles:
-            slot.condemned = True
+        if slot.quarantines > self._settings.card_readmissions:
+            slot.barred = True
             return
         pause = self._settings.quarantine_s * 2 ** (slot.quarantines - 1)
-        self._later(pause, lambda: self._parole(slot))
+        self._later(pause, lambda: self._readmit(slot))
 
     def lock_away(self, slot: Slot, reason: str) -> None:
-        """Use a card no more, as long as a process that does not end may hold it."""
+        """Quarantine a card as long as a process that does not end may hold it."""
         if slot.usable:
             self.cards.quarantine(slot, reason)
-        slot.condemned = True
+        slot.barred = True
         self._release_reservation(slot)
         self._cards_went()
 
     def unlock(self, slot: Slot) -> None:
         """Release the card after all: the process that held it has ended."""
-        slot.condemned = False
-        self._parole(slot)
+        slot.barred = False
+        self._readmit(slot)
 
-    def _parole(self, slot: Slot) -> None:
-        """Try a quarantined card again: a sound one earns back its trust, a bad one is back in
-        quarantine at its first failure."""
-        if slot.condemned:  # meanwhile
+    def _readmit(self, slot: Slot) -> None:
+        """Readmit a quarantined card on probation: its next failure puts it back in quarantine, a
+        success clears its failures."""
+        if slot.barred:  # meanwhile
             return
-        slot.strikes = self._settings.card_strikes - 1
+        slot.failures = self._settings.card_failures - 1
         self.cards.release(slot)
         self._cards_came()
         if self.pending.widths():
             self.cards.touch_all()
 
-    def trust(self, lease: Lease) -> None:
-        """An attempt has succeeded: its cards are sound, and those on which the same job failed
-        before have to answer for it."""
+    def count_success(self, lease: Lease) -> None:
+        """Clear the failures of the cards on which an attempt succeeded; count one for each card on
+        which the same job failed before."""
         cards = {slot.card for slot in lease.slots}
         for slot in lease.slots:
-            slot.strikes = 0
+            slot.failures = 0
         for card in sorted(lease.record.suspects - cards):
-            self.strike(card, f"{lease.record.job_id} failed here and worked elsewhere")
+            self.count_failure(card, f"{lease.record.job_id} failed here and worked elsewhere")
         lease.record.suspects.clear()
 
     def rest(self, slot: Slot) -> None:
@@ -227,7 +227,8 @@ class Pool:
         self._avoid_anew(confined.values())
 
     def _avoid_anew(self, records: Iterable[JobRecord]) -> None:
-        """Of these, those that wait avoid as much as is possible now; others do when they wait."""
+        """Let those of the jobs that wait avoid as many cards as is possible now; others do so when
+        they wait."""
         for record in list(records):
             if record.phase is not Phase.WAITING or record.reservation is not None:
                 continue

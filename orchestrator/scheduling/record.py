@@ -29,11 +29,11 @@ class ScheduleSettings:
     max_starting: int | None = None  # warm workers that may be starting at once; None: any number
     max_attempts: int = 8  # of a job in this run, over all classes of failure
     max_start_failures: int = 5  # of workers for one job, and one more a card, till it is given up
-    card_strikes: int = 2  # failures after which a card is quarantined
-    node_strikes: int = 3  # losses of a node, or failed cards of it that are also half of its
+    card_failures: int = 2  # failures after which a card is quarantined
+    node_failures: int = 3  # losses of a node, or failed cards of it that are also half of its
     # cards, after which all its cards are quarantined
     quarantine_s: float = 300.0  # of a card at first; twice as long each time
-    card_paroles: int = 3  # quarantines that end; the next one does not
+    card_readmissions: int = 3  # quarantines that end; the next one does not
     card_rest_s: float = 5.0  # before a card whose worker failed to start is tried again
     wait_for_nodes_s: float = 60.0  # before a job that no card set is left for is given up
     breaker_failures: int = 5  # first failures, all alike and at once, that stop the run

@@ -1,6 +1,6 @@
 """Retry policies: the consequences of a failed attempt, by the class of its failure.
 
-One row a class: how often a job is tried again, how long to wait first, whether to go elsewhere,
+One policy a class: how often a job is tried again, how long to wait first, whether to go elsewhere,
 whether the worker may be used again, what the card has to answer for, and the state that the job
 ends in when the tries are used up. A failure that the job itself causes (out of memory, bad
 configuration) is never retried: the same card would be burnt twice for the same answer. A failure

@@ -206,7 +206,8 @@ class Schedule:
             pool.cards.changed = True
 
     def _clock_set(self, ahead_s: float) -> None:
-        """Count the time left anew. A budget is a length of time: only where it begins is told."""
+        """Compute the remaining time again. A budget is a length of time, so only its start can
+        change."""
         self._ledger.ahead_s = ahead_s
         if self._begun and not self.settings.follow_clock:
             return
@@ -264,7 +265,7 @@ class Schedule:
             ):
                 self._verdicts.start_failed(pool, worker, lease, failure)
             elif was is WorkerState.IDLE and failure is not None:
-                pool.strike(worker.slot.card, f"its idle worker died: {failure.message}")
+                pool.count_failure(worker.slot.card, f"its idle worker died: {failure.message}")
             pool.leases.gone(worker, self._ledger.now)
             if worker.abandoned:
                 pool.unlock(worker.slot)
@@ -393,7 +394,7 @@ class Schedule:
                     self._abandon(pool, worker)
 
     def _abandon(self, pool: Pool, worker: Worker) -> None:
-        """Wait no more for a worker that was told to end: its attempt is over, its card is not
+        """Stop waiting for a worker that was told to stop: its attempt is over, and its card is not
         used until it has ended after all."""
         if worker.abandoned:
             return

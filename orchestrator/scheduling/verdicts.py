@@ -76,7 +76,7 @@ class Verdicts:
         else:
             self._fail(pool, lease, outcome, failure_class)
         if succeeded:
-            pool.trust(lease)
+            pool.count_success(lease)
         for worker in workers:
             reason = self._why_replace(worker, lease, failure_class, searching=searching)
             if reason:
@@ -110,7 +110,7 @@ class Verdicts:
         blamed = blamed_cards(lease, outcome, failure_class)
         if policy.blame_card == "at_once":
             for card in blamed:
-                pool.strike(card, f"{failure_class}{detail}", at_once=True)
+                pool.count_failure(card, f"{failure_class}{detail}", at_once=True)
         elif policy.blame_card == "if_it_works_elsewhere":
             record.suspects.update(blamed)
         if retry:
@@ -151,7 +151,7 @@ class Verdicts:
             return
         # A card that is not to be had may be a moment later; one that computes nonsense will again.
         faulty = failure.failure_class is FailureClass.CARD_FAULTY
-        pool.strike(slot.card, why, at_once=faulty)
+        pool.count_failure(slot.card, why, at_once=faulty)
 
     def card_kept(self, pool: Pool, lease: Lease, reason: str) -> None:
         """A lease waits for a card whose old process does not end: its job goes elsewhere."""

@@ -128,7 +128,7 @@ class VirtualCluster:
         self.later(at, Tick(at=at))
 
     def run(self) -> None:
-        """Until the schedule says that the run is finished."""
+        """Process events until the schedule says that the run is finished."""
         limit = self.settings.max_events
         while self.queue:
             at, _, event = heappop(self.queue)

@@ -15,7 +15,7 @@ from enum import Enum
 from http.cookies import CookieError, SimpleCookie
 from urllib.parse import parse_qs
 
-#: What a token is called in an address.
+#: Name of the token's parameter in an address.
 TOKEN = "token"
 
 

@@ -115,7 +115,7 @@ class RunFeed:
             "status": None if status is None else _status_values(status),
             "rows": [_row_values(row) for row in self._rows[:NEWEST_ROWS]],
             "row_count": len(self._rows),
-            # What the driver counts in this invocation; rows may be of earlier ones, too.
+            # The driver counts this invocation alone; rows may be of earlier ones, too.
             "states": _final_states(self._rows) if status is None else dict(status.counts),
             "damaged": self._damaged,
             "report": _is_file(self._store.path / paths.REPORT),

@@ -55,7 +55,7 @@ class PlainView:
             self.line(summary_line(status))
 
     def close(self) -> None:
-        """Nothing to leave behind."""
+        """Do nothing: there is nothing to clean up."""
 
 
 class QuietView:
@@ -68,7 +68,7 @@ class QuietView:
         """Show nothing."""
 
     def close(self) -> None:
-        """Nothing to leave behind."""
+        """Do nothing: there is nothing to clean up."""
 
 
 def open_view(*, quiet: bool = False, stream: TextIO | None = None) -> View:

@@ -118,7 +118,7 @@ def _best(contest: Contest) -> dict[str, Any]:
 def _best_text(contest: Contest, chosen: str) -> str:
     row = contest.fastest
     figure = f"{number(row.metrics.throughput)} {contest.unit} {cells.plus_minus(row)}".rstrip()
-    tied = f" (not told apart from {len(contest.tied)} more)" if contest.tied else ""
+    tied = f" (tied with {len(contest.tied)} more)" if contest.tied else ""
     return f"Best of {row.model}, {contest.setting.where}: {chosen}, {figure}{tied}"
 
 

@@ -1,4 +1,4 @@
-"""Telling somebody that a run has ended: an address gets the notice by POST, a command on stdin.
+"""Notification that a run has ended: an address gets the notice by POST, a command on stdin.
 
 A hook that fails never fails the run: by then the rows are safe, and the failure is said. The
 address of a hook is often a secret in itself, so only its host is ever shown, and ``@FILE`` keeps
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from orchestrator.results.store import Store
     from orchestrator.runtime.run import RunOptions, RunOutcome
 
-#: What is told when no --notify is given.
+#: Variable with the hooks that are used when no --notify is given.
 VARIABLE = "NIGHTGRID_NOTIFY"
 WEB_TIMEOUT_S = 10.0
 WEB_TRIES = 3
@@ -47,11 +47,11 @@ _ADDRESS = re.compile(r"(https?://)(?:[^\s/?#'\"@]*@)?([^\s/?#'\"]+)[/?#][^\s'\"
 
 
 class HookFailed(Exception):
-    """A hook could not be told; the message names no secret."""
+    """A hook did not get its notice; the message names no secret."""
 
 
 class Hook(Protocol):
-    """Somebody who wants to know. ``shown`` says who, without what is secret."""
+    """A receiver of notices. ``shown`` names it without its secrets."""
 
     @property
     def shown(self) -> str:
@@ -121,7 +121,7 @@ class CommandHook:
 
     @property
     def shown(self) -> str:
-        """Its name; its arguments may hold a secret."""
+        """The command's name; its arguments may hold a secret."""
         return f"the command {Path(self.words[0]).name}"
 
     def tell(self, notice: Notice) -> None:
@@ -208,7 +208,9 @@ def _web_hook(url: str) -> WebHook:
         sound = False
     if not sound:
         # Not the address itself: what is wrong with it may stand beside a secret.
-        raise NightgridError("--notify: that is no address; it has the form https://HOST/PATH")
+        raise NightgridError(
+            "--notify: that is not an address; an address has the form https://HOST/PATH"
+        )
     return WebHook(url)
 
 
@@ -235,7 +237,7 @@ def tell_all(hooks: Sequence[Hook], notice: Notice, say: Callable[[str], None]) 
 
 
 def notice_of_run(outcome: RunOutcome, page: Path | None, exit_code: int) -> Notice:
-    """Of a run that came to an end of its own, or was asked to."""
+    """Notice of a run that ended by itself or was stopped."""
     ending = Ending.FINISHED if outcome.answered else Ending.UNANSWERED
     if not outcome.result.finished or State.NOT_STARTED in outcome.states.values():
         ending = Ending.STOPPED
@@ -243,7 +245,7 @@ def notice_of_run(outcome: RunOutcome, page: Path | None, exit_code: int) -> Not
 
 
 def notice_of_failure(run: str, options: RunOptions, error: BaseException) -> Notice:
-    """Of a run that could not go on, with what rows it has, if they can be read."""
+    """Notice of a run that could not go on, with its rows if they can be read."""
     from orchestrator.results.store import Store
 
     exit_code = error.exit_code if isinstance(error, NightgridError) else 1
@@ -256,7 +258,7 @@ def notice_of_failure(run: str, options: RunOptions, error: BaseException) -> No
 def notice_of_death(
     store: Store, ending: Ending, reason: str, exit_code: int, page: Path | None
 ) -> Notice:
-    """Of a run whose driver died without a word, as its supervisor tells it."""
+    """Notice of a run whose driver died without a message, sent by its supervisor."""
     return _notice(store, ending, reason, exit_code, page)
 
 

@@ -30,10 +30,10 @@ from orchestrator.domain.job import State
 from orchestrator.host.clock import Interval
 from orchestrator.worker.redaction import finish_output, redact, redact_output, redacted_end
 from orchestrator.worker.served_process import ServedProcess
-from orchestrator.worker.wire import packed
+from orchestrator.worker.wire import pickled
 from workloads import files
 
-#: What a row keeps of a log.
+#: Part of a log that a row keeps.
 TAIL_BYTES = 4000
 #: Before it, for what is redacted as a whole: a key of many lines.
 _BEFORE_TAIL_BYTES = 1 << 16
@@ -67,7 +67,7 @@ class Launch:
     server: str  # socket of the node's process server
     factory: str  # "module:callable", called with ``config``
     config: Any
-    #: What the process's environment has on top of the parent's, for each kind of process.
+    #: Variables of the process beyond its parent's environment, for each kind of process.
     environments: Mapping[str, Mapping[str, str]]
     kind: str = ""  # which it is at first
     log: str  # file for stdout and stderr
@@ -155,12 +155,12 @@ def _call(worker: Worker, method: str, arguments: tuple[Any, ...]) -> Any:
     if method == "listen":
         return worker.listen(*arguments)
     attempt, rank, rendezvous = arguments
-    return packed(worker.run(Attempt.from_json(attempt), rank, rendezvous))
+    return pickled(worker.run(Attempt.from_json(attempt), rank, rendezvous))
 
 
 def _send(channel: Connection, message: tuple[str, Any]) -> None:
     """Send as ``Connection.send`` does, with the pickler that is in C alone."""
-    channel.send_bytes(packed(message))
+    channel.send_bytes(pickled(message))
 
 
 def failure_of(error: Exception) -> Failure:

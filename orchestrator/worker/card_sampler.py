@@ -44,7 +44,7 @@ class CardSampler:
         threading.Thread(target=self._sample, name="card-sampler", daemon=True).start()
 
     def close(self) -> None:
-        """Read no more."""
+        """Stop reading."""
         self._ended.set()
 
     def latest(self) -> Mapping[int, CardTelemetry]:

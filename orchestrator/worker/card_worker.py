@@ -181,8 +181,11 @@ class CardWorker:
     # ------------------------------------------------------------ parts of a start
 
     def _wait_until_free(self, device: Device) -> None:
-        """Wait for whoever had the card last, and for its memory; who keeps it, or how much of it,
-        is named instead of run into."""
+        """Wait until the last process has left the card and its memory is free.
+
+        Raises:
+            CardNotAcquired: it is not free in time; the message names the process or the memory.
+        """
         card = self.config.card
         waiting = Waiting(card_index=card.index, idle_bytes=self.config.idle_memory_bytes)
         while (reason := waiting.reason(time.monotonic(), device.use(card.index))) is not None:
@@ -278,7 +281,9 @@ class CardWorker:
         self._enter(attempt.attempt_id, "finish")
         details = {**settings, **self._device.memory_details(), **result.details}
         return dataclasses.replace(
-            result, details={name: redact(text, os.environ) for name, text in details.items()}
+            result,
+            metrics={str(name): float(value) for name, value in result.metrics.items()},
+            details={name: redact(text, os.environ) for name, text in details.items()},
         )
 
     @contextlib.contextmanager
@@ -348,7 +353,7 @@ class CardWorker:
 
     def _forget_everything(self) -> None:
         self._resident.drop()
-        # What releasing raises on a broken card says nothing that the failure does not.
+        # An error of releasing memory on a broken card says nothing that the failure does not.
         with contextlib.suppress(Exception):
             self._release_memory()
 

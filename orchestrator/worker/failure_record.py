@@ -1,4 +1,4 @@
-"""From an exception that a worker caught to the record that a row keeps.
+"""Conversion of an exception that a worker caught into the record that a row keeps.
 
 The device says what its backend's words mean, secrets are taken out, and the frames are cleared:
 their locals hold the job's tensors, and a card that is full stays full as long as they live.
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from workloads.devices.base import Device
 
 TAIL_LINES = 40
-#: How the refusal of memory by the kernel surfaces, besides MemoryError: torch's allocator, C++,
+#: Messages of a refusal of memory by the kernel, besides MemoryError: torch's allocator, C++,
 #: and oneDNN without room for its code or buffers (its "primitive descriptor" is another thing).
 _REFUSED = re.compile(
     r"can't allocate memory|cannot allocate memory|bad_alloc|bad allocation"

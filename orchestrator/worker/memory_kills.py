@@ -13,14 +13,14 @@ from functools import cache
 from pathlib import Path
 
 _MACHINE = "proc/vmstat"
-#: Where each version is mounted, and the file with the count. A container sees its own group there.
+#: Mount of each version, and the file with the count. A container sees its own group there.
 _VERSION_1 = ("sys/fs/cgroup/memory", "memory.oom_control")
 _VERSION_2 = ("sys/fs/cgroup", "memory.events")
 
 
 def memory_kills(root: Path = Path("/")) -> int:
-    """The kills in this process's control group; on the whole machine where the group's are not
-    told; 0 where nothing is."""
+    """The kills in this process's control group; on the whole machine where the group's cannot be
+    read; 0 where neither can."""
     return _count(_counter(root)) or 0
 
 

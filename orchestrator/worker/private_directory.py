@@ -25,7 +25,7 @@ def make_private_directory(owner: str) -> OwnedDirectory:
 
 
 def abandoned_private_directories() -> list[OwnedDirectory]:
-    """Those of drivers of this user that were killed, on this boot and in this pid namespace."""
+    """Directories of this user's drivers that were killed, on this boot, in this pid namespace."""
     return [found for base in _bases() for found in abandoned_directories(_PREFIX, base)]
 
 

@@ -56,7 +56,7 @@ _END_S = 5.0
 
 @dataclass(slots=True)
 class _Child:
-    """A worker process and the connection of whoever asked for it."""
+    """A worker process and the connection of its requester."""
 
     pid: int
     name: str
@@ -159,7 +159,7 @@ class ProcessServer:
         self.waiting.append((name, connection))
 
     def _become_worker(self, request: Mapping[str, Any], channel: int, mine: socket.socket) -> None:
-        """In the new process: drop what is the server's and turn into the worker. No return."""
+        """Turn the new process into the worker: drop what is the server's. Never returns."""
         status = 70
         try:
             server = os.getppid()
@@ -223,7 +223,7 @@ class ProcessServer:
                 _kill_tree(child)
 
     def _reap(self) -> None:
-        """Collect dead processes; report those of which no child is left either."""
+        """Collect dead processes; report those whose children are all dead, too."""
         with contextlib.suppress(ChildProcessError):
             while True:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -355,7 +355,7 @@ def main(argv: Sequence[str]) -> None:
     os.close(held)
     os.setpgid(0, 0)  # a signal to the guardian's group leaves one of the two to clean up
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    # Who finds the socket's file may connect at once: it gets its name when somebody listens.
+    # A process that finds the socket's file connects at once, so it is named once it listens.
     unnamed = os.path.join(os.path.dirname(argv[0]), "_")
     listener.bind(unnamed)
     listener.listen(128)  # requests made while modules are imported wait here

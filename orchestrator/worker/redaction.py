@@ -275,16 +275,16 @@ class Redacted(io.TextIOBase):
             self._stream.write(text)
 
     def fileno(self) -> int:
-        """Of the stream beneath, for child processes."""
+        """The descriptor of the stream beneath, for child processes."""
         return self._stream.fileno()
 
     def writable(self) -> bool:
-        """It is."""
+        """Return True."""
         return True
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
-        """Of the stream beneath."""
+        """The encoding of the stream beneath."""
         return self._stream.encoding
 
 

@@ -11,13 +11,13 @@ import pickle
 from typing import Any
 
 
-def packed(value: Any) -> bytes:
-    """The value, for ``unpacked`` in another process of the run."""
+def pickled(value: Any) -> bytes:
+    """Pickle a value for ``unpickled`` in another process of the run."""
     return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
 
 
-def unpacked(data: bytes) -> Any:
-    """The value of which ``packed`` made these bytes.
+def unpickled(data: bytes) -> Any:
+    """Return the value of which ``pickled`` made these bytes.
 
     Raises:
         Exception: of many kinds: the other process is of another version.

@@ -120,12 +120,12 @@ PROBES: list[tuple[dict[str, Any], str, Level, str]] = [
         E,
         "transformers 5.23.0 is too new for optimum-habana 1.21.2",
     ),
-    ({"cards": ()}, "cards", E, "Ray was told of 8 HPU cards, and hl-smi shows none"),
+    ({"cards": ()}, "cards", E, "Ray has 8 HPU cards, but hl-smi shows none"),
     (
         {"cards": tuple(CardFacts(index=index) for index in range(7))},
         "cards",
         E,
-        "Ray was told of 8 HPU cards, and hl-smi shows 7",
+        "Ray has 8 HPU cards, but hl-smi shows 7",
     ),
     (
         {
@@ -216,7 +216,7 @@ def test_a_node_that_did_not_answer_is_a_finding(
 
 
 CLUSTERS: list[tuple[dict[str, Any], str, Level, str]] = [
-    ({"token": False}, "token", E, "asks nobody for a token"),
+    ({"token": False}, "token", E, "asks for no token"),
     ({"dashboard": "10.0.0.1:8265"}, "dashboard", W, "listens on 10.0.0.1:8265"),
     ({"dashboard": "10.0.0.1:8265", "token": False}, "dashboard", E, "listens on"),
     ({"expected_nodes": 3}, "nodes", E, "2 of 3 expected nodes"),
@@ -294,7 +294,7 @@ def test_a_cluster_without_cards_is_unfit() -> None:
     """The head alone is up."""
     head = NodeFacts(name="head", node_id="head", head=True, probe=gaudi_probe(cards=()))
     (found,) = judge(cluster(head))
-    assert found.level is E and "no node has told Ray of any" in found.message
+    assert found.level is E and "no node has registered a" in found.message
 
 
 @pytest.mark.parametrize(("version", "levels"), [("2.60.0", []), ("2.60.1", [N]), ("2.55.0", [W])])

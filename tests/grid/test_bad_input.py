@@ -53,7 +53,7 @@ BAD: list[tuple[str, str | bytes, int | None, int | None, str, str]] = [
     ("not a number", ONE + "    measure: {time_limit_s: .nan}\n", 5, 29, "not a finite", "quote"),
     # Structure
     ("no name", TOP.removeprefix("name: g\n") + "  - name: e\n", 1, 1, "no `name:`", "a name"),
-    ("a bad name", ONE.replace("name: g", "name: ../g"), 1, 7, '"../g" is no name', "letters"),
+    ("a bad name", ONE.replace("name: g", "name: ../g"), 1, 7, '"../g" is not a name', "letters"),
     ("no experiments", "name: g\n", 1, 1, "no `experiments:`", "a list of experiments"),
     ("no experiment", "name: g\nexperiments: []\n", 2, 14, "is empty", "at least one"),
     ("an experiment that is none", TOP + "  - 5\n", 4, 5, "5 is not a mapping", ""),
@@ -73,7 +73,7 @@ BAD: list[tuple[str, str | bytes, int | None, int | None, str, str]] = [
     ),
     ("axes as a list", ONE + "    axes: [1]\n", 5, 11, "a list is not a mapping", ""),
     ("exclude as a mapping", ONE + "    exclude: {cards: 1}\n", 5, 14, "is not a list", ""),
-    ("zip as text", ONE + "    zip: model\n", 5, 10, "no group of linked axes", "a group is"),
+    ("zip as text", ONE + "    zip: model\n", 5, 10, "not a group of linked axes", "a group is"),
     # Settings
     ("no workload", NO_WORKLOAD, 3, 5, "no `workload:`", "workload: text-generation"),
     (

@@ -154,8 +154,8 @@ class NightExecutor:
                 node
                 for node in self.cluster.nodes.values()
                 if self.books.joined[node.node_id][1] <= decided_at
-                and self.books.losses[node.name] < _HOW.node_strikes
-                and sum(card in unsound for card in node.cards) < _HOW.node_strikes
+                and self.books.losses[node.name] < _HOW.node_failures
+                and sum(card in unsound for card in node.cards) < _HOW.node_failures
             ]
             sound = [card for node in nodes for card in node.cards if card not in unsound]
             same = set(attempt.cards) & failed
@@ -345,7 +345,7 @@ class Books:
             # A start that waited for room may come after its node has gone, and comes to nothing.
             name, joined_at = self.joined.get(card.node_id, ("", -inf))
             lost, here_s = self.losses[name], now - joined_at
-            sound = lost < _HOW.node_strikes or here_s >= _HOW.quarantine_s - 0.01
+            sound = lost < _HOW.node_failures or here_s >= _HOW.quarantine_s - 0.01
             must(sound, f"{name} was lost {lost} times and is used after {here_s:.0f} s")
         elif isinstance(command, StopWorker):
             self.starting.pop(command.worker_id, None)

@@ -15,13 +15,13 @@ from typing import Any
 from unittest.mock import patch
 
 from disk_model import SimulatedDisk
+from exchange import run_exchange
 from nights import Night, run_night
-from post import run_post
 from stores import Lock, Promises
 
 from orchestrator.domain.events import Event, RecordRow, StopWorker, WorkerOverdue, WorkerStopped
 from orchestrator.errors import StoreFull
-from orchestrator.on_ray import correspondence
+from orchestrator.on_ray import agent_channel
 from orchestrator.results import disk, fragments
 from orchestrator.results.spilled import SpilledRows
 from orchestrator.results.store import Store
@@ -41,7 +41,7 @@ from orchestrator.scheduling.needs import Needs
 from orchestrator.scheduling.pool import Pool
 from orchestrator.scheduling.record import JobRecord
 from orchestrator.scheduling.schedule import Schedule
-from orchestrator.worker import letters
+from orchestrator.worker import messages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,13 +52,13 @@ class Defence:
     without: str  # in the words of the violation, or part of them
     take_away: Callable[[], contextlib.AbstractContextManager[Any]]
     on_disk: bool = False
-    of_post: bool = False  # protects letters, not nights
+    of_channel: bool = False  # protects requests, not nights
     first: int = 0  # seed; most nights do without the rarer ones
     seeds: int = 100  # tried at most
 
     def run(self, seed: int) -> object:
         """One history in which it may be needed."""
-        return run_post(seed) if self.of_post else run_night(seed, on_disk=self.on_disk)
+        return run_exchange(seed) if self.of_channel else run_night(seed, on_disk=self.on_disk)
 
 
 # ---------------------------------------------------------------- the parts put in place
@@ -259,25 +259,25 @@ def _run_what_has_ended() -> contextlib.AbstractContextManager[Any]:
 
 
 def _as_they_come() -> contextlib.AbstractContextManager[Any]:
-    """Posts are read whenever they arrive."""
+    """Batches are read whenever they arrive."""
 
-    def add(posts: letters.InOrder, number: int, post: bytes) -> list[bytes]:
-        posts.received = max(posts.received, number)
-        return [post]
+    def add(batches: messages.Resequencer, number: int, batch: bytes) -> list[bytes]:
+        batches.received = max(batches.received, number)
+        return [batch]
 
-    return patch.object(letters.InOrder, "add", add)
+    return patch.object(messages.Resequencer, "add", add)
 
 
 def _once_only() -> contextlib.AbstractContextManager[Any]:
-    """Answers are forgotten when they were told, heard or not."""
+    """Responses are forgotten when they were told, heard or not."""
 
-    def wait(answers: letters.Answers, _: float) -> tuple[int, tuple[Any, ...]]:
-        told = tuple(answers._kept)
-        first, answers._first = answers._first, answers._first + len(told)
-        answers._kept.clear()
+    def wait(responses: messages.PendingResponses, _: float) -> tuple[int, tuple[Any, ...]]:
+        told = tuple(responses._kept)
+        first, responses._first = responses._first, responses._first + len(told)
+        responses._kept.clear()
         return first, told
 
-    return patch.object(letters.Answers, "wait", wait)
+    return patch.object(messages.PendingResponses, "wait", wait)
 
 
 def _of(owner: Any, name: str, new: Any = _nothing) -> Callable[[], Any]:
@@ -355,7 +355,7 @@ DEFENCES = (
     Defence(
         name="quarantine of cards",
         without="on which no worker comes up, is tried",
-        take_away=_of(Pool, "strike"),
+        take_away=_of(Pool, "count_failure"),
     ),
     Defence(
         name="another card for the next attempt",
@@ -547,28 +547,28 @@ DEFENCES = (
         take_away=_run_what_has_ended,
     ),
     Defence(
-        name="numbers of letters",
-        without="letters were read out of order or twice",
+        name="numbers of requests",
+        without="requests were read out of order or twice",
         take_away=_as_they_come,
-        of_post=True,
+        of_channel=True,
     ),
     Defence(
-        name="letters sent again until they are confirmed",
-        without="letters never arrive",
-        take_away=_of(correspondence, "_SEND_AGAIN_S", float("inf")),
-        of_post=True,
+        name="requests sent again until they are confirmed",
+        without="requests never arrive",
+        take_away=_of(agent_channel, "_SEND_AGAIN_S", float("inf")),
+        of_channel=True,
     ),
     Defence(
-        name="answers kept until they are acknowledged",
-        without="answers",
+        name="responses kept until they are acknowledged",
+        without="responses",
         take_away=_once_only,
-        of_post=True,
+        of_channel=True,
     ),
     Defence(
-        name="answers forgotten when they are acknowledged",
-        without="answers were heard out of order or twice",
-        take_away=_of(letters.Answers, "acknowledge"),
-        of_post=True,
+        name="responses forgotten when they are acknowledged",
+        without="responses were heard out of order or twice",
+        take_away=_of(messages.PendingResponses, "acknowledge"),
+        of_channel=True,
     ),
 )
 

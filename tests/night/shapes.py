@@ -14,7 +14,7 @@ from orchestrator.scheduling.virtual_cluster import Faults
 
 #: A job that is open after so long a virtual time starves.
 TOO_LONG_S = 1e5
-#: Two strikes, then one after each of three quarantines; then it is used no more.
+#: Two failures, then one after each of three quarantines; then it is used no more.
 MOST_BAD_STARTS = 5
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from defences import DEFENCES, Defence, caught_by
 from disk_model import NOWHERE, SimulatedDisk
+from exchange import run_exchange
 from nights import run_night
-from post import run_post
 from shapes import Tally
 
 #: ``NIGHTGRID_SEED=17 pytest tests/night`` looks at other nights.
@@ -58,10 +58,10 @@ def test_nights_with_the_real_store_on_a_disk_that_fails(first: int) -> None:
         TOTAL.add(run_night(seed, on_disk=True))
 
 
-def test_letters_arrive_once_and_in_order_whatever_calls_are_lost() -> None:
+def test_requests_arrive_once_and_in_order_whatever_calls_are_lost() -> None:
     """Calls between a driver and a node that get lost, come twice, or overtake others."""
     for seed in range(FIRST, FIRST + IN_MEMORY // 4):
-        TOTAL.add(run_post(seed))
+        TOTAL.add(run_exchange(seed))
 
 
 def test_one_seed_is_one_night() -> None:

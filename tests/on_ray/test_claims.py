@@ -163,7 +163,7 @@ def test_a_silence_after_all_nodes_have_left_has_its_own_patience(
 def test_one_that_was_started_anew_is_not_waited_for(case: Case) -> None:
     """It will never know this cluster again."""
     case.store.replaced = True
-    with pytest.raises(ControlStoreLost, match="head was started anew"):
+    with pytest.raises(ControlStoreLost, match="head was restarted"):
         case.pass_s(10, silent=True)
     assert case.clock.now < 10
 

@@ -147,7 +147,7 @@ def test_a_head_that_was_started_anew_is_known(store: ControlStore, clock: Clock
     """Its store answers, but does not know the cluster that was."""
     asked(store, raising(RuntimeError("RPC error: WrongClusterID: Perhaps the client …")))
     clock.now += SILENT_AFTER_S + 1
-    assert store.replaced and "head was started anew" in store.trouble
+    assert store.replaced and "head was restarted" in store.trouble
 
 
 def test_a_process_that_ray_would_end_gets_an_error(store: ControlStore) -> None:

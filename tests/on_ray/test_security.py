@@ -32,7 +32,7 @@ PICKLES = {"pickle", "cPickle", "cloudpickle", "dill", "shelve", "marshal", "job
     ids=lambda p: str(p.relative_to(ROOT)),
 )
 def test_nothing_is_unpickled(path: Path) -> None:
-    """No module imports a pickle library (one catches torch's error, one packs what processes of
+    """No module imports a pickle library (one catches torch's error, one pickles what processes of
     a run send each other), every ``torch.load`` and every model is restricted to tensors, and no
     numpy file may hold objects."""
     own = {name.split(".")[0] for name in imported(path)} & PICKLES

@@ -11,8 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import ray
 from patience import patience
 
+from orchestrator.errors import ClusterError
+from orchestrator.on_ray import cluster
 from orchestrator.results.store import Store
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -69,3 +72,15 @@ def test_who_holds_a_run_is_told_before_its_cluster_is_asked(silent: str, tmp_pa
         done = run(silent, tmp_path)
         lock.write_bytes(sound)
         assert done.returncode == 4 and "driver.lock exists but does not say" in done.stderr
+
+
+@pytest.mark.parametrize("answer", [OSError("connection reset"), None])
+def test_nobody_joins_a_cluster_that_did_not_answer(
+    answer: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray would try for a quarter of an hour to reach one that ended while it was asked."""
+    monkeypatch.setattr(cluster, "first_answer", lambda *_, **__: answer)
+    monkeypatch.setattr(ray, "init", lambda **_: pytest.fail("it was joined"))
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    with pytest.raises(ClusterError, match=r"connection reset|has not answered for 30 s"):
+        cluster._join("127.0.0.1:6379")

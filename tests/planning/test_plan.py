@@ -243,6 +243,15 @@ def test_estimated_duration_is_the_busiest_kinds_work_over_its_cards() -> None:
     assert duration_s(planned("cards: 4", "1x8")) == 10
 
 
+def test_what_is_reused_takes_no_time() -> None:
+    """Neither of cards nor of the night."""
+    made = one("precision: bf16")
+    rows = [past(made.jobs()[0], State.SUCCEEDED)]
+    plan = make_plan(made, EMULATED, rows, estimator=Flat())  # type: ignore[arg-type]
+    assert plan.jobs[0].action is Action.REUSE
+    assert (card_seconds(plan), duration_s(plan)) == (0.0, 0.0)
+
+
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [(0, "0.0 s"), (9.94, "9.9 s"), (59.4, "59 s"), (59.6, "1 min 00 s"), (3725, "1 h 02 min")],

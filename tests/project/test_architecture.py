@@ -64,7 +64,7 @@ def test_device_branches_live_in_the_device_classes(path: Path) -> None:
 
 
 #: Folders and files that may name a device: what declares devices, and what an engine says of them.
-NAME_DEVICES = ("workloads/devices/", "workloads/engines/", "workloads/precision.py")
+NAME_DEVICES = ("workloads/devices/", "workloads/engines/")
 #: Methods that look a text up, or compare with it.
 LOOKING = {"get", "pop", "setdefault", "startswith", "endswith", "index", "count"}
 

@@ -31,8 +31,8 @@ from orchestrator.domain.job import Accelerator, State
 from orchestrator.domain.topology import legal_card_sets
 from orchestrator.on_ray import executor
 from orchestrator.on_ray.actors import physical_cores
-from orchestrator.worker.letters import Ended
-from orchestrator.worker.wire import unpacked
+from orchestrator.worker.messages import Ended
+from orchestrator.worker.wire import unpickled
 
 pytestmark = pytest.mark.ray
 
@@ -210,10 +210,10 @@ def test_an_outcome_that_is_lost_on_the_way_is_told_once(bench: Bench) -> None:
     attempt_id = bench.run((card,), workers, "ok")
     waiting = bench.executor._calls._then
     while True:
-        claim.mail.send()
-        (call,) = [call for call, then in waiting.items() if then == claim.mail._came]
+        claim.channel.send()
+        (call,) = [call for call, then in waiting.items() if then == claim.channel._came]
         value, then = ray.get(call), waiting.pop(call)
-        if any(isinstance(answer, Ended) for answer in unpacked(value).answers):
+        if any(isinstance(response, Ended) for response in unpickled(value).responses):
             break
         then(value)
     then(ActorUnavailableError("the connection broke", None))

@@ -168,7 +168,7 @@ def test_rows_of_a_directory_that_is_gone_are_adopted_by_its_copy(
 @pytest.mark.parametrize("text", ["", "../../etc", "0123456789AB", "0123456789ab\n", "*" * 12])
 def test_what_is_no_run_id_is_not_adopted(tmp_path: Path, text: str) -> None:
     """It is refused before a path is made of it."""
-    with pytest.raises(StoreError, match="is no run id"):
+    with pytest.raises(StoreError, match="is not a run id"):
         Store.open(tmp_path, "night").adopt(text)
 
 
@@ -224,7 +224,7 @@ def test_the_command_that_is_named_adopts_the_rows(
     }
     assert nightgrid("run", "--resume", *results, "--adopt", "no-id") == (
         4,
-        "nightgrid run: 'no-id' is no run id: it has 12 hexadecimal digits\n",
+        "nightgrid run: 'no-id' is not a run id, which has 12 hexadecimal digits\n",
     )
 
 
@@ -326,7 +326,7 @@ def test_a_moved_run_keeps_its_id_and_gets_its_rows(tmp_path: Path, elsewhere: P
     id_file.write_text(f"{head}\n{json.dumps(detail)}\n")
     found, said = drive(moved)
     assert found.run_id == old and found.rescued == 1 and spilled(elsewhere) == []
-    assert found.notes == () and said == ["1 rows that it could write only elsewhere are here now"]
+    assert found.notes == () and said == ["recovered 1 row spilled to another disk"]
     assert json.loads(id_file.read_text().splitlines()[1])["place"]["path"] == str(moved)
 
 

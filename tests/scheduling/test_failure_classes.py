@@ -187,7 +187,7 @@ def test_a_job_that_always_fails_is_tried_as_often_as_its_class_says(
     """Every attempt is a row with its failure, the last one final, with the state and the reason
     of the class; retries go to the other card or node where the class says so."""
     policy = POLICIES[failure_class]
-    cluster = Cluster(planned(job()), card_strikes=99, node_strikes=99, breaker_failures=99)
+    cluster = Cluster(planned(job()), card_failures=99, node_failures=99, breaker_failures=99)
     cluster.join(node("n1", cards=8), node("n2", cards=8))
     for _ in range(200):
         if cluster.finished is not None:

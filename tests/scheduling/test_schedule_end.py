@@ -163,7 +163,7 @@ def test_workers_that_did_not_start_because_their_node_was_lost_do_not_trip_the_
     """Neither are its cards to blame: it joins again, and everything runs there."""
     failure = Failure(failure_class=FailureClass.NODE_LOST, message="its process server ended")
     jobs = planned(*[job(str(n)) for n in range(20)])
-    cluster = Cluster(jobs, breaker_failures=4, card_strikes=1)
+    cluster = Cluster(jobs, breaker_failures=4, card_failures=1)
     cluster.join(node())
     cluster.stopped(*list(cluster.starting), failure=failure)
     assert cluster.finished is None

@@ -157,7 +157,7 @@ def test_a_retry_goes_elsewhere_when_a_quarantine_ends() -> None:
 def test_each_retry_is_on_another_card_than_the_last(cards: int) -> None:
     """Of cards on which the job has failed, the longest ago is the best, as long as there is no
     other."""
-    cluster = Cluster(planned(job()), card_strikes=99, breaker_failures=99)
+    cluster = Cluster(planned(job()), card_failures=99, breaker_failures=99)
     cluster.join(node(cards=cards))
     tried = []
     while cluster.finished is None:
@@ -212,7 +212,7 @@ def test_out_of_memory_prunes_only_the_same_configuration() -> None:
 
 def test_an_unacquirable_card_is_quarantined_at_once() -> None:
     """No job can have done that; the retry goes elsewhere and nothing comes back here."""
-    cluster = Cluster(planned(*[job(str(n)) for n in range(5)]), card_paroles=0)
+    cluster = Cluster(planned(*[job(str(n)) for n in range(5)]), card_readmissions=0)
     cluster.join(node(cards=2))
     cluster.ready()
     bad = next(iter(cluster.running.values())).attempt
@@ -227,7 +227,7 @@ def test_only_the_rank_that_failed_quarantines_its_card() -> None:
     """A gang of four of which rank 2 could not get its card: the other three are used."""
     cluster = Cluster(
         planned(job("gang", cards=4), *[job(str(n)) for n in range(8)]),
-        card_paroles=0,
+        card_readmissions=0,
         wait_for_nodes_s=1e6,
     )
     cluster.join(node(cards=4))
@@ -262,7 +262,7 @@ def test_a_card_on_which_jobs_fail_that_work_elsewhere_is_quarantined() -> None:
     """Twice is enough: it was the card, not the jobs."""
     names = [str(n) for n in range(12)]
     cluster = Cluster(
-        planned(*[job(n) for n in names]), card_strikes=2, card_paroles=0, breaker_failures=99
+        planned(*[job(n) for n in names]), card_failures=2, card_readmissions=0, breaker_failures=99
     )
     cluster.join(node(cards=2))
     failed = 0
@@ -287,7 +287,7 @@ def test_a_card_that_is_quarantined_while_it_runs_loses_its_worker_afterwards() 
     """What runs there is finished and counted; then the card is left alone."""
     jobs = [job("p"), job("q"), job("r")]
     lasts = {"p": 300.0, "q": 200.0, "r": 100.0}
-    cluster = Cluster(planned(*jobs), estimates=Fixed(by_name=lasts), card_strikes=1)
+    cluster = Cluster(planned(*jobs), estimates=Fixed(by_name=lasts), card_failures=1)
     cluster.join(node(cards=2))
     cluster.ready()
     bad = cluster.run_of("p").cards[0]

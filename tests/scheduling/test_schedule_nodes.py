@@ -16,7 +16,7 @@ ACQUIRE = Failure(failure_class=FailureClass.ACQUIRE, message="card is held by p
 
 def test_a_card_rests_after_a_failed_start_and_is_quarantined_after_some() -> None:
     """The job is not to blame and runs as soon as another card is there."""
-    cluster = Cluster(planned(job()), card_rest_s=5.0, card_strikes=2, wait_for_nodes_s=100)
+    cluster = Cluster(planned(job()), card_rest_s=5.0, card_failures=2, wait_for_nodes_s=100)
     cluster.join(node(cards=1))
     commands = cluster.stopped(*cluster.starting, failure=ACQUIRE)
     assert not cards_of(commands)
@@ -31,7 +31,7 @@ def test_a_card_rests_after_a_failed_start_and_is_quarantined_after_some() -> No
 def test_a_quarantined_card_is_tried_again_after_a_time_that_doubles() -> None:
     """Whatever held it may have let go; at its first new failure it is out for longer."""
     cluster = Cluster(
-        planned(job()), card_strikes=2, card_paroles=2, quarantine_s=100, card_rest_s=1
+        planned(job()), card_failures=2, card_readmissions=2, quarantine_s=100, card_rest_s=1
     )
     cluster.join(node(cards=1))
     cluster.stopped(*cluster.starting, failure=ACQUIRE)
@@ -48,7 +48,7 @@ def test_a_quarantined_card_is_tried_again_after_a_time_that_doubles() -> None:
 
 def test_a_card_that_fails_after_every_quarantine_is_used_no_more() -> None:
     """There is an end to it, and the job that waited says so."""
-    cluster = Cluster(planned(job()), card_strikes=1, card_paroles=2, wait_for_nodes_s=30)
+    cluster = Cluster(planned(job()), card_failures=1, card_readmissions=2, wait_for_nodes_s=30)
     cluster.join(node(cards=1))
     starts = 0
     for _ in range(500):
@@ -63,7 +63,7 @@ def test_a_card_that_fails_after_every_quarantine_is_used_no_more() -> None:
 
 def test_a_job_for_which_no_card_is_left_says_so() -> None:
     """All quarantined, and no node joined for a while: LOST, with the reason."""
-    cluster = Cluster(planned(job()), card_strikes=1, card_paroles=0, wait_for_nodes_s=30)
+    cluster = Cluster(planned(job()), card_failures=1, card_readmissions=0, wait_for_nodes_s=30)
     cluster.join(node(cards=1))
     cluster.stopped(*cluster.starting, failure=ACQUIRE)
     assert cluster.finished is None
@@ -117,7 +117,7 @@ def test_a_gang_of_which_one_worker_does_not_start_is_stopped_and_retried() -> N
 def test_a_job_whose_workers_never_start_is_given_up() -> None:
     """Cards may be the reason once or twice, not for ever."""
     cluster = Cluster(
-        planned(job("gang", cards=2)), max_start_failures=3, card_strikes=99, breaker_failures=99
+        planned(job("gang", cards=2)), max_start_failures=3, card_failures=99, breaker_failures=99
     )
     cluster.join(node())
     for _ in range(50):
@@ -242,7 +242,7 @@ FAULTY = Failure(failure_class=FailureClass.CARD_FAULTY, message="a product has 
 
 def test_a_card_that_computes_nonsense_is_quarantined_at_once() -> None:
     """Its first failed start is enough; the job runs on the other card."""
-    cluster = Cluster(planned(job()), card_strikes=2)
+    cluster = Cluster(planned(job()), card_failures=2)
     cluster.join(node(cards=2))
     (worker,) = cluster.starting
     first = cluster.starting[worker].card
@@ -278,7 +278,7 @@ def test_a_node_on_which_half_of_the_cards_fail_is_quarantined() -> None:
 
 def test_a_node_that_is_lost_again_and_again_has_to_wait() -> None:
     """After its third loss it comes back into quarantine, and is tried again later."""
-    cluster = Cluster(planned(job()), quarantine_s=100, wait_for_nodes_s=1000, node_strikes=3)
+    cluster = Cluster(planned(job()), quarantine_s=100, wait_for_nodes_s=1000, node_failures=3)
     for _ in range(3):
         assert len(cards_of(cluster.join(node("shaky", cards=1)))) == 1
         cluster.leave("shaky")

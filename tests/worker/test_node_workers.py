@@ -1,4 +1,4 @@
-"""Worker processes of a node, without Ray: letters in, answers out, no card waits for another."""
+"""Worker processes of a node, without Ray: no card waits for another's request."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from orchestrator.domain.energy import Energy
 from orchestrator.domain.failure import Failure, FailureClass
 from orchestrator.domain.job import State
 from orchestrator.worker.card_process import Launch, Order
-from orchestrator.worker.letters import (
-    Answer,
+from orchestrator.worker.messages import (
     Ended,
-    Letter,
     Listen,
     Listened,
+    Request,
+    Response,
     Run,
     Start,
     Started,
@@ -29,7 +29,7 @@ from orchestrator.worker.letters import (
     Stopped,
 )
 from orchestrator.worker.node_workers import NodeWorkers
-from orchestrator.worker.wire import unpacked
+from orchestrator.worker.wire import unpickled
 
 
 class Node:
@@ -38,12 +38,12 @@ class Node:
     def __init__(self, server: Server) -> None:
         self._server = server
         self._changed = threading.Condition()
-        self.told: list[Answer] = []
+        self.told: list[Response] = []
         self.workers = NodeWorkers(self._tell, self._energy, self._readings)
 
-    def _tell(self, answer: Answer) -> None:
+    def _tell(self, response: Response) -> None:
         with self._changed:
-            self.told.append(answer)
+            self.told.append(response)
             self._changed.notify_all()
 
     def _energy(self, index: int, start: float, end: float) -> Energy | None:
@@ -52,23 +52,23 @@ class Node:
     def _readings(self, index: int, start: float, end: float) -> dict[str, str]:
         return {"card": str(index), "seconds": f"{end - start:g}"}
 
-    def do(self, *letters: Letter) -> None:
-        for letter in letters:
-            self.workers.do(letter)
+    def do(self, *requests: Request) -> None:
+        for request in requests:
+            self.workers.do(request)
 
-    def wait_for(self, kind: type, name: str) -> Answer:
-        """The first answer of this kind from this worker."""
+    def wait_for(self, kind: type, name: str) -> Response:
+        """The first response of this kind from this worker."""
         deadline = time.monotonic() + patience(20)
         while True:
             with self._changed:
-                for answer in self.told:
-                    if type(answer) is kind and answer.worker_id == name:
-                        return answer
+                for response in self.told:
+                    if type(response) is kind and response.worker_id == name:
+                        return response
                 assert self._changed.wait(deadline - time.monotonic()), self.told
 
     def kinds(self, name: str) -> list[str]:
-        """What a worker's answers were, in order."""
-        return [type(answer).__name__ for answer in self.told if answer.worker_id == name]
+        """What a worker's responses were, in order."""
+        return [type(response).__name__ for response in self.told if response.worker_id == name]
 
     def start(self, name: str, run: str = "", start: str = "") -> Start:
         return Start(
@@ -89,10 +89,10 @@ class Node:
         return Run(name, order, card_index)
 
 
-def outcome_of(answer: Answer) -> RankOutcome:
-    assert isinstance(answer, Ended) and answer.outcome is not None
-    outcome = answer.outcome
-    return unpacked(outcome) if isinstance(outcome, bytes) else outcome
+def outcome_of(response: Response) -> RankOutcome:
+    assert isinstance(response, Ended) and response.outcome is not None
+    outcome = response.outcome
+    return unpickled(outcome) if isinstance(outcome, bytes) else outcome
 
 
 @pytest.fixture
@@ -102,16 +102,16 @@ def node(tmp_path: Path) -> Iterator[Node]:
     _close(server)
 
 
-def test_letters_to_a_worker_are_done_in_their_order(node: Node) -> None:
+def test_requests_to_a_worker_are_done_in_their_order(node: Node) -> None:
     """Written in one breath: a start and five attempts; nothing is heard after the stop."""
     node.do(node.start("w"), *(node.run("w", f"a-{number}") for number in range(5)))
     assert eventually(lambda: node.kinds("w") == ["Started", *["Ended"] * 5])
     node.do(Stop("w", "done"))
     node.wait_for(Stopped, "w")
     assert node.kinds("w") == ["Started", *["Ended"] * 5, "Stopped"]
-    ended = [answer for answer in node.told if isinstance(answer, Ended)]
-    assert [answer.attempt_id for answer in ended] == [f"a-{number}" for number in range(5)]
-    assert {outcome_of(answer).state for answer in ended} == {State.SUCCEEDED}
+    ended = [response for response in node.told if isinstance(response, Ended)]
+    assert [response.attempt_id for response in ended] == [f"a-{number}" for number in range(5)]
+    assert {outcome_of(response).state for response in ended} == {State.SUCCEEDED}
 
 
 def test_a_busy_worker_is_stopped_while_another_goes_on(node: Node) -> None:

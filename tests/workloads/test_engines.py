@@ -228,7 +228,8 @@ ECHO, OURS = spec("echo"), spec("vllm")
         env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"},
     )
     assert done.returncode == 0, done.stderr
-    ours = "transformers optimum-habana vllm vllm-gaudi echo transformers optimum-habana"
+    generating, training = engines.engines_for("generate"), engines.engines_for("train")
+    ours = " ".join([*generating, "echo", *training])
     assert done.stdout.splitlines() == [ours, "('cuda',) True"]
 
 

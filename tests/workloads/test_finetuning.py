@@ -48,9 +48,9 @@ def test_every_method_learns(method: str, precision: str, trainable: int, detail
     assert result.trainable_parameter_count == trainable
     assert detail in result.precision_detail
     assert "loss_flag" not in result.details
-    before = float(result.details["first_batch_loss_before"])
+    before = result.metrics["first_batch_loss_before"]
     assert before == pytest.approx(losses(result)[0], rel=1e-5)
-    assert float(result.details["first_batch_loss_after"]) < before - 0.01
+    assert result.metrics["first_batch_loss_after"] < before - 0.01
 
 
 def test_a_4_bit_base_is_stored_in_4_bits(lora: Result) -> None:
@@ -68,8 +68,8 @@ def test_quantization_aware_training_ends_in_int4_weights(method: str) -> None:
     assert result.details["converted"].startswith("24 layers to int4 weights")
     # An adapter is added to rounded weights in training and rounded with them afterwards.
     tolerance = 1e-4 if method == "qat" else 2e-2
-    assert float(result.details["converted_loss"]) == pytest.approx(
-        float(result.details["first_batch_loss_after"]), abs=tolerance
+    assert result.metrics["converted_loss"] == pytest.approx(
+        result.metrics["first_batch_loss_after"], abs=tolerance
     )
 
 

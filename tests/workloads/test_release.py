@@ -386,7 +386,7 @@ def test_a_worker_does_not_take_a_card_whose_memory_is_never_free(
         worker(monkeypatch, seen, lambda: None)._wait_until_free(CudaDevice())
     assert classify(why.value) is FailureClass.ACQUIRE
     failure = Failure(failure_class=FailureClass.ACQUIRE, message=str(why.value))
-    cluster = Cluster(planned(job("gang", cards=2)), card_strikes=1, card_rest_s=1)
+    cluster = Cluster(planned(job("gang", cards=2)), card_failures=1, card_rest_s=1)
     cluster.join(node(cards=4))
     bad, *others = sorted(cluster.starting, key=lambda name: cluster.starting[name].card.index)
     cluster.stopped(bad, failure=failure)

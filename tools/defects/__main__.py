@@ -15,6 +15,7 @@ import argparse
 import re
 import shutil
 import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -119,12 +120,17 @@ def main() -> None:
     if args.action == "list":
         print("\n".join(f"{each.kind:10} {each.key}" for each in defects))
         return
+    executed = Record(place / "executed")
+    if unknown := sorted(set(project.test_files()) - executed.files):
+        print(f"{len(unknown)} test files are not recorded, {unknown[0]} for one", file=sys.stderr)
+        if not executed.files:
+            sys.exit(f"record first: what commit {args.revision} executes is not known")
     first = {each.by for each in results(args.first).values()} if args.first else set()
     suites = ("quick",) if args.suite == "quick" else ("quick", "whole")
     plant(
         project,
         defects,
-        Record(place / "executed"),
+        executed,
         written,
         suites=suites,
         first=frozenset(first),

@@ -129,6 +129,7 @@ class Record:
     def __init__(self, place: Path) -> None:
         found = sorted(path.parent for path in place.glob("*/file.txt"))
         self._places = {path: (path / "file.txt").read_text() for path in found}
+        self.files = set(self._places.values())
         self.tests: dict[str, Test] = {}
         for line in self._lines():
             test = self.tests.setdefault(line["test"], Test(line["test"]))

@@ -7,7 +7,6 @@ Every result is a line of a file, so that an interrupted run goes on with the ne
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import signal
@@ -24,7 +23,6 @@ from defects.mutations import Mutation
 #: A run of tests may take this many times as long as when it was recorded, and a minute.
 PATIENCE = 20.0
 _START_S = 60.0
-_later = itertools.count(1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,11 +134,11 @@ def _by_file(tests: list[Test]) -> list[Test]:
 
 
 def _write(path: Path, source: str) -> None:
-    """Write a module so that no compiled form of another version passes for it: those are known
-    by size and whole seconds."""
+    """Write a module and drop its compiled form: Python knows that by size and whole seconds,
+    which another version may share."""
     path.write_text(source)
-    when = time.time() + next(_later)
-    os.utime(path, (when, when))
+    for compiled in path.parent.glob(f"__pycache__/{path.stem}.*.pyc"):
+        compiled.unlink()
 
 
 def _pytest(project: Project, tests: list[Test], work: Path) -> _Run:

@@ -17,7 +17,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Literal, Protocol, cast
 
 from workloads.declared import Declared
-from workloads.errors import BadConfiguration
+from workloads.errors import BadConfiguration, WorkloadError
 from workloads.support import Support
 
 if TYPE_CHECKING:
@@ -49,6 +49,9 @@ CAPABILITIES: Mapping[str, str] = {
 
 #: What int4 is wherever bitsandbytes does it.
 NF4 = "bitsandbytes NF4, 4-bit weights in blocks of 64, expanded to bf16 for each product"
+
+#: An error class and the fragments of messages (lower case) that mean it.
+Texts = tuple[type[WorkloadError], tuple[str, ...]]
 
 #: Index groups that a job may hold on one server, best first.
 Groups = tuple[tuple[int, ...], ...]
@@ -149,9 +152,11 @@ class DeviceSpec:
 
     precisions: Mapping[str, Support]  # by name; one that is left out is unsupported
     capabilities: frozenset[str] = frozenset()
+    errors: tuple[Texts, ...] = ()  # what its software says, the first that fits counts
     gradient_clipping: float = 0.0  # the norm that the vendor prescribes for DeepSpeed; 0: none
 
     imports: tuple[str, ...] = ()  # modules that a job needs besides torch and transformers
+    packages: tuple[str, ...] = ()  # whose versions may explain a difference between two rows
     tool: str = ""  # the vendor's command that lists the cards
     driver_command: tuple[str, ...] = ()  # prints the driver's version
     versions: Callable[[], Mapping[str, str]] = dict  # of software that is no package, for rows

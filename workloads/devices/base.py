@@ -11,21 +11,19 @@ import gc
 import random
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from workloads.devices import DeviceSpec
-from workloads.errors import CardFaulty, CollectiveFailed, CompileFailed, WorkloadError
+from workloads.devices import DeviceSpec, Texts
+from workloads.errors import CardFaulty, CollectiveFailed, CompileFailed, OutOfMemory, WorkloadError
 
 if TYPE_CHECKING:
     from workloads.devices.monitoring.release import CardUse
     from workloads.devices.monitoring.telemetry import CardTelemetry
 
-#: An error class and the fragments of messages (lower case) that mean it.
-Texts = tuple[type[WorkloadError], tuple[str, ...]]
-
 #: What torch itself says on every device, by type of exception and by message.
 _COMMON_TYPES: Mapping[str, type[WorkloadError]] = {
+    "OutOfMemoryError": OutOfMemory,  # torch.OutOfMemoryError, torch.cuda.…
     "DistBackendError": CollectiveFailed,
     "DistNetworkError": CollectiveFailed,
     "DistStoreError": CollectiveFailed,
@@ -52,7 +50,9 @@ _PREFLIGHT_NUMBERS = 2**20
 _HEADLINE_LENGTH = 2000
 
 #: torch's host allocator, with and without the path of its source file before it.
-HOST_ALLOCATOR_TEXTS = ("defaultcpuallocator", "can't allocate memory: you tried to allocate")
+_HOST_TEXTS: tuple[Texts, ...] = (
+    (OutOfMemory, ("defaultcpuallocator", "can't allocate memory: you tried to allocate")),
+)
 
 
 class Device(ABC):
@@ -61,6 +61,8 @@ class Device(ABC):
     spec: ClassVar[DeviceSpec]
     collective_backend: ClassVar[str]  # between such cards, as torch.distributed calls it
     compile_backend: ClassVar[str] = "inductor"  # to which torch.compile hands graphs
+    triton: ClassVar[bool] = False  # whether Triton writes kernels for it
+    records: ClassVar[bool] = False  # whether ``record`` makes one launch of many
 
     @staticmethod
     def telemetry() -> Mapping[int, CardTelemetry]:
@@ -147,6 +149,12 @@ class Device(ABC):
         """What torch.compile lacks here; None where it can work."""
         return None
 
+    def record(self, work: Callable[[], None]) -> Callable[[], None]:
+        """Run ``work``, which never waits for the card, and make of what it queues one launch,
+        to be queued as often as wanted. Here ``work`` itself."""
+        work()
+        return work
+
     def synchronize(self) -> None:  # noqa: B027 - doing nothing is right where there is no queue
         """Wait until everything queued on the card is done."""
 
@@ -222,7 +230,11 @@ class Device(ABC):
         for kind in type(error).__mro__:
             if kind.__name__ in _COMMON_TYPES:
                 return _COMMON_TYPES[kind.__name__](headline(error))
-        return by_text(error, _COMMON_TEXTS) or error
+        if isinstance(error, MemoryError) or by_text(error, _HOST_TEXTS):
+            # The host's memory, which is a job's own limit only where it is the device's.
+            made = OutOfMemory if self.spec.host else MemoryError
+            return error if type(error) is made else made(headline(error))
+        return by_text(error, (*self.spec.errors, *_COMMON_TEXTS)) or error
 
 
 def by_text(error: BaseException, table: Sequence[Texts]) -> WorkloadError | None:

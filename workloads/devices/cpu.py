@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from workloads.devices import NF4, CardProcess, DeviceSpec
-from workloads.devices.base import HOST_ALLOCATOR_TEXTS, Device, by_text, headline
-from workloads.errors import OutOfMemory
+from workloads.devices.base import Device
 from workloads.support import supported
 
 if TYPE_CHECKING:
@@ -113,9 +112,3 @@ class CpuDevice(Device):
         gc.collect()
         with contextlib.suppress(OSError, AttributeError):  # not glibc
             ctypes.CDLL("libc.so.6").malloc_trim(0)
-
-    def classify(self, error: BaseException) -> BaseException:
-        # Host memory is this device's memory, so running out of it is the job's own limit.
-        if isinstance(error, MemoryError):
-            return OutOfMemory(headline(error))
-        return by_text(error, ((OutOfMemory, HOST_ALLOCATOR_TEXTS),)) or super().classify(error)

@@ -17,19 +17,12 @@ import gc
 import importlib.util
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from workloads.devices import NF4, DeviceSpec
-from workloads.devices.base import (
-    HOST_ALLOCATOR_TEXTS,
-    Device,
-    Texts,
-    by_text,
-    command_output,
-    headline,
-)
+from workloads.devices import NF4, DeviceSpec, Texts
+from workloads.devices.base import Device, command_output
 from workloads.errors import CardNotAcquired, CollectiveFailed, OutOfMemory
 from workloads.support import supported
 
@@ -38,7 +31,7 @@ if TYPE_CHECKING:
     from workloads.devices.monitoring.release import CardUse
     from workloads.devices.monitoring.telemetry import CardTelemetry
 
-_TEXTS: tuple[Texts, ...] = (
+_ERRORS: tuple[Texts, ...] = (
     (
         OutOfMemory,
         (
@@ -123,6 +116,8 @@ SPEC = DeviceSpec(
             *("overlapped_exchange", "contiguous_gradients", "reduce_scatter"),
         }
     ),
+    errors=_ERRORS,
+    packages=("triton",),
     tool="nvidia-smi",
     driver_command=("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"),
     versions=_toolkit_version,
@@ -142,6 +137,8 @@ class CudaDevice(Device):
 
     spec = SPEC
     collective_backend = "nccl"
+    triton = True
+    records = True
 
     @staticmethod
     def telemetry() -> Mapping[int, CardTelemetry]:
@@ -210,6 +207,24 @@ class CudaDevice(Device):
             return "triton needs a C compiler to start its kernels, and there is none here"
         return None
 
+    def record(self, work: Callable[[], None]) -> Callable[[], None]:
+        import torch
+
+        # The first run compiles kernels and makes handles, which no graph may hold.
+        aside = torch.cuda.Stream()
+        aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(aside):
+            work()
+        torch.cuda.current_stream().wait_stream(aside)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            work()
+
+        def launch(kept: Callable[[], None] = work) -> None:  # its tensors are the graph's
+            graph.replay()
+
+        return launch
+
     def configure(self) -> Mapping[str, str]:
         import torch
 
@@ -263,15 +278,6 @@ class CudaDevice(Device):
 
         gc.collect()
         torch.cuda.empty_cache()
-
-    def classify(self, error: BaseException) -> BaseException:
-        if type(error).__name__ == "OutOfMemoryError":  # torch.OutOfMemoryError, torch.cuda.…
-            return OutOfMemory(headline(error))
-        if isinstance(error, RuntimeError) and any(
-            text in str(error).lower() for text in HOST_ALLOCATOR_TEXTS
-        ):
-            return MemoryError(headline(error))  # the host's memory, not the card's
-        return by_text(error, _TEXTS) or super().classify(error)
 
 
 def expandable_segments(environment: Mapping[str, str]) -> bool:

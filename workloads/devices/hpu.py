@@ -16,15 +16,8 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from workloads.devices import NF4, CardProcess, DeviceSpec, aligned_groups
-from workloads.devices.base import (
-    HOST_ALLOCATOR_TEXTS,
-    Device,
-    Texts,
-    by_text,
-    command_output,
-    headline,
-)
+from workloads.devices import NF4, CardProcess, DeviceSpec, Texts, aligned_groups
+from workloads.devices.base import Device, command_output
 from workloads.devices.monitoring import gaudi_server
 from workloads.errors import CardNotAcquired, CollectiveFailed, CompileFailed, OutOfMemory
 from workloads.support import supported, unsupported
@@ -38,7 +31,7 @@ RECIPE_CACHE = "PT_HPU_RECIPE_CACHE_CONFIG"
 _RECIPES_MIB = 8192
 
 #: In this order: a failed acquire also says "Generic failure", as a failed compilation does.
-_TEXTS: tuple[Texts, ...] = (
+_ERRORS: tuple[Texts, ...] = (
     (CardNotAcquired, ("device acquire failed", "device not found", "device already acquired")),
     (
         OutOfMemory,
@@ -114,8 +107,10 @@ SPEC = DeviceSpec(
             *("fused_optimizer", "nf4_any_width"),
         }
     ),
+    errors=_ERRORS,
     gradient_clipping=1.0,
     imports=("habana_frameworks.torch", "optimum.habana"),
+    packages=("habana-torch-plugin",),
     tool="hl-smi",
     driver_command=("hl-smi", "-Q", "driver_version", "-f", "csv,noheader"),
     no_cards_remedy="is the driver loaded (`hl-smi` on the server, outside of the container), and "
@@ -237,10 +232,3 @@ class HpuDevice(Device):
     def seed(self, seed: int) -> None:
         super().seed(seed)
         importlib.import_module("habana_frameworks.torch.hpu.random").manual_seed_all(seed)
-
-    def classify(self, error: BaseException) -> BaseException:
-        if isinstance(error, RuntimeError) and any(
-            text in str(error).lower() for text in HOST_ALLOCATOR_TEXTS
-        ):
-            return MemoryError(headline(error))  # the host's memory, not the card's
-        return by_text(error, _TEXTS) or super().classify(error)

@@ -103,10 +103,13 @@ def _run(request: Request, context: JobContext, ending: contextlib.ExitStack) ->
         **training.details,
         "optimizer_state_bytes": str(state_bytes(training.optimizer)),
         "host_memory_peak": host_memory.method,
-        **_losses(measured.samples, context.collective.gather, steps.evaluate(make(0))),
     }
+    metrics, flag = _losses(measured.samples, context.collective.gather, steps.evaluate(make(0)))
+    details |= flag
     if not request.probe:
-        details |= _finish(request, context, method, training, steps, make)
+        kept, converted = _finish(request, context, method, training, steps, make)
+        details |= kept
+        metrics |= converted
     return Result(
         samples=measured.samples,
         stop_reason=measured.stop_reason,
@@ -124,6 +127,7 @@ def _run(request: Request, context: JobContext, ending: contextlib.ExitStack) ->
         random_weights=loaded.base.source.random_weights,
         synthetic_data=synthetic,
         precision_detail=loaded.applied.detail,
+        metrics=metrics,
         details=details,
     )
 
@@ -281,23 +285,23 @@ def _measure(
 
 def _losses(
     samples: Sequence[Sample], gather: Callable[[Any], list[Any]], my_loss_after: float
-) -> dict[str, str]:
+) -> tuple[dict[str, float], dict[str, str]]:
     """The loss on the first batch before and after training, and what is wrong with losses.
 
     Each rank has its part of that batch; the mean of their losses is that of the whole batch.
     """
     pairs = gather((samples[0].loss, my_loss_after))
     before, after = (math.fsum(values) / len(pairs) for values in zip(*pairs, strict=True))
-    found = {"first_batch_loss_before": f"{before:.6g}", "first_batch_loss_after": f"{after:.6g}"}
+    found = {"first_batch_loss_before": before, "first_batch_loss_after": after}
     strange = [n for n, s in enumerate(samples) if s.loss is None or not math.isfinite(s.loss)]
     if strange:
         first = "before anything was learned" if strange[0] == 0 else f"first at step {strange[0]}"
         text = f"the loss is no number in {len(strange)} of {len(samples)} steps, {first}"
-        return found | {"loss_flag": text}
+        return found, {"loss_flag": text}
     if not after < before:
         text = f"the loss on the first batch did not fall: {before:.6g} before, {after:.6g} after"
-        return found | {"loss_flag": text}
-    return found
+        return found, {"loss_flag": text}
+    return found, {}
 
 
 def _finish(
@@ -307,9 +311,11 @@ def _finish(
     training: Training,
     steps: Steps,
     make: Any,
-) -> dict[str, str]:
-    """What remains of the trained model: an adapter under its name, or converted weights."""
+) -> tuple[dict[str, str], dict[str, float]]:
+    """What remains of the trained model: an adapter under its name, or converted weights and the
+    loss that they have."""
     details: dict[str, str] = {}
+    metrics: dict[str, float] = {}
     if method.save_adapter:
         origin = {
             "model": request.model,
@@ -326,5 +332,5 @@ def _finish(
     if method.method.startswith("qat"):
         training.wrapper = None
         training.model, details["converted"] = methods.converted(training.model)
-        details["converted_loss"] = f"{steps.evaluate(make(0)):.6g}"
-    return details
+        metrics["converted_loss"] = steps.evaluate(make(0))
+    return details, metrics

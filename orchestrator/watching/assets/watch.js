@@ -45,7 +45,7 @@ function key(state) {
   if (status) {
     facts.push(["Jobs done", `${status.done.toLocaleString("en")} of ${status.total.toLocaleString("en")}`, ""]);
     facts.push(["Cards busy", `${status.busy} of ${status.cards.length}`, ""]);
-    facts.push([status.finished ? "Time taken" : "Time under way", duration(status.at - status.started_at), ""]);
+    facts.push(["Duration", duration(status.at - status.started_at), ""]);
     if (!status.finished && status.eta_s) facts.push(["Time left, estimated", duration(status.eta_s), ""]);
     for (const rate of status.rates)
       facts.push([`Of finished jobs`, `${number(rate.per_s)} ${rate.unit}`, `while timed, ${plural(rate.jobs, "job")}`]);

@@ -118,8 +118,6 @@ def run(request: Request, context: JobContext) -> Result:
         "adapter": applied.adapter,
         "optimizer": "the bridge's fused AdamW, gradients clipped to a norm of 1",
         "host_memory_peak": host_memory.method,
-        "first_batch_loss_before": f"{before:.6g}",
-        "first_batch_loss_after": f"{after:.6g}",
     }
     if not after < before:
         details["loss_flag"] = f"the loss on the first batch did not fall: {before:.6g} before"
@@ -145,6 +143,7 @@ def run(request: Request, context: JobContext) -> Result:
         random_weights=source.random_weights,
         synthetic_data=synthetic,
         precision_detail=applied.detail,
+        metrics={"first_batch_loss_before": before, "first_batch_loss_after": after},
         details=details,
     )
 

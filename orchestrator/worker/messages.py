@@ -1,9 +1,9 @@
 """Messages between a driver and the agent of a node.
 
-The driver's letters travel in posts, the agent's answers in bags. Posts and answers are numbered
-and kept until the other side has named their number, so that a call which is lost on the way loses
-nothing and repeats nothing. An attempt is JSON and the outcome of a rank bytes, which the driver
-and the worker process alone make and read.
+The driver sends requests and the agent responses, both in batches. Request batches and responses
+are numbered and kept until the other side has confirmed their number, so that a call which is lost
+on the way loses nothing and repeats nothing. An attempt is JSON and the outcome of a rank bytes,
+which the driver and the worker process alone make and read.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Stop:
     reason: str
 
 
-Letter = Start | Listen | Run | Stop
+Request = Start | Listen | Run | Stop
 
 # ---------------------------------------------------------------- from the agent
 
@@ -82,7 +82,7 @@ class Listened:
 @dataclass(frozen=True, slots=True)
 class Ended:
     """A rank is over. The outcome is the worker process's own, as bytes, or the agent's when the
-    process died; None if the worker was gone before the letter came."""
+    process died; None if the worker was gone before the request came."""
 
     worker_id: str
     attempt_id: str
@@ -94,21 +94,21 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """The process and its children are gone; nothing more comes of this worker."""
+    """The process and its children are gone; the worker sends nothing after this."""
 
     worker_id: str
 
 
-Answer = Started | Listened | Ended | Stopped
+Response = Started | Listened | Ended | Stopped
 
 
 @dataclass(frozen=True, slots=True)
-class Bag:
-    """All that an agent has to say at one moment."""
+class ResponseBatch:
+    """Responses of an agent, and the state of its node."""
 
-    first: int  # number of the first answer
-    answers: tuple[Answer, ...]
-    received: int  # number of the last post that was read; all before it were
+    first: int  # number of the first response
+    responses: tuple[Response, ...]
+    received: int  # number of the last batch that was read; all before it were
     progress: Mapping[str, Progress] | None  # of every busy worker; None: not looked at again
     telemetry: Mapping[int, CardTelemetry] | None  # by index of the card; None: not read again
     server_gone: bool  # the process server is, and with it every worker
@@ -117,22 +117,22 @@ class Bag:
 # ---------------------------------------------------------------- numbers
 
 
-class Answers:
-    """Answers that the driver has not acknowledged yet; for any thread."""
+class PendingResponses:
+    """Responses that the driver has not acknowledged yet; for any thread."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._kept: deque[Answer] = deque()
+        self._kept: deque[Response] = deque()
         self._first = 1
 
-    def put(self, answer: Answer) -> None:
+    def put(self, response: Response) -> None:
         """Keep one more."""
         with self._changed:
-            self._kept.append(answer)
+            self._kept.append(response)
             self._changed.notify()
 
     def wake(self) -> None:
-        """Let ``wait`` return early: there is something else to say."""
+        """Let ``wait`` return early: there is other news."""
         with self._changed:
             self._changed.notify()
 
@@ -143,7 +143,7 @@ class Answers:
                 self._kept.popleft()
                 self._first += 1
 
-    def wait(self, timeout_s: float) -> tuple[int, tuple[Answer, ...]]:
+    def wait(self, timeout_s: float) -> tuple[int, tuple[Response, ...]]:
         """All that are kept, and the number of the first; waits until there is one, or ``wake``."""
         with self._changed:
             if not self._kept:
@@ -151,17 +151,17 @@ class Answers:
             return self._first, tuple(self._kept)
 
 
-class InOrder:
-    """Puts posts that overtook others back into their order and drops those that came twice."""
+class Resequencer:
+    """Puts batches that overtook others back into their order and drops those that came twice."""
 
     def __init__(self) -> None:
         self.received = 0
         self._early: dict[int, bytes] = {}
 
-    def add(self, number: int, post: bytes) -> list[bytes]:
-        """The posts that are next, if any, now that this one is here."""
+    def add(self, number: int, batch: bytes) -> list[bytes]:
+        """The batches that are next, if any, now that this one is here."""
         if number > self.received:
-            self._early[number] = post
+            self._early[number] = batch
         ready = []
         while self.received + 1 in self._early:
             self.received += 1

@@ -1,0 +1,104 @@
+"""The driver's channel to the agent of one node: request batches out, response batches back.
+
+Requests wait until they are sent together, in one Ray call. A call that fetches responses is nearly
+always outstanding; the next one is made when the last batch was handled, and takes along the
+requests that came of it, so that a busy node costs one call for each response batch. Ray may run
+calls in another order than they were made, and loses one when a connection breaks: so everything
+is numbered (``worker/messages.py``), and requests that are not confirmed are sent again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from orchestrator.on_ray.calls import Calls
+from orchestrator.worker.messages import Request, ResponseBatch
+from orchestrator.worker.wire import pickled, unpickled
+
+_ASK_AGAIN_S = 1.0
+_SEND_AGAIN_S = 5.0
+#: So long may Ray call an agent unavailable until it counts as lost.
+_PATIENCE_S = 20.0
+
+
+class AgentChannel:
+    """Sends requests to one agent and receives its responses.
+
+    Args:
+        arrived: called with each response batch; all its responses are new.
+        lost: called once, with Ray's exception, when no response will come any more.
+    """
+
+    def __init__(
+        self,
+        agent: Any,
+        *,
+        calls: Calls,
+        clock: Callable[[], float],
+        arrived: Callable[[ResponseBatch], None],
+        lost: Callable[[Exception], None],
+    ) -> None:
+        quiet: dict[str, Any] = {"enable_task_events": False}  # nothing for the dashboard
+        self._submit = agent.submit.options(concurrency_group="submit", num_returns=0, **quiet)
+        self._exchange = agent.exchange.options(concurrency_group="exchange", **quiet)
+        self._calls = calls
+        self._clock = clock
+        self._arrived = arrived
+        self._lost = lost
+        self._closed = False
+        self._outbox: list[Request] = []
+        self._sent = 0
+        self._unconfirmed: dict[int, tuple[float, bytes]] = {}  # by number: time sent, and bytes
+        self._acknowledged = 0
+        self._ask_at: float | None = 0.0  # None while a call for responses is outstanding
+        self.heard_at = clock()  # when the agent last said something
+
+    def put(self, request: Request) -> None:
+        """Queue a request for the next ``send``."""
+        self._outbox.append(request)
+
+    def close(self) -> None:
+        """Stop sending and receiving."""
+        self._closed = True
+
+    def send(self) -> None:
+        """Send all queued requests in one call; ask for responses unless a call for them is out."""
+        if self._closed:
+            return
+        now = self._clock()
+        batch: tuple[int, bytes] | None = None
+        if self._outbox:
+            self._sent += 1
+            batch = (self._sent, pickled(self._outbox))
+            self._outbox.clear()
+            self._unconfirmed[self._sent] = (now, batch[1])
+        if self._ask_at is not None and self._ask_at <= now:
+            self._ask_at = None
+            self._calls.add(self._exchange.remote(self._acknowledged, batch), self._came)
+        elif batch is not None:
+            self._submit.remote(*batch)
+
+    def _came(self, value: Any) -> None:
+        from ray.exceptions import ActorUnavailableError
+
+        if self._closed:
+            return
+        now = self._clock()
+        if isinstance(value, ActorUnavailableError) and now - self.heard_at < _PATIENCE_S:
+            self._ask_at = now + _ASK_AGAIN_S
+            return
+        if isinstance(value, Exception):
+            self._lost(value)
+            return
+        batch: ResponseBatch = unpickled(value)
+        self.heard_at = now
+        for number in [number for number in self._unconfirmed if number <= batch.received]:
+            del self._unconfirmed[number]
+        for number, (sent_at, data) in self._unconfirmed.items():
+            if now - sent_at > _SEND_AGAIN_S:
+                self._unconfirmed[number] = (now, data)
+                self._submit.remote(number, data)
+        self._acknowledged = batch.first + len(batch.responses) - 1
+        self._ask_at = now
+        self._arrived(batch)

@@ -1,0 +1,135 @@
+"""Requests between a driver and a node, over calls that get lost, come twice, or overtake others.
+
+The real ``AgentChannel`` is on one side, the real ``PendingResponses`` and ``Resequencer`` are on
+the other. Between them is a Ray that keeps no promise but one: a call that is made may arrive at
+any time, or never. The test checks what both sides count on: every request is read once and in
+order, and every response is heard once and in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+from shapes import Broken, Tally, must
+
+from orchestrator.on_ray.agent_channel import AgentChannel
+from orchestrator.on_ray.calls import Calls, Then
+from orchestrator.scheduling.invariants import InvariantViolated
+from orchestrator.worker.messages import PendingResponses, Resequencer, ResponseBatch, Stop, Stopped
+from orchestrator.worker.wire import pickled, unpickled
+
+REQUESTS = 60
+#: With three calls in ten lost, all has come through long before.
+PATIENCE = 4000
+
+
+class LossyRay(Calls):
+    """Calls under way, of which any may come next."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.under_way: list[tuple[Callable[[], Any], Then | None]] = []
+
+    def add(self, call: Any, then: Then) -> None:
+        """A call whose response is waited for."""
+        self.under_way.append((call, then))
+
+
+class LossyNode:
+    """An agent that reads requests and responds to each."""
+
+    def __init__(self, ray: LossyRay) -> None:
+        self.ray = ray
+        self.responses, self.batches = PendingResponses(), Resequencer()
+        self.read: list[str] = []
+        self.submit, self.exchange = Remote(self, self._submit), Remote(self, self._exchange)
+
+    def _submit(self, number: int, requests: bytes) -> None:
+        for batch in self.batches.add(number, requests):
+            for request in unpickled(batch):
+                self.read.append(request.worker_id)
+                self.responses.put(Stopped(request.worker_id))
+
+    def _exchange(self, acknowledged: int, batch: tuple[int, bytes] | None) -> bytes:
+        if batch is not None:
+            self._submit(*batch)
+        self.responses.acknowledge(acknowledged)
+        return pickled(
+            ResponseBatch(*self.responses.wait(0), self.batches.received, None, None, False)
+        )
+
+
+class Remote:
+    """A method of an actor."""
+
+    def __init__(self, node: LossyNode, act: Callable[..., Any]) -> None:
+        self.node, self.act = node, act
+
+    def options(self, **_: Any) -> Remote:
+        """Which make no difference here."""
+        return self
+
+    def remote(self, *arguments: Any) -> Callable[[], Any]:
+        """Make the call."""
+        call = lambda: self.act(*arguments)  # noqa: E731
+        if self.act.__name__ == "_submit":  # nobody waits for its response
+            self.node.ray.under_way.append((call, None))
+        return call
+
+
+def run_exchange(seed: int) -> Tally:
+    """One exchange of requests; a violation names its seed."""
+    try:
+        return _exchange(Random(f"exchange {seed}"))
+    except (Exception, Broken) as error:
+        kind = error if isinstance(error, Broken) else repr(error)
+        raise InvariantViolated(f"{kind}\nreplay: run_exchange({seed}) of tests/night") from error
+
+
+def _exchange(draw: Random) -> Tally:
+    from ray.exceptions import ActorUnavailableError
+
+    now, heard, tally = 0.0, [], Tally()
+    ray = LossyRay()
+    node = LossyNode(ray)
+    gone: list[Exception] = []
+    channel = AgentChannel(
+        node,
+        calls=ray,
+        clock=lambda: now,
+        arrived=lambda batch: heard.extend(response.worker_id for response in batch.responses),
+        lost=gone.append,
+    )
+    lost_share = draw.choice([0.0, 0.1, 0.3])
+    names = [f"w{number}" for number in range(REQUESTS)]
+    written = 0
+    for _ in range(PATIENCE):
+        if heard == names == node.read:
+            break
+        while written < REQUESTS and draw.random() < 0.3:
+            channel.put(Stop(names[written], "test"))
+            written += 1
+        channel.send()
+        now += draw.uniform(0.0, 1.0)
+        while ray.under_way and draw.random() < 0.7:
+            tally.events += 1
+            call, then = ray.under_way.pop(draw.randrange(len(ray.under_way)))
+            arrives, answered = draw.random() >= lost_share, draw.random() >= lost_share
+            value = call() if arrives else None
+            if arrives and draw.random() < 0.05:  # Ray may run a call again after a broken link
+                call()
+            if then is not None:
+                then(value if arrives and answered else ActorUnavailableError("away", None))
+            channel.heard_at = now  # a node that stays away for long is lost: another test
+        known = node.read == names[: len(node.read)]
+        must(known, f"requests were read out of order or twice: {node.read[-3:]}")
+        must(
+            heard == names[: len(heard)],
+            f"responses were heard out of order or twice: {heard[-3:]}",
+        )
+    must(node.read == names, f"{REQUESTS - len(node.read)} requests never arrive")
+    must(heard == names, f"{REQUESTS - len(heard)} responses are never heard")
+    must(not gone, f"the node counts as lost: {gone}")
+    return tally

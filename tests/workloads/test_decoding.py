@@ -1,0 +1,277 @@
+"""The engine graph: its tokens, its sizes, what it stores, and what it refuses.
+
+All of it runs on a CPU, where a launch is the step itself; a card adds ``Device.record``.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from generation_cases import request
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from transformers import (
+    GenerationConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from workloads import weights
+from workloads.decoding import decoder, description, packing, slots
+from workloads.decoding import engine as graph
+from workloads.devices import device_for
+from workloads.engines import engine_refusals
+from workloads.errors import Unsupported
+from workloads.refusal import Asked
+
+_SIZES = {
+    "vocab_size": 96,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 512,
+}
+_MODELS = {
+    "llama": (LlamaForCausalLM, LlamaConfig),
+    "qwen2": (Qwen2ForCausalLM, Qwen2Config),
+    "qwen3": (Qwen3ForCausalLM, Qwen3Config),
+}
+_ENDS = (5, 17)
+
+
+def make(kind: str = "llama", **changes) -> torch.nn.Module:
+    """A model with random weights whose best tokens are far enough apart."""
+    torch.manual_seed(3)
+    model_class, config_class = _MODELS[kind]
+    model = model_class(config_class(**(_SIZES | changes))).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(0, 1.0 if parameter.dim() > 1 else 0.1).div_(8.0)
+            if parameter.dim() == 1:
+                parameter.add_(1.0)
+    model.generation_config = GenerationConfig(pad_token_id=0)  # generate adds its ends to ours
+    return model
+
+
+def generator(model: torch.nn.Module, kind: str = "") -> decoder.Generator:
+    read = description.read(model, positions=512, kind=kind)
+    return decoder.Generator(read, device_for("cpu"), pad=0, ends=len(_ENDS))
+
+
+def plain(model, prompts, steps, ends) -> list[list[int]]:
+    """transformers' own greedy texts, each prompt alone, up to and including their end."""
+    texts = []
+    for prompt in prompts:
+        ids = torch.tensor([prompt])
+        out = model.generate(
+            input_ids=ids,
+            attention_mask=torch.ones_like(ids),
+            generation_config=GenerationConfig(
+                max_new_tokens=steps,
+                do_sample=False,
+                eos_token_id=list(ends) or None,
+                pad_token_id=0,
+            ),
+        )
+        texts.append(out[0, len(prompt) :].tolist())
+    return texts
+
+
+def until_end(tokens: list[int], ends) -> list[int]:
+    for index, token in enumerate(tokens):
+        if token in ends:
+            return tokens[: index + 1]
+    return tokens
+
+
+@pytest.fixture(scope="module")
+def pair():
+    """A model and a generator over a copy of it, which is used up by reading."""
+    return make(), generator(make())
+
+
+@settings(
+    max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    prompts=st.lists(st.lists(st.integers(1, 95), min_size=1, max_size=40), min_size=1, max_size=9),
+    steps=st.integers(1, 21),
+    ends=st.sampled_from([(), _ENDS]),
+)
+def test_tokens_are_those_of_plain_generate(pair, prompts, steps, ends) -> None:
+    """Whatever the lengths, the batch and the ends: in fp32 each text is what it is alone, also
+    where rows idle, slots are used again and a batch is smaller than the one before."""
+    model, mine = pair
+    calls: list[int] = []
+    tokens, _, _ = mine.generate(
+        mine.prepare(prompts), output_tokens=steps, ends=ends, on_step=lambda: calls.append(1)
+    )
+    expected = plain(model, prompts, steps, ends)
+    assert [until_end(row, ends) for row in tokens.tolist()] == expected
+    assert len(calls) == 2  # the first tokens, and the end
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3"])
+def test_other_decoders_are_read_alike(kind) -> None:
+    """Biases of queries, keys and values; norms of single heads."""
+    prompts = [[3, 4, 5, 6], [7, 8]]
+    mine = generator(make(kind))
+    tokens, _, _ = mine.generate(
+        mine.prepare(prompts), output_tokens=9, ends=(), on_step=lambda: None
+    )
+    assert tokens.tolist() == plain(make(kind), prompts, 9, ())
+
+
+def test_logits_of_each_step_are_the_model_s(pair) -> None:
+    """What verification compares: one row of logits for each token, of the position before it."""
+    model, mine = pair
+    prompt = [9, 8, 7]
+    tokens, logits, steps = mine.generate(
+        mine.prepare([prompt]), output_tokens=6, ends=(), on_step=lambda: None, keep_logits=True
+    )
+    assert len(logits) == steps == 6
+    whole = model(torch.tensor([prompt + tokens[0].tolist()])).logits[0, 2:-1]
+    assert torch.allclose(torch.stack(logits)[:, 0], whole, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["int8", "fp8", "int4"])
+def test_a_packed_matrix_gives_the_tokens_of_the_values_it_stands_for(kind) -> None:
+    """Generating with packed weights is generating with a model of their values."""
+    model = make()
+    read = description.read(make(), positions=512, kind=kind)
+    with torch.no_grad():
+        for layer, source in zip(read.layers, model.model.layers, strict=True):
+            q, k, v = layer.qkv.plain(torch.float32).split((64, 32, 32))
+            gate, up = layer.gate_up.plain(torch.float32).chunk(2)
+            attention, unit = source.self_attn, source.mlp
+            for target, value in (
+                (attention.q_proj, q),
+                (attention.k_proj, k),
+                (attention.v_proj, v),
+                (attention.o_proj, layer.out.plain(torch.float32)),
+                (unit.gate_proj, gate),
+                (unit.up_proj, up),
+                (unit.down_proj, layer.down.plain(torch.float32)),
+            ):
+                target.weight.copy_(value)
+    mine = decoder.Generator(read, device_for("cpu"), pad=0, ends=2)
+    prompts = [[3, 4, 5, 6], [7, 8]]
+    tokens, _, _ = mine.generate(
+        mine.prepare(prompts), output_tokens=9, ends=(), on_step=lambda: None
+    )
+    assert tokens.tolist() == plain(model, prompts, 9, ())
+
+
+@given(
+    kind=st.sampled_from(["int8", "fp8", "int4"]),
+    rows=st.integers(1, 9),
+    groups=st.integers(1, 4),
+    seed=st.integers(0, 99),
+)
+@settings(max_examples=40, deadline=None)
+def test_packing_keeps_values_to_their_format_s_precision(kind, rows, groups, seed) -> None:
+    """Half a step of int8 and (on average) of int4 around each value, a sixteenth of it in fp8."""
+    weight = torch.randn(
+        rows, groups * packing.GROUP, generator=torch.Generator().manual_seed(seed)
+    )
+    matrix = packing.pack(weight, None, kind)
+    back = matrix.plain(torch.float32)
+    if kind == "int8":
+        assert ((back - weight).abs() <= weight.abs().amax(1, True) / 254 + 1e-6).all()
+    elif kind == "fp8":
+        assert ((back - weight).abs() <= weight.abs() / 15 + weight.abs().max() * 2**-17).all()
+    else:
+        grouped = weight.view(rows, -1, packing.GROUP)
+        error = (back.view_as(grouped) - grouped).square().mean()
+        assert error <= (grouped.abs().amax(-1, True) / 7).square().mean() / 12 * 1.5
+    bits = {"int8": 8, "fp8": 8, "int4": 4}[kind]
+    assert matrix.values.numel() * matrix.values.element_size() == weight.numel() * bits // 8
+
+
+@given(position=st.integers(1, 3000), steps=st.integers(0, 600), spare=st.integers(1, 300))
+@settings(deadline=None)
+def test_launches_do_every_step_once_within_their_positions(position, steps, spare) -> None:
+    """No step attends beyond what was recorded for it, and none is left out."""
+    capacity = position + steps + spare
+    at = position
+    for length, count in decoder.launches(position, steps, capacity):
+        assert count in (1, decoder.STEPS)
+        assert at + count <= length <= capacity
+        at += count
+    assert at == position + steps
+
+
+@given(texts=st.integers(1, 3000))
+def test_a_recorded_step_has_few_idle_rows(texts) -> None:
+    """At least as many rows as texts, and no more than half as many again from four texts on."""
+    rows = slots.rows_for(texts)
+    assert rows >= texts and (texts < 4 or rows <= 1.5 * texts + 1)
+
+
+def test_a_model_that_computes_something_else_is_refused() -> None:
+    """The parts have the known names but do something else: a doubled unit, another activation."""
+    doubled = make()
+    for layer in doubled.model.layers:
+        layer.mlp.register_forward_hook(lambda _, __, out: 2 * out)
+    with pytest.raises(Unsupported, match="does something that the engine graph does not know"):
+        description.read(doubled, positions=512)
+    with pytest.raises(Unsupported, match="has the activation gelu"):
+        description.read(make(hidden_act="gelu"), positions=512)
+
+
+def test_the_tiny_model_runs_as_an_engine() -> None:
+    """Loading, details, weights and ends, as text generation meets them; ChatGLM3's layers."""
+    card = device_for("cpu")
+    engine = graph.load(request("advertisegen-synthetic", engine="graph"), card)
+    assert engine.weights.parameter_count == 3075008
+    assert engine.details["architecture"] == "GlmForCausalLM" and engine.random_weights
+    ids = engine.encode("类型#裙")
+    fetch = engine.generate(
+        engine.prepare([ids]), output_tokens=5, ignore_eos=True, on_step=lambda: None
+    )
+    assert len(fetch().tokens[0]) == 5 and fetch().computed_tokens == len(ids) + 4
+
+
+@pytest.mark.parametrize(("precision", "bits"), [("int8", 8), ("fp8", 8), ("int4", 4)])
+def test_quantised_weights_are_as_large_as_they_say(precision, bits) -> None:
+    """Linear layers in so many bits and their scales, the rest in bf16."""
+    engine = graph.load(
+        request("advertisegen-synthetic", engine="graph", precision=precision), device_for("cpu")
+    )
+    found: weights.ModelWeights = engine.weights
+    packed = round(found.quantized_share * found.parameter_count)
+    least = packed * bits // 8 + 2 * (found.parameter_count - packed)
+    assert least < found.weight_bytes < 1.1 * least
+    assert "weights only" in found.detail
+
+
+@pytest.mark.parametrize(
+    ("changes", "setting"),
+    [
+        ({"device": "hpu"}, "engine"),
+        ({"parameters": {"attention": "eager"}}, "attention"),
+        ({"parameters": {"adapter": "x"}}, "adapter"),
+        ({"parameters": {"tensor_parallel": 2}, "cards": 2}, "tensor_parallel"),
+    ],
+)
+def test_what_it_cannot_do_is_said_in_the_plan(changes, setting) -> None:
+    """A row that says UNSUPPORTED and why, before anything starts."""
+    fields = {
+        "model": "tiny-chatglm3",
+        "dataset": "advertisegen-synthetic",
+        "precision": "bf16",
+        "device": "cuda",
+        "batch_size": 1,
+        "cards": 1,
+        "parameters": {},
+        "engine": "graph",
+    }
+    (refusal,) = engine_refusals(Asked(**(fields | changes)), "generate")
+    assert refusal.setting == setting and refusal.unsupported

@@ -1,0 +1,143 @@
+"""Declared figures: of ranks, in rows, in comparisons, and from rows of an earlier version."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from types import MappingProxyType
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from measurements import attempt, job, outcome, rank, row, sample
+
+from orchestrator.domain.events import RecordRow
+from orchestrator.domain.job import State
+from orchestrator.report.reported import FigureChange, figure_changes, figures_of, titled
+from orchestrator.results.derive import measurement_of, metrics_of
+from orchestrator.results.schema import from_table, to_table
+from workloads import registry
+from workloads.api import Result
+from workloads.metrics import Metric, Throughput, by_name, of_ranks
+from workloads.registry import WORKLOADS
+
+DECLARED = by_name(
+    Metric(name=way, title=way, description=way, ranks=way)  # type: ignore[arg-type]
+    for way in ("mean", "largest", "smallest", "sum")
+)
+
+
+@given(values=st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=5))
+def test_figures_of_ranks_become_one_as_declared(values: list[float]) -> None:
+    """One rank's is the row's; of several, the declaration says which."""
+    found = of_ranks(DECLARED, [dict.fromkeys((*DECLARED, "other"), value) for value in values])
+    assert found["smallest"] == min(values) and found["largest"] == max(values)
+    assert found["smallest"] - 1e-9 <= found["mean"] <= found["largest"] + 1e-9
+    assert found["sum"] == pytest.approx(math.fsum(values))
+    assert found["other"] == found["mean"]  # nobody declares it
+
+
+def test_two_figures_of_one_name_must_be_one() -> None:
+    """A workload and its task cannot mean different things by a name."""
+    one = Metric(name="loss", title="loss", description="Loss.")
+    assert by_name([one, one]) == {"loss": one}
+    with pytest.raises(TypeError, match="two metrics are called loss"):
+        by_name([one, replace(one, unit="nats")])
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_every_workload_declares_its_throughput_and_figures(name: str) -> None:
+    """With units, titles and descriptions for tables."""
+    assert registry.throughput_of(name) is not None
+    for metric in registry.metrics_of(name).values():
+        assert metric.title and metric.description.endswith(".")
+
+
+def record_of(*metrics: dict[str, float], workload: str = "text-generation") -> RecordRow:
+    """A successful attempt whose ranks reported these figures."""
+    asked = replace(job(cards=len(metrics)), workload=workload)
+    tried = attempt(asked, cards=len(metrics))
+    results = [
+        Result(
+            samples=tuple(sample(repeat=n, wall_s=2.0, items=10, output_tokens=0) for n in (0, 1)),
+            stop_reason="max_repeats",
+            metrics=found,
+        )
+        for found in metrics
+    ]
+    ranks = [rank(number, result=result) for number, result in enumerate(results)]
+    return RecordRow(
+        job=asked,
+        state=State.SUCCEEDED,
+        reason="measured",
+        final=True,
+        attempt=tried,
+        outcome=outcome(tried, *ranks),
+    )
+
+
+def test_a_row_has_the_figures_of_all_its_ranks() -> None:
+    """Losses are averaged, differences are the largest, counts are added; tables keep them."""
+    record = record_of(
+        {"first_batch_loss_after": 2.0, "largest_logit_difference": 0.5, "compared_tokens": 9},
+        {"first_batch_loss_after": 4.0, "largest_logit_difference": 0.1, "compared_tokens": 8},
+    )
+    made = measurement_of(record, run="r", invocation_id="i", recorded_at=1.0)
+    wanted = {
+        "first_batch_loss_after": 3.0,
+        "largest_logit_difference": 0.5,
+        "compared_tokens": 17.0,
+    }
+    assert made.workload_metrics == wanted
+    assert from_table(to_table([made])) == [made]
+
+
+def test_throughput_is_what_the_workload_declares(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products, not tokens; a workload that declares nothing keeps tokens or samples."""
+    products = replace(
+        WORKLOADS["text-generation"],
+        name="products",
+        throughput=Throughput(unit="products/s", counts="items"),
+    )
+    entries = MappingProxyType({**WORKLOADS, "products": products})
+    monkeypatch.setattr(registry, "WORKLOADS", entries)
+    for workload, unit in (("products", "products/s"), ("not-installed", "samples/s")):
+        record = record_of({}, workload=workload)
+        made = measurement_of(record, run="r", invocation_id="i", recorded_at=1.0)
+        assert (made.metrics.throughput, made.metrics.throughput_unit) == (5.0, unit)
+    tokens = [(0, sample(repeat=n, wall_s=2.0, items=10, output_tokens=50)) for n in (0, 1)]
+    counted = metrics_of(tokens, throughput=products.throughput)
+    assert (counted.throughput, counted.throughput_unit) == (5.0, "products/s")
+    assert metrics_of(tokens).throughput == 25.0
+
+
+def test_rows_of_an_earlier_version_have_their_figures_among_details() -> None:
+    """They are read from there; words stay words."""
+    old = replace(
+        row(1),
+        workload="finetuning",
+        details={"first_batch_loss_after": "3.41", "compared_tokens": "18 of 18", "method": "lora"},
+    )
+    assert old.reported("first_batch_loss_after") == 3.41
+    assert old.reported("compared_tokens") is old.reported("method") is None
+    assert [(m.name, value) for m, value in figures_of(old)] == [("first_batch_loss_after", 3.41)]
+    new = replace(old, workload_metrics={"first_batch_loss_after": 3.0, "own_figure": 7.0})
+    assert titled(new) == {"loss after": "3.000", "own figure": "7.000"}
+
+
+def test_a_comparison_says_which_way_is_better() -> None:
+    """By the declaration; a figure that only explains another is neither."""
+    before, after = (
+        replace(
+            row(1),
+            workload="finetuning",
+            workload_metrics={"first_batch_loss_after": loss, "first_batch_loss_before": loss},
+        )
+        for loss in (3.0, 2.0)
+    )
+    found = {c.metric.name: c.improved for c in figure_changes(before, after)}
+    assert found == {"first_batch_loss_after": True, "first_batch_loss_before": None}
+    (change,) = (c for c in figure_changes(after, before) if c.improved is False)
+    assert str(change) == "loss after: 2.000 → 3.000 (worse)"
+    same = FigureChange(metric=change.metric, before=2.0, after=2.001)
+    assert same.improved is None

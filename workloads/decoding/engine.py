@@ -1,0 +1,143 @@
+"""Decoding by recorded steps: a step is one launch, and nothing in it waits for the host.
+
+transformers loads the model and says what it is; its layers are then read off as matrices
+(``workloads.decoding``), packed where the precision asks for it, and run over buffers that never
+move: as a CUDA graph on NVIDIA cards, as plain torch on a CPU. Texts stand at the left of their
+rows, so a prompt has the positions that it has alone and no padding is attended to. Only the first
+tokens and the end of a batch are told, since a wait for each step would keep the card idle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers.utils import logging as transformers_logging
+
+from workloads import precision as precisions
+from workloads.api import Request
+from workloads.decoding import description
+from workloads.decoding.decoder import Generator, Prompts
+from workloads.decoding.parts import Decoder, Layer
+from workloads.devices.base import Device
+from workloads.engines.base import Generated
+from workloads.errors import Unsupported
+from workloads.generation.transformers_engine import end_token_ids_of, pad_token_id_of
+from workloads.models.loading import (
+    ModelSource,
+    encode_prompt,
+    load_causal_model,
+    load_config,
+    load_tokenizer,
+    open_model,
+)
+from workloads.weights import ModelWeights
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphEngine:
+    """A decoder, its slots and its recorded steps."""
+
+    generator: Generator
+    tokenizer: Any
+    source: ModelSource
+    weights: ModelWeights
+    random_weights: bool
+    end_token_ids: frozenset[int]
+    context_length: int | None
+    details: Mapping[str, str]
+
+    def encode(self, text: str) -> list[int]:
+        return encode_prompt(self.tokenizer, self.source, text)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
+
+    def prepare(self, prompts: Sequence[Sequence[int]]) -> Prompts:
+        return self.generator.prepare(prompts)
+
+    def generate(
+        self,
+        prepared: Prompts,
+        *,
+        output_tokens: int,
+        ignore_eos: bool,
+        on_step: Callable[[], None],
+        keep_logits: bool = False,
+    ) -> Callable[[], Generated]:
+        tokens, logits, steps = self.generator.generate(
+            prepared,
+            output_tokens=output_tokens,
+            ends=frozenset() if ignore_eos else self.end_token_ids,
+            on_step=on_step,
+            keep_logits=keep_logits,
+        )
+        tokens = tokens.clone()  # the next batch chooses into the same memory
+        computed = prepared.rows * (prepared.longest + steps - 1)
+        return lambda: Generated(
+            tokens=tokens.tolist(),
+            computed_tokens=computed,
+            logits=[step.float().cpu() for step in logits],
+        )
+
+
+def load(request: Request, device: Device) -> GraphEngine:
+    """Load ``request.model`` in ``request.precision``; see ``EngineLoader``."""
+    transformers_logging.disable_progress_bar()  # a worker's log is no terminal
+    means = precisions.require(request.precision, device.name, request.engine).means
+    lacking = device.lacks(request.precision) or (
+        device.cannot_compile() if device.records else None
+    )
+    if lacking:
+        raise Unsupported(f"{request.precision} with the engine {request.engine}: {lacking}")
+    source = open_model(request.model)
+    tokenizer = load_tokenizer(source)
+    load_config(source)
+    model = load_causal_model(
+        source,
+        attn_implementation="sdpa",
+        device_map={"": device.torch_device},
+        **{precisions.dtype_keyword(): precisions.compute_dtype(request.precision)},
+    ).eval()
+    ends, pad = end_token_ids_of(model, tokenizer), pad_token_id_of(model, tokenizer)
+    positions = int(model.config.max_position_embeddings)
+    kind = request.precision if precisions.quantized(request.precision) else ""
+    decoder = description.read(model, positions=positions, kind=kind)
+    name = type(model).__name__
+    del model
+    return GraphEngine(
+        generator=Generator(decoder, device, pad=pad, ends=len(ends)),
+        tokenizer=tokenizer,
+        source=source,
+        weights=weights_of(decoder, means),
+        random_weights=source.random_weights,
+        end_token_ids=ends,
+        context_length=positions,
+        details={"attention": "static cache", "architecture": name},
+    )
+
+
+def weights_of(decoder: Decoder, means: str) -> ModelWeights:
+    """What is stored, tied matrices once."""
+    matrices = [matrix for layer in decoder.layers for matrix in layer.matrices]
+    vectors = [decoder.norm, *(part for layer in decoder.layers for part in _vectors(layer))]
+    tied = decoder.head.values.data_ptr() == decoder.embedding.data_ptr()
+    tables = [decoder.embedding, *([] if tied else [decoder.head.values])]
+    biases = [matrix.bias.numel() for matrix in matrices if matrix.bias is not None]
+    packed = sum(matrix.rows * matrix.columns for matrix in matrices)
+    others = sum(part.numel() for part in (*tables, *vectors)) + sum(biases)
+    plain_bytes = sum(part.numel() * part.element_size() for part in (*tables, *vectors))
+    share = packed / (packed + others) if matrices[0].kind else 0.0
+    return ModelWeights(
+        weight_bytes=plain_bytes + sum(matrix.stored_bytes for matrix in matrices),
+        parameter_count=packed + others,
+        quantized_share=share,
+        detail=means + (f"; {share:.0%} of the parameters, the rest in bf16" if share else ""),
+    )
+
+
+def _vectors(layer: Layer) -> list[torch.Tensor]:
+    found = (layer.before, layer.between, layer.q_gain, layer.k_gain)
+    return [part for part in found if part is not None]

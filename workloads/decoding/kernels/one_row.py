@@ -1,0 +1,217 @@
+# mypy: disable-error-code="no-untyped-def"
+"""A matrix times one row, with all that surrounds the product."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from workloads.decoding.kernels.numbers import fp8_byte, middle, raised
+
+
+@triton.jit
+def multiply(
+    x_ptr,
+    w_ptr,
+    scale_ptr,
+    bias_ptr,
+    residual_ptr,
+    gain_ptr,
+    out_ptr,
+    eps,
+    ROWS: tl.constexpr,  # of the result
+    COLUMNS: tl.constexpr,
+    KIND: tl.constexpr,
+    NORM: tl.constexpr,
+    GATED: tl.constexpr,  # the matrix has 2 x ROWS rows: gates, then what they gate
+    BIAS: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+    EARLY: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """One row times a matrix whose values lie as they are, or in 8 bits."""
+    rows = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    inside = rows < ROWS
+    ks = tl.arange(0, BLOCK_K)
+    # No more at once of the matrix than of the row (16 bytes), so that both are held alike.
+    w_at = w_ptr + rows.to(tl.int64)[:, None] * COLUMNS + tl.max_contiguous(ks, 8)[None, :]
+    first = inside[:, None] & (ks < COLUMNS)[None, :]
+    w = tl.load(w_at, mask=first, other=0.0, eviction_policy="evict_first")
+    if GATED:
+        up = tl.load(w_at + ROWS * COLUMNS, mask=first, other=0.0, eviction_policy="evict_first")
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
+    total = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
+    total_up = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
+    squares = tl.zeros((BLOCK_K,), tl.float32)
+    for k0 in tl.range(0, COLUMNS, BLOCK_K, num_stages=1):
+        here = k0 + ks
+        # The next block is on its way while this one is multiplied.
+        reach = inside[:, None] & (here + BLOCK_K < COLUMNS)[None, :]
+        next_w = tl.load(w_at + k0 + BLOCK_K, mask=reach, other=0.0, eviction_policy="evict_first")
+        if GATED:
+            next_up = tl.load(
+                w_at + ROWS * COLUMNS + k0 + BLOCK_K,
+                mask=reach,
+                other=0.0,
+                eviction_policy="evict_first",
+            )
+        x = tl.load(x_ptr + here, mask=here < COLUMNS, other=0.0).to(tl.float32)
+        if NORM:
+            squares += x * x
+            x *= tl.load(gain_ptr + here, mask=here < COLUMNS, other=0.0).to(tl.float32)
+        total += w.to(tl.float32) * x[None, :]
+        w = next_w
+        if GATED:
+            total_up += up.to(tl.float32) * x[None, :]
+            up = next_up
+    y = tl.sum(total, axis=1)
+    if GATED:
+        y_up = tl.sum(total_up, axis=1)
+    if KIND > 0:
+        y *= tl.load(scale_ptr + rows, mask=inside, other=0.0)
+        if GATED:
+            y_up *= tl.load(scale_ptr + ROWS + rows, mask=inside, other=0.0)
+    if not GATED:
+        y_up = y
+    if NORM:
+        shrink = tl.rsqrt(tl.sum(squares) / COLUMNS + eps)
+        y *= shrink
+        y_up *= shrink
+    _finish(y, y_up, rows, inside, bias_ptr, residual_ptr, out_ptr, GATED, BIAS, RESIDUAL)
+
+
+@triton.jit
+def _finish(
+    y,
+    y_up,
+    rows,
+    inside,
+    bias_ptr,
+    residual_ptr,
+    out_ptr,
+    GATED: tl.constexpr,
+    BIAS: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+):
+    """Bias, gate, residual, and the result."""
+    if BIAS:
+        y += tl.load(bias_ptr + rows, mask=inside, other=0.0).to(tl.float32)
+    if GATED:
+        y = y * tl.sigmoid(y) * y_up
+    if RESIDUAL:
+        y += tl.load(residual_ptr + rows, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out_ptr + rows, y.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def multiply_words(
+    x_ptr,
+    w_ptr,
+    scale_ptr,
+    bias_ptr,
+    residual_ptr,
+    gain_ptr,
+    out_ptr,
+    eps,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    KIND: tl.constexpr,
+    NORM: tl.constexpr,
+    GATED: tl.constexpr,
+    BIAS: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+    EARLY: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """``multiply`` for values that ``packing`` puts into words: four of fp8, eight of 4 bits."""
+    PARTS: tl.constexpr = 8 if KIND == 3 else 4
+    BLOCK_W: tl.constexpr = BLOCK_K // PARTS
+    WORDS: tl.constexpr = COLUMNS // PARTS
+    # In 4 bits a scale belongs to 8 words; sums of 4, those of a thread, are multiplied by it.
+    SUMS: tl.constexpr = BLOCK_W // 4 if KIND == 3 else BLOCK_W
+    SCALES: tl.constexpr = WORDS // 8
+    rows = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    inside = rows < ROWS
+    ws = tl.arange(0, BLOCK_W)
+    cs = tl.arange(0, BLOCK_W // 4)
+    long_rows = rows.to(tl.int64)[:, None]
+    w_at = w_ptr + long_rows * WORDS + ws[None, :]
+    s_at = scale_ptr + long_rows * SCALES + cs[None, :] // 2
+    first = inside[:, None] & (ws < WORDS)[None, :]
+    w = tl.load(w_at, mask=first, other=0, eviction_policy="evict_first")
+    up = w
+    if GATED:
+        up = tl.load(w_at + ROWS * WORDS, mask=first, other=0, eviction_policy="evict_first")
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
+    total = tl.zeros((BLOCK_N, SUMS), tl.float32)
+    total_up = tl.zeros((BLOCK_N, SUMS), tl.float32)
+    squares = tl.zeros((BLOCK_W,), tl.float32)
+    for w0 in tl.range(0, WORDS, BLOCK_W, num_stages=1):
+        # The next block is on its way while this one is multiplied.
+        reach = inside[:, None] & (w0 + BLOCK_W + ws < WORDS)[None, :]
+        next_w = tl.load(w_at + w0 + BLOCK_W, mask=reach, other=0, eviction_policy="evict_first")
+        if GATED:
+            next_up = tl.load(
+                w_at + ROWS * WORDS + w0 + BLOCK_W,
+                mask=reach,
+                other=0,
+                eviction_policy="evict_first",
+            )
+        if KIND == 3:
+            near = inside[:, None] & (w0 + cs * 4 < WORDS)[None, :]
+            scale = tl.load(s_at + w0 // 8, mask=near, other=0.0)
+            if GATED:
+                scale_up = tl.load(s_at + ROWS * SCALES + w0 // 8, mask=near, other=0.0)
+        part = tl.zeros((BLOCK_N, BLOCK_W), tl.float32)
+        part_up = tl.zeros((BLOCK_N, BLOCK_W), tl.float32)
+        nothing = tl.zeros((BLOCK_W,), tl.float32)
+        known = w0 + ws < WORDS
+        for index in tl.static_range(PARTS):
+            at = w0 * PARTS + ws // 4 * (4 * PARTS) + index * 4 + ws % 4
+            x = tl.load(x_ptr + at, mask=known, other=0.0).to(tl.float32)
+            if NORM:
+                squares += x * x
+                x *= tl.load(gain_ptr + at, mask=known, other=0.0).to(tl.float32)
+            if KIND == 3:
+                nothing += middle(index) * x
+                part += raised(w, index) * x[None, :]
+                if GATED:
+                    part_up += raised(up, index) * x[None, :]
+            else:
+                part += fp8_byte(w, index) * x[None, :]
+                if GATED:
+                    part_up += fp8_byte(up, index) * x[None, :]
+        if KIND == 3:
+            part -= nothing[None, :]  # now sixteenths of what the nibbles stand for
+            total += tl.sum(part.reshape(BLOCK_N, SUMS, 4), axis=2) * scale
+            if GATED:
+                part_up -= nothing[None, :]
+                total_up += tl.sum(part_up.reshape(BLOCK_N, SUMS, 4), axis=2) * scale_up
+        else:
+            total += part
+            if GATED:
+                total_up += part_up
+        w = next_w
+        if GATED:
+            up = next_up
+    y = tl.sum(total, axis=1)
+    y_up = tl.sum(total_up, axis=1) if GATED else y
+    if KIND == 3:
+        y *= 16.0
+        y_up *= 16.0
+    else:
+        y *= 2.0**120 * tl.load(scale_ptr + rows, mask=inside, other=0.0)
+        if GATED:
+            y_up *= 2.0**120 * tl.load(scale_ptr + ROWS + rows, mask=inside, other=0.0)
+    if NORM:
+        shrink = tl.rsqrt(tl.sum(squares) / COLUMNS + eps)
+        y *= shrink
+        y_up *= shrink
+    _finish(y, y_up, rows, inside, bias_ptr, residual_ptr, out_ptr, GATED, BIAS, RESIDUAL)
