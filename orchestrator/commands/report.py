@@ -25,7 +25,7 @@ EPILOG = """\
 examples:
   nightgrid report                            the newest run: tables, and its HTML page
   nightgrid report smoke --format md          or terminal, csv, json, html, vendor
-  nightgrid report smoke --figures figures    every figure as PNG and its data as CSV
+  nightgrid report smoke --figures figures    every figure as PNG and PDF, its data as CSV
 
 docs/report.md says what each section is made from.
 """
@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--figures",
         type=Path,
         metavar="DIR",
-        help="only write every figure as PNG, and its data as CSV, into this directory",
+        help="only write every figure as PNG and PDF, and its data as CSV, into this directory",
     )
     parser.add_argument(
         "--output",
@@ -96,19 +96,19 @@ def write_figures(summary: Summary, directory: Path) -> None:
     """The CSV of every figure, then its pictures.
 
     Raises:
-        ExtraMissing: matplotlib is not installed; the CSV files are written.
+        ExtraMissing: the renderer is not installed; the CSV files are written.
         StoreError: a file cannot be written.
     """
     from orchestrator.report.figure_data import figure_data, write_csv
-    from orchestrator.report.images import write_images
+    from orchestrator.report.pictures import write_pictures
 
     tables = write_csv(figure_data(summary))
     for name, text in tables.items():
         write_aside(directory / name, text)
     output.say(f"data: {units.plural(len(tables), 'table')} in {directory.resolve()}")
-    paths, left_out = write_images(summary, directory)
+    paths, left_out = write_pictures(summary, directory)
     more = f"; {left_out:,} more were not drawn, the tables have their data" if left_out else ""
-    output.say(f"figures: {units.plural(len(paths), 'picture')} in {directory.resolve()}{more}")
+    output.say(f"figures: {units.plural(len(paths), 'file')} in {directory.resolve()}{more}")
 
 
 def tables(summary: Summary, path: Path | None) -> str:

@@ -149,10 +149,10 @@ def axis_names(x_name: str, y_name: str) -> str:
     )
 
 
-def svg(title: str, *parts: str) -> str:
+def svg(title: str, *parts: str, size: tuple[float, float] = (WIDTH, HEIGHT)) -> str:
     """The ``<svg>`` element, named for those who do not see it."""
     return (
-        f'<svg class="curve" viewBox="0 0 {WIDTH} {HEIGHT}" role="img">'
+        f'<svg class="curve" viewBox="0 0 {size[0]} {size[1]}" role="img">'
         f"<title>{escape(visible(title))}</title>{''.join(parts)}</svg>"
     )
 

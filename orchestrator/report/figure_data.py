@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from orchestrator.domain.job import State
@@ -290,13 +290,3 @@ def _cards(summary: Summary) -> Iterator[Record]:
 def write_csv(data: Iterable[FigureData]) -> dict[str, str]:
     """File names and contents."""
     return {f"{one.name}.csv": one.to_csv() for one in data}
-
-
-def groups_of(records: Sequence[Record]) -> list[list[Record]]:
-    """Records of one piece of work each, in order of appearance: one picture a group."""
-    keys = ("workload", "model", "dataset", "accelerator", "device", "emulated", "cards",
-            "engine", "isolation", "parameters")  # fmt: skip
-    groups: dict[tuple[object, ...], list[Record]] = {}
-    for record in records:
-        groups.setdefault(tuple(record.get(key) for key in keys), []).append(record)
-    return list(groups.values())

@@ -71,7 +71,7 @@ def render(
         .get_template("page.html.jinja")
         .render(
             summary=summary,
-            style=_asset("page.css"),
+            style=asset("page.css"),
             script=_script(),
             policy=content_security_policy(),
             data=script_json(payload(summary, measurements, listed)),
@@ -172,13 +172,14 @@ def _tops(summary: Summary) -> dict[str, float]:
 
 def _script() -> str:
     """All scripts as one, in a scope of its own. Nothing in it may end the element early."""
-    body = "\n".join(_asset(name) for name in SCRIPTS)
+    body = "\n".join(asset(name) for name in SCRIPTS)
     assert "</script" not in body.lower()
     return f'(() => {{\n"use strict";\n{body}\n}})();'
 
 
 @cache
-def _asset(name: str) -> str:
+def asset(name: str) -> str:
+    """Return the text of one of the page's parts."""
     return (files(__package__) / "assets" / name).read_text(encoding="utf-8")
 
 
@@ -188,7 +189,7 @@ def _environment() -> Environment:
 
     environment = Environment(
         autoescape=True,
-        loader=FunctionLoader(_asset),
+        loader=FunctionLoader(asset),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

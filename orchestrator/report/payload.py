@@ -20,7 +20,7 @@ from orchestrator.report.grouping import Differences, described
 from orchestrator.report.reported import titled
 from orchestrator.report.safe import finite, one_line, tail, visible
 from orchestrator.report.summary import SHORT_STATE, STATE_MEANING, Summary
-from orchestrator.report.timeline import Lane, Span
+from orchestrator.report.timeline import Lane, Span, Timeline
 
 MOST_POINTS = 6_000
 MOST_SPANS = 20_000  # of the timeline; with more, those of a moment are drawn as one
@@ -55,7 +55,7 @@ def payload(
         },
         "precisions": list(dict.fromkeys(p for t in summary.tables for p in t.precisions)),
         "columns": _columns(summary, measurements, rows),
-        "scatter": _scatter(rows),
+        "scatter": prompt_points(rows),
         "timeline": _timeline(summary, index),
     }
 
@@ -194,7 +194,7 @@ def _duration(row: Measurement) -> float | None:
     return row.ended_at - row.started_at
 
 
-def _scatter(rows: Sequence[Measurement]) -> Json:
+def prompt_points(rows: Sequence[Measurement]) -> Json:
     """Prompts as columns: number of the row, input and output tokens, latency in seconds."""
     every = [
         (item.latency_s, number, item.input_tokens, item.output_tokens)
@@ -225,14 +225,10 @@ def _timeline(summary: Summary, index: dict[str, int]) -> Json:
     timeline = summary.timeline
     origin = timeline.windows[0][0] if timeline.windows else 0.0
     states = [str(state) for state in SHORT_STATE]
-    count = sum(len(lane.spans) for lane in timeline.lanes)
-    jobs: list[int] = []
-    spans = [(n, span) for n, lane in enumerate(timeline.lanes) for span in lane.spans]
-    if count > MOST_SPANS:
-        slot = timeline.wall_s * len(timeline.lanes) / MOST_SPANS
-        merged = [(n, *one) for n, lane in enumerate(timeline.lanes) for one in _merged(lane, slot)]
-        spans = [(n, span) for n, span, _ in merged]
-        jobs = [number for _, _, number in merged]
+    shown = shown_spans(timeline)
+    spans = [(n, span) for n, span, _ in shown]
+    jobs = [number for _, _, number in shown] if len(spans) < _spans(timeline) else []
+    if jobs:
         index = {}
     told: Json = {
         "origin": round(origin, 3),
@@ -256,6 +252,20 @@ def _timeline(summary: Summary, index: dict[str, int]) -> Json:
         "probe": [int(span.row.purpose == "probe") for _, span in spans],
     }
     return told | ({"jobs": jobs} if jobs else {})
+
+
+def shown_spans(timeline: Timeline) -> list[tuple[int, Span, int]]:
+    """The number of the lane, the span and the count of its jobs, merged where there are too many
+    spans to be told apart."""
+    lanes = timeline.lanes
+    if _spans(timeline) <= MOST_SPANS:
+        return [(n, span, 1) for n, lane in enumerate(lanes) for span in lane.spans]
+    slot = timeline.wall_s * len(lanes) / MOST_SPANS
+    return [(n, *one) for n, lane in enumerate(lanes) for one in _merged(lane, slot)]
+
+
+def _spans(timeline: Timeline) -> int:
+    return sum(len(lane.spans) for lane in timeline.lanes)
 
 
 def _merged(lane: Lane, slot_s: float) -> Iterable[tuple[Span, int]]:

@@ -30,9 +30,9 @@ SEED = 20261122
 #: What commands import on demand, so that the workers, which are forked, have it.
 PRELOADED = (
     *("torch", "transformers", "duckdb", "mlflow", "pyarrow.parquet", "pyarrow.dataset"),
-    *("rich.console", "matplotlib.pyplot", "workloads.models.description"),
+    *("rich.console", "typst", "workloads.models.description"),
     *("orchestrator.on_ray.cluster", "orchestrator.on_ray.submission", "orchestrator.report.page"),
-    *("orchestrator.report.images", "orchestrator.watching.server"),
+    *("orchestrator.report.pictures", "orchestrator.watching.server"),
 )
 _FRAME = re.compile(r'File "([^"]+)", line (\d+),? in (\w+)')
 

@@ -1,4 +1,4 @@
-"""Figures as PNG with their data as CSV, and the table in the shape that vendors publish."""
+"""Figures as PNG and PDF, their data as CSV, and the table in the shape that vendors publish."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import io
 import sys
 from dataclasses import replace
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from measurement_factory import Night, a_job, every_state, precision_grid
@@ -14,7 +15,8 @@ from measurement_factory import Night, a_job, every_state, precision_grid
 from orchestrator.cli import main
 from orchestrator.domain.job import State
 from orchestrator.report.figure_data import figure_data
-from orchestrator.report.images import MOST_IMAGES, images_of
+from orchestrator.report.page import render
+from orchestrator.report.pictures import MOST_PICTURES, pictures_of, standalone
 from orchestrator.report.reference_data import reference
 from orchestrator.report.summary import summarize
 from orchestrator.report.vendor import lengths, to_vendor_csv
@@ -42,8 +44,8 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_figure_has_a_picture_and_its_data(
     results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Each kind of figure is there as CSV and as PNG, and what was written is said."""
-    pytest.importorskip("matplotlib")
+    """Each kind of figure is there as CSV, PNG and PDF, and what was written is said."""
+    pytest.importorskip("typst")
     directory = tmp_path / "figures"
     options = ["report", "real", "--results", str(results), "--figures", str(directory)]
     assert main(options) == 0
@@ -57,47 +59,63 @@ def test_every_figure_has_a_picture_and_its_data(
     for path in directory.glob("*.png"):
         data = path.read_bytes()
         assert data.startswith(PNG) and len(data) > 5000, path.name
+        assert path.with_suffix(".pdf").read_bytes().startswith(b"%PDF-"), path.name
     assert f"data: {len(tables)} tables" in capsys.readouterr().out
     assert not (results / "real" / "report.html").exists()
 
 
 def test_hostile_and_odd_rows_are_drawn(results: Path, tmp_path: Path) -> None:
     """Names that hold markup, dollars and control characters do not stop the drawing."""
-    pytest.importorskip("matplotlib")
-    from orchestrator.report.images import write_images
+    pytest.importorskip("typst")
+    from orchestrator.report.pictures import write_pictures
 
     night = Night()
     for batch in (1, 2):
-        night.add(a_job(model="$x_{$ <b> \x1b[31m", batch_size=batch))
-        night.add(a_job(model="$x_{$ <b> \x1b[31m", batch_size=batch, precision="int8"))
+        night.add(a_job(model="$x_{$ <b> \x1b[31m\uffff", batch_size=batch))
+        night.add(a_job(model="$x_{$ <b> \x1b[31m\uffff", batch_size=batch, precision="int8"))
     last = night.rows[-1]
     night.rows[-1] = replace(last, metrics=replace(last.metrics, throughput_low=-1e4))
-    paths, left_out = write_images(summarize(night.rows), tmp_path)
-    assert left_out == 0 and len(paths) >= 4
+    paths, left_out = write_pictures(summarize(night.rows), tmp_path)
+    assert left_out == 0 and len(paths) >= 8
 
 
-def test_without_matplotlib_the_data_is_written_and_the_way_out_said(
+def test_pictures_hold_the_pages_drawings_in_literal_colours() -> None:
+    """A picture is the page's drawing with its heading and its warnings, and no CSS variable."""
+    rows = every_state(items=2)
+    summary = summarize(rows, reference=reference())
+    page = render(summary, rows)
+    kinds = {"throughput-against-batch-size", "throughput-against-latency", "scaling"}
+    for picture in pictures_of(summary)[0]:
+        inner = picture.drawing.partition("</title>")[2]
+        assert (inner in page) == (picture.name.rstrip("-0123456789") in kinds), picture.name
+        alone = standalone(picture, "Beware: emulated cards")
+        assert inner.removesuffix("</svg>") in alone and "Beware: emulated cards" in alone
+        assert "var(" not in alone and "#1047a9" in alone
+        ElementTree.fromstring(alone)
+
+
+def test_without_typst_the_data_is_written_and_the_way_out_said(
     results: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """The message names the extra; the CSV files are there all the same."""
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setitem(sys.modules, "typst", None)
     options = ["report", "real", "--results", str(results), "--figures", str(tmp_path)]
     assert main(options) == 7
     assert "nightgrid[report]" in capsys.readouterr().err
     assert (tmp_path / "scaling.csv").exists()
 
 
-def test_the_report_loads_no_matplotlib_without_being_asked(results: Path) -> None:
+def test_the_report_loads_no_typst_without_being_asked(results: Path) -> None:
     """Tables and page need no extra."""
     import subprocess
 
     code = (
         "import sys; from orchestrator.cli import main; "
         f"main(['report', 'real', '--results', {str(results)!r}, '--format', 'csv']); "
-        "sys.exit('matplotlib' in sys.modules)"
+        "sys.exit('typst' in sys.modules)"
     )
     root = Path(__file__).resolve().parents[2]
     done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, check=False)
@@ -125,10 +143,10 @@ def test_figure_data_is_whole() -> None:
 def test_a_huge_grid_is_not_drawn_picture_by_picture() -> None:
     """Of each kind at most so many are drawn, and the rest is counted."""
     night = Night()
-    for number in range(MOST_IMAGES + 5):
+    for number in range(MOST_PICTURES + 5):
         night.add(a_job(model=f"model-{number}"))
-    images, left_out = images_of(summarize(night.rows))
-    assert sum(image.name.startswith("heat-map") for image in images) == MOST_IMAGES
+    images, left_out = pictures_of(summarize(night.rows))
+    assert sum(image.name.startswith("heat-map") for image in images) == MOST_PICTURES
     assert left_out == 5
 
 

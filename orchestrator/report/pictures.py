@@ -1,0 +1,212 @@
+"""Every figure as PNG and PDF, for papers, slides and issue comments: the page's own drawings.
+
+The page's style sheet colours them, with its light theme written out, since a renderer knows no
+CSS variables. Emulated cards, random weights and synthetic data are written into every picture,
+since a picture travels without its page. Rendering is the optional extra ``report``.
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from html import escape
+from pathlib import Path
+
+from orchestrator.errors import ExtraMissing, StoreError
+from orchestrator.report import charts, units
+from orchestrator.report.figures import throughput_curve
+from orchestrator.report.grouping import Setting, described
+from orchestrator.report.page import asset, roofline_groups, scaling_groups
+from orchestrator.report.plots import front_figure, roofline_figure, scaling_figure
+from orchestrator.report.safe import visible
+from orchestrator.report.summary import Summary
+
+#: Pictures of one kind; a grid of thousands of jobs has hundreds of tables, and the CSV has all.
+MOST_PICTURES = 24
+MOST_EFFECTS = 60
+MARGIN = 18
+NOT_XML = {0xFFFE: "\N{REPLACEMENT CHARACTER}", 0xFFFF: "\N{REPLACEMENT CHARACTER}"}
+PIXELS_PER_INCH = 150
+#: A page as large as the drawing, which is handed over as text.
+PAGE = b"""#set page(width: auto, height: auto, margin: 0pt)
+#image(bytes(sys.inputs.svg), format: "svg", alt: sys.inputs.title)"""
+#: What the page's own rules do not say. The renderer brings the last family along.
+RULES = """
+svg { font-family: Inter, "Noto Sans", "Liberation Sans", "DejaVu Sans", "DejaVu Sans Mono";
+  font-size: 12.5px; }
+.paper { fill: var(--surface); } .title { font-weight: 620; fill: var(--ink); }
+.about { font-size: 11px; fill: var(--soft); } .note { font-size: 11px; fill: var(--note); }
+.curve .ink { fill: var(--ink); } .curve .best { fill: var(--ink); font-weight: 700; }
+.curve .small { font-size: 10px; } .curve .cell { fill: var(--heat); }
+.curve .state { fill: var(--s); } .curve .mark.dot { opacity: .7; stroke-width: .4; }
+.curve .gain { fill: var(--ok); stroke: var(--ok); stroke-width: 1.8; }
+.curve .loss { fill: var(--timeout); stroke: var(--timeout); stroke-width: 1.8; }
+.curve .unsure { fill: var(--soft); stroke: var(--soft); stroke-width: 1.8; }
+.curve .ours { fill: var(--accent); } .curve .theirs { fill: var(--none); }
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Picture:
+    """One picture: the name of its files, its heading, and the page's or a chart's ``<svg>``."""
+
+    name: str
+    title: str
+    drawing: str
+    about: str = ""
+
+
+def write_pictures(summary: Summary, directory: Path) -> tuple[list[Path], int]:
+    """Write every figure as PNG and PDF; the paths, and how many figures the limit leaves out.
+
+    Raises:
+        ExtraMissing: the renderer is not installed.
+        StoreError: a file cannot be written.
+    """
+    try:
+        import typst
+    except ImportError as error:
+        raise ExtraMissing("typst", extra="report", wanted_for="PNG and PDF figures") from error
+    pictures, left_out = pictures_of(summary)
+    fonts = typst.Fonts()
+    paths = []
+    for picture in pictures:
+        drawn = {"svg": standalone(picture, _note(summary)), "title": visible(picture.title)}
+        for form in ("png", "pdf"):
+            path = directory / f"{picture.name}.{form}"
+            data = typst.compile(
+                PAGE, format=form, ppi=PIXELS_PER_INCH, font_paths=fonts, sys_inputs=drawn
+            )
+            assert isinstance(data, bytes)  # one page
+            try:
+                path.write_bytes(data)
+            except OSError as error:
+                raise StoreError(f"cannot write {path}: {error.strerror or error}") from error
+            paths.append(path)
+    return paths, left_out
+
+
+def pictures_of(summary: Summary) -> tuple[list[Picture], int]:
+    """The pictures to write, and the number that the limit leaves out."""
+    kinds: dict[str, list[Picture]] = {}
+    for picture in _pictures(summary):
+        if picture.drawing:
+            kinds.setdefault(picture.name.rstrip("-0123456789"), []).append(picture)
+    shown = [picture for kind in kinds.values() for picture in kind[:MOST_PICTURES]]
+    return shown, sum(max(0, len(kind) - MOST_PICTURES) for kind in kinds.values())
+
+
+def _pictures(summary: Summary) -> Iterator[Picture]:
+    for n, table in enumerate(summary.tables, 1):
+        heading = {"title": table.title, "about": described(table.about)}
+        map_ = charts.heat_map(table, table.title)
+        yield Picture(name=f"heat-map-{n:02d}", drawing=map_, **heading)
+        curve = throughput_curve(table, table.title)
+        yield Picture(name=f"throughput-against-batch-size-{n:02d}", drawing=curve, **heading)
+    for n, front in enumerate(summary.fronts, 1):
+        drawing = front_figure(front, front.setting.model, summary.chosen)
+        name = f"throughput-against-latency-{n:02d}"
+        yield Picture(name=name, drawing=drawing, **_of(front.setting))
+    if any(row.items for row in summary.rows):
+        title = f"{summary.run}: each point is one prompt"
+        yield Picture(
+            name="prompts", title=title, drawing=charts.prompts_chart(summary.rows, title)
+        )
+    if summary.effects:
+        shown, title = summary.effects[:MOST_EFFECTS], "What each technique buys"
+        if len(summary.effects) > len(shown):
+            title += f" (the first {len(shown)} of {len(summary.effects)})"
+        yield Picture(name="techniques", title=title, drawing=charts.effects_chart(shown, title))
+    for n, group in enumerate(scaling_groups(summary.scalings), 1):
+        heading = _of(group[0].setting)
+        drawing = scaling_figure(group, heading["title"])
+        yield Picture(name=f"scaling-{n:02d}", drawing=drawing, **heading)
+    for n, (sheet, shares) in enumerate(roofline_groups(summary.roofline.shares), 1):
+        title = f"Roofline of {sheet.device}"
+        drawing = roofline_figure(sheet, shares, title)
+        yield Picture(name=f"roofline-{n:02d}", title=title, about=sheet.source, drawing=drawing)
+    for n, one in enumerate(summary.published, 1):
+        title = f"{one.task.replace('-', ' ')}: {one.model}, {units.plural(one.cards, 'card')}"
+        drawing = charts.published_chart(one, title)
+        yield Picture(name=f"published-{n:02d}", title=title, drawing=drawing)
+    if lanes := summary.timeline.lanes:
+        title = f"{len(lanes)} cards, busy {units.percent(summary.timeline.utilization, 3)}"
+        yield Picture(
+            name="cards", title=title, drawing=charts.cards_chart(summary.timeline, title)
+        )
+
+
+def _of(setting: Setting) -> dict[str, str]:
+    about = described(dict(setting.parameters))
+    return {"title": f"{setting.model} on {setting.where}", "about": about}
+
+
+def _note(summary: Summary) -> str:
+    """Warnings about numbers that are not real, for the foot of every picture."""
+    flags = [f"{f.name.lower()} in {f.count} of {f.of} rows" for f in summary.flags]
+    return ("Beware: " + ", ".join(flags)) if flags else ""
+
+
+def standalone(picture: Picture, note: str) -> str:
+    """An SVG file of its own: heading, drawing, note, and the style sheet inside."""
+    head, _, body = picture.drawing.partition(">")
+    size = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', head)
+    assert size, head
+    wide, high = float(size[1]), float(size[2])
+    parts, y = [], float(MARGIN)
+    for kind, text in (("title", picture.title), ("about", picture.about)):
+        written, y = _lines(kind, text, y, wide)
+        parts.append(written)
+    place = f"translate({MARGIN} {y + 8})"
+    parts.append(f'<g class="curve" transform="{place}">{body.removesuffix("</svg>")}</g>')
+    written, y = _lines("note", note, y + high + 14, wide)
+    wide, high = wide + 2 * MARGIN, y + MARGIN - 4
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{wide:.0f}" height="{high:.0f}" '
+        f'viewBox="0 0 {wide:.0f} {high:.0f}"><style>{style_sheet()}</style>'
+        f'<rect class="paper" width="100%" height="100%"/>{"".join(parts)}{written}</svg>'
+    ).translate(NOT_XML)
+
+
+def _lines(kind: str, text: str, y: float, wide: float) -> tuple[str, float]:
+    """Text broken into lines below ``y``, and where it ends."""
+    parts = []
+    for line in textwrap.wrap(visible(text), int(wide / 6.9)):
+        y += 16
+        parts.append(f'<text class="{kind}" x="{MARGIN}" y="{y - 4:.1f}">{escape(line)}</text>')
+    return "".join(parts), y
+
+
+@cache
+def style_sheet() -> str:
+    """The page's rules for drawings with every variable replaced by its value in the light theme.
+
+    A variable that a class sets (``--p`` by ``.p0``) makes a rule of each such class.
+    """
+    css = re.sub(r"/\*.*?\*/", "", asset("page.css"), flags=re.DOTALL)
+    light = dict(re.findall(r"(--[\w-]+):\s*([^;]+);", css[: css.index("}")]))
+    rules = re.findall(r"([^{}]+)\{([^{}]*)\}", css[css.index("}") :])
+    of_class: dict[str, list[tuple[str, str]]] = {}
+    for selectors, body in rules:
+        if only := re.fullmatch(r"\s*(--[\w-]+):\s*([^;]+);\s*", body):
+            for name in selectors.split(","):
+                of_class.setdefault(only[1], []).append((name.strip(), only[2]))
+    drawn = [rule for rule in rules if rule[0].strip().startswith(".curve ")]
+    written = []
+    for selector, body in [*drawn, *re.findall(r"([^{}]+)\{([^{}]*)\}", RULES)]:
+        selector = selector.strip()
+        variants = [(selector, body)]
+        for variable, classes in of_class.items():
+            if f"var({variable})" in body:
+                inner = selector.removeprefix(".curve ")
+                variants = [
+                    (f".curve {inner}{n}, .curve {n} {inner}", body.replace(f"var({variable})", v))
+                    for n, v in classes
+                ]
+        written += [f"{where} {{{what}}}" for where, what in variants]
+    sheet = re.sub(r"var\((--[\w-]+)\)", lambda found: light[found[1]], "\n".join(written))
+    # Fonts of a continuous weight are the browsers' alone.
+    return re.sub(r"(font-weight: \d)\d\d", r"\g<1>00", sheet)
