@@ -25,11 +25,11 @@ _SEAM = "base"
 class Declared(Mapping[str, T], Generic[T]):
     """The specs of a folder's files and of other packages, by name; ours are never replaced."""
 
-    def __init__(self, folder: str, kind: type[T], group: str) -> None:
+    def __init__(self, folder: str, kind: type, group: str) -> None:
         """
         Args:
             folder: the package that holds the files, e.g. ``workloads.engines``.
-            kind: the class of the specs.
+            kind: the class of the specs; a spec may also be a class that is derived from it.
             group: the entry points of other packages, e.g. ``nightgrid.engines``.
         """
         self._folder = folder
@@ -62,7 +62,7 @@ class Declared(Mapping[str, T], Generic[T]):
         if name not in self._loaded:
             module = importlib.import_module(f"{self._folder}.{name.replace('-', '_')}")
             spec = module.SPEC
-            if not isinstance(spec, self._kind) or spec.name != name:  # type: ignore[attr-defined]
+            if not _is_named(spec, self._kind, name):
                 raise TypeError(f"{module.__file__} declares no {self._kind.__name__} named {name}")
             self._loaded[name] = spec
         return self._loaded[name]
@@ -72,6 +72,12 @@ class Declared(Mapping[str, T], Generic[T]):
 
     def __len__(self) -> int:
         return len(self.own) + len(self._others)
+
+
+def _is_named(spec: object, kind: type, name: str) -> bool:
+    """Whether this is a declaration of a kind, under a name."""
+    fits = isinstance(spec, kind) or (isinstance(spec, type) and issubclass(spec, kind))
+    return fits and getattr(spec, "name", None) == name
 
 
 def installed(group: str, kind: type) -> dict[str, Any]:
@@ -89,7 +95,7 @@ def installed(group: str, kind: type) -> dict[str, Any]:
         except Exception as error:
             _LOG.warning("%s %s (%s) is left out: %r", what, point.name, point.value, error)
             continue
-        if not isinstance(spec, kind) or getattr(spec, "name", None) != point.name:
+        if not _is_named(spec, kind, point.name):
             _LOG.warning("%s %s: %s is no entry of that name", what, point.name, point.value)
             continue
         found[point.name] = spec

@@ -1,7 +1,7 @@
 """The parameters of fine-tuning: the method's own here, then those of every technique.
 
-Torch-free; ``FinetuningParameters`` is put together from ``workloads.techniques.TECHNIQUES``, so a
-technique that is named there is a setting of grids at once.
+Torch-free; ``FinetuningParameters`` is put together from ``workloads.techniques``, so
+the settings of a technique that is found there are settings of grids at once.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pydantic import create_model
 
 from workloads.parameters import WorkloadParameters
 from workloads.settings import setting
-from workloads.techniques import TECHNIQUES
+from workloads.techniques import all_techniques
 
 Method = Literal["full", "lora", "vera", "dora", "qlora", "qat", "qat-lora"]
 
@@ -111,11 +111,11 @@ class MethodParameters(WorkloadParameters):
 def _combined() -> Any:
     """A definition for each field of the method and of all techniques, by name."""
     fields: dict[str, Any] = {}
-    models: tuple[type[WorkloadParameters], ...] = (MethodParameters, *TECHNIQUES)
+    models: tuple[type[WorkloadParameters], ...] = (MethodParameters, *all_techniques())
     for model in models:
         for name, info in model.model_fields.items():
             if name in fields:
-                raise TypeError(f"two techniques have a parameter {name}")
+                raise TypeError(f"a technique has a setting of the method: {name}")
             fields[name] = (info.annotation, info)
     return fields
 

@@ -12,7 +12,7 @@ from orchestrator.grid.model import Grid
 from orchestrator.grid.reader import load_grid
 from orchestrator.planning.plan import Action
 from orchestrator.planning.planner import make_plan
-from workloads.techniques import TECHNIQUES
+from workloads.techniques import all_techniques
 from workloads.techniques.strategy import Strategy
 
 SHIPPED = Path(__file__).resolve().parents[2] / "grids" / "techniques.yaml"
@@ -27,7 +27,7 @@ def test_every_technique_has_a_row(shipped: Grid) -> None:
     """At least one setting of each differs somewhere from its default; strategies have a grid of
     their own (chatglm3-finetune)."""
     rows = [dict(job.parameters) for job in shipped.jobs()]
-    for kind in TECHNIQUES:
+    for kind in all_techniques():
         changed = any(
             row[name] != info.default for row in rows for name, info in kind.model_fields.items()
         )
@@ -47,7 +47,7 @@ def test_each_experiment_has_its_baseline(shipped: Grid) -> None:
     """A row with every technique at its default, to compare the others with."""
     defaults = {
         name: info.default
-        for kind in TECHNIQUES
+        for kind in all_techniques()
         if kind is not Strategy
         for name, info in kind.model_fields.items()
     }

@@ -9,8 +9,9 @@ import pytest
 from finetuning_cases import asked, refuse
 from pydantic import ValidationError
 
+from workloads import techniques_document
 from workloads.registry import find_workload
-from workloads.techniques import TECHNIQUES, document
+from workloads.techniques import all_techniques
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "techniques.md"
 FP32 = {"precision": "fp32"}
@@ -127,15 +128,15 @@ def test_values_out_of_range_are_refused(changes: dict[str, Any]) -> None:
 
 def test_the_document_is_up_to_date() -> None:
     """docs/techniques.md is what the techniques say of themselves."""
-    assert DOCUMENT.read_text(encoding="utf-8") == document.markdown(), (
-        "write it anew: python -m workloads.techniques.document > docs/techniques.md"
+    assert DOCUMENT.read_text(encoding="utf-8") == techniques_document.markdown(), (
+        "write it anew: python -m workloads.techniques_document > docs/techniques.md"
     )
 
 
 def test_the_document_has_every_setting_and_limit() -> None:
     """Each technique's settings are in it, and what a device cannot do."""
-    text = document.markdown()
-    for kind in TECHNIQUES:
+    text = techniques_document.markdown()
+    for kind in all_techniques():
         assert all(f"| `{name}` |" in text for name in kind.model_fields)
     assert "`pin_memory: true` on cpu" in text
     assert "`attention: xformers` on cpu" in text

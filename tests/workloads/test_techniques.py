@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from workloads.api import Result
 from workloads.errors import Unsupported
-from workloads.techniques import TECHNIQUES, chosen
+from workloads.techniques import all_techniques, chosen
 from workloads.training import rows
 from workloads.training.losses import next_token_loss
 from workloads.training.samples import NOT_LEARNED, TrainingSample, cut
@@ -156,12 +156,12 @@ def test_loss_scaling_leaves_the_update_as_it_is() -> None:
 
 def test_every_technique_says_what_it_is() -> None:
     """A title, described parameters with defaults, and names that no other technique has."""
-    names = [name for kind in TECHNIQUES for name in kind.model_fields]
+    names = [name for kind in all_techniques() for name in kind.model_fields]
     assert len(names) == len(set(names))
-    for kind in TECHNIQUES:
+    for kind in all_techniques():
         assert kind.title and kind.__doc__
         assert all(field.description for field in kind.model_fields.values())
-    assert [type(technique) for technique in chosen(_defaults())] == list(TECHNIQUES)
+    assert [type(technique) for technique in chosen(_defaults())] == list(all_techniques())
 
 
 def test_packed_samples_do_not_meet_or_the_job_refuses() -> None:

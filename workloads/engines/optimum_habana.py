@@ -48,7 +48,7 @@ def _refuse_training(asked: Asked) -> Iterator[Refusal]:
     """The library's own trainer runs LoRA on one card, as it is; Nightgrid's loop does all else."""
     from workloads.engines import default_engine
     from workloads.finetuning_parameters import method_of
-    from workloads.techniques import TECHNIQUES
+    from workloads.techniques import all_techniques
 
     hint = f"engine {default_engine('train')} does it, on Gaudi cards too"
 
@@ -61,7 +61,7 @@ def _refuse_training(asked: Asked) -> Iterator[Refusal]:
         yield refusal("method", f"LoRA, not {method.method}")
     if asked.cards > 1:
         yield refusal("cards", "on one card")
-    for kind in TECHNIQUES:
+    for kind in all_techniques():
         for name, field in kind.model_fields.items():
             if asked.parameters.get(name, field.default) != field.default:
                 yield refusal(

@@ -1,55 +1,47 @@
-"""Training techniques, one module each, behind the seam of ``base.py``.
+"""Training techniques, one file each, behind the seam of ``base.py``.
 
-To add one, write its module and name its class here: grids, their schema, the plan and fine-tuning
-take it from this list. The order is the order in which techniques act at each point.
+To add one, write ``NAME.py`` with its class as ``SPEC``, or name a class of another installed
+package under the entry points ``nightgrid.techniques`` (docs/adding-a-technique.md). Grids, their
+schema, the plan and fine-tuning find it.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
-from workloads.techniques.accumulation import GradientAccumulation
-from workloads.techniques.attention import Attention
-from workloads.techniques.autocast import Autocast
+from workloads.declared import Declared
 from workloads.techniques.base import Technique
-from workloads.techniques.checkpointing import GradientCheckpointing
-from workloads.techniques.compilation import Compilation
-from workloads.techniques.compression import GradientCompression
-from workloads.techniques.data_loading import DataLoading
-from workloads.techniques.freezing import Freezing
-from workloads.techniques.learned_logits import LearnedLogits
-from workloads.techniques.matmul_precision import MatmulPrecision
-from workloads.techniques.memory_release import MemoryRelease
-from workloads.techniques.optimizers import OptimizerChoice
-from workloads.techniques.padding import Padding
-from workloads.techniques.saving import Saving
-from workloads.techniques.strategy import Strategy
-from workloads.techniques.tokenizers import TokenizerKind
 
-TECHNIQUES: tuple[type[Technique], ...] = (
-    TokenizerKind,
-    Padding,
-    DataLoading,
-    GradientAccumulation,
-    Freezing,
-    GradientCheckpointing,
-    Autocast,
-    MatmulPrecision,
-    Attention,
-    LearnedLogits,
-    OptimizerChoice,
-    Compilation,  # of what the others have made of the model
-    Strategy,  # cards share what the others have made
-    GradientCompression,  # on what the strategy has put around the model
-    Saving,
-    MemoryRelease,
-)
+#: Every technique by name; nobody else's takes the place of one of ours.
+TECHNIQUES: Declared[type[Technique]] = Declared(__name__, Technique, "nightgrid.techniques")
+
+
+@cache
+def all_techniques() -> tuple[type[Technique], ...]:
+    """Every technique, in the order in which they act at each point. One of another package whose
+    setting is called as another technique's is left out, with a warning."""
+    found: dict[str, type[Technique]] = {}
+    settings: dict[str, str] = {}  # name -> the technique that has it
+    for name in TECHNIQUES:  # ours come first
+        kind = TECHNIQUES[name]
+        if twice := settings.keys() & kind.model_fields.keys():
+            taken = min(twice)
+            told = f"technique {name}: {settings[taken]} has a setting {taken} already; rename one"
+            if name in TECHNIQUES.own:
+                raise TypeError(told)
+            logging.getLogger("nightgrid.techniques").warning("left out: %s", told)
+            continue
+        found[name] = kind
+        settings |= dict.fromkeys(kind.model_fields, name)
+    return tuple(sorted(found.values(), key=lambda kind: (kind.order, kind.name)))
 
 
 def chosen(parameters: Mapping[str, Any]) -> tuple[Technique, ...]:
     """Every technique, set as the parameters of a job say."""
     return tuple(
         kind.model_validate({name: parameters[name] for name in kind.model_fields})
-        for kind in TECHNIQUES
+        for kind in all_techniques()
     )

@@ -18,7 +18,9 @@ from workloads.techniques.base import DataPlan, Technique
 class GradientAccumulation(Technique):
     """In how many passes a batch is worked off."""
 
+    name: ClassVar[str] = "accumulation"
     title: ClassVar[str] = "gradient accumulation"
+    order: ClassVar[int] = 40
 
     gradient_accumulation: int = setting(
         1,
@@ -49,3 +51,6 @@ class GradientAccumulation(Technique):
 
     def on_data(self, data: DataPlan) -> None:
         data.micro_batches = self.gradient_accumulation
+
+
+SPEC = GradientAccumulation

@@ -31,7 +31,9 @@ _ALIGNMENT = 8
 class Attention(Technique):
     """Which implementation of attention."""
 
+    name: ClassVar[str] = "attention"
     title: ClassVar[str] = "attention implementation"
+    order: ClassVar[int] = 90
 
     attention: Literal["sdpa", "eager", "flash_attention_2", "xformers"] = setting(
         "sdpa",
@@ -142,3 +144,6 @@ def _aligned(mask: torch.Tensor, heads: int) -> torch.Tensor:
     wide = mask.new_zeros(*mask.shape[:-1], -(-columns // _ALIGNMENT) * _ALIGNMENT)
     wide[..., :columns] = mask
     return wide[..., :columns].expand(-1, heads, -1, -1)
+
+
+SPEC = Attention

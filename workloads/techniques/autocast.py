@@ -19,7 +19,9 @@ from workloads.techniques.base import Technique, Training
 class Autocast(Technique):
     """The format of matrix products, when it is not that of the weights."""
 
+    name: ClassVar[str] = "autocast"
     title: ClassVar[str] = "mixed precision"
+    order: ClassVar[int] = 70
 
     autocast: Literal["none", "bf16", "fp16"] = setting(
         "none",
@@ -75,3 +77,6 @@ class Autocast(Technique):
             training.optimizer.zero_grad(set_to_none=True)
 
         training.backward, training.update = backward, update
+
+
+SPEC = Autocast

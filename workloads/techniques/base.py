@@ -174,8 +174,11 @@ class Training:
 class Technique(WorkloadParameters):
     """Base of all: acts nowhere, goes together with everything."""
 
+    name: ClassVar[str]  # of its file, or of its entry point
     #: What people call it, for documentation and reports.
     title: ClassVar[str]
+    #: Among all techniques, which act at each point in ascending order; ours are 10 to 160.
+    order: ClassVar[int] = 1000
 
     def refusals(self, asked: Asked) -> Iterable[Refusal]:
         """What speaks against this technique, as it is set, in this job. Pure; no torch."""

@@ -17,7 +17,9 @@ from workloads.techniques.base import Technique, Training
 class GradientCheckpointing(Technique):
     """Whether layers are run again on the way back."""
 
+    name: ClassVar[str] = "checkpointing"
     title: ClassVar[str] = "gradient checkpointing"
+    order: ClassVar[int] = 60
 
     gradient_checkpointing: bool = setting(
         False,
@@ -35,3 +37,6 @@ class GradientCheckpointing(Technique):
             raise Unsupported(f"{type(model).__name__} has no gradient checkpointing")
         # The other kind (reentrant) drops the gradients of adapters below a frozen embedding.
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+
+
+SPEC = GradientCheckpointing

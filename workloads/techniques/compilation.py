@@ -29,7 +29,9 @@ _REHEARSALS = 8
 class Compilation(Technique):
     """Whether the model is compiled."""
 
+    name: ClassVar[str] = "compilation"
     title: ClassVar[str] = "torch.compile"
+    order: ClassVar[int] = 120  # of what the others have made of the model
 
     torch_compile: bool = setting(
         False,
@@ -123,3 +125,6 @@ def _from_nothing(training: Training) -> None:
     # No more processes than the job has cores.
     threads = min(torch.get_num_threads(), config.compile_threads or 1)
     training.ending.enter_context(config.patch(compile_threads=threads))
+
+
+SPEC = Compilation

@@ -29,7 +29,9 @@ _POWERSGD_START = 2
 class GradientCompression(Technique):
     """In which form data-parallel cards exchange gradients."""
 
+    name: ClassVar[str] = "compression"
     title: ClassVar[str] = "gradient compression"
+    order: ClassVar[int] = 140  # on what the strategy has put around the model
 
     gradient_compression: Literal["none", "fp16", "bf16", "powersgd"] = setting(
         "none",
@@ -159,3 +161,6 @@ class _PowerSgd:
         sent = self._state.total_numel_after_compression
         given = self._state.total_numel_before_compression
         return f"powersgd of rank {self._rank}: {sent} numbers sent for {given} gradients"
+
+
+SPEC = GradientCompression

@@ -25,7 +25,9 @@ _PREFETCH = 2
 class DataLoading(Technique):
     """Who makes batches, and how they reach the card."""
 
+    name: ClassVar[str] = "data-loading"
     title: ClassVar[str] = "data loading"
+    order: ClassVar[int] = 30
 
     data_workers: int = setting(
         0,
@@ -139,3 +141,6 @@ class _Steps:
 def _move(inputs: Inputs, card: str) -> Inputs:
     moved = {name: tensor.to(card, non_blocking=True) for name, tensor in inputs.tensors().items()}
     return Inputs(**moved)
+
+
+SPEC = DataLoading

@@ -22,7 +22,9 @@ _WHOLE_MODEL = ("full", "qat")
 class Freezing(Technique):
     """Which part of the model stays as it is."""
 
+    name: ClassVar[str] = "freezing"
     title: ClassVar[str] = "freezing"
+    order: ClassVar[int] = 50
 
     freeze_embeddings: bool = setting(
         False,
@@ -77,3 +79,6 @@ def _layers(model: Any) -> list[Any]:
         raise BadConfiguration(f"{type(model).__name__} has no list of layers to freeze")
     layers: list[Any] = list(sorted(lists, key=lambda modules: len(list(modules)))[-1])
     return layers
+
+
+SPEC = Freezing

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 class LearnedLogits(Technique):
     """Which positions go through the last layer."""
 
+    name: ClassVar[str] = "learned-logits"
     title: ClassVar[str] = "logits of learned positions"
+    order: ClassVar[int] = 100
 
     logits: Literal["all", "learned"] = setting(
         "all",
@@ -77,3 +79,6 @@ def _innermost(model: Any) -> Any:
     """The language model below an adapter."""
     get = getattr(model, "get_base_model", None)
     return get() if get is not None else model
+
+
+SPEC = LearnedLogits

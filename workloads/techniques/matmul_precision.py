@@ -24,7 +24,9 @@ _ROUNDING = 1e-5
 class MatmulPrecision(Technique):
     """In how many bits fp32 matrix products are computed."""
 
+    name: ClassVar[str] = "matmul-precision"
     title: ClassVar[str] = "TF32 / matmul precision"
+    order: ClassVar[int] = 80
 
     matmul_precision: Literal["highest", "high", "medium"] = setting(
         "highest",
@@ -79,3 +81,6 @@ class MatmulPrecision(Technique):
         training.details["matmul_precision"] = (
             f"{self.matmul_precision}, relative error {error:.1e}"
         )
+
+
+SPEC = MatmulPrecision

@@ -20,7 +20,9 @@ from workloads.techniques.base import Technique, Training
 class MemoryRelease(Technique):
     """After how many steps unused memory is given back."""
 
+    name: ClassVar[str] = "memory-release"
     title: ClassVar[str] = "memory release between steps"
+    order: ClassVar[int] = 160
 
     release_memory_every: int = setting(
         0,
@@ -44,3 +46,6 @@ class MemoryRelease(Technique):
         if self.release_memory_every:
             training.details["memory_releases"] = str(len(self._seconds))
             training.details["memory_release_s"] = f"{sum(self._seconds):.6g}"
+
+
+SPEC = MemoryRelease

@@ -31,7 +31,9 @@ _PACKAGES = {
 class OptimizerChoice(Technique):
     """Which optimizer."""
 
+    name: ClassVar[str] = "optimizers"
     title: ClassVar[str] = "optimizer"
+    order: ClassVar[int] = 110
 
     optimizer: Literal[
         "adamw", "adamw-fused", "adamw-8bit", "adamw-8bit-paged", "adamw-8bit-torchao", "adafactor"
@@ -112,3 +114,6 @@ def state_bytes(optimizer: Any) -> int:
         for value in state.values()
         if isinstance(value, torch.Tensor)
     )
+
+
+SPEC = OptimizerChoice

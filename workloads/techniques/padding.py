@@ -23,7 +23,9 @@ from workloads.training.samples import TrainingSample
 class Padding(Technique):
     """How samples become rows."""
 
+    name: ClassVar[str] = "padding"
     title: ClassVar[str] = "padding"
+    order: ClassVar[int] = 20
 
     padding: Literal["dynamic", "fixed", "uniform-length", "packing"] = setting(
         "dynamic",
@@ -106,3 +108,6 @@ class Padding(Technique):
             training.model.config._attn_implementation = apart.NAME
         if self.padding == "packing":
             rows.check_packing(training.model, training.device)
+
+
+SPEC = Padding

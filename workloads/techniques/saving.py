@@ -32,7 +32,9 @@ _PREFIX = "checkpoints-"
 class Saving(Technique):
     """Whether, and how, training is saved as it goes."""
 
+    name: ClassVar[str] = "saving"
     title: ClassVar[str] = "checkpoints during training"
+    order: ClassVar[int] = 150
 
     save_every: int = setting(
         0,
@@ -256,3 +258,6 @@ def _write(state: Any, target: Path) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(aside, target)
+
+
+SPEC = Saving

@@ -30,7 +30,9 @@ _ZERO = ("zero0", "zero1", "zero2", "zero3")
 class Strategy(Technique):
     """What the cards of a gang share, and how."""
 
+    name: ClassVar[str] = "strategy"
     title: ClassVar[str] = "strategy on several cards"
+    order: ClassVar[int] = 130  # cards share what the others have made
 
     strategy: Literal["ddp", "zero0", "zero1", "zero2", "zero3", "tensor-parallel"] | None = (
         setting(
@@ -203,3 +205,6 @@ def _ddp(training: Training, group: Any) -> None:
     training.wrapper = wrapper
     training.exchanges.append(Overlapped(wrapper))
     training.around_micro_batch.append(exchange)
+
+
+SPEC = Strategy

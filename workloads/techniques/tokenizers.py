@@ -17,7 +17,9 @@ from workloads.techniques.base import Loading, Technique
 class TokenizerKind(Technique):
     """Which kind of tokenizer."""
 
+    name: ClassVar[str] = "tokenizers"
     title: ClassVar[str] = "fast and slow tokenizers"
+    order: ClassVar[int] = 10
 
     tokenizer: Literal["auto", "fast", "slow"] = setting(
         "auto",
@@ -45,3 +47,6 @@ class TokenizerKind(Technique):
                 )
 
         loading.checks.append(check)
+
+
+SPEC = TokenizerKind

@@ -1,6 +1,6 @@
 """``docs/techniques.md`` from the techniques themselves: what each is, its settings, its limits.
 
-``python -m workloads.techniques.document > docs/techniques.md`` writes it; a test compares. The
+``python -m workloads.techniques_document > docs/techniques.md`` writes it; a test compares. The
 limits are found by asking each technique about every value alone, on every device.
 """
 
@@ -36,7 +36,7 @@ def markdown() -> str:
     """The whole document."""
     parts = [
         "# Training techniques",
-        "Generated from `workloads/techniques/` by `python -m workloads.techniques.document`; do "
+        "Generated from `workloads/techniques/` by `python -m workloads.techniques_document`; do "
         "not edit.",
         "Every technique is one or more settings of `workload: finetuning`, and any of them may "
         "stand under `axes:` or `include:` of an experiment. Unless told otherwise a technique "
@@ -45,7 +45,8 @@ def markdown() -> str:
         "itself is refused when the grid is read; what a device cannot do becomes a row "
         "UNSUPPORTED with the reason, and so does what turns out on the card to have no effect.",
     ]
-    for kind in sorted(TECHNIQUES, key=lambda kind: kind.title.lower()):
+    ours = (TECHNIQUES[name] for name in TECHNIQUES.own)
+    for kind in sorted(ours, key=lambda kind: kind.title.lower()):
         parts += _section(kind)
     return "\n\n".join(parts) + "\n"
 

@@ -1,0 +1,63 @@
+"""A workload: an engine multiplies the matrix of a checkpoint by itself."""
+
+from pathlib import Path
+
+from workloads.api import JobContext, Request, Result
+from workloads.engines import engine_function
+from workloads.measure import Instruments, Observation, measure
+from workloads.metrics import Throughput
+from workloads.parameters import WorkloadParameters
+from workloads.registry import WorkloadEntry
+from workloads.settings import setting
+
+
+class ProductParameters(WorkloadParameters):
+    """How much of the matrix is used."""
+
+    size: int = setting(8, role="work", loads=True, ge=1, description="Rows and columns.")
+
+
+ENTRY = WorkloadEntry(
+    name="outside-product",
+    function=f"{__name__}:run",
+    parameters=ProductParameters,
+    summary="Products of a matrix with itself: products/s.",
+    ability="multiply",
+    tasks=("matrix",),
+    throughput=Throughput(unit="products/s", counts="items"),
+)
+
+
+def run(request: Request, context: JobContext) -> Result:
+    """Multiply once a repeat, and report the mean entry of the product."""
+    from safetensors.torch import load_file
+
+    multiply = engine_function(request.engine, "multiply", context.device.name)
+    size = request.parameters["size"]
+    context.enter_phase("load")
+
+    def load():
+        return load_file(Path(request.model) / "model.safetensors")["matrix"][:size, :size]
+
+    matrix = context.resident(request.residency_key, load)
+    products = []
+
+    def run_batch(repeat: int, batch: int):
+        products.append(multiply(matrix))
+        return lambda: Observation(items=1)
+
+    instruments = Instruments(
+        clock=context.clock,
+        cpu_clock=context.cpu_clock,
+        synchronize=context.device.synchronize,
+        collective=context.collective,
+        enter_phase=context.enter_phase,
+    )
+    measured = measure(run_batch, batches=1, settings=request.measure, instruments=instruments)
+    return Result(
+        samples=measured.samples,
+        stop_reason=measured.stop_reason,
+        warmup_s=measured.warmup_s,
+        synthetic_data=True,
+        metrics={"mean_entry": float(products[-1].mean())},
+    )

@@ -1,0 +1,169 @@
+"""A package outside the tree adds to every list that a grid may choose from, and runs.
+
+Each addition takes one file of ``outside/`` and one entry point, and no file of ours:
+
+    workload   outside_workload.py   1 file    nightgrid.workloads
+    engine     outside_engine.py     1 file    nightgrid.engines
+    device     outside_npu.py        1 file    nightgrid.devices
+    technique  outside_technique.py  1 file    nightgrid.techniques
+    metric     outside_metric.py     1 file    nightgrid.tasks
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import yaml
+from safetensors.numpy import save_file
+
+ROOT = Path(__file__).resolve().parents[2]
+FILES = Path(__file__).parent / "outside"
+
+pytestmark = pytest.mark.slow  # torch and transformers are imported in a process of its own
+
+POINTS = {
+    "nightgrid.workloads": "outside-product = outside_workload:ENTRY",
+    "nightgrid.engines": "outside-engine = outside_engine:SPEC",
+    "nightgrid.devices": "npu = outside_npu:SPEC",
+    "nightgrid.techniques": "gradient-signs = outside_technique:SignOfGradients",
+    "nightgrid.tasks": "matrix = outside_metric:SPEC",
+}
+
+#: A run, and what the report and the comparison say of them, in one process.
+COMMANDS = """
+import contextlib, json, shutil
+from pathlib import Path
+from orchestrator.cli import main
+assert main(["run", "grid.yaml", "--in-process", "--quiet", "--run", "after"]) == 0
+shutil.copytree("results/after", "results/before")
+for typed in (["report", "after", "--json"], ["compare", "before", "after", "--all", "--json"]):
+    with open(typed[0] + ".json", "w") as file, contextlib.redirect_stdout(file):
+        assert main(typed) == 0
+from orchestrator.report.labels import label
+from orchestrator.results.store import Store
+from workloads.techniques import all_techniques
+rows = Store.existing(Path("results"), "after").measurements()
+labels = {row.job_id: label(row) for row in rows}
+order = [kind.name for kind in all_techniques()]
+Path("more.json").write_text(json.dumps({"labels": labels, "order": order}))
+"""
+
+
+def grid(model: Path) -> dict[str, object]:
+    """Two experiments, which use all five additions."""
+    products = {
+        "name": "products",
+        "workload": "outside-product",
+        "model": str(model),
+        "axes": {"size": [8, 16]},
+    }
+    signs = {
+        "name": "signs",
+        "workload": "finetuning",
+        "model": "tiny-chatglm3",
+        "method": "full",
+        "learning_rate": 0.001,
+        "steps": 3,
+        "samples": 4,
+        "max_length": 32,
+        "axes": {"gradient_signs": [False, True]},
+    }
+    return {
+        "name": "outside",
+        "defaults": {"accelerator": "NPU", "engine": "outside-engine", "precision": "fp32"},
+        "measure": {"warmup": 0, "min_repeats": 2, "max_repeats": 2, "time_limit_s": 5},
+        "experiments": [products, signs],
+    }
+
+
+@pytest.fixture(scope="module")
+def outside(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+    """What the commands say of a run, and of it beside a copy."""
+    place = tmp_path_factory.mktemp("outside")
+    information = place / "outside-1.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text("Name: outside\nVersion: 1\n")
+    points = "".join(f"[{group}]\n{point}\n" for group, point in POINTS.items())
+    (information / "entry_points.txt").write_text(points)
+    model = place / "matrix"
+    model.mkdir()
+    (model / "config.json").write_text('{"architectures": ["OutsideMatrix"]}')
+    save_file({"matrix": np.ones((16, 16), np.float32)}, model / "model.safetensors")
+    (place / "grid.yaml").write_text(yaml.safe_dump(grid(model)))
+    environment = {**os.environ, "PYTHONPATH": f"{place}:{FILES}:{ROOT}"}
+    for name in ("RAY_ADDRESS", "NIGHTGRID_RESULTS"):
+        environment.pop(name, None)
+    done = subprocess.run(
+        [sys.executable, "-c", COMMANDS],
+        cwd=place,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    said = {
+        name: json.loads((place / f"{name}.json").read_text())
+        for name in ("report", "compare", "more")
+    }
+    return SimpleNamespace(**said, rows=said["report"]["rows"])
+
+
+def of(rows: list[dict], workload: str, setting: str) -> dict[object, dict]:
+    """The rows of a workload by the value of a setting."""
+    named = f"parameters.{setting}"
+    return {row[named]: row for row in rows if row["workload"] == workload}
+
+
+def test_each_addition_is_one_file() -> None:
+    """As many files as there are entry points, each of which names another one."""
+    modules = {point.partition(" = ")[2].partition(":")[0] for point in POINTS.values()}
+    assert modules == {path.stem for path in FILES.glob("*.py")}
+    assert len(modules) == len(POINTS) == 5
+
+
+def test_all_of_them_run(outside: SimpleNamespace) -> None:
+    """Every row succeeded, with the engine and on the device of the package."""
+    assert len(outside.rows) == 4
+    said = {(row["state"], row["engine"], row["accelerator"]) for row in outside.rows}
+    assert said == {("SUCCEEDED", "outside-engine", "NPU")}
+
+
+def test_the_metric_is_in_rows_and_comparisons(outside: SimpleNamespace) -> None:
+    """The product of n by n ones has n everywhere; a comparison knows title, unit, direction."""
+    rows = of(outside.rows, "outside-product", "size")
+    assert {n: row["workload_metrics.mean_entry"] for n, row in rows.items()} == {8: 8, 16: 16}
+    assert {row["throughput_unit"] for row in rows.values()} == {"products/s"}
+    figures = {
+        change["parameters"]["size"]: change["figures"]
+        for change in outside.compare["changes"]
+        if change["workload"] == "outside-product"
+    }
+    told = {"name": "mean_entry", "title": "mean entry of the product", "unit": "units"}
+    told |= {"better": "higher", "improved": None}
+    assert figures == {n: [{**told, "before": n, "after": n}] for n in (8, 16)}
+
+
+def test_the_technique_acts_and_is_a_choice(outside: SimpleNamespace) -> None:
+    """It acts where its order says, trains another model, is named in the label, and meets the
+    plain row in one contest; unequal sizes, which are other work, do not meet."""
+    order = outside.more["order"]
+    place = order.index("gradient-signs")
+    assert order[place - 1 : place + 2] == ["optimizers", "gradient-signs", "compilation"]
+    rows = of(outside.rows, "finetuning", "gradient_signs")
+    plain, signed = rows[False], rows[True]
+    assert signed["details.gradient_signs"] == "taken"
+    assert "details.gradient_signs" not in plain
+    loss = "workload_metrics.first_batch_loss_after"
+    assert signed[loss] != pytest.approx(plain[loss], rel=1e-4)
+    assert "gradient signs" in outside.more["labels"][signed["job_id"]]
+    assert "gradient signs" not in outside.more["labels"][plain["job_id"]]
+    contests = [each["parameters"] for each in outside.report["best"]]
+    assert len(contests) == 3 and sum("method" in each for each in contests) == 1
+    assert not any("gradient_signs" in each for each in contests)
