@@ -30,7 +30,7 @@ def test_every_test_with_a_cluster_waits_for_its_turn(request: pytest.FixtureReq
         item.path for item in request.session.items if item.get_closest_marker("ray") is not None
     }
     assert {rank(file) for file in marked} <= {0}
-    assert rank(TESTS / "ray" / "test_metrics.py") == 0
+    assert rank(TESTS / "ray" / "test_prometheus.py") == 0
 
 
 @pytest.mark.slow
