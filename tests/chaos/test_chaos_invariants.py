@@ -20,6 +20,7 @@ from chaos_plan import KINDS, ROT
 from hypothesis import given
 from hypothesis import strategies as st
 from measurements import row
+from patience import until
 
 from orchestrator.domain.job import State
 from orchestrator.domain.measurement import Measurement
@@ -177,6 +178,7 @@ def test_a_process_that_is_left_over_is_caught() -> None:
     process = subprocess.Popen(words)
     try:
         there = psutil.Process(process.pid)
+        assert until(there.cmdline, 10)  # empty for a moment while the program is loaded
         (found,) = processes_left([there, psutil.Process()])
         assert str(process.pid) in found
     finally:
