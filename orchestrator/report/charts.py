@@ -55,7 +55,7 @@ def heat_map(table: Table, title: str) -> str:
                 parts.append(f'<rect class="{kind}" {box} opacity="0.12"/>')
             parts.append(_text(at + wide / 2, top + 22, told.value + told.mark, kind, "middle"))
     foot = 58 + high * len(table.precisions)
-    parts.append(_text(left, foot, f"{table.unit or 'state'}; * best, ~ not told apart"))
+    parts.append(_text(left, foot, f"{table.unit or 'state'}; * best, ~ tied"))
     return svg(title, *parts, size=(max(420, left + wide * len(table.batch_sizes)), foot + 6))
 
 
