@@ -9,9 +9,11 @@ import pytest
 from finetuning_cases import asked, refuse
 from pydantic import ValidationError
 
-from workloads import techniques_document
+from workloads import techniques, techniques_document
+from workloads.declared import Declared
 from workloads.registry import find_workload
 from workloads.techniques import all_techniques
+from workloads.techniques.base import Technique
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "techniques.md"
 FP32 = {"precision": "fp32"}
@@ -141,3 +143,23 @@ def test_the_document_has_every_setting_and_limit() -> None:
     assert "`pin_memory: true` on cpu" in text
     assert "`attention: xformers` on cpu" in text
     assert "`optimizer: adamw-8bit` on hpu" in text
+
+
+def test_a_setting_of_ours_is_not_taken_by_another_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A technique whose setting is called as one of ours is left out and told; ours are there."""
+    (tmp_path / "twice-1.dist-info").mkdir()
+    (tmp_path / "twice-1.dist-info" / "METADATA").write_text("Name: twice\nVersion: 1\n")
+    points = "[nightgrid.techniques]\ntwice = twice:Twice\n"
+    (tmp_path / "twice-1.dist-info" / "entry_points.txt").write_text(points)
+    (tmp_path / "twice.py").write_text(
+        "from workloads.techniques.padding import Padding\n"
+        "class Twice(Padding):\n    name = 'twice'\n    title = 'padding again'\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    fresh = Declared("workloads.techniques", Technique, "nightgrid.techniques")
+    monkeypatch.setattr(techniques, "TECHNIQUES", fresh)
+    assert "twice" in fresh
+    assert all_techniques.__wrapped__() == all_techniques()
+    assert "technique twice: padding has a setting" in caplog.text
