@@ -124,7 +124,7 @@ class Deadline:
 
     @property
     def next_at(self) -> float:
-        """When somebody's latest start comes next."""
+        """Time at which the next latest start of a job comes."""
         return self._latest.next_at
 
     def move(self, work_until: float) -> None:

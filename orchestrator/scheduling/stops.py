@@ -30,7 +30,7 @@ class Stops:
 
     @property
     def next_at(self) -> float:
-        """When the wait for the next worker is over."""
+        """Time at which the wait for the next worker is over."""
         return self._stops[0][0] if self._stops else inf
 
     def begun(self, command: StopWorker) -> None:
