@@ -19,7 +19,7 @@ from datetime import datetime
 from functools import cached_property
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from orchestrator.domain.job import State
 from orchestrator.errors import ExtraMissing
@@ -41,16 +41,18 @@ if TYPE_CHECKING:
 
 MOST_ROWS_SHOWN = 20
 
+Shown = TypeVar("Shown", "Grid", "ShownPlan")
+
+
+def _as(kind: type[Shown], value: GridValue | Plan) -> Shown:
+    """The same record as one of a class that adds methods to its own."""
+    return kind(**{each.name: getattr(value, each.name) for each in fields(value)})
+
 
 class ShownPlan(Plan):
     """A plan that a notebook shows as a table."""
 
     __slots__ = ()
-
-    @classmethod
-    def of(cls, plan: Plan) -> ShownPlan:
-        """The same plan."""
-        return cls(**{each.name: getattr(plan, each.name) for each in fields(plan)})
 
     def _repr_html_(self) -> str:
         """The output of `nightgrid plan`."""
@@ -63,13 +65,9 @@ class Grid(GridValue):
     __slots__ = ()
 
     @classmethod
-    def _of(cls, grid: GridValue) -> Grid:
-        return cls(**{each.name: getattr(grid, each.name) for each in fields(grid)})
-
-    @classmethod
     def from_file(cls, path: Path | str) -> Grid:
         """Read a grid file; see ``load_grid``."""
-        return cls._of(load_grid(path))
+        return _as(cls, load_grid(path))
 
     @classmethod
     def from_text(cls, text: str) -> Grid:
@@ -78,7 +76,7 @@ class Grid(GridValue):
         Raises:
             GridError: all that is wrong with it, each with its line and column in ``text``.
         """
-        return cls._of(parse_grid(text.encode(), "grid"))
+        return _as(cls, parse_grid(text.encode(), "grid"))
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Grid:
@@ -87,7 +85,7 @@ class Grid(GridValue):
         Raises:
             GridError: all that is wrong with it, each with its path.
         """
-        return cls._of(grid_of_values(values))
+        return _as(cls, grid_of_values(values))
 
     def plan(
         self,
@@ -123,7 +121,7 @@ class Grid(GridValue):
             retry_failed=retry_failed,
             force=force,
         )
-        return ShownPlan.of(plan_grid(self, options))
+        return _as(ShownPlan, plan_grid(self, options))
 
 
 def run(

@@ -40,8 +40,8 @@ from orchestrator.domain.measurement import Measurement
 from orchestrator.errors import ClusterError, StoreError
 from orchestrator.host.clock import STEP_S
 from orchestrator.results.notes import Notes
-from orchestrator.runtime.held import Held
-from orchestrator.runtime.row_writer import Delayed, Patience, RowStore, RowWriter
+from orchestrator.runtime.held import Delayed, Held
+from orchestrator.runtime.row_writer import Patience, RowStore, RowWriter
 from orchestrator.runtime.status import Board, RunStatus
 from orchestrator.runtime.stop_signal import AT_ONCE, StopSignal
 from orchestrator.runtime.watchdog import Watchdog
@@ -154,7 +154,8 @@ class Driver:
             self._rows.write()
         if not events:
             events += self._patience.act("the executor", self._poll, ClusterError)
-        self._look_for_room()
+        if self._rows.held is not None:
+            self._look_for_room()
         events = [*self._clock_set(), *events]  # first: they may be too late by it
         now = self.clock()
         if self._wakes and self._wakes[0] <= now:
@@ -276,10 +277,11 @@ class Driver:
         return happened
 
     def _look_for_room(self) -> None:
-        for_later = self._rows.look_for_room()
+        commands = self._rows.look_for_room()
         if self._rows.held is None:
-            self._late += self._carry_out(for_later)
-        for command in for_later if self._rows.held is not None else ():
+            self._late += self._carry_out(commands)
+            return
+        for command in commands:
             if isinstance(command, RunFinished):  # its rows are as safe elsewhere as they can be
                 self._finished = command
                 self.board.did(command, self.clock())

@@ -28,6 +28,8 @@ from orchestrator.domain.measurement import Measurement
 #: The schedule's command and its row. The row is made once: when it is written again after a
 #: failure, it must have the same bytes.
 Row = tuple[RecordRow, Measurement]
+#: Commands that wait while there is no room.
+Delayed = StartWorker | StopWorker | RunAttempt | RunFinished
 
 _NO_ROOM = "not started: no room was left for its results"
 
@@ -38,9 +40,7 @@ class Held:
 
     since: float
     rows: deque[Row] = field(default_factory=deque)
-    commands: deque[StartWorker | RunAttempt | StopWorker | RunFinished] = field(
-        default_factory=deque
-    )
+    commands: deque[Delayed] = field(default_factory=deque)
 
     @property
     def finished(self) -> bool:

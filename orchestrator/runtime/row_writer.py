@@ -16,17 +16,14 @@ from typing import Protocol, TypeVar
 from orchestrator.domain.attempt import Attempt
 from orchestrator.domain.events import (
     RecordRow,
-    RunAttempt,
     RunFinished,
-    StartWorker,
-    StopWorker,
 )
 from orchestrator.domain.measurement import Measurement
 from orchestrator.errors import ControlStoreLost, StoreError, StoreFull, StoreLocked
 from orchestrator.host import output
 from orchestrator.results.fragments import MOST_TOGETHER
 from orchestrator.results.notes import Note, Notes
-from orchestrator.runtime.held import Held, Row
+from orchestrator.runtime.held import Delayed, Held, Row
 from orchestrator.runtime.status import Board
 from orchestrator.runtime.stop_signal import AT_ONCE, StopSignal
 from orchestrator.watching.live import View
@@ -36,9 +33,6 @@ T = TypeVar("T")
 
 ROOM_INTERVAL_S = 5.0  # between looks for room on a full disk
 ROWS_WAIT_S = 0.1  # for others to be written with, at most
-
-#: Commands that wait while there is no room.
-Delayed = StartWorker | StopWorker | RunAttempt | RunFinished
 
 
 class RowStore(Protocol):

@@ -28,11 +28,11 @@ from workloads.generation.transformers_engine import end_token_ids_of, pad_token
 from workloads.models.loading import (
     ModelSource,
     encode_prompt,
-    load_causal_model,
     load_config,
     load_tokenizer,
     open_model,
 )
+from workloads.registry import task_for
 from workloads.weights import ModelWeights
 
 
@@ -95,7 +95,8 @@ def load(request: Request, device: Device) -> GraphEngine:
     source = open_model(request.model)
     tokenizer = load_tokenizer(source)
     load_config(source)
-    model = load_causal_model(
+    load_model = task_for(request.workload, source.entry).function("load")
+    model = load_model(
         source,
         attn_implementation="sdpa",
         device_map={"": device.torch_device},
