@@ -48,7 +48,7 @@ def forgotten(source: str) -> list[str]:
         for call, parent in parents.items():
             match call:
                 case ast.Call(func=ast.Attribute(value=ast.Name(id="self"), attr=name)):
-                    gives = own.get(name, False)
+                    gives = own.get(name, name.removeprefix("_") in GIVING)
                 case ast.Call(func=ast.Attribute(value=ast.Attribute() | ast.Name(), attr=name)):
                     gives = name in GIVING
                 case _:
