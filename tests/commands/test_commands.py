@@ -276,7 +276,9 @@ def test_every_example_of_a_help_text_is_a_command_line_that_is_taken(command: s
 
 def test_submit_hands_on_what_follows_two_dashes() -> None:
     """Options of `nightgrid run` after `--` are not those of `nightgrid submit`."""
-    asked = parsed("submit g.yaml --address http://h -- --retry-failed --run=--".split())
+    asked = parsed(
+        ["submit", "g.yaml", "--address", "http://h", "--", "--retry-failed", "--run=--"]
+    )
     assert asked.address == "http://h" and asked.handed_on == ("--retry-failed", "--run=--")
 
 
