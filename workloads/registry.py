@@ -110,7 +110,7 @@ def metrics_of(workload: str) -> Mapping[str, Metric]:
 
 
 def throughput_of(workload: str) -> Throughput | None:
-    """What the throughput of a workload counts, where that is declared."""
+    """Throughput that a workload declares; None where it declares none."""
     entry = WORKLOADS.get(workload)
     return entry.throughput if entry is not None else None
 

@@ -41,7 +41,7 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Resident:
-    """What stays loaded between jobs, and what memory there was before it."""
+    """Model that stays loaded between jobs, and the memory in use before it."""
 
     engine: GenerationEngine
     baseline_host_memory_bytes: int

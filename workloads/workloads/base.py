@@ -95,7 +95,7 @@ class WorkloadSpec:
         return default_engine(self.ability)
 
     def takes_engine(self, name: str) -> bool:
-        """Whether an engine of this name can run it."""
+        """Tell if an engine of this name can run it."""
         spec = ENGINES.get(name)
         return spec is not None and (self.ability is None or self.ability in spec.abilities)
 
