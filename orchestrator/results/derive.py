@@ -25,8 +25,7 @@ from orchestrator.results.schema import SCHEMA_VERSION
 from workloads import registry
 from workloads.api import Item, Result, Sample
 from workloads.confidence import mean_interval, percentile, ratio_interval
-from workloads.metrics import Metric, Throughput, of_ranks
-from workloads.registry import SAMPLES, TOKENS
+from workloads.metrics import SAMPLES, TOKENS, Metric, Throughput, of_ranks
 
 #: Figures that a rank reports once, and of which a gang's largest counts.
 _LARGEST = (
