@@ -9,7 +9,7 @@ comes before those that are.
 from __future__ import annotations
 
 from bisect import bisect_right, insort
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from orchestrator.domain.topology import Card
 from orchestrator.scheduling.record import JobRecord
@@ -95,12 +95,6 @@ class DurationQueue:
                 if record is not None:
                     return record
         return None
-
-    def drain(self) -> Iterator[JobRecord]:
-        """Take every job out."""
-        while (record := self.longest()) is not None:
-            self.discard(record)
-            yield record
 
     def _enter(self, record: JobRecord) -> _Entry:
         record.token += 1
