@@ -244,6 +244,7 @@ def measurement_of(
         isolation=job.isolation,
         parameters=dict(job.parameters),
         measure=job.measure,
+        replicate=job.replicate,
         state=record.state,
         reason=record.reason,
         failure_class=str(failure.failure_class) if failure else None,

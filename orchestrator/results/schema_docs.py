@@ -89,6 +89,11 @@ _COLUMNS: _Entries = {
     "isolation": ("", "warm: workers keep models between jobs; process: each job its own"),
     "parameters": ("", "the workload's own settings; values are JSON"),
     "measure": ("", "how the job was to be timed"),
+    "replicate": (
+        "",
+        "number of this repetition of the cell in a process of its own, from 1",
+        Range(low=1, high=1000),
+    ),
     # what came of it
     "state": ("", "how it ended: SUCCEEDED, OUT_OF_MEMORY, UNSUPPORTED, PRUNED, FAILED, …"),
     "reason": ("", "why it ended so, in a sentence"),
