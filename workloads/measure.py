@@ -22,7 +22,7 @@ from workloads.confidence import mean_interval
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """What one batch did, as the workload saw it; the loop adds the times around it."""
+    """One batch as the workload saw it; the loop adds the times around it."""
 
     items: int
     input_tokens: int = 0
@@ -55,7 +55,7 @@ class Instruments:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What the loop did."""
+    """Record of a timed loop."""
 
     samples: tuple[Sample, ...]
     stop_reason: StopReason
