@@ -167,7 +167,10 @@ _COLUMNS: _Entries = {
     # numbers that a rank reports once; of a gang the largest
     "stop_reason": ("", "why timing stopped: confidence, max_repeats or time_limit"),
     "load_s": ("s", "time to load the model; 0 if it was resident"),
-    "compile_s": ("s", "time to compile graphs"),
+    "compile_s": (
+        "s",
+        "time to compile graphs that no cache held; on Gaudi the node has one on disk",
+    ),
     "warmup_s": ("s", "time of the untimed repeats"),
     "weight_bytes": ("bytes", "weights on one card"),
     "parameter_count": ("", "parameters of the model"),
