@@ -456,10 +456,10 @@ def _drive(
     from orchestrator.planning.planner import estimator_for
     from orchestrator.results.derive import measurement_of
     from orchestrator.results.notes import Notes
+    from orchestrator.runtime.board import Board
     from orchestrator.runtime.clean_output import CleanView, clean_row
     from orchestrator.runtime.driver import Driver
     from orchestrator.runtime.in_process import InProcessExecutor
-    from orchestrator.runtime.status import Board
     from orchestrator.runtime.stop_signal import StopSignal
     from orchestrator.runtime.watchdog import Watchdog
     from orchestrator.scheduling.schedule import Schedule, ScheduleSettings
