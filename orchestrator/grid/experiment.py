@@ -37,6 +37,7 @@ class Experiment:
     path: Path_
     workload: str
     measure: MeasureSettings
+    replicates: int = 1
     fixed: dict[str, Scalar] = field(default_factory=dict)  # built-in defaults included
     axes: list[Axis] = field(default_factory=list)
     include: list[list[Axis]] = field(default_factory=list)
@@ -48,7 +49,7 @@ class Experiment:
     def size(self) -> int:
         """Number of jobs it asks for, before ``exclude``."""
         alone = 0 if self.only_included else product_size(self.axes)
-        return alone + sum(product_size(axes) for axes in self.include)
+        return self.replicates * (alone + sum(product_size(axes) for axes in self.include))
 
 
 class ExperimentReader:
@@ -86,6 +87,7 @@ class ExperimentReader:
             path=self.path,
             workload=self.workload or "",
             measure=measure,
+            replicates=self.block.get("replicates", 1),
             origins=self.origins,
         )
         self.origins["name", experiment.name] = (*self.path, "name")

@@ -75,7 +75,7 @@ def test_stating_a_default_makes_no_other_job() -> None:
 
 def test_every_field_of_a_job_can_be_set() -> None:
     """JobFields and Job agree, so nothing of a job is out of a grid's reach."""
-    own = {"experiment", "parameters", "measure"}
+    own = {"experiment", "parameters", "measure", "replicate"}
     assert set(FIELD_NAMES) == {f.name for f in fields(Job)} - own
 
 
