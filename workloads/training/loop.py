@@ -18,7 +18,7 @@ from typing import Any
 from workloads.api import JobContext, MeasureSettings, Request, Result, Sample
 from workloads.devices.monitoring.host_memory import HostMemoryPeak, resident_bytes
 from workloads.errors import BadConfiguration
-from workloads.finetuning_parameters import MethodParameters, method_for
+from workloads.finetuning_method import MethodParameters, method_for
 from workloads.measure import Instruments, Measured, measure
 from workloads.parallel.layout import Layout, tensor_size
 from workloads.techniques import chosen

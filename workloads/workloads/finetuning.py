@@ -1,11 +1,33 @@
-"""Fine-tuning, by a method and with techniques."""
+"""Fine-tuning, by a method and with techniques.
+
+Its parameters are put together from the method's and those of ``workloads.techniques``, so the
+settings of a technique that is found there are settings of grids at once.
+"""
 
 from __future__ import annotations
 
-from workloads.finetuning_parameters import FinetuningParameters
+from typing import Any
+
+from pydantic import create_model
+
+from workloads.finetuning_method import MethodParameters
 from workloads.finetuning_rules import refuse
 from workloads.metrics import SAMPLES
+from workloads.parameters import WorkloadParameters
+from workloads.techniques import all_techniques
 from workloads.workloads.base import WorkloadSpec
+
+_MODELS: tuple[type[WorkloadParameters], ...] = (MethodParameters, *all_techniques())
+_FIELDS: dict[str, Any] = {
+    name: (info.annotation, info) for model in _MODELS for name, info in model.model_fields.items()
+}
+
+FinetuningParameters: type[WorkloadParameters] = create_model(
+    "FinetuningParameters",
+    __base__=WorkloadParameters,
+    __doc__="Fine-tuning of a causal language model, by a method and with techniques.",
+    **_FIELDS,
+)
 
 SPEC = WorkloadSpec(
     name="finetuning",
