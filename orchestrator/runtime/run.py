@@ -55,6 +55,7 @@ class RunOptions:
 
     results: Path = field(default_factory=default_results_dir)
     name: str | None = None  # of the run; None: the grid's
+    overrides: tuple[str, ...] = ()  # PATH=VALUE each, set in the grid's file
     emulate: str | None = None  # e.g. "2x8"; None: the Ray cluster, unless ``in_process``
     address: str | None = None  # of the Ray cluster; None: RAY_ADDRESS
     in_process: bool = False
@@ -240,7 +241,7 @@ def grid_of(source: Grid | str | os.PathLike[str], options: RunOptions) -> Grid:
         return source
     # With emulated cards known, card counts are refused together with all else in the file.
     nodes_for = partial(planned_nodes, emulate=options.emulate) if options.emulate else None
-    return load_grid(Path(source), nodes_for=nodes_for)
+    return load_grid(Path(source), nodes_for=nodes_for, overrides=options.overrides)
 
 
 def _check_models(grid: Grid, named: Sequence[str]) -> None:
