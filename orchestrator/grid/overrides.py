@@ -100,9 +100,9 @@ def _edited(document: Document, path: tuple[str | int, ...], value: str, text: s
         if here.start_mark.index < key.end_mark.index:
             hint = "change the file: the value is shared with another place"
             raise _refused(document, text, "stands there by an alias", hint)
-        if within and not isinstance(here, yaml.MappingNode):
-            return _replaced(content, here, _nested(within, value))
-    return _replaced(content, here, value)
+        if within and not isinstance(here, yaml.CollectionNode):
+            return _replaced(content, key, here, _nested(within, value))
+    return _replaced(content, key, here, value)
 
 
 def _nested(keys: Sequence[str | int], value: str) -> str:
@@ -111,10 +111,11 @@ def _nested(keys: Sequence[str | int], value: str) -> str:
     return value
 
 
-def _replaced(content: str, node: Any, value: str) -> str:
-    """The text with another value in the place of one that may be empty or a block."""
-    before = content[: node.start_mark.index].rstrip()
-    return f"{before} {value}{content[_end(node, content) :]}"
+def _replaced(content: str, key: Any, node: Any, value: str) -> str:
+    """The text with another value behind a key, and a remark on the key's line still there."""
+    colon = content.index(":", key.end_mark.index) + 1
+    between = content[colon : max(colon, node.start_mark.index)].rstrip()
+    return f"{content[:colon]} {value}{between}{content[_end(node, content) :]}"
 
 
 def _inserted(content: str, mapping: Any, line: str) -> str:

@@ -190,7 +190,11 @@ def plan_grid(source: Grid | str | os.PathLike[str], options: RunOptions) -> Pla
     grid = (
         source
         if isinstance(source, Grid)
-        else load_grid(Path(source), nodes_for=partial(planned_nodes, emulate=options.emulate))
+        else load_grid(
+            Path(source),
+            nodes_for=partial(planned_nodes, emulate=options.emulate),
+            overrides=options.overrides,
+        )
     )
     return make_plan(
         grid,
