@@ -12,15 +12,18 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from workloads import files
+
+Role = Literal["system", "user", "assistant"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
     """One turn of a conversation."""
 
-    role: str  # system, user or assistant
+    role: Role
     text: str
 
 

@@ -17,13 +17,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from workloads.data.examples import Example, Turn
+from workloads.data.examples import Example, Role, Turn
 from workloads.errors import BadConfiguration
 
 #: A record of a file: values by column.
 Record = Mapping[str, Any]
 
-_ROLES = {
+_ROLES: dict[str, Role] = {
     "system": "system",
     "user": "user",
     "human": "user",
