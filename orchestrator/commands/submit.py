@@ -86,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
         results=args.results,
         arguments=(
             *args.arguments,
-            *_until(args),
+            *deadline_words(args),
             *(word for hook in args.notify for word in ("--notify", hook)),
         ),
         jobs=grid.jobs(),
@@ -116,7 +116,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _until(args: argparse.Namespace) -> list[str]:
+def deadline_words(args: argparse.Namespace) -> list[str]:
     """The deadline as the cluster understands it: 08:00 here may be another time there. A budget
     counts from the start of the run, not of the submission."""
     if args.deadline is not None:
