@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from orchestrator.domain.job import State
 from orchestrator.domain.measurement import Measurement
 from orchestrator.report import units
-from orchestrator.report.contests import memory_kind, peak_memory_bytes
+from orchestrator.report.contests import Leader, memory_kind, peak_memory_bytes
 from orchestrator.report.summary import SHORT_STATE, Table
 
 #: Text where there is no reading: never zero, and never an empty cell.
@@ -16,7 +16,8 @@ NOT_KNOWN = "not known"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellText:
-    """One cell. ``mark`` is ``*`` for the best, ``~`` for one that ties with it."""
+    """One cell. ``mark`` is ``*`` for the best, ``~`` for one that ties with it, ``!`` for
+    one that is flagged."""
 
     value: str  # "1,234", "OOM", or "" where the grid asked for nothing
     note: str = ""  # "±2.1%", with the batch size that was found where `max` was asked
@@ -31,12 +32,18 @@ def cell_text(table: Table, precision: str, batch_size: str) -> CellText:
         return CellText(value="")
     if row.state is not State.SUCCEEDED:
         return CellText(value=SHORT_STATE[row.state], state=row.state)
-    mark = "*" if row.job_id == table.best else "~" if row.job_id in table.tied else ""
+    mark = _mark(row, table)
     note = plus_minus(row)
     if batch_size != str(row.batch_size) and row.batch_size is not None:
         note = f"b={row.batch_size}" + (f" {note}" if note else "")
     value = units.number(row.metrics.throughput)
     return CellText(value=value, note=note, mark=mark, state=row.state)
+
+
+def _mark(row: Measurement, table: Table) -> str:
+    if row.job_id in table.flagged:
+        return "!"
+    return "*" if row.job_id == table.best else "~" if row.job_id in table.tied else ""
 
 
 def plus_minus(row: Measurement) -> str:
@@ -80,6 +87,12 @@ def energy(row: Measurement | None) -> str:
     work = row.metrics.throughput_unit.partition("/")[0]
     rate, power = units.number(row.metrics.work_per_joule), units.number(row.metrics.power_w, 3)
     return f"{rate} {work}/J ({power} W)"
+
+
+def leader(one: Leader, chosen: str) -> str:
+    """Best row by a figure: ``bf16 b=4: 3.204 (tied with 2 more)``."""
+    tied = f" (tied with {one.tied} more)" if one.tied else ""
+    return f"{chosen}: {units.number(one.value)} {one.metric.unit}".rstrip() + tied
 
 
 def where(row: Measurement) -> str:

@@ -28,7 +28,11 @@ class Pool:
         later: Callable[[float, Callable[[], None]], Wake],
     ) -> None:
         self.cards = CardPool(kind)
-        self.pending = PendingJobs(ordered=any(not record.first for record in records))
+        replicated = any(record.draw is not None for record in records)
+        self.pending = PendingJobs(
+            ordered=any(not record.first for record in records),
+            seed=settings.seed if replicated else None,
+        )
         self.pending.load([record for record in records if record.phase is Phase.WAITING])
         self.leases = Leases(self.cards, self.pending, settings)
         self.assigner = Assigner(self.cards, self.pending, self.leases, settings)
@@ -92,7 +96,7 @@ class Pool:
     def join(self, node: Node) -> Generator[Command, None, list[Lease]]:
         """A node is there; returns the leases that a lost node of the same id still held."""
         lost = self.leave(node.node_id) if node.node_id in self.cards.servers else []
-        self.cards.join(node)
+        self.cards.add(node)
         losses = self._losses[node.name]
         if losses >= self._settings.node_failures:
             for slot in self.cards.servers[node.node_id].slots.values():

@@ -6,6 +6,7 @@ A test that does holds the code in its present shape, and may pass while what is
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterable, Iterator
 from functools import cache
 
@@ -17,6 +18,9 @@ from source_tree import ROOT, modules
 PUBLIC = {"_replace", "_repr_html_", "_exit", "_actions"}
 #: Functions that take the name of an attribute.
 NAMING = {"setattr", "delattr", "getattr", "hasattr", "object", "patch"}
+_DEFINITION = re.compile(
+    r"^ *(?:(?:async )?def |class |self\.)?(_[a-zA-Z]\w*)\b *[:=(]", re.MULTILINE
+)
 _FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
@@ -65,10 +69,11 @@ def reached(tree: ast.AST, foreign: set[str], own: set[str]) -> Iterator[tuple[i
 
 
 @cache
-def of_the_product() -> frozenset[str]:
-    """The private names of all modules of the product and its tools."""
+def of_the_product() -> set[str]:
+    """The private names that the product and its tools define; read as text, which is quicker."""
     paths = [path for top in ("orchestrator", "workloads", "tools") for path in modules(top)]
-    return frozenset(name for path in paths for name in defined(ast.parse(path.read_text())))
+    texts = (path.read_text(encoding="utf-8") for path in paths)
+    return {name for text in texts for name in _DEFINITION.findall(text)}
 
 
 def test_no_test_reaches_a_private_name_of_another_module() -> None:
@@ -78,7 +83,7 @@ def test_no_test_reaches_a_private_name_of_another_module() -> None:
     found = [
         f"{path.relative_to(ROOT)}:{line}: {name}"
         for path, tree in trees.items()
-        for line, name in reached(tree, set(of_the_product()), own)
+        for line, name in reached(tree, of_the_product(), own)
     ]
     assert not found, "use what is public, or make it public:\n" + "\n".join(found)
 
