@@ -64,7 +64,7 @@ def run(request: Request, context: JobContext) -> Result:
     # Loading passes through more memory than running; the peaks are those of running.
     context.device.release_memory()
     context.device.reset_peak_memory()
-    generation: _Generation | ContinuousGeneration
+    generation: Generation | ContinuousGeneration
     if parameters.batching == "continuous":
         from workloads.generation.continuous_generation import ContinuousGeneration
 
@@ -77,7 +77,7 @@ def run(request: Request, context: JobContext) -> Result:
             context.device.synchronize,
         )
     else:
-        generation = _Generation(
+        generation = Generation(
             engine,
             batches,
             parameters,
@@ -208,7 +208,7 @@ def _check_length(
         )
 
 
-class _Generation:
+class Generation:
     """Runs batches and keeps what came out of each, by repeat."""
 
     def __init__(

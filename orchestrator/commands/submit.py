@@ -90,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
         arguments=(
             *(f"--set={text}" for text in args.overrides),
             *args.handed_on,
-            *_until(args),
+            *deadline_words(args),
             *(word for hook in args.notify for word in ("--notify", hook)),
         ),
         jobs=grid.jobs(),
@@ -120,7 +120,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _until(args: argparse.Namespace) -> list[str]:
+def deadline_words(args: argparse.Namespace) -> list[str]:
     """The deadline as the cluster understands it: 08:00 here may be another time there. A budget
     counts from the start of the run, not of the submission."""
     if args.deadline is not None:
