@@ -82,6 +82,7 @@ class Measurement:
     isolation: str
     parameters: Mapping[str, Scalar]
     measure: MeasureSettings
+    replicate: int = 1
 
     # what came of it
     state: State

@@ -48,6 +48,6 @@ def _quotas() -> Iterator[float]:
             most, period = (directory / "cpu.max").read_text().split()
             yield float(most) / float(period)  # "max" is no number: no limit
     with contextlib.suppress(OSError, ValueError, ZeroDivisionError):  # of the older kind
-        most = float((_GROUPS / _OLD_QUOTA).read_text())
-        if most > 0:
-            yield most / float((_GROUPS / _OLD_PERIOD).read_text())
+        quota = float((_GROUPS / _OLD_QUOTA).read_text())
+        if quota > 0:
+            yield quota / float((_GROUPS / _OLD_PERIOD).read_text())

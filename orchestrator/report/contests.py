@@ -5,20 +5,26 @@ whose role is ``work``, and differ in choices (precision, batch size, engine, at
 what changes nothing that is measured (``workloads/settings.py``). A row whose confidence interval
 overlaps another's has not beaten it; such rows are tied, and the report says so instead of ranking
 noise. Where the interval of the first or of the second is not known, nobody has won.
+
+Throughput decides, of which more is better. Beside it stands the best row by every figure of the
+workload that declares which way is better (``workloads/metrics``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from enum import Enum
+from math import isfinite
 from typing import Any
 
 from orchestrator.domain.job import State
 from orchestrator.domain.job_fields import FIELDS
 from orchestrator.domain.measurement import Measurement
 from orchestrator.report.grouping import Setting
+from orchestrator.report.reported import same
 from workloads import registry
+from workloads.metrics import Metric
 
 #: Fields of a ``Setting`` that a job's own settings leave free.
 _FREE_FIELDS = tuple(
@@ -29,12 +35,27 @@ _FREE_FIELDS = tuple(
 
 
 class Verdict(str, Enum):
-    """What can be said of the fastest row."""
+    """Standing of the fastest row."""
 
     CLEAR_WINNER = "clear winner"  # its interval lies above the second's
     TIED = "tied"  # its interval overlaps another's
     NOT_KNOWN = "not known"  # it or the second has no interval
     ALONE = "alone"  # there is no second
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leader:
+    """The best row of a contest by one figure of its workload."""
+
+    metric: Metric
+    row: Measurement
+    value: float
+    tied: int  # other rows that have as much of it
+
+    @property
+    def title(self) -> str:
+        """``best loss after``."""
+        return f"best {self.metric.title}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +71,7 @@ class Contest:
     quickest: Measurement | None  # lowest median latency of a prompt
     leanest: Measurement | None  # smallest peak memory
     thriftiest: Measurement | None  # most work per joule, of those whose energy is known
+    leaders: tuple[Leader, ...] = ()  # by the workload's own figures, in order of declaration
 
     @property
     def winner(self) -> Measurement | None:
@@ -125,11 +147,12 @@ def _judge(setting: Setting, unit: str, rows: list[Measurement]) -> Contest:
         quickest=min(timed, key=lambda row: row.metrics.latency_p50_s or 0.0, default=None),
         leanest=min(weighed, key=lambda row: peak_memory_bytes(row) or 0, default=None),
         thriftiest=max(metered, key=lambda row: row.metrics.work_per_joule or 0.0, default=None),
+        leaders=tuple(_leaders(setting.workload, rows)),
     )
 
 
 def _verdict(ranked: Sequence[Measurement]) -> tuple[Verdict, tuple[Measurement, ...]]:
-    """What the intervals say of the fastest, and the rows that tie with it, best first."""
+    """Compare intervals: the verdict, and the rows that tie with the fastest, best first."""
     fastest, *others = ranked
     if not others:
         return Verdict.ALONE, ()
@@ -138,3 +161,19 @@ def _verdict(ranked: Sequence[Measurement]) -> tuple[Verdict, tuple[Measurement,
     floor = interval(fastest)[0]
     tied = tuple(row for row in others if interval(row)[1] >= floor)
     return (Verdict.TIED if tied else Verdict.CLEAR_WINNER), tied
+
+
+def _leaders(workload: str, rows: Sequence[Measurement]) -> Iterator[Leader]:
+    """The best row by each figure that has a better way, and of which some row has less."""
+    for metric in registry.metrics_of(workload).values():
+        if metric.better is None:
+            continue
+        told = [(value, row) for row in rows if (value := row.reported(metric.name)) is not None]
+        told = [(value, row) for value, row in told if isfinite(value)]
+        if len(told) < 2:
+            continue
+        pick = min if metric.better == "lower" else max
+        value, row = pick(told, key=lambda pair: pair[0])
+        alike = sum(same(value, other) for other, _ in told)
+        if alike < len(told):
+            yield Leader(metric=metric, row=row, value=value, tied=alike - 1)

@@ -25,8 +25,7 @@ from orchestrator.results.schema import SCHEMA_VERSION
 from workloads import registry
 from workloads.api import Item, Result, Sample
 from workloads.confidence import mean_interval, percentile, ratio_interval
-from workloads.metrics import Metric, Throughput, of_ranks
-from workloads.registry import SAMPLES, TOKENS
+from workloads.metrics import SAMPLES, TOKENS, Metric, Throughput, of_ranks
 
 #: Figures that a rank reports once, and of which a gang's largest counts.
 _LARGEST = (
@@ -251,6 +250,7 @@ def measurement_of(
         isolation=job.isolation,
         parameters=dict(job.parameters),
         measure=job.measure,
+        replicate=job.replicate,
         state=record.state,
         reason=record.reason,
         failure_class=str(failure.failure_class) if failure else None,
@@ -322,7 +322,7 @@ def _energy(ranks: Sequence[RankOutcome]) -> dict[str, Any]:
 
 
 def _processors(ranks: Sequence[RankOutcome]) -> dict[str, Any]:
-    """What the worst rank got of its host's processors; null where that of one is not known."""
+    """Processor time of the worst rank; null where that of one is not known."""
     uses = [rank.processor for rank in ranks if rank.processor is not None]
     turns = [rank.turn for rank in ranks if rank.turn is not None]
     found: dict[str, Any] = {}

@@ -89,6 +89,11 @@ _COLUMNS: _Entries = {
     "isolation": ("", "warm: workers keep models between jobs; process: each job its own"),
     "parameters": ("", "the workload's own settings; values are JSON"),
     "measure": ("", "how the job was to be timed"),
+    "replicate": (
+        "",
+        "number of this repetition of the cell in a process of its own, from 1",
+        Range(low=1, high=1000),
+    ),
     # what came of it
     "state": ("", "how it ended: SUCCEEDED, OUT_OF_MEMORY, UNSUPPORTED, PRUNED, FAILED, …"),
     "reason": ("", "why it ended so, in a sentence"),
@@ -162,7 +167,10 @@ _COLUMNS: _Entries = {
     # numbers that a rank reports once; of a gang the largest
     "stop_reason": ("", "why timing stopped: confidence, max_repeats or time_limit"),
     "load_s": ("s", "time to load the model; 0 if it was resident"),
-    "compile_s": ("s", "time to compile graphs"),
+    "compile_s": (
+        "s",
+        "time to compile graphs that no cache held; on Gaudi the node has one on disk",
+    ),
     "warmup_s": ("s", "time of the untimed repeats"),
     "weight_bytes": ("bytes", "weights on one card"),
     "parameter_count": ("", "parameters of the model"),
