@@ -249,6 +249,13 @@ def a_job(**changes: object) -> Job:
     return Job(**{**known, **changes})  # type: ignore[arg-type]
 
 
+def with_interval(row: Measurement, value: float, half: float | None) -> Measurement:
+    """The row with this throughput and half width of its interval."""
+    low, high = (None, None) if half is None else (value - half, value + half)
+    metrics = replace(row.metrics, throughput=value, throughput_low=low, throughput_high=high)
+    return replace(row, metrics=metrics)
+
+
 def precision_grid(
     night: Night,
     *,
