@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from workloads.parameters import WorkloadParameters
+from workloads.parameters import DatasetParameters
 from workloads.settings import setting
 
 Method = Literal["full", "lora", "vera", "dora", "qlora", "qat", "qat-lora"]
@@ -23,7 +23,7 @@ DEFAULT_LEARNING_RATE = {"full": 5e-5, "qat": 5e-5, "vera": 1e-2}
 ADAPTER_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
 
 
-class MethodParameters(WorkloadParameters):
+class MethodParameters(DatasetParameters):
     """Settings of what is trained, on how much data, for how long."""
 
     method: Method = setting(

@@ -12,10 +12,12 @@ from functools import cache, partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, cast
 
+from workloads.data.rules import dataset_refusals
 from workloads.engines import engine_refusals
 from workloads.errors import BadConfiguration
 from workloads.metrics import METRICS, Metric, Throughput, by_name, with_others
 from workloads.models.catalog import ModelEntry, checkpoint_kind
+from workloads.parameters import DatasetParameters
 from workloads.refusal import Asked, Refusal
 from workloads.settings import Declaration
 from workloads.tasks import TASKS, task_of
@@ -51,6 +53,8 @@ def refusals(spec: WorkloadSpec, asked: Asked) -> tuple[Refusal, ...]:
         found += engine_refusals(asked, spec.ability)
     if spec.tasks:
         found += _model_refusals(spec, asked)
+    if issubclass(spec.parameters, DatasetParameters):
+        found += dataset_refusals(asked)
     if spec.refuse is not None:
         found += spec.refuse(asked)
     return tuple(found)

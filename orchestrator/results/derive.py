@@ -313,7 +313,7 @@ def _energy(ranks: Sequence[RankOutcome]) -> dict[str, Any]:
 
 
 def _processors(ranks: Sequence[RankOutcome]) -> dict[str, Any]:
-    """What the worst rank got of its host's processors; null where that of one is not known."""
+    """Processor time of the worst rank; null where that of one is not known."""
     uses = [rank.processor for rank in ranks if rank.processor is not None]
     turns = [rank.turn for rank in ranks if rank.turn is not None]
     found: dict[str, Any] = {}

@@ -13,20 +13,20 @@ from pydantic import create_model
 from workloads.finetuning_method import MethodParameters
 from workloads.finetuning_rules import refuse
 from workloads.metrics import SAMPLES
-from workloads.parameters import WorkloadParameters
 from workloads.techniques import all_techniques
 from workloads.workloads.base import WorkloadSpec
 
-_MODELS: tuple[type[WorkloadParameters], ...] = (MethodParameters, *all_techniques())
-_FIELDS: dict[str, Any] = {
-    name: (info.annotation, info) for model in _MODELS for name, info in model.model_fields.items()
+_TECHNIQUES: dict[str, Any] = {
+    name: (info.annotation, info)
+    for technique in all_techniques()
+    for name, info in technique.model_fields.items()
 }
 
-FinetuningParameters: type[WorkloadParameters] = create_model(
+FinetuningParameters: type[MethodParameters] = create_model(
     "FinetuningParameters",
-    __base__=WorkloadParameters,
+    __base__=MethodParameters,
     __doc__="Fine-tuning of a causal language model, by a method and with techniques.",
-    **_FIELDS,
+    **_TECHNIQUES,
 )
 
 SPEC = WorkloadSpec(
