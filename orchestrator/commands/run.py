@@ -39,6 +39,7 @@ examples:
   nightgrid run grids/smoke.yaml --emulate 2x8      emulated cards of this machine
   nightgrid run grids/smoke.yaml                    the Ray cluster that this shell is in
   nightgrid run grids/smoke.yaml --retry-failed     only what is missing, and what failed
+  nightgrid run grids/smoke.yaml --set axes.batch_size=1..8    another axis than the file's
   nightgrid run --resume --adopt 3f0c9a51d2b7       and rows that a full disk kept elsewhere
 
 exit codes:
@@ -221,6 +222,7 @@ def _asked(args: argparse.Namespace, charge: Charge | None) -> tuple[Path, RunOp
     options = RunOptions(
         results=args.results,
         name=args.run_name,
+        overrides=tuple(args.overrides),
         emulate=args.emulate,
         address=args.address,
         in_process=args.in_process,

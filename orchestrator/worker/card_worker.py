@@ -352,7 +352,7 @@ class CardWorker:
         return self._timed_from.at, self._timed_until.at
 
     def _processor(self) -> ProcessorUse | None:
-        """What the process got of the processors in its timed part; None where it did not end."""
+        """Use of the processors in the timed part; None where it did not end."""
         if self._timed_from is None or self._timed_until is None:
             return None
         return use_between(self._timed_from, self._timed_until)
