@@ -22,7 +22,7 @@ from orchestrator.domain.job import State
 from orchestrator.domain.job_fields import FIELDS
 from orchestrator.domain.measurement import Measurement
 from orchestrator.report.grouping import Setting
-from orchestrator.report.reported import same
+from orchestrator.report.reported import figure_of, same
 from workloads import registry
 from workloads.metrics import Metric
 
@@ -165,11 +165,12 @@ def _verdict(ranked: Sequence[Measurement]) -> tuple[Verdict, tuple[Measurement,
 
 def _leaders(workload: str, rows: Sequence[Measurement]) -> Iterator[Leader]:
     """The best row by each figure that has a better way, and of which some row has less."""
-    for metric in registry.metrics_of(workload).values():
+    declared = registry.metrics_of(workload)
+    for metric in declared.values():
         if metric.better is None:
             continue
-        told = [(value, row) for row in rows if (value := row.reported(metric.name)) is not None]
-        told = [(value, row) for value, row in told if isfinite(value)]
+        figures = ((figure_of(row, metric.name, declared), row) for row in rows)
+        told = [(value, row) for value, row in figures if value is not None and isfinite(value)]
         if len(told) < 2:
             continue
         pick = min if metric.better == "lower" else max

@@ -24,6 +24,7 @@ class Process:
     parent: int
     started_ticks: int  # since boot
     ended: bool = False  # a zombie, which waits for its parent to look
+    stopped: bool = False  # by a signal or a debugger
 
     @property
     def identity(self) -> Identity:
