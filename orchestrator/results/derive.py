@@ -33,6 +33,12 @@ _LARGEST = (
     "load_s",
     "compile_s",
     "warmup_s",
+    "warmup_steps",
+    "shapes",
+    "shapes_unmet",
+    "timed_parts",
+    "timed_compilations",
+    "timed_cpu_fallbacks",
     "weight_bytes",
     "parameter_count",
     "trainable_parameter_count",
@@ -354,6 +360,7 @@ def _numbers(results: Sequence[Result], declared: Mapping[str, Metric]) -> dict[
         values = tuple(map(_most, zip(*map(_largest, results), strict=True)))
     return dict(zip(_LARGEST, values, strict=True)) | {
         "stop_reason": first.stop_reason,
+        "warmup_end": first.warmup_end,
         "random_weights": any(result.random_weights for result in results),
         "synthetic_data": any(result.synthetic_data for result in results),
         "precision_detail": first.precision_detail or None,
