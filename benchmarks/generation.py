@@ -67,12 +67,12 @@ def run(setting: Setting) -> tuple[list[Line], dict[str, Any]]:
                 json.dumps({"prompts": count, **parameters}),
             )
 
-        refill = ours("nightgrid continuous", batching="continuous", packed_weights=True)
+        nightgrid = ours("nightgrid continuous", batching="continuous", packed_weights=True)
         static = [peer(f"generate, batches of {size}", "static", size) for size in sizes]
         continuous = peer("generate_batch", "continuous", min(ROWS, count))
         peers = [*static, continuous]
         often = [each for each in peers if each.name not in _ONE_TURN]
-        turns = {**setting.turns_of([refill, *often])}
+        turns = {**setting.turns_of([nightgrid, *often])}
         turns |= {each.name: [each.turn()] for each in peers if each.name in _ONE_TURN}
 
     decode = Tokenizer.from_file(f"{source.tokenizer_path}/tokenizer.json").decode

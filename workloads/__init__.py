@@ -1,4 +1,4 @@
-"""What runs on a card: models, data, precisions, devices and the timed loops.
+"""The code that runs on a card: models, data, precisions, devices and the timed loops.
 
 Nothing here knows about grids, scheduling, Ray or result files.
 """

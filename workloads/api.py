@@ -84,7 +84,7 @@ class Item:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What one rank measured. Raw samples only: statistics are derived from them elsewhere."""
+    """One rank's measurement. Raw samples only: statistics are derived from them elsewhere."""
 
     samples: tuple[Sample, ...]
     items: tuple[Item, ...] = ()
@@ -115,7 +115,7 @@ class Result:
 
 
 class Collective(Protocol):
-    """What the ranks of a gang do together. The one-card implementation returns its input."""
+    """Collective operations of a gang's ranks. The one-card implementation returns its input."""
 
     def barrier(self) -> None:
         """Wait until every rank is here."""

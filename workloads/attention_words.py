@@ -1,7 +1,7 @@
-"""What models tell their attention beyond queries, keys and values, as transformers hands it on.
+"""Arguments of attention functions beyond queries, keys and values, as transformers passes them.
 
-An attention function of ours gets every such word and computes by some of them. One that it does
-not know may change what the model computes, and must never be passed over.
+An attention function of ours gets every such argument and computes by some of them. One that it
+does not know may change what the model computes, and must never be passed over.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is made once and kept on this node: converted models, the embedded model, samples.
+"""The node's cache of things made once: converted models, the embedded model, samples.
 
 The root is ``NIGHTGRID_CACHE`` (default ``~/.cache/nightgrid``). Eight workers of a node may ask
 for the same thing in the same second, and any of them may be killed half-way, so a directory is

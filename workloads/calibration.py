@@ -1,4 +1,4 @@
-"""What a precision has to know of a model before jobs can run in it: an engine measures that.
+"""Calibrations: measurements of a model that an engine makes before jobs run in a precision.
 
 A plan adds such jobs by itself, in front of those that need them (``EngineSpec.calibrations``).
 """

@@ -1,4 +1,4 @@
-"""What the ranks of a gang do together: meet, wait for one another, exchange values.
+"""Collective operations of a gang's ranks: meet, wait for one another, exchange values.
 
 A job on several cards runs as several processes, one a card, which find each other at a
 rendezvous: rank 0 listens on a port of its own, the others connect to it. The transport is the
@@ -27,7 +27,7 @@ _LOOPBACK_INTERFACE = "lo"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rendezvous:
-    """Where the ranks of one attempt meet: rank 0's address, reachable by all, and its port."""
+    """Address of rank 0, reachable by all, where the ranks of one attempt meet, and its port."""
 
     address: str
     port: int

@@ -75,13 +75,13 @@ class Declared(Mapping[str, T], Generic[T]):
 
 
 def _is_named(spec: object, kind: type, name: str) -> bool:
-    """Whether this is a declaration of a kind, under a name."""
+    """Tell if this is a declaration of a kind, under a name."""
     fits = isinstance(spec, kind) or (isinstance(spec, type) and issubclass(spec, kind))
     return fits and getattr(spec, "name", None) == name
 
 
 def installed(group: str, kind: type) -> dict[str, Any]:
-    """What other installed packages declare under an entry point, by name.
+    """Declarations of other installed packages under an entry point, by name.
 
     One that is broken must not take all others with it: it is left out, with a warning.
     """

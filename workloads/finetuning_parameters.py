@@ -28,7 +28,7 @@ ADAPTER_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
 
 
 class MethodParameters(WorkloadParameters):
-    """What is trained, on how much data, for how long."""
+    """Settings of what is trained, on how much data, for how long."""
 
     method: Method = setting(
         "lora",

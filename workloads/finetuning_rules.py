@@ -1,4 +1,4 @@
-"""Which fine-tuning jobs make sense, and which can run on a device: pure, without torch.
+"""Rules of fine-tuning jobs: which make sense, and which run on a device. Pure, without torch.
 
 The plan asks before anything starts, and the job asks again, so that nothing runs which the plan
 would have refused. Each technique adds what it knows of itself (``techniques/``); here stands what

@@ -1,4 +1,4 @@
-"""Which jobs of text generation make sense, and which can run on a device: pure, without torch."""
+"""Rules of text generation: which jobs make sense, and which run on a device. Pure, no torch."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ class KeptConfig:
 
 
 def generation_configs(loaded: Any) -> list[KeptConfig]:
-    """What ``restore_generation_configs`` needs of every generation config in what a loader
+    """Keep what ``restore_generation_configs`` needs of every generation config that a loader
     returned: of the object itself, the items of a tuple, list or dict, or a dataclass's fields."""
     parts = [loaded]
     if is_dataclass(loaded) and not isinstance(loaded, type):

@@ -29,7 +29,7 @@ from workloads.warmup import Warmth, WarmupPlan, rehearse
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """What one batch did, as the workload saw it; the loop adds the times around it."""
+    """One batch as the workload saw it; the loop adds the times around it."""
 
     items: int
     input_tokens: int = 0
@@ -63,7 +63,7 @@ class Instruments:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What the loop did."""
+    """Record of a timed loop."""
 
     samples: tuple[Sample, ...]
     stop_reason: StopReason

@@ -1,4 +1,4 @@
-"""How a job is timed; apart from ``api.py``, since a plan needs nothing else of it."""
+"""Settings of a job's timing; apart from ``api.py``, since a plan needs nothing else of it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasureSettings:
-    """How a job is timed: when to stop, and what must be paid before timing starts."""
+    """Settings of a job's timing: when to stop, and what must be paid before timing starts."""
 
     warmup: int = 1  # untimed repeats, at least; 0: none, and the first meeting of shapes is timed
     min_repeats: int = 3

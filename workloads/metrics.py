@@ -36,7 +36,7 @@ class Metric:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Throughput:
-    """What a workload's throughput counts; more is always better."""
+    """Throughput of a workload, and its unit; more is always better."""
 
     unit: str  # e.g. tokens/s
     counts: Literal["output_tokens", "items"]  # field of ``api.Sample``

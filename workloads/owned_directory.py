@@ -52,7 +52,7 @@ class ProcessIdentity:
         )
 
     def is_gone(self) -> bool:
-        """Whether the process has certainly ended: false too where that cannot be seen from here,
+        """True if the process has certainly ended: false too where that cannot be seen from here,
         in another container or after another boot."""
         here = ProcessIdentity.of_this_process()
         same = (self.pid_namespace, self.boot_id) == (here.pid_namespace, here.boot_id)
@@ -71,7 +71,7 @@ class OwnedDirectory:
 
     @property
     def is_abandoned(self) -> bool:
-        """Whether the process that made it has certainly ended."""
+        """True if the process that made it has certainly ended."""
         return self.process.is_gone()
 
     def remove(self) -> None:
@@ -151,7 +151,7 @@ def owned_directory(path: Path) -> OwnedDirectory | None:
 
 
 def _parsed(path: Path, content: bytes) -> OwnedDirectory | None:
-    """What a marker says; None if it is not one of ours."""
+    """Owner that a marker names; None if it is not one of ours."""
     if len(content) > _LONGEST_MARKER_BYTES:
         return None
     try:

@@ -52,7 +52,7 @@ _QUANTIZED = ("fp8", "int8", "int4")
 
 
 def support(precision: str, device: str, engine: str = "") -> Support:
-    """What ``precision`` is on a device, by its name, with an engine, by default the default one.
+    """Support of ``precision`` on a device, given by name, with an engine or the default one.
 
     Raises:
         BadConfiguration: there is no such precision or device.
@@ -115,7 +115,7 @@ def compute_dtype(precision: str) -> torch.dtype:
 
 
 def quantized(precision: str) -> bool:
-    """Whether this precision stores linear layers in 8 or 4 bits."""
+    """Tell if this precision stores linear layers in 8 or 4 bits."""
     return precision in _QUANTIZED
 
 

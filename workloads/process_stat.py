@@ -26,6 +26,6 @@ def process_stat(pid: int) -> ProcessStat | None:
 
 
 def started_ticks(pid: int) -> int | None:
-    """When a process started, in clock ticks since boot; None if it has ended."""
+    """Start of a process in clock ticks since boot; None if it has ended."""
     stat = process_stat(pid)
     return None if stat is None or stat.ended else stat.started_ticks

@@ -1,4 +1,4 @@
-"""What a workload's rules say about a job before anything is loaded: torch-free, pure.
+"""Refusals: objections of a workload's rules to a job, before anything is loaded. Pure, no torch.
 
 Two kinds of refusal. A job that contradicts itself (a rank of 0, a batch that cannot be divided, a
 technique without an object) is a mistake in the grid, which then starts nothing and points at the
@@ -30,13 +30,13 @@ class Asked:
 
     @property
     def on(self) -> DeviceSpec:
-        """What is declared of the device: rules ask it what it can, and never for its name."""
+        """Declaration of the device: rules ask it what it can, and never for its name."""
         return device_spec(self.device)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """Why a job is refused, and which setting is to blame."""
+    """Reason why a job is refused, and the setting to blame."""
 
     setting: str  # a field of the job or a parameter: the grid's file is pointed at there
     reason: str

@@ -123,7 +123,7 @@ class WorkloadEntry:
         return default_engine(self.ability)
 
     def takes_engine(self, name: str) -> bool:
-        """Whether an engine of this name can run it."""
+        """Tell if an engine of this name can run it."""
         spec = ENGINES.get(name)
         return spec is not None and (self.ability is None or self.ability in spec.abilities)
 
@@ -289,7 +289,7 @@ def metrics_of(workload: str) -> Mapping[str, Metric]:
 
 
 def throughput_of(workload: str) -> Throughput | None:
-    """What the throughput of a workload counts, where that is declared."""
+    """Throughput that a workload declares; None where it declares none."""
     entry = WORKLOADS.get(workload)
     return entry.throughput if entry is not None else None
 

@@ -23,7 +23,7 @@ class ResidentModel:
         self._configs: list[KeptConfig] = []
 
     def holds(self, key: str) -> bool:
-        """Whether the model under this key is loaded."""
+        """Tell if the model under this key is loaded."""
         return self.key == key
 
     def use(self) -> Any:

@@ -45,7 +45,7 @@ ROLES: tuple[Role, ...] = get_args(Role)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Declaration:
-    """What a setting says of itself, besides its type and limits."""
+    """Declaration of a setting, besides its type and limits."""
 
     role: Role
     description: str
@@ -71,11 +71,11 @@ class Declaration:
         return next((new for old, new in self.renamed if old == value), value)
 
     def is_default(self, value: Value) -> bool:
-        """Whether this is the default; 1, 1.0 and True are three values."""
+        """Tell if this is the default; 1, 1.0 and True are three values."""
         return type(value) is type(self.default) and bool(value == self.default)
 
     def enters_id(self, value: Value) -> bool:
-        """Whether a job's id says that the setting has this value."""
+        """Tell if a job's id says that the setting has this value."""
         return self.always_in_id or not self.is_default(value)
 
     def value_in_id(self, value: Value) -> Value:

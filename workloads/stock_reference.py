@@ -1,4 +1,4 @@
-"""What stock transformers makes of some prompts on the CPU: the yardstick of ``verification.py``.
+"""Output of stock transformers on the CPU for some prompts: the reference of ``verification.py``.
 
 An engine may change transformers for its whole process, so the reference runs in a process of its
 own in which no accelerator is visible and nothing is patched. Prompts are taken one by one, without
@@ -35,7 +35,7 @@ _TAIL = 2000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """What the reference is asked: greedy tokens after each prompt, past any end of text."""
+    """Question to the reference: greedy tokens after each prompt, past any end of text."""
 
     model: str
     adapter: str | None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Support:
-    """What a precision is on a device: how it is done, or why it cannot be."""
+    """Support of a precision on a device: how it is done, or why it cannot be."""
 
     supported: bool
     means: str = ""  # how weights are stored and multiplied, when supported

@@ -95,7 +95,7 @@ def _limits(kind: type[Technique]) -> Iterator[str]:
 
 
 def _refusals(name: str, value: Any, device: str) -> list[Refusal]:
-    """What a device cannot do, of a job with this one setting; contradictions are left out."""
+    """Refusals by a device of a job with this one setting; contradictions are left out."""
     beside = _BESIDE.get(name, {})
     parameters = FinetuningParameters.model_validate({**beside, name: value}).model_dump()
     asked = Asked(

@@ -28,7 +28,7 @@ from workloads.parallel.layout import Layout
 from workloads.parameters import TextGenerationParameters
 
 if TYPE_CHECKING:
-    from workloads.generation.refilling import Refilling
+    from workloads.generation.continuous_generation import ContinuousGeneration
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,7 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Resident:
-    """What stays loaded between jobs, and what memory there was before it."""
+    """Model that stays loaded between jobs, and the memory in use before it."""
 
     engine: GenerationEngine
     baseline_host_memory_bytes: int
@@ -64,11 +64,11 @@ def run(request: Request, context: JobContext) -> Result:
     # Loading passes through more memory than running; the peaks are those of running.
     context.device.release_memory()
     context.device.reset_peak_memory()
-    generation: _Generation | Refilling
+    generation: _Generation | ContinuousGeneration
     if parameters.batching == "continuous":
-        from workloads.generation.refilling import Refilling
+        from workloads.generation.continuous_generation import ContinuousGeneration
 
-        generation = Refilling(
+        generation = ContinuousGeneration(
             engine,
             prompts,
             request.batch_size,

@@ -38,7 +38,7 @@ _ROUNDING = {"fp32": 1e-3, "fp16": 0.1, "bf16": 0.25}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parting:
-    """Where an engine first chose another token than the reference."""
+    """First position at which an engine chose another token than the reference."""
 
     prompt: int
     step: int
@@ -49,7 +49,7 @@ class Parting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agreement:
-    """How far two sets of greedy texts and their logits are apart."""
+    """Distance between two sets of greedy texts and their logits."""
 
     compared_steps: int
     all_steps: int
@@ -69,7 +69,7 @@ class Agreement:
         }
 
     def verdict(self, precision: str) -> str:
-        """Whether they agree, in one of the words above."""
+        """Say if they agree, in one of the words above."""
         if quantized(precision):
             return QUANTIZED
         if self.largest_difference > _ROUNDING[precision] * self.spread:
@@ -167,7 +167,7 @@ def compare(
 
 
 def details_of(found: Agreement, precision: str) -> dict[str, Any]:
-    """What else a row says of the agreement."""
+    """Further details of the agreement for the row."""
     details = {
         "agrees": found.verdict(precision),
         "reference": "stock transformers on the CPU, one prompt at a time",

@@ -1,4 +1,4 @@
-"""What a loaded model's weights really are: their bytes, their count, their format.
+"""Examine a loaded model's weights as stored: their bytes, their count, their format.
 
 A library may leave layers out or fall back without an error, and a table would then call a bf16
 model "int4". So the storage itself is read: tensor subclasses of torchao are opened down to their
@@ -35,7 +35,7 @@ NF4_BLOCK = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelWeights:
-    """What a loaded model's weights are."""
+    """Weights of a loaded model."""
 
     weight_bytes: int  # as stored, with scales; tied weights once
     parameter_count: int  # logical, tied weights once
@@ -76,7 +76,7 @@ def stored_bytes(tensor: torch.Tensor) -> int:
 
 
 def logical_count(tensor: torch.Tensor) -> int:
-    """How many weights a tensor stands for, however they are packed."""
+    """Number of weights that a tensor stands for, however they are packed."""
     state = getattr(tensor, "quant_state", None)
     if state is not None:
         count = 1

@@ -1,11 +1,10 @@
 """The files that travel with a submitted grid: the program, the grid, and what the grid names.
 
 Ray uploads whatever lies in the working directory, and a shell may stand in a home directory. So a
-submission is put together in a directory of its own, out of the two packages, the figures that
-reports compare with, the grid file, and the models, datasets and adapters that the grid names by a
-relative path (an absolute one is the cluster's). Whoever needs more says so (``--include``). Files
-that are named as secrets are (``.env``, ``id_rsa``, ``*.pem``) travel only if they are named one by
-one.
+submission is put together in a directory of its own, out of the two packages, the grid file, and
+the models, datasets and adapters that the grid names by a relative path (an absolute one is the
+cluster's). Whoever needs more says so (``--include``). Files that are named as secrets are
+(``.env``, ``id_rsa``, ``*.pem``) travel only if they are named one by one.
 """
 
 from __future__ import annotations
@@ -22,13 +21,11 @@ from typing import TYPE_CHECKING
 
 from orchestrator.errors import SubmitError
 from orchestrator.planning.needs import things
-from orchestrator.report.reference_data import find
 
 if TYPE_CHECKING:
     from orchestrator.domain.job import Job
 
 PACKAGES = ("orchestrator", "workloads")
-_REFERENCE = ("published.csv", "devices.csv")
 #: Directories in which nothing is of use to a job, wherever they are.
 _SKIPPED = {"__pycache__", ".git", ".hg", ".svn", ".venv", ".mypy_cache", ".pytest_cache"}
 #: Names of files that hold secrets, in lower case.
@@ -118,9 +115,6 @@ def program_files(root: Path | None = None) -> dict[str, Path]:
             name = path.relative_to(home).as_posix()
             if not path.name.startswith(".") and path.suffix != ".pyc" and not is_secret_file(name):
                 files[name] = path
-    for name in _REFERENCE:
-        if figures := find(name):
-            files[f"results/{name}"] = figures
     return files
 
 

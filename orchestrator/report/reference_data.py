@@ -1,14 +1,12 @@
 """Figures that others published: data sheets of accelerators, and a benchmark to compare with.
 
-They lie in ``results/published.csv`` and ``results/devices.csv``, each line with its source: in the
-repository where Nightgrid runs from a checkout, else where the installation put them
-(``share/nightgrid``). There is one copy of each, and none of its figures stands in the code.
+They lie in ``assets/published.csv`` and ``assets/devices.csv`` beside this module, each line with
+its source, so that they travel wherever the package does. None of their figures stands in the code.
 """
 
 from __future__ import annotations
 
 import csv
-import importlib.metadata
 import io
 import logging
 from collections.abc import Callable, Iterable, Mapping
@@ -21,7 +19,7 @@ from workloads import files
 
 _LOG = logging.getLogger("nightgrid.report")
 _Line = TypeVar("_Line")
-_CHECKOUT = Path(__file__).resolve().parents[2] / "results"
+_DIRECTORY = Path(__file__).resolve().parent / "assets"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,20 +72,12 @@ def reference() -> Reference:
 def _read(name: str, read: Callable[[Path], tuple[_Line, ...]]) -> tuple[_Line, ...]:
     """The lines of a file; none, and a warning, where it is not what it should be: a report has its
     own figures without it."""
-    path = find(name)
-    if path is None:
-        return ()
+    path = _DIRECTORY / name
     try:
         return read(path)
     except (OSError, ValueError) as error:
         _LOG.warning("not read: %s: %s", path, error)
         return ()
-
-
-def find(name: str) -> Path | None:
-    """Path of the file of this name: in the checkout, else in the installation."""
-    beside = _CHECKOUT / name
-    return beside if beside.is_file() else _installed(name, _files())
 
 
 def read_published(path: Path) -> tuple[Published, ...]:
@@ -184,17 +174,3 @@ def _positive(text: str) -> float:
 def _times(text: str, factor: float) -> float | None:
     value = _number(text)
     return None if value is None else value * factor
-
-
-def _files() -> Iterable[Path]:
-    try:
-        distribution = importlib.metadata.distribution("nightgrid")
-    except importlib.metadata.PackageNotFoundError:
-        return []
-    return [Path(str(distribution.locate_file(file))) for file in distribution.files or []]
-
-
-def _installed(name: str, installed: Iterable[Path]) -> Path | None:
-    """The installed file ``…/share/nightgrid/<name>``, wherever that prefix is."""
-    wanted = ("share", "nightgrid", name)
-    return next((f for f in installed if f.parts[-3:] == wanted and f.is_file()), None)

@@ -36,6 +36,7 @@ from hostile_worlds import FEED, WRITER, Case, Worlds
 from measurements import row
 
 ROOT = Path(__file__).resolve().parents[2]
+_ASSETS = ROOT / "orchestrator" / "report" / "assets"
 LIMIT_S = 10.0
 MEMORY_BYTES = 8 * 2**30
 
@@ -197,10 +198,8 @@ def _perform(line: list[str], base: Path) -> int:
     from orchestrator.report import reference_data
 
     place = base / "case"
-    if (place / "published.csv").exists() or (place / "devices.csv").exists():
-        reference_data._CHECKOUT = place
-    else:
-        reference_data._CHECKOUT = ROOT / "results"
+    planted = (place / "published.csv").exists() or (place / "devices.csv").exists()
+    reference_data._DIRECTORY = place if planted else _ASSETS
     reference_data.reference.cache_clear()
     if line[0] == FEED:
         return _feed(place / "results")

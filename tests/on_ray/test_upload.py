@@ -73,8 +73,10 @@ def test_from_a_home_directory_only_the_grid_goes(upload: Callable[..., Upload])
     sent = upload()
     assert set(sent.named) == {"grid.yaml"}
     assert {"orchestrator/__main__.py", "workloads/__init__.py"} <= set(sent.program)
-    assert {"results/published.csv", "results/devices.csv"} <= set(sent.program)
-    assert {name.split("/")[0] for name in sent.program} == {"orchestrator", "workloads", "results"}
+    assert {f"orchestrator/report/assets/{name}.csv" for name in ("published", "devices")} <= set(
+        sent.program
+    )
+    assert {name.split("/")[0] for name in sent.program} == {"orchestrator", "workloads"}
     assert not [name for name in sent.files if name.endswith(".pyc") or is_secret_file(name)]
     with sent.staged() as directory:
         files = {

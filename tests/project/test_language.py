@@ -11,7 +11,7 @@ from source_tree import ROOT, modules
 
 QUESTION_WORDS = ["What", "Which", "Whether", "Who", "Whom", "Whose", "How", "Why", "Where", "When"]
 #: Packages whose docstrings all open with a verb or a noun phrase.
-PLAIN = ("orchestrator",)
+PLAIN = ("orchestrator", "workloads")
 _QUESTION = re.compile(rf"\s*({'|'.join(QUESTION_WORDS)})\b")
 
 

@@ -152,17 +152,16 @@ def test_emulated_cards_have_no_roofline() -> None:
     assert roofline_of(night.rows, SHEETS).unknown == ("NVIDIA H100 PCIe",)
 
 
-def test_the_files_are_found_when_installed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Away from the repository they are found through the installation's list of files."""
-    installed = tmp_path / "prefix" / "share" / "nightgrid" / "devices.csv"
-    installed.parent.mkdir(parents=True)
-    installed.write_text("device\n", encoding="utf-8")
-    monkeypatch.setattr(reference_data, "_CHECKOUT", tmp_path / "site-packages" / "results")
-    monkeypatch.setattr(reference_data, "_files", lambda: [tmp_path / "a.py", installed])
-    assert reference_data.find("devices.csv") == installed
-    assert reference_data.find("published.csv") is None
+def test_the_files_travel_with_the_package(tmp_path: Path) -> None:
+    """What an installer copies for this project, under whatever prefix, has them beside the module
+    that reads them; `pip install --target` keeps no files that lie elsewhere."""
+    from setuptools import Distribution
+    from setuptools.config.pyprojecttoml import apply_configuration
+
+    root = Path(__file__).resolve().parents[2]
+    packaged = apply_configuration(Distribution(), root / "pyproject.toml").package_data
+    copied = reference_data._DIRECTORY.parent.glob(*packaged["orchestrator.report"])
+    assert {"published.csv", "devices.csv"} <= {path.name for path in copied}
 
 
 def test_a_damaged_data_sheet_is_refused(tmp_path: Path) -> None:

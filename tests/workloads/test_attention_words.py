@@ -8,12 +8,14 @@ import pytest
 import torch
 
 from workloads.errors import Unsupported
-from workloads.generation import rows
+from workloads.generation import kv_cache
 from workloads.training import apart
 
-WORK = rows.Decode(rows.Rows(1, 4), 1, torch.zeros(1, dtype=torch.long), 1, torch.zeros(1, 1, 1, 1))
+WORK = kv_cache.Decode(
+    kv_cache.KVCache(1, 4), 1, torch.zeros(1, dtype=torch.long), 1, torch.zeros(1, 1, 1, 1)
+)
 OURS: dict[str, tuple[Any, dict[str, Any]]] = {
-    "rows": (rows.attend, {"rows_pass": WORK}),
+    "KV cache": (kv_cache.attend, {"cache_pass": WORK}),
     "apart": (apart.attend, {"position_ids": torch.tensor([[0]])}),
 }
 

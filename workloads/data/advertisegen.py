@@ -26,7 +26,7 @@ _DEV_SHARE = 108
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Description:
-    """What a directory holds: examples per file, and their lengths in tokens."""
+    """Contents of a directory: examples per file, and their lengths in tokens."""
 
     counts: dict[str, int]  # by file name
     synthetic: bool

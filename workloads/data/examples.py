@@ -75,7 +75,7 @@ def _parse(line: bytes, where: str) -> Example:
 
 
 def is_synthetic_file(path: Path) -> bool:
-    """Whether the file's first example says that it was made up. Reads one line; never raises."""
+    """Tell if the file's first example says that it was made up. Reads one line; never raises."""
     try:
         with files.opened(path) as lines:
             return _parse(lines.readline(MAX_LINE_BYTES), str(path)).synthetic

@@ -35,7 +35,7 @@ class Lengths:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bin:
-    """How many lengths lie in ``[low, high)``; the last bin includes ``high``."""
+    """Number of lengths in ``[low, high)``; the last bin includes ``high``."""
 
     low: int
     high: int

@@ -214,7 +214,7 @@ class Generator:
         state.hidden.copy_(self.decoder.embedding[token])
 
     def _read(self, state: Slots, prompts: Prompts) -> Callable[[], None]:
-        """What reads these prompts into the first rows and chooses each text's first token."""
+        """Function that reads these prompts into the first rows and chooses each first token."""
         tokens = -(-prompts.longest // _READ_LENGTH) * _READ_LENGTH
         recorded = (
             self._device.records

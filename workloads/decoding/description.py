@@ -30,7 +30,7 @@ _PROOF_TOKENS = 16
 
 
 def misfit(model: Any) -> str | None:
-    """Why a model is not read; None where its parts are the known ones."""
+    """Reason why a model is not read; None where its parts are the known ones."""
     inner: Any = getattr(model, "model", None)
     name = type(model).__name__
     needed = ("embed_tokens", "layers", "norm", "rotary_emb")
@@ -152,8 +152,8 @@ def _gain(attention: Any, name: str) -> torch.Tensor | None:
 
 @torch.inference_mode()
 def prove(model: Any, positions: int) -> bool:
-    """Whether neighbours are turned together: the reading with which a model of the first layer
-    alone gives the same logits.
+    """True if neighbours are turned together: the reading of the rotation with which a model of
+    the first layer alone gives the same logits.
 
     Raises:
         Unsupported: none does.

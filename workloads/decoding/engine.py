@@ -121,7 +121,7 @@ def load(request: Request, device: Device) -> GraphEngine:
 
 
 def weights_of(decoder: Decoder, means: str) -> ModelWeights:
-    """What is stored, tied matrices once."""
+    """Stored weights, tied matrices once."""
     matrices = [matrix for layer in decoder.layers for matrix in layer.matrices]
     vectors = [decoder.norm, *(part for layer in decoder.layers for part in _vectors(layer))]
     tied = decoder.head.values.data_ptr() == decoder.embedding.data_ptr()

@@ -1,4 +1,4 @@
-"""What a decoder consists of, as a step meets it: matrices, gains and constants."""
+"""Parts of a decoder as a step meets them: matrices, gains and constants."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ class CardProcess:
 
 
 class ServerFacts(Protocol):
-    """What a server says of itself, for the doctor."""
+    """A server's own description, for the doctor."""
 
     @property
     def versions(self) -> Mapping[str, str]:
@@ -174,7 +174,7 @@ class DeviceSpec:
             object.__setattr__(self, "torch_type", self.name)
 
     def can(self, capability: str) -> bool:
-        """Whether the device has a capability, by its name in ``CAPABILITIES``."""
+        """Tell if the device has a capability, by its name in ``CAPABILITIES``."""
         if capability not in CAPABILITIES:
             raise ValueError(f"no capability '{capability}'. There is: {', '.join(CAPABILITIES)}.")
         return capability in self.capabilities
@@ -191,7 +191,7 @@ class DeviceSpec:
         return {"resources": {self.ray_resource: cards}}
 
     def precision(self, name: str) -> Support:
-        """What a precision is here."""
+        """Support of a precision on this device."""
         missing = Support(supported=False, reason=f"nobody has said what {name} is on {self.title}")
         return self.precisions.get(name, missing)
 

@@ -72,22 +72,22 @@ class Device(ABC):
 
     @staticmethod
     def use(card_index: int) -> CardUse | None:
-        """Who and what is on this card now, asked from outside as ``telemetry`` is; None where
+        """Processes and memory on this card now, asked from outside as ``telemetry`` is; None where
         nothing can be found out."""
         return None
 
     @classmethod
     def occupied(cls, card_index: int, idle_bytes: int | None = None) -> str | None:
-        """Why no process should take this card now; None where it is free, and where nothing can be
-        found out. ``idle_bytes``: what it has in use when it is idle, if that is known."""
+        """Reason why no process should take this card now; None where it is free, and where nothing
+        can be found out. ``idle_bytes``: what it has in use when it is idle, if that is known."""
         from workloads.devices.monitoring.release import occupation
 
         use = cls.use(card_index)
         return None if use is None else occupation(card_index, use, idle_bytes)
 
     def mismatch(self, card_index: int) -> str | None:
-        """How the card that this process has acquired differs from the one it was given; None where
-        it is the same, or nobody can tell."""
+        """Difference between the card that this process acquired and the one it was given; None
+        where they are the same, or nobody can tell."""
         return None
 
     @property
@@ -97,7 +97,7 @@ class Device(ABC):
 
     @property
     def torch_device(self) -> str:
-        """What tensors are moved to; a process sees one card, so its index is always 0."""
+        """Name of the device for torch; a process sees one card, so its index is always 0."""
         return self.spec.torch_type
 
     @abstractmethod
@@ -142,11 +142,11 @@ class Device(ABC):
         return torch.optim.AdamW(parameters, lr=lr, weight_decay=weight_decay, fused=True)
 
     def lacks(self, precision: str) -> str | None:
-        """Why this very card cannot do a precision that its kind can; None where it can."""
+        """Reason why this very card lacks a precision that its kind has; None where it has it."""
         return None
 
     def cannot_compile(self) -> str | None:
-        """What torch.compile lacks here; None where it can work."""
+        """Name what torch.compile lacks here; None where it can work."""
         return None
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
@@ -256,7 +256,7 @@ def headline(error: BaseException) -> str:
 
 
 def command_output(*command: str) -> str:
-    """What a vendor's tool prints, "" if it is missing, fails or does not answer in 10 s."""
+    """Output of a vendor's tool, "" if it is missing, fails or does not answer in 10 s."""
     import subprocess
 
     try:

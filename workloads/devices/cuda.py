@@ -281,7 +281,7 @@ class CudaDevice(Device):
 
 
 def expandable_segments(environment: Mapping[str, str]) -> bool:
-    """Whether torch's allocator grows its segments, by the variables that it reads. Pure."""
+    """Tell if torch's allocator grows its segments, by the variables that it reads. Pure."""
     told = next((environment[name] for name in _ALLOCATOR if environment.get(name)), "")
     options = [option.strip() for option in told.lower().split(",")]
     given = [option for option in options if option.startswith("expandable_segments:")]
@@ -293,7 +293,7 @@ def _switch(on: bool) -> str:
 
 
 def _identity(properties: Any) -> CardIdentity:
-    """What torch knows of a GPU; older versions know less."""
+    """Identity of a GPU as torch knows it; older versions know less."""
     from workloads.devices.monitoring.identity import CardIdentity
 
     bus_id = ""

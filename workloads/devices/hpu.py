@@ -55,9 +55,9 @@ _ERRORS: tuple[Texts, ...] = (
 
 
 def _variables(process: CardProcess) -> dict[str, str]:
-    """What the bridge reads. Its execution mode is always set, since the default changed between
-    software versions: it collects graphs (lazy mode) if the process's kind ends in "lazy"; else it
-    runs operation by operation, or what torch.compile gives it."""
+    """Variables that the bridge reads. Its execution mode is always set, since the default changed
+    between software versions: it collects graphs (lazy mode) if the process's kind ends in "lazy";
+    else it runs operation by operation, or what torch.compile gives it."""
     lazy = process.kind.endswith("lazy")
     variables = {
         # Without it the bridge takes LOCAL_RANK as an index into the list of one visible module.
@@ -192,7 +192,7 @@ class HpuDevice(Device):
         return _bridge().wrap_in_hpu_graph(model, **options)
 
     def lazy(self) -> bool:
-        """Whether this process collects operations into graphs."""
+        """True if this process collects operations into graphs."""
         return os.environ.get("PT_HPU_LAZY_MODE") == "1"
 
     def before_quantized_loading(self) -> None:

@@ -82,7 +82,7 @@ def engine_function(name: str, ability: str, device: str) -> Any:
 
 
 def process_kind(engine: str, device: str, settings: Mapping[str, Any]) -> str:
-    """What a process must be to run a job: two jobs share one only if this is equal.
+    """Kind of process that a job needs: two jobs share one only if this is equal.
 
     Empty for an ordinary process. An engine may replace methods of a library that another one
     uses, and the mode of a card may be decided before torch is imported.
@@ -103,7 +103,7 @@ def process_kinds(device: str) -> tuple[str, ...]:
 
 
 def engine_refusals(asked: Asked, ability: str) -> Iterator[Refusal]:
-    """What speaks against a job's engine, and against settings that depend on it. Pure."""
+    """Objections to a job's engine, and to settings that depend on it. Pure."""
     from workloads.refusal import Refusal
 
     spec = ENGINES.get(asked.engine)
@@ -176,7 +176,7 @@ def _elsewhere(spec: EngineSpec, device: str) -> str:
 
 
 def _is_installed(module: str) -> bool:
-    """Whether a module is there, without importing it."""
+    """Tell if a module is there, without importing it."""
     try:
         return importlib.util.find_spec(module) is not None
     except ModuleNotFoundError:  # nor is what it would be part of

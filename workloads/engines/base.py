@@ -93,7 +93,7 @@ class EngineSpec:
     features: frozenset[str] = frozenset()
 
     def runs_on(self, device: str) -> bool:
-        """Whether it runs on a device, by its name."""
+        """Tell if it runs on a device, by its name."""
         if device in self.devices:
             return True
         return bool(self.needs) and device_spec(device).can(self.needs)
@@ -109,14 +109,14 @@ class EngineSpec:
         return modes.chosen(settings) if modes else ORDINARY_MODE
 
     def process_kind(self, mode: str) -> str:
-        """What a process must be that runs this engine in a mode; "" for an ordinary one."""
+        """Kind of process that runs this engine in a mode; "" for an ordinary one."""
         own = self.name if self.own_process else ""
         return "/".join(part for part in (own, mode) if part and part != ORDINARY_MODE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generated:
-    """What came out of one batch."""
+    """Output of one batch."""
 
     #: For each prompt the new ids in order; what follows an end-of-sequence id is padding.
     tokens: Sequence[Sequence[int]]
@@ -139,7 +139,7 @@ class GenerationEngine(Protocol):
 
     @property
     def random_weights(self) -> bool:
-        """Whether the weights were drawn, not trained."""
+        """True if the weights were drawn, not trained."""
 
     @property
     def end_token_ids(self) -> frozenset[int]:
@@ -151,7 +151,7 @@ class GenerationEngine(Protocol):
 
     @property
     def details(self) -> Mapping[str, str]:
-        """What else is worth a column, e.g. the attention that really runs."""
+        """Further details for the row, e.g. the attention that really runs."""
 
     def encode(self, text: str) -> list[int]:
         """Ids of one prompt, in the layout that the model was trained to answer."""

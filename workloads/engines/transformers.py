@@ -11,7 +11,7 @@ from workloads.settings import setting
 
 
 class GenerationSettings(GaudiSettings):
-    """How a model is laid out, and how a card executes."""
+    """Settings of a model's layout and of a card's execution."""
 
     packed_weights: bool = setting(
         False,

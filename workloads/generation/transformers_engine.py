@@ -216,7 +216,7 @@ def _check_attention(attention: str, device: Device) -> None:
 
 
 def end_token_ids_of(model: Any, tokenizer: Any) -> frozenset[int]:
-    """What ends a text: of the generation config, else of the model's, else of the tokenizer."""
+    """Tokens that end a text, by the generation config, else the model's, else the tokenizer."""
     for holder in (model.generation_config, model.config, tokenizer):
         found = getattr(holder, "eos_token_id", None)
         if found is not None:

@@ -1,4 +1,4 @@
-"""Which models there are: names resolved without loading anything, and without torch.
+"""Catalog of models: names resolved without loading anything, and without torch.
 
 A name is an embedded model's, a directory of a checkpoint (ChatGLM3 in either of its layouts), or a
 hub id (``org/name``). Planning asks for every name of a grid, so an answer takes milliseconds and

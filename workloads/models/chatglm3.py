@@ -50,7 +50,7 @@ CHAT_TEMPLATE = (
 
 
 def is_original(config: Mapping[str, Any]) -> bool:
-    """Whether a config.json describes ChatGLM in its original layout."""
+    """Tell if a config.json describes ChatGLM in its original layout."""
     named = config.get("architectures")
     architectures = named if isinstance(named, list) else []
     return config.get("model_type") == "chatglm" or any(
@@ -230,7 +230,7 @@ def max_positions(config: Mapping[str, Any]) -> int:
 
 
 def eos_token_ids(config: Mapping[str, Any], sizes: Sizes, pieces: int | None) -> list[int]:
-    """Where a ChatGLM3 text ends: ``</s>``, and the next turn's ``<|user|>`` or
+    """Tokens that end a ChatGLM3 text: ``</s>``, and the next turn's ``<|user|>`` or
     ``<|observation|>``. ChatGLM3-6B: [2, 64795, 64797]."""
     end = config.get("eos_token_id")
     ends = end if isinstance(end, list) else [END_ID if end is None else end]
@@ -292,12 +292,12 @@ def original_shapes(sizes: Sizes) -> dict[str, tuple[int, ...]]:
 
 
 def is_dropped(name: str) -> bool:
-    """Whether a tensor of the original layout carries nothing (it is computed from the config)."""
+    """Tell if a tensor of the original layout carries nothing (it is computed from the config)."""
     return name.endswith("rotary_pos_emb.inv_freq")
 
 
 def native_parts(name: str, sizes: Sizes) -> list[Part]:
-    """Which native tensors an original tensor becomes, as contiguous ranges of its rows."""
+    """Native tensors that an original tensor becomes, as contiguous ranges of its rows."""
     rows = original_shapes(sizes)[name][0]
     if name in _WHOLE:
         return [Part(name=_WHOLE[name], start=0, stop=rows)]

@@ -12,7 +12,7 @@ PIPELINE_INDEX = "model_index.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointKind:
-    """What a checkpoint says of itself."""
+    """Classes and family that a checkpoint declares."""
 
     architecture: str  # the class that it was saved from, or the pipeline's
     model_type: str = ""  # transformers' name of the family

@@ -38,7 +38,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Converted:
-    """What a conversion wrote."""
+    """Output of a conversion."""
 
     path: Path
     parameters: int

@@ -1,4 +1,4 @@
-"""What a model is made of, from its config alone: parameters, memory, architecture, prompt.
+"""Describe a model from its config alone: parameters, memory, architecture, prompt.
 
 The model is built on torch's meta device, which has shapes and no storage, so a 6-billion-parameter
 model is described in the time and memory of its class. Weight memory counts what a precision does:

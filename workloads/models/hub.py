@@ -1,4 +1,4 @@
-"""What the Hugging Face hub has, asked in a way that cannot hang a plan.
+"""Ask the Hugging Face hub for models in a way that cannot hang a plan.
 
 The local cache is looked at first, by its layout on disk, so neither torch nor the hub's client is
 imported. Only for a model that is not there is the network asked, once per process, with a
@@ -24,7 +24,7 @@ _TRUE = {"1", "true", "yes", "on"}
 
 
 def offline() -> bool:
-    """Whether the user told the Hugging Face libraries to stay off the network."""
+    """Tell if the user told the Hugging Face libraries to stay off the network."""
     return any(
         os.environ.get(name, "").lower() in _TRUE
         for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")

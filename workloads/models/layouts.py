@@ -59,7 +59,7 @@ def in_layout(directory: Path, wanted: Layout) -> Path:
 
 
 def tokenizer_directory(directory: Path) -> Path:
-    """Where the fast tokenizer of a model lies: with it, or made of its SentencePiece model.
+    """Directory of a model's fast tokenizer: its own, or one made of its SentencePiece model.
 
     Raises:
         DataMissing: there is neither.

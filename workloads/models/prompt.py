@@ -34,7 +34,7 @@ class Message:
 
 
 def layout_of(tokenizer: Any) -> Literal["chatglm3", "chat-template", "plain"]:
-    """Which of the three layouts a tokenizer asks for."""
+    """Layout of prompts that a tokenizer asks for."""
     if getattr(tokenizer, "init_kwargs", {}).get("prompt_layout") == PROMPT_LAYOUT:
         return "chatglm3"
     return "chat-template" if getattr(tokenizer, "chat_template", None) else "plain"
@@ -107,7 +107,7 @@ def _from_template(tokenizer: Any, text: str) -> list[int]:
 
 
 def _answer_from_template(tokenizer: Any, text: str, answer: str) -> list[int]:
-    """What the template puts after the prompt: the answer and how a turn ends."""
+    """Ids that the template puts after the prompt: the answer and how a turn ends."""
     turns = [{"role": "user", "content": text}]
     prompt = tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
     turns.append({"role": "assistant", "content": answer})

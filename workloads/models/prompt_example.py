@@ -34,7 +34,7 @@ PUBLISHED_EXAMPLE = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """How text becomes ids."""
+    """The way from text to ids."""
 
     layout: str  # in words
     example: str

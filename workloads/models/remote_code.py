@@ -19,7 +19,7 @@ VARIABLE = "NIGHTGRID_REMOTE_CODE"
 
 
 def allowed(model: str) -> bool:
-    """Whether the model of this name, as the job writes it, may run its own code here."""
+    """Tell if the model of this name, as the job writes it, may run its own code here."""
     return model in os.environ.get(VARIABLE, "").split(os.pathsep)
 
 

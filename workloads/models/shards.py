@@ -27,7 +27,7 @@ _NUMBERED = re.compile(r"(?P<stem>.+)-(?P<number>\d+)-of-(?P<count>\d+)\.(bin|sa
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorInfo:
-    """What a shard says of one tensor, without its values."""
+    """A shard's entry of one tensor, without its values."""
 
     file: Path
     shape: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""Which linear layers an adapter sits on: the choice for each architecture, and what there is.
+"""Linear layers that an adapter sits on: the choice for each architecture, and what there is.
 
 Adapters go on the attention's inputs by default: query, key and value, or the one layer in which
 an architecture fuses them. peft has a table of that for many architectures, and none for ``glm``;

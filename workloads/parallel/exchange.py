@@ -1,4 +1,4 @@
-"""How long a card waits for others: the part of communication that computing does not hide.
+"""Time that a card waits for others: the part of communication that computing does not hide.
 
 Each way of exchange has its own clock. Collectives that are called in the order of the work are
 stamped before and after (``Stamped``); on an accelerator the stamps lie in the card's own queue, so

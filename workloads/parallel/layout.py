@@ -1,4 +1,4 @@
-"""Which rank does what: the ranks of a gang as a table of data-parallel rows. Pure, no torch.
+"""Roles of ranks: the ranks of a gang as a table of data-parallel rows. Pure, no torch.
 
 Ranks that split matrices talk to each other in every layer, so they are neighbours: with four ranks
 and ``tensor`` 2, ranks 0 and 1 share one part of the batch, ranks 2 and 3 the other. Gradients are
@@ -22,7 +22,7 @@ class Layout:
 
     @property
     def data_rank(self) -> int:
-        """Which part of each batch this rank works on."""
+        """Index of the part of each batch that this rank works on."""
         return self.rank // self.tensor
 
     @property
@@ -32,12 +32,12 @@ class Layout:
 
     @property
     def tensor_rank(self) -> int:
-        """Which part of each matrix this rank holds."""
+        """Index of the part of each matrix that this rank holds."""
         return self.rank % self.tensor
 
     @property
     def counts(self) -> bool:
-        """Whether this rank counts its samples: of those that share a batch, only the first."""
+        """True if this rank counts its samples: of those that share a batch, only the first."""
         return self.tensor_rank == 0
 
     def tensor_groups(self) -> list[list[int]]:
@@ -53,7 +53,7 @@ class Layout:
 
 
 def tensor_size(parameters: Mapping[str, Any], cards: int) -> int:
-    """How many cards split each matrix, by a job's parameters."""
+    """Number of cards that split each matrix, by a job's parameters."""
     if parameters.get("strategy") == "tensor-parallel":
         return cards
     return int(parameters.get("tensor_parallel") or 1)

@@ -247,7 +247,7 @@ def _sum_gradients(layer: Any, part: Part) -> None:
 
 
 def _stays_whole(model: Any, head: Any, part: Part) -> bool:
-    """Whether the output layer cannot be split: tied to the embedding, or not divisible."""
+    """Tell if the output layer cannot be split: tied to the embedding, or not divisible."""
     tied = head.weight is model.get_input_embeddings().weight
     return tied or bool(head.weight.shape[0] % part.size)
 

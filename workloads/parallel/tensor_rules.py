@@ -1,4 +1,4 @@
-"""Which models can be split over how many cards, and in which settings: pure, without torch.
+"""Rules of splitting a model over cards: which models, how many, which settings. Pure, no torch.
 
 Attention is split by heads, so the number of cards has to divide the heads, and with grouped
 queries the key/value heads too: ChatGLM3 has two of those, so two cards are its limit.
@@ -26,7 +26,7 @@ _SIZES = {
 
 
 def split_problem(config: Mapping[str, Any], cards: int) -> str:
-    """Why a model cannot be split over so many cards; empty when it can."""
+    """Reason why a model cannot be split over so many cards; empty when it can."""
     for name, meaning in _SIZES.items():
         size = config.get(name)
         if isinstance(size, int) and size % cards:
@@ -50,7 +50,7 @@ def model_config(name: str) -> Mapping[str, Any] | None:
 
 
 def tensor_refusals(asked: Asked, tensor: int, setting: str) -> Iterator[Refusal]:
-    """What speaks against splitting matrices over ``tensor`` of the job's cards.
+    """Objections to splitting matrices over ``tensor`` of the job's cards.
 
     ``setting`` is the parameter that asks for it.
     """
@@ -82,7 +82,7 @@ def tensor_refusals(asked: Asked, tensor: int, setting: str) -> Iterator[Refusal
 
 
 def generation_refusals(asked: Asked) -> tuple[Refusal, ...]:
-    """What speaks against splitting the matrices of a job of text generation."""
+    """Objections to splitting the matrices of a job of text generation."""
     tensor = asked.parameters.get("tensor_parallel")
     if tensor is None:
         return ()

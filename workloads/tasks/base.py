@@ -41,7 +41,7 @@ class TaskSpec:
     metrics: tuple[Metric, ...] = ()
 
     def takes(self, kind: CheckpointKind) -> bool:
-        """Whether a checkpoint is of this kind."""
+        """Tell if a checkpoint is of this kind."""
         if kind.pipeline or self.pipeline:
             return kind.pipeline and self.pipeline
         if kind.encoder_decoder or self.encoder_decoder:

@@ -29,7 +29,7 @@ _ALIGNMENT = 8
 
 
 class Attention(Technique):
-    """Which implementation of attention."""
+    """Choice of the implementation of attention."""
 
     name: ClassVar[str] = "attention"
     title: ClassVar[str] = "attention implementation"

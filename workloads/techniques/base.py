@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, kw_only=True)
 class Loading:
-    """What model and tokenizer will be loaded with."""
+    """Arguments with which model and tokenizer will be loaded."""
 
     device: Device
     model_arguments: dict[str, Any]  # of ``AutoModelForCausalLM.from_pretrained``
@@ -74,7 +74,7 @@ class Inputs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepBatch:
-    """What one card works on in one optimizer step."""
+    """One card's work in one optimizer step."""
 
     micro_batches: tuple[Inputs, ...]
     items: int  # samples
@@ -96,7 +96,7 @@ class StepBatch:
 
 @dataclass(slots=True, kw_only=True)
 class DataPlan:
-    """How samples become batches. Functions may be replaced."""
+    """The way from samples to batches. Functions may be replaced."""
 
     device: Device
     pad_token_id: int
@@ -163,7 +163,7 @@ class Training:
 
     @property
     def called(self) -> Any:
-        """What a batch is given to."""
+        """Callable that a batch is given to."""
         return self.model if self.wrapper is None else self.wrapper
 
     def trainable(self) -> list[torch.nn.Parameter]:
@@ -181,7 +181,7 @@ class Technique(WorkloadParameters):
     order: ClassVar[int] = 1000
 
     def refusals(self, asked: Asked) -> Iterable[Refusal]:
-        """What speaks against this technique, as it is set, in this job. Pure; no torch."""
+        """Objections to this technique, as it is set, in this job. Pure; no torch."""
         return ()
 
     def before_load(self, loading: Loading) -> None:

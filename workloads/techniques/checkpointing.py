@@ -15,7 +15,7 @@ from workloads.techniques.base import Technique, Training
 
 
 class GradientCheckpointing(Technique):
-    """Whether layers are run again on the way back."""
+    """Gradient checkpointing: layers run again on the way back."""
 
     name: ClassVar[str] = "checkpointing"
     title: ClassVar[str] = "gradient checkpointing"

@@ -27,7 +27,7 @@ _REHEARSALS = 8
 
 
 class Compilation(Technique):
-    """Whether the model is compiled."""
+    """Compilation of the model."""
 
     name: ClassVar[str] = "compilation"
     title: ClassVar[str] = "torch.compile"
@@ -106,7 +106,7 @@ class Compilation(Technique):
 
 
 def compiled_graphs() -> int:
-    """How many graphs this process has compiled so far."""
+    """Number of graphs that this process has compiled so far."""
     counters: Any = importlib.import_module("torch._dynamo.utils").counters
     return int(counters["stats"]["unique_graphs"])
 

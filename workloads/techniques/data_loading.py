@@ -23,7 +23,7 @@ _PREFETCH = 2
 
 
 class DataLoading(Technique):
-    """Who makes batches, and how they reach the card."""
+    """Processes that make batches, and the way of these to the card."""
 
     name: ClassVar[str] = "data-loading"
     title: ClassVar[str] = "data loading"

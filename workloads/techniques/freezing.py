@@ -20,7 +20,7 @@ _WHOLE_MODEL = ("full", "qat")
 
 
 class Freezing(Technique):
-    """Which part of the model stays as it is."""
+    """Choice of the part of the model that stays as it is."""
 
     name: ClassVar[str] = "freezing"
     title: ClassVar[str] = "freezing"

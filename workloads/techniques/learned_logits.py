@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class LearnedLogits(Technique):
-    """Which positions go through the last layer."""
+    """Choice of the positions that go through the last layer."""
 
     name: ClassVar[str] = "learned-logits"
     title: ClassVar[str] = "logits of learned positions"

@@ -29,7 +29,7 @@ _PACKAGES = {
 
 
 class OptimizerChoice(Technique):
-    """Which optimizer."""
+    """Choice of the optimizer."""
 
     name: ClassVar[str] = "optimizers"
     title: ClassVar[str] = "optimizer"

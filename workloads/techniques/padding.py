@@ -21,7 +21,7 @@ from workloads.training.samples import TrainingSample
 
 
 class Padding(Technique):
-    """How samples become rows."""
+    """Padding and packing of samples into rows."""
 
     name: ClassVar[str] = "padding"
     title: ClassVar[str] = "padding"

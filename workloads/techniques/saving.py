@@ -30,7 +30,7 @@ _PREFIX = "checkpoints-"
 
 
 class Saving(Technique):
-    """Whether, and how, training is saved as it goes."""
+    """Checkpoints of training, saved as it goes."""
 
     name: ClassVar[str] = "saving"
     title: ClassVar[str] = "checkpoints during training"
@@ -204,7 +204,7 @@ def _remove_abandoned(root: Path) -> None:
 
 
 def _checked(saver: Saver, training: Training) -> str:
-    """What reading the newest checkpoint shows; what is frozen must be as it is in the model."""
+    """Read the newest checkpoint and describe it; what is frozen must be as it is in the model."""
     import torch
 
     state = read_newest(saver.directory)

@@ -28,7 +28,7 @@ _ZERO = ("zero0", "zero1", "zero2", "zero3")
 
 
 class Strategy(Technique):
-    """What the cards of a gang share, and how."""
+    """Strategy of sharing among the cards of a gang."""
 
     name: ClassVar[str] = "strategy"
     title: ClassVar[str] = "strategy on several cards"

@@ -15,7 +15,7 @@ from workloads.techniques.base import Loading, Technique
 
 
 class TokenizerKind(Technique):
-    """Which kind of tokenizer."""
+    """Choice of the kind of tokenizer."""
 
     name: ClassVar[str] = "tokenizers"
     title: ClassVar[str] = "fast and slow tokenizers"

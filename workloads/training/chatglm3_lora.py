@@ -87,7 +87,7 @@ class Lora:
 
 
 def is_original(state: Mapping[str, Any]) -> bool:
-    """Whether an adapter's tensors are named after ChatGLM3's original layout."""
+    """Tell if an adapter's tensors are named after ChatGLM3's original layout."""
     return any(_ORIGINAL_KEY.fullmatch(name) for name in state)
 
 

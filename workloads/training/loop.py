@@ -312,8 +312,8 @@ def _finish(
     steps: Steps,
     make: Any,
 ) -> tuple[dict[str, str], dict[str, float]]:
-    """What remains of the trained model: an adapter under its name, or converted weights and the
-    loss that they have."""
+    """Keep what remains of the trained model: an adapter under its name, or converted
+    weights and the loss that they have."""
     details: dict[str, str] = {}
     metrics: dict[str, float] = {}
     if method.save_adapter:

@@ -210,7 +210,7 @@ def converted(model: Any) -> tuple[Any, str]:
 
 
 def _is_int4(weight: torch.Tensor) -> bool:
-    """Whether all stored values lie in -8 … 7, whatever integer they are stored as."""
+    """Tell if all stored values lie in -8 … 7, whatever integer they are stored as."""
     import torch
 
     integers = [

@@ -36,7 +36,7 @@ class TrainingSample:
 
     @property
     def learned_tokens(self) -> int:
-        """How many positions have a label."""
+        """Number of positions that have a label."""
         return len(self.ids) - self.prompt_tokens
 
 

@@ -50,7 +50,7 @@ def raised(words, INDEX: tl.constexpr):
 
 @triton.jit
 def middle(INDEX: tl.constexpr):
-    """What ``raised`` makes of a nibble of 8, which stands for zero."""
+    """Result of ``raised`` for a nibble of 8, which stands for zero."""
     return 128.5 if INDEX == 1 or INDEX == 3 or INDEX == 5 else 8.5
 
 

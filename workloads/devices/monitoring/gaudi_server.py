@@ -1,4 +1,4 @@
-"""What a Gaudi server needs besides its cards, for the doctor. Pure.
+"""Needs of a Gaudi server besides its cards, for the doctor. Pure.
 
 Limits that are a matter of judgement are constants here, with their reason.
 """
@@ -19,7 +19,7 @@ _GIB = 2**30
 
 
 def examine(cards: int, facts: ServerFacts) -> Iterator[Complaint]:
-    """What is not as Habana wants it, on a server of whose cards Ray was told of ``cards``."""
+    """List deviations from Habana's advice on a server that told Ray of ``cards`` cards."""
     if cards != CARDS:
         yield Complaint(
             check="cards",

@@ -1,4 +1,4 @@
-"""What ``hl-smi``, Habana's monitoring tool, says of Gaudi cards; it never acquires one.
+"""Read Gaudi cards by ``hl-smi``, Habana's monitoring tool, which never acquires one.
 
 Options and query names are those of Habana's page "System Management Interface Tool (hl-smi)".
 Recorded outputs show what one would not expect: headers keep their units with
@@ -63,7 +63,7 @@ def telemetry() -> dict[int, CardTelemetry]:
 
 
 def use(module_id: int) -> CardUse:
-    """Who and what is on this card now."""
+    """Processes and memory on this card now."""
     found = cards()
     listed = parse_processes(command_output("hl-smi")) if found else {}
     return use_in(module_id, found, listed, holders(module_id))
@@ -75,7 +75,7 @@ def use_in(
     processes: Mapping[int, Sequence[Holder]],
     holders: Sequence[Holder],
 ) -> CardUse:
-    """Who and what is on a card, by hl-smi's list, by open device files and by its memory. Pure.
+    """Use of a card by hl-smi's list, by open device files and by its memory. Pure.
 
     Args:
         module_id: the card.

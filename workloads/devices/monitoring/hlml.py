@@ -1,4 +1,4 @@
-"""What HLML, the library beneath hl-smi, says of Gaudi cards, through Habana's ``pyhlml``.
+"""Read Gaudi cards by HLML, the library beneath hl-smi, through Habana's ``pyhlml``.
 
 It tells what hl-smi does not, the energy counter, and it never acquires a card. The package is in
 Habana's images; the library comes with the driver. Units are those of pyhlml's docstrings: power in

@@ -33,7 +33,7 @@ def _high_water_bytes() -> int | None:
 
 
 def _reset_high_water() -> bool:
-    """Whether the mark now starts again from the resident size."""
+    """Start the mark again from the resident size; False where the kernel does not allow it."""
     try:
         with open("/proc/self/clear_refs", "w", encoding="ascii") as control:
             control.write("5")

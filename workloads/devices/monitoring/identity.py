@@ -1,4 +1,4 @@
-"""Which card a process really has, compared with the one it was given. Pure.
+"""Compare the card that a process really has with the one it was given. Pure.
 
 Variables such as ``CUDA_VISIBLE_DEVICES`` are wishes: one that is changed before the device's
 library reads it, or an order of cards that is not that of the bus, shows another card, and all that
@@ -12,15 +12,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CardIdentity:
-    """What tells a card from all others; empty where unknown."""
+    """Marks that tell a card from all others; empty where unknown."""
 
     uuid: str = ""  # "GPU-8dcb4b4c-…", with or without its prefix, in any case
     bus_id: str = ""  # "00000000:3B:00.0", with a domain of any length
 
 
 def difference(has: CardIdentity, given: CardIdentity) -> str | None:
-    """How the card that a process has differs from the one it was given; None where they are the
-    same or nobody can tell."""
+    """Difference between the card that a process has and the one it was given; None where they
+    are the same or nobody can tell."""
     for name, one, other in (
         ("UUID", _uuid(has.uuid), _uuid(given.uuid)),
         ("bus id", _bus(has.bus_id), _bus(given.bus_id)),

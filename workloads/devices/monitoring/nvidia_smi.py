@@ -1,4 +1,4 @@
-"""What ``nvidia-smi`` says of the GPUs of this host; it opens no context on one.
+"""Read the GPUs of this host by ``nvidia-smi``, which opens no context on one.
 
 Used where NVML's package is missing. It knows no energy counter. Its index counts by bus, as
 ``CUDA_DEVICE_ORDER=PCI_BUS_ID`` does. Headers keep their units with ``nounits`` too, and a figure
@@ -31,7 +31,7 @@ def telemetry() -> dict[int, CardTelemetry]:
 
 
 def use(index: int) -> CardUse | None:
-    """What is on a GPU now, by its memory alone: the tool lists no processes by index. None where
+    """Use of a GPU now, by its memory alone: the tool lists no processes by index. None where
     it is missing or fails. Its figure leaves out the driver's own share, or not: it depends."""
     card = telemetry().get(index)
     return None if card is None else CardUse(used_bytes=card.memory_used_bytes)

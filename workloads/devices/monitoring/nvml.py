@@ -1,4 +1,4 @@
-"""What NVML, the library beneath nvidia-smi, says of NVIDIA GPUs, through NVIDIA's ``pynvml``.
+"""Read NVIDIA GPUs by NVML, the library beneath nvidia-smi, through NVIDIA's ``pynvml``.
 
 It tells what nvidia-smi does not, the energy counter (Volta and newer), and it opens no context on
 a GPU. The package is ``nvidia-ml-py``; the library comes with the driver. NVML counts GPUs by bus,
@@ -54,7 +54,7 @@ def telemetry() -> dict[int, CardTelemetry]:
 
 
 def use(index: int) -> CardUse | None:
-    """Who and what is on a GPU now; None without the package, the library or a driver.
+    """Processes and memory on a GPU now; None without the package, the library or a driver.
 
     In a container only the container's own processes are listed, in some virtual machines none.
     """
@@ -62,7 +62,7 @@ def use(index: int) -> CardUse | None:
 
 
 def identity(index: int) -> CardIdentity | None:
-    """What tells a GPU from all others; None where nobody knows."""
+    """Marks that tell a GPU from all others; None where nobody knows."""
 
     def read(nvml: Any) -> CardIdentity:
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
@@ -76,7 +76,7 @@ def identity(index: int) -> CardIdentity | None:
 
 
 def _asked(question: Callable[[Any], _T]) -> _T | None:
-    """What the opened library answers; None without the package, the library or a driver."""
+    """Ask the opened library; None without the package, the library or a driver."""
     with _IN_USE:
         try:
             if not _OPENED:
@@ -124,8 +124,8 @@ def _throttled(reasons: int) -> frozenset[str]:
 
 
 def _computing(nvml: Any, handle: Any) -> Any:
-    """What a process that was given a GPU by its index gets: the GPU, or where it is cut up (MIG)
-    its first instance, with memory and processes of its own."""
+    """Handle of what a process gets that was given a GPU by its index: the GPU, or where it is cut
+    up (MIG) its first instance, with memory and processes of its own."""
     mode = _told(nvml, "nvmlDeviceGetMigMode", handle)
     if not mode or not mode[0]:
         return handle
@@ -161,7 +161,7 @@ def _holders(nvml: Any, handle: Any) -> list[Holder]:
 
 
 def _told(nvml: Any, name: str, *arguments: Any) -> Any:
-    """What a function answers that older packages do not have; None then, and if it fails."""
+    """Call a function that older packages do not have; None then, and if it fails."""
     function = getattr(nvml, name, None)
     return None if function is None else _read(function, *arguments)
 

@@ -56,7 +56,7 @@ def telemetry() -> dict[int, CardTelemetry]:
 
 
 def _is_package(zone: Path) -> bool:
-    """Whether a zone is a processor, and not one of its parts (cores, memory), which it includes
+    """Tell if a zone is a processor, and not one of its parts (cores, memory), which it includes
     or which have names of their own."""
     try:
         return (zone / "name").read_text(encoding="ascii").startswith("package-")

@@ -1,4 +1,4 @@
-"""When a card is free to be taken: the decision, without the asking. Pure.
+"""Decide when a card is free to be taken, without asking it. Pure.
 
 A process that was killed is gone before its card's memory is: the driver gives that back a moment
 later. And the list of a card's processes is not to be relied upon: in a container it has only the
@@ -25,7 +25,7 @@ _FALLS_BY_BYTES = 16 * _MIB
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CardUse:
-    """Who and what is on a card, as its vendor's tools tell from outside."""
+    """Processes and memory on a card, as its vendor's tools tell from outside."""
 
     holders: tuple[Holder, ...] = ()  # other processes; empty also where nobody can list them
     used_bytes: int | None = None  # memory in use, the driver's own included; None: unknown
@@ -39,7 +39,7 @@ class CardUse:
 
 
 def idle_memory_bytes(use: CardUse) -> int | None:
-    """What an idle card has in use, if it is idle now; None if it is not, or nobody knows."""
+    """Memory that an idle card has in use; None if it is not idle now, or nobody knows."""
     taken = use.taken_bytes
     if use.holders or taken is None or (taken > IDLE_MEMORY_BYTES and not use.display):
         return None
@@ -47,7 +47,7 @@ def idle_memory_bytes(use: CardUse) -> int | None:
 
 
 def occupation(card_index: int, use: CardUse, idle_bytes: int | None = None) -> str | None:
-    """Why no process should take a card now; None where it is free or nobody can tell.
+    """Reason why no process should take a card now; None where it is free or nobody can tell.
 
     Args:
         card_index: as messages call it.
@@ -91,7 +91,7 @@ class Waiting:
     _first_bytes: int | None = field(default=None)
 
     def reason(self, now: float, use: CardUse | None) -> str | None:
-        """Why to go on waiting; None when the card may be taken. ``now`` is a monotonic time."""
+        """Reason to go on waiting; None when the card may be taken. ``now`` is a monotonic time."""
         if use is None or (why := occupation(self.card_index, use, self.idle_bytes)) is None:
             return None
         taken = use.taken_bytes
@@ -106,13 +106,13 @@ class Waiting:
         return why
 
     def is_over(self, now: float) -> bool:
-        """Whether it has been waited for long enough."""
+        """Tell if the wait has been long enough."""
         if self._began is None:
             return False
         return now >= min(self._deadline, self._began + self.longest_s)
 
     def told(self, now: float) -> str:
-        """How long was waited, and what the memory did."""
+        """Say how long the wait was, and what the memory did."""
         if self._began is None:
             return ""
         text = f"after {now - self._began:.0f} s"

@@ -1,4 +1,4 @@
-"""What a card says of itself to a monitor outside the process that owns it.
+"""Telemetry of a card, read from outside the process that owns it.
 
 A process that holds a card cannot be asked while it computes, and asking from within would disturb
 what it measures; on Gaudi it would even acquire the card. Vendors' tools (NVML, hl-smi) read the

@@ -263,7 +263,7 @@ def load_model(source: ModelSource, request: Request, device: HpuDevice) -> Any:
 
 
 def _complete(config: Any, dtype: torch.dtype) -> None:
-    """What the library's ChatGLM reads from a config and early checkpoints do not say."""
+    """Add what the library's ChatGLM reads from a config and early checkpoints do not say."""
     config.torch_dtype = dtype  # of the key/value cache that is kept
     if not hasattr(config, "original_rope"):
         config.original_rope = True

@@ -48,7 +48,7 @@ FOUR_BIT = {
 
 
 def calibration_directory(model: str, cards: int, device_name: str) -> Path:
-    """Where a calibration's files lie, for one model, number of cards and kind of card."""
+    """Directory of a calibration's files, for one model, number of cards and kind of card."""
     named = os.environ.get("NIGHTGRID_CALIBRATIONS")
     root = Path(named).expanduser() if named else cache_root() / "calibrations"
     readable = re.sub(r"[^A-Za-z0-9.-]+", "-", f"{Path(model).name}-{cards}x{device_name}")
@@ -122,7 +122,7 @@ def _configuration(directory: Path, *, measure: bool, model_type: str = "") -> A
 
 
 def four_bit_method(config: Mapping[str, Any]) -> str | None:
-    """How a checkpoint with this config.json was quantised to 4 bits; None if it was not."""
+    """Method by which a checkpoint of this config.json was quantised to 4 bits; None if not."""
     found = config.get("quantization_config") or {}
     method = str(found.get("quant_method", ""))
     bits = found.get("bits", found.get("w_bit", 4))

@@ -8,7 +8,7 @@ from workloads.settings import Settings, setting
 
 
 class GaudiSettings(Settings):
-    """How a Gaudi card executes."""
+    """Settings of a Gaudi card's execution."""
 
     hpu_mode: Literal["lazy", "compile", "eager"] | None = setting(
         None,

@@ -17,9 +17,9 @@ from schedule_cases import job
 from workloads.api import Result
 from workloads.devices.monitoring.host_memory import resident_bytes
 from workloads.errors import Unsupported
+from workloads.generation.continuous_batching import Admission, Text
+from workloads.generation.kv_cache import KVCache
 from workloads.generation.packed import LeftLinear, PackedLinear, pack
-from workloads.generation.refill import Text, _Plan
-from workloads.generation.rows import Rows
 from workloads.refusal import Asked
 from workloads.registry import find_workload
 
@@ -60,7 +60,7 @@ def test_batching_changes_no_text(
 def test_what_memory_held_before_changes_no_text(
     worker: Worker, dataset: str, plain: Result, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rows of unequal length are attended to up to the longest: what lies beyond the end of the
+    """Slots of unequal length are attended to up to the longest: what lies beyond the end of the
     others must not be what some earlier tensor left there, here not-a-number."""
     monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
     torch.use_deterministic_algorithms(True)
@@ -72,7 +72,7 @@ def test_what_memory_held_before_changes_no_text(
 
 
 @pytest.mark.real
-def test_refilling_changes_no_text_of_the_pretrained_model(
+def test_continuous_batching_changes_no_text_of_the_pretrained_model(
     tmp_path: Path, pretrained: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second shipped architecture: a Llama with fewer keys than heads."""
@@ -86,7 +86,7 @@ def test_refilling_changes_no_text_of_the_pretrained_model(
     assert texts(packed) == texts(plain)
 
 
-def test_refilling_pads_nothing(worker: Worker, dataset: str, plain: Result) -> None:
+def test_continuous_batching_pads_nothing(worker: Worker, dataset: str, plain: Result) -> None:
     """Each prompt is read once, each token but the last is fed back once, and nothing else."""
     (sample,) = worker.run(dataset, batch_size=3, batching="continuous").samples
     assert sample.computed_tokens == sample.input_tokens + sample.output_tokens - sample.items
@@ -103,19 +103,19 @@ def test_sorting_pads_less(worker: Worker, dataset: str, plain: Result) -> None:
     )
 
 
-def test_the_times_of_refilled_rows_fit_together(worker: Worker, dataset: str) -> None:
+def test_the_times_of_continuous_batching_fit_together(worker: Worker, dataset: str) -> None:
     """Reading comes before the end, and all steps lie within the batch."""
     result = worker.run(dataset, batch_size=3, batching="continuous")
     (sample,) = result.samples
     assert all(item.ttft_s and 0 < item.ttft_s <= item.latency_s for item in result.items)
     assert sample.ttft_s and sum(sample.step_s) <= sample.wall_s
-    # Rows are full most of the time: fewer steps than one row would need, more than if all fit.
+    # Slots are full most of the time: fewer steps than one slot would need, more than if all fit.
     decoded = sample.output_tokens - sample.items
     assert decoded / 3 <= len(sample.step_s) < decoded
 
 
 def test_the_model_is_left_as_it_was(worker: Worker, dataset: str, plain: Result) -> None:
-    """After refilling, the same resident model generates in static batches as before."""
+    """After continuous batching, the same resident model generates in static batches as before."""
     worker.run(dataset, batch_size=8, batching="continuous")
     again = worker.run(dataset, batch_size=3)
     assert texts(again) == texts(plain)
@@ -155,26 +155,26 @@ def test_a_matrix_that_is_needed_twice_is_there_once() -> None:
     assert isinstance(model[1], LeftLinear) and model[1].weight is model[0].weight
 
 
-def test_a_row_takes_memory_where_it_is_written() -> None:
-    """Attention reads beyond the ends of shorter rows; that must not bring their memory in."""
+def test_a_slot_takes_memory_where_it_is_written() -> None:
+    """Attention reads beyond the ends of shorter slots; that must not bring their memory in."""
     like = torch.zeros(1, 4, 1, 64)
     before = resident_bytes()
-    keys, values = Rows(16, 1 << 14).layer(0, like, like)  # 256 MiB each
+    keys, values = KVCache(16, 1 << 14).layer(0, like, like)  # 256 MiB each
     keys[:, :, :16] = values[:, :, :16] = 1.0
     assert keys.sum() == values.sum() == 16 * 4 * 16 * 64
     assert resident_bytes() - before < 64 << 20
 
 
-def test_a_row_whose_text_has_ended_gives_its_memory_back() -> None:
+def test_a_slot_whose_text_has_ended_gives_its_memory_back() -> None:
     """It is as new, and its neighbours keep what they hold, although pages are shared."""
     like = torch.zeros(1, 3, 1, 60)
-    rows = Rows(3, 30_001)  # no row ends where a page does
-    keys, values = rows.layer(0, like, like)
+    cache = KVCache(3, 30_001)  # no slot ends where a page does
+    keys, values = cache.layer(0, like, like)
     keys[:] = values[:] = 1.0
     before = resident_bytes()
-    rows.clear(1)
-    a_row = 3 * 30_001 * 60 * 4
-    assert resident_bytes() - before == pytest.approx(-2 * a_row, rel=0.1)
+    cache.clear(1)
+    a_slot = 3 * 30_001 * 60 * 4
+    assert resident_bytes() - before == pytest.approx(-2 * a_slot, rel=0.1)
     assert keys[0].eq(1).all() and keys[2].eq(1).all()
     assert keys[1].count_nonzero() <= 2 * 4096 // 4
 
@@ -194,7 +194,7 @@ def test_packed_and_plain_weights_share_no_model() -> None:
     assert len(keys) == 2
 
 
-def test_what_rows_cannot_stand_in_for_is_refused(dataset: str) -> None:
+def test_a_model_that_cannot_use_the_kv_cache_is_refused(dataset: str) -> None:
     """Another attention than the one that is replaced would not be what the row says."""
     with pytest.raises(Unsupported, match="sdpa"):
         Worker().run(dataset, batching="continuous", attention="eager")
@@ -237,27 +237,27 @@ def test_the_plan_says_what_is_not_to_be_had(changes: dict[str, object], words: 
 
 @given(
     lengths=st.lists(st.integers(1, 700), min_size=1, max_size=30),
-    row_count=st.integers(1, 9),
+    slot_count=st.integers(1, 9),
     chance=st.randoms(use_true_random=False),
 )
 @examples(deadline=None, max_examples=60)
-def test_every_prompt_gets_a_row_once_and_rows_stay_together(
-    lengths: list[int], row_count: int, chance: Random
+def test_every_prompt_gets_a_slot_once_and_slots_stay_together(
+    lengths: list[int], slot_count: int, chance: Random
 ) -> None:
-    """Whatever ends when: no row holds two texts, moves follow texts, and all prompts are read."""
-    plan = _Plan(lengths, row_count)
-    rows: dict[int, Text] = {}  # what a row's memory holds
+    """Whatever ends when: no slot holds two texts, moves follow texts, and all prompts are read."""
+    admission = Admission(lengths, slot_count)
+    slots: dict[int, Text] = {}  # what a slot's memory holds
     read: list[int] = []
-    while not plan.over:
-        admitted = plan.admit()
+    while not admission.over:
+        admitted = admission.admit()
         for offset, text in enumerate(admitted):
-            rows[len(plan.running) - len(admitted) + offset] = text
+            slots[len(admission.running) - len(admitted) + offset] = text
         read += [text.index for text in admitted]
-        assert plan.running, "nothing runs, and nothing was admitted"
-        assert len(plan.running) <= row_count
-        ended = {text.index for text in plan.running if chance.random() < 0.3}
-        for source, target in plan.remove(lambda text, ended=ended: text.index in ended):
-            rows[target] = rows[source]
-        assert all(rows[row] is text for row, text in enumerate(plan.running))
-        assert not {text.index for text in plan.running} & ended
+        assert admission.running, "nothing runs, and nothing was admitted"
+        assert len(admission.running) <= slot_count
+        ended = {text.index for text in admission.running if chance.random() < 0.3}
+        for source, target in admission.remove(lambda text, ended=ended: text.index in ended):
+            slots[target] = slots[source]
+        assert all(slots[slot] is text for slot, text in enumerate(admission.running))
+        assert not {text.index for text in admission.running} & ended
     assert read == list(range(len(lengths)))

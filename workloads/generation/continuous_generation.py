@@ -1,7 +1,7 @@
 """Text generation with `batching: continuous` as the timed loop sees it: all prompts are one batch.
 
-A prompt's times begin when it is read, as in a static batch; the wait for a free row before that is
-the queue's, which is no property of the device. The time of a decoding step runs from the end of
+A prompt's times begin when it is read, as in a static batch; the wait for a free slot before that
+is the queue's, which is no property of the device. The time of a decoding step runs from the end of
 the one before: where prompts were read in between, the texts being written waited for that too.
 """
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from workloads.api import Item
 from workloads.errors import Unsupported
-from workloads.generation import refill
+from workloads.generation import continuous_batching
 from workloads.measure import Measured, Observation
 from workloads.parameters import TextGenerationParameters
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from workloads.text_generation import Prompt
 
 
-class Refilling:
+class ContinuousGeneration:
     """Runs all prompts of this rank in one pass and keeps what came out, by repeat."""
 
     def __init__(
@@ -38,7 +38,7 @@ class Refilling:
             raise Unsupported(
                 "batching continuous needs the engine transformers with attention sdpa"
             )
-        refill.check_model(model)
+        continuous_batching.check_model(model)
         self._engine = engine
         self._prompts = prompts
         self._batch_size = batch_size
@@ -66,11 +66,11 @@ class Refilling:
                 steps.append(now)
 
         ends = frozenset[int]() if self._parameters.ignore_eos else self._engine.end_token_ids
-        with refill.attention_over_rows(self._engine.model):
-            generated = refill.generate(
+        with continuous_batching.attention_over_kv_cache(self._engine.model):
+            generated = continuous_batching.generate(
                 self._engine.model,
                 [prompt.ids for prompt in self._prompts],
-                row_count=self._batch_size,
+                slot_count=self._batch_size,
                 output_tokens=self._parameters.output_tokens,
                 end_token_ids=ends,
                 on_admit=on_admit,
@@ -81,7 +81,7 @@ class Refilling:
     def _observe(
         self,
         repeat: int,
-        generated: refill.Refilled,
+        generated: continuous_batching.Completed,
         admitted: dict[int, float],
         token_times: list[list[float]],
         steps: list[float],
