@@ -18,9 +18,7 @@ class Compilations:
 
     graphs: int | None = None  # None: nobody counts them
     cpu_fallbacks: int | None = None  # operations that a card left to the host
-    named: Mapping[str, float] = field(
-        default_factory=dict
-    )  # all counters, by the software's names
+    named: Mapping[str, float] = field(default_factory=dict)  # by the software's own names
 
     def since(self, earlier: Compilations) -> Compilations:
         """What was added since an earlier reading; counters that did not move are left out."""

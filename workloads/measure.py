@@ -18,9 +18,10 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from typing import Any
 
-from workloads.api import Collective, MeasureSettings, Phase, Sample, StopReason
+from workloads.api import Collective, JobContext, MeasureSettings, Phase, Sample, StopReason
 from workloads.compilations import Compilations
 from workloads.confidence import mean_interval
 from workloads.steadiness import Step, drift
@@ -61,6 +62,18 @@ class Instruments:
     compilations: Callable[[], Compilations] = Compilations  # of this process, so far
 
 
+def instruments_of(context: JobContext, *, counted: bool = True) -> Instruments:
+    """The instruments of a job. ``counted``: its engine compiles in this process."""
+    return Instruments(
+        clock=context.clock,
+        cpu_clock=context.cpu_clock,
+        synchronize=context.device.synchronize,
+        collective=context.collective,
+        enter_phase=context.enter_phase,
+        compilations=context.device.compilations if counted else Compilations,
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
     """Record of a timed loop."""
@@ -68,12 +81,18 @@ class Measured:
     samples: tuple[Sample, ...]
     stop_reason: StopReason
     warmth: Warmth
-    compilations: Compilations = Compilations()  # of the timed part
+    compilations: Compilations = field(default_factory=Compilations)  # of the timed part
 
     @property
-    def warmup_s(self) -> float:
-        """Seconds before the timed part."""
-        return self.warmth.warmup_s
+    def warmup(self) -> dict[str, Any]:
+        """What warm-up cost and left, as fields of ``api.Result``."""
+        return {each.name: getattr(self.warmth, each.name) for each in fields(self.warmth)}
+
+    @property
+    def details(self) -> dict[str, str]:
+        """What was compiled in the timed part, for the row."""
+        told = self.compilations.told()
+        return {"compiled_in_timed_part": told} if told else {}
 
     @property
     def representative_repeat(self) -> int:

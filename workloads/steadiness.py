@@ -10,11 +10,10 @@ on, or times that jump between two values, are neither: more warm-up would not e
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from statistics import median
+from statistics import fmean, median
 
 #: Steps that a verdict needs at least.
 LEAST_STEPS = 3
@@ -25,6 +24,8 @@ _AGREEMENT = 0.1
 #: Standard deviations of Mann and Kendall's statistic beyond which times fall or rise; six steps
 #: can reach it.
 _SIGNIFICANT = 2.5
+#: Times that are compared, each with each; a longer series is one of stretches.
+_MOST_TIMES = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,21 +52,24 @@ def settled(seconds: Sequence[float]) -> bool:
 
 
 def _relative(steps: Sequence[Step]) -> list[float]:
-    """Each step's time over the time that is usual for its work, 1 being usual."""
-    met = Counter(step.shape for step in steps)
-    if max(met.values(), default=0) == 1:  # no shape came twice
+    """Each step's time over the time that is usual for its work, 1 being usual; of long series
+    the means of stretches."""
+    of_shape: dict[Hashable, list[float]] = {}
+    for step in steps:
+        of_shape.setdefault(step.shape, []).append(step.seconds)
+    if len(of_shape) == len(steps):  # no shape came twice
         rates = [step.seconds / max(step.tokens, 1.0) for step in steps]
         usual = median(rates) if rates else 0.0
-        return [rate / usual if usual else math.inf for rate in rates]
-    repeated = [step for step in steps if met[step.shape] > 1]
-    of_shape = {
-        shape: median([step.seconds for step in repeated if step.shape == shape])
-        for shape in dict.fromkeys(step.shape for step in repeated)
-    }
-    return [
-        step.seconds / of_shape[step.shape] if of_shape[step.shape] else math.inf
-        for step in repeated
-    ]
+        times = [_ratio(rate, usual) for rate in rates]
+    else:
+        usually = {shape: median(times) for shape, times in of_shape.items() if len(times) > 1}
+        times = [_ratio(s.seconds, usually[s.shape]) for s in steps if s.shape in usually]
+    stretch = -(-len(times) // _MOST_TIMES)
+    return [fmean(times[at : at + stretch]) for at in range(0, len(times), max(stretch, 1))]
+
+
+def _ratio(time: float, usual: float) -> float:
+    return time / usual if usual else math.inf
 
 
 def _late_start(times: Sequence[float]) -> float:

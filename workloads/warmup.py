@@ -11,10 +11,11 @@ Only ``warmup_limit_s`` cuts a warm-up short, and then the row says so.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
-from workloads.api import Collective, WarmupEnd
+from workloads.api import Collective, JobContext, Request, Result, WarmupEnd
 from workloads.steadiness import settled
 
 
@@ -99,3 +100,27 @@ def rehearse(
         seconds.append(took)
     whole = met >= {*plan.shapes} and settled(seconds)
     return Rehearsed(steps, frozenset(met), late and not whole)
+
+
+def repeated_if_compiled(
+    once: Callable[[], Result], request: Request, context: JobContext
+) -> Result:
+    """The result of a job that runs ``once``, and a second time from its beginning where its timed
+    part compiled something: what was compiled is there then. The first time counts as warm-up.
+
+    For what learns, since timing more steps would be another job.
+    """
+    began = context.clock()
+    first = once()
+    compiled = bool(first.timed_compilations and request.measure.warmup)
+    if not any(context.collective.gather(compiled)):
+        return first
+    spent_s = context.clock() - began
+    second = once()
+    timed = sum(not sample.warmup for sample in first.samples)
+    return dataclasses.replace(
+        second,
+        timed_parts=2,
+        warmup_s=spent_s + second.warmup_s,
+        warmup_steps=timed + (first.warmup_steps or 0) + (second.warmup_steps or 0),
+    )

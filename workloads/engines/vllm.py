@@ -19,6 +19,7 @@ SPEC = EngineSpec(
     abilities={"generate": Ability(function=LOADER)},
     install="pip install vllm",
     packages=(VLLM,),
+    counts_compilations=False,  # its engine core may run in a process of its own
     precisions={
         (precision, "cuda"): unsupported(
             f"vllm takes {precision} from checkpoints that are in it; this version has no adapter "

@@ -14,6 +14,7 @@ SPEC = EngineSpec(
     abilities={"generate": Ability(function=LOADER, settings=GaudiSettings)},
     install="pip install vllm-gaudi",
     packages=(VLLM, Package(name="vllm-gaudi", module="vllm_gaudi")),
+    counts_compilations=False,  # its engine core may run in a process of its own
     modes={
         "hpu": Modes(
             setting="hpu_mode",
