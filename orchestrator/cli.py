@@ -64,6 +64,9 @@ exit codes:
 #: Commands that are not there to print: they go on whatever becomes of their output.
 WORKING = ("run", "watch")
 
+#: Commands that hand on what follows `--` to another.
+HANDING_ON = ("submit",)
+
 #: Libraries that log, when imported, what no user can act on.
 CHATTERERS = ("torchao", "torch.utils._pytree")
 
@@ -121,20 +124,36 @@ def main(argv: Sequence[str] | None = None) -> int:
         return StoreError.exit_code
 
 
+def parsed(arguments: list[str]) -> argparse.Namespace:
+    """What a command line asks for; ``handed_on`` has what follows the `--` of `nightgrid submit`.
+
+    Raises:
+        SystemExit: it is none that a command takes; the usage was printed.
+    """
+    parser = build_parser(arguments)
+    own, handed_on = arguments, []
+    if "--" in arguments:
+        first = arguments.index("--")
+        own, handed_on = arguments[:first], arguments[first + 1 :]
+    for word in own:
+        if word.startswith("--") and word.endswith("=--"):  # argparse makes a list of it
+            parser.error(f"argument {word[:-3]}: expected one argument, not --")
+    if arguments[0] not in HANDING_ON:
+        own = arguments
+    args, unknown = parser.parse_known_args(own)
+    if unknown:  # with the usage of the command, not that of the program
+        args.refuse(f"unrecognized arguments: {' '.join(unknown)}")
+    args.typed, args.handed_on = arguments, tuple(handed_on)
+    return args
+
+
 def _main(arguments: list[str]) -> int:
     for name in CHATTERERS:
         logging.getLogger(name).setLevel(logging.ERROR)
-    parser = build_parser(arguments)
     if not arguments:
-        parser.print_help(sys.stderr)
+        build_parser(arguments).print_help(sys.stderr)
         return GridError.exit_code
-    for word in arguments[: arguments.index("--") if "--" in arguments else None]:
-        if word.startswith("--") and word.endswith("=--"):  # argparse makes a list of it
-            parser.error(f"argument {word[:-3]}: expected one argument, not --")
-    args, unknown = parser.parse_known_args(arguments)
-    if unknown:  # with the usage of the command, not that of the program
-        args.refuse(f"unrecognized arguments: {' '.join(unknown)}")
-    args.typed = arguments
+    args = parsed(arguments)
     try:
         return int(args.run(args))
     except NightgridError as error:

@@ -352,8 +352,8 @@ class Run:
         from orchestrator.report.units import number
 
         said = [f"<b>{escape(self.name)}</b>: {escape(self.summary.verdict)}"]
-        for flag in self.summary.flags:
-            said.append(f"{escape(flag.name)} in {flag.count:,} of {flag.of:,} rows")
+        for banner in self.summary.banners:
+            said.append(f"{escape(banner.name)} in {banner.count:,} of {banner.of:,} rows")
         best = {contest.fastest.job_id for contest in self.summary.contests}
         rows = []
         for row in self.rows[:MOST_ROWS_SHOWN]:

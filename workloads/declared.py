@@ -1,10 +1,10 @@
 """Finds declarations: the ``SPEC`` of every file in a folder, and those of other packages.
 
 A file ``NAME.py`` in such a folder declares one thing in its ``SPEC``, whose name is the file's
-with ``-`` for ``_``; ``base.py`` is the seam that they share, and folders inside hold what is too
-large for one file. So a name is looked up by importing one small file. Another installed package
-names its spec under an entry point; it is looked for only where a name is not one of ours, or all
-names are wanted, since that reads a file of every package that is installed.
+(most folders have ``-`` for ``_``); ``base.py`` is the seam that they share, and folders inside
+hold what is too large for one file. So a name is looked up by importing one small file. Another
+installed package names its spec under an entry point; it is looked for only where a name is not one
+of ours, or all names are wanted, since that reads a file of every package that is installed.
 """
 
 from __future__ import annotations
@@ -25,13 +25,15 @@ _SEAM = "base"
 class Declared(Mapping[str, T], Generic[T]):
     """The specs of a folder's files and of other packages, by name; ours are never replaced."""
 
-    def __init__(self, folder: str, kind: type, group: str) -> None:
+    def __init__(self, folder: str, kind: type, group: str, *, separator: str = "-") -> None:
         """
         Args:
             folder: the package that holds the files, e.g. ``workloads.engines``.
             kind: the class of the specs; a spec may also be a class that is derived from it.
             group: the entry points of other packages, e.g. ``nightgrid.engines``.
+            separator: stands between the words of a name, where a file's name has ``_``.
         """
+        self._separator = separator
         self._folder = folder
         self._kind = kind
         self._group = group
@@ -42,7 +44,7 @@ class Declared(Mapping[str, T], Generic[T]):
         """The names declared in the folder, in alphabetical order."""
         path = importlib.import_module(self._folder).__path__
         found = (m.name for m in pkgutil.iter_modules(path) if not m.ispkg and m.name != _SEAM)
-        return tuple(sorted(name.replace("_", "-") for name in found))
+        return tuple(sorted(name.replace("_", self._separator) for name in found))
 
     @cached_property
     def _others(self) -> dict[str, T]:
@@ -60,7 +62,7 @@ class Declared(Mapping[str, T], Generic[T]):
         if name not in self.own:
             return self._others[name]
         if name not in self._loaded:
-            module = importlib.import_module(f"{self._folder}.{name.replace('-', '_')}")
+            module = importlib.import_module(f"{self._folder}.{name.replace(self._separator, '_')}")
             spec = module.SPEC
             if not _is_named(spec, self._kind, name):
                 raise TypeError(f"{module.__file__} declares no {self._kind.__name__} named {name}")

@@ -26,6 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `nightgrid submit`."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EPILOG
+    parser.usage = "%(prog)s GRID --address URL [options] [-- ARGUMENTS OF nightgrid run]"
     parser.add_argument("grid", metavar="GRID", type=Path, help="grid file (YAML)")
     parser.add_argument(
         "--address",
@@ -60,9 +61,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
     add_deadline_arguments(parser)
     add_notify_argument(parser)
-    parser.add_argument(
-        "arguments", nargs="*", metavar="-- ARG", help="more arguments of `nightgrid run`"
-    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -85,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
         submission_id=args.submission_id or new_submission_id(name),
         results=args.results,
         arguments=(
-            *args.arguments,
+            *args.handed_on,
             *_until(args),
             *(word for hook in args.notify for word in ("--notify", hook)),
         ),

@@ -16,7 +16,8 @@ NOT_KNOWN = "not known"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellText:
-    """One cell. ``mark`` is ``*`` for the best, ``~`` for one that ties with it."""
+    """One cell. ``mark`` is ``*`` for the best, ``~`` for one that ties with it, ``!`` for
+    one that is flagged."""
 
     value: str  # "1,234", "OOM", or "" where the grid asked for nothing
     note: str = ""  # "±2.1%", with the batch size that was found where `max` was asked
@@ -31,12 +32,18 @@ def cell_text(table: Table, precision: str, batch_size: str) -> CellText:
         return CellText(value="")
     if row.state is not State.SUCCEEDED:
         return CellText(value=SHORT_STATE[row.state], state=row.state)
-    mark = "*" if row.job_id == table.best else "~" if row.job_id in table.tied else ""
+    mark = _mark(row, table)
     note = plus_minus(row)
     if batch_size != str(row.batch_size) and row.batch_size is not None:
         note = f"b={row.batch_size}" + (f" {note}" if note else "")
     value = units.number(row.metrics.throughput)
     return CellText(value=value, note=note, mark=mark, state=row.state)
+
+
+def _mark(row: Measurement, table: Table) -> str:
+    if row.job_id in table.flagged:
+        return "!"
+    return "*" if row.job_id == table.best else "~" if row.job_id in table.tied else ""
 
 
 def plus_minus(row: Measurement) -> str:

@@ -24,6 +24,7 @@ from typing import Literal
 
 from orchestrator.domain.job import State
 from orchestrator.domain.measurement import Measurement
+from orchestrator.report.flags import barred, league_of, raised_on
 from orchestrator.report.ratio import KNOWN, Rate, Ratio, rate_of, ratio_of
 from orchestrator.results.derive import metrics_of
 from workloads import registry
@@ -36,6 +37,9 @@ ENOUGH_JOBS = 8
 
 #: Ends that answer the question whether a setting works. A job that had succeeded and ends in one
 #: of the others has got worse; LOST and NOT_STARTED say nothing of the job.
+#: Text of a row without flags.
+NO_FLAGS = "none"
+
 _NO_ANSWER = frozenset({State.LOST, State.NOT_STARTED, State.PENDING, State.RUNNING})
 
 
@@ -48,6 +52,7 @@ class Rule:
     value: Callable[[Measurement], str]
     why: str
     forgivable: bool = True  # whether --allow KEY turns blocking into a warning
+    only: str | None = None  # the one value that both rows must have; None: any, if it is one
 
 
 def _versions(row: Measurement) -> str:
@@ -58,6 +63,11 @@ def _text(value: object) -> str:
     if value is None:
         return "unknown"
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _flags(row: Measurement) -> str:
+    raised = raised_on(row)
+    return ", ".join(one.flag.name for one in raised) if barred(raised) else NO_FLAGS
 
 
 #: docs/compare.md shows this table; a test holds the two together.
@@ -87,6 +97,19 @@ RULES: tuple[Rule, ...] = (
         effect="blocks",
         value=lambda row: _text(row.batch_size),
         why="a search for the largest batch may find another one",
+    ),
+    Rule(
+        key="flags",
+        effect="blocks",
+        value=_flags,
+        why="a figure that was disturbed or cannot be true proves nothing",
+        only=NO_FLAGS,
+    ),
+    Rule(
+        key="league",
+        effect="blocks",
+        value=lambda row: league_of(row, raised_on(row)) or "none",
+        why="some flagged rows compare with their like only",
     ),
     Rule(
         key="threads",
@@ -331,7 +354,7 @@ def differences(
     warning: list[Difference] = []
     for rule in RULES:
         old, new = rule.value(before), rule.value(after)
-        if old != new:
+        if old != new or (rule.only is not None and old != rule.only):
             forgiven = rule.forgivable and rule.key in allow
             found = Difference(key=rule.key, before=old, after=new)
             (blocking if rule.effect == "blocks" and not forgiven else warning).append(found)

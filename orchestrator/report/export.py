@@ -21,6 +21,7 @@ from operator import attrgetter
 from orchestrator.domain.measurement import Measurement, Metrics
 from orchestrator.report.contests import Contest, memory_kind, peak_memory_bytes
 from orchestrator.report.figure_data import figure_records
+from orchestrator.report.flags import raised_on
 from orchestrator.report.safe import csv_field, finite
 from orchestrator.report.summary import Summary
 
@@ -96,7 +97,15 @@ def _document(summary: Summary) -> dict[str, object]:
         "verdict": summary.verdict,
         "unsettled": summary.unsettled,
         "counts": {str(state): count for state, count in summary.counts.items()},
-        "flags": [{"name": f.name, "count": f.count, "of": f.of} for f in summary.flags],
+        "flags": [{"name": f.name, "count": f.count, "of": f.of} for f in summary.banners],
+        "flagged": [
+            {
+                "flag": flagged.flag.name,
+                "meaning": flagged.flag.description,
+                "rows": [{"job_id": row.job_id, "reason": why} for row, why in flagged.rows],
+            }
+            for flagged in summary.flagged
+        ],
         "damaged": list(summary.damaged),
         "shared": dict(summary.shared),
         "best": [_contest(contest) for contest in summary.contests],
@@ -226,6 +235,7 @@ def _flat(row: Measurement) -> dict[str, object]:
     """A row without nesting: ``parameters.output_tokens``, ``versions.torch``."""
     flat: dict[str, object] = dict(zip(_PLAIN_FIELDS, _plain_values(row), strict=True))
     flat |= zip(_METRICS, _metric_values(row.metrics), strict=True)
+    flat["flags"] = "; ".join(map(str, raised_on(row)))
     flat["peak_memory_bytes"] = peak_memory_bytes(row)
     flat["peak_memory_of"] = memory_kind(row)
     flat["work_per_joule"] = finite(row.metrics.work_per_joule)

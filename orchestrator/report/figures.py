@@ -98,6 +98,8 @@ def _series(table: Table) -> dict[str, list[_Point]]:
             row = table.cells.get((precision, column))
             if row is None or row.state is not State.SUCCEEDED or row.batch_size is None:
                 continue
+            if row.job_id in table.flagged:
+                continue
             value = row.metrics.throughput
             if (
                 value is None

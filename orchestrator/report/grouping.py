@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from orchestrator.domain.declared import as_declared
 from orchestrator.domain.job import Accelerator, Scalar, State, supersedes
 from orchestrator.domain.measurement import Measurement
+from orchestrator.report.flags import Raised, league_of
 
 #: Report order; a precision that is not listed comes after these, by name.
 PRECISION_ORDER = ("fp32", "tf32", "fp16", "bf16", "fp8", "int8", "int4")
@@ -34,6 +35,7 @@ class Setting:
     engine: str
     isolation: str
     parameters: tuple[tuple[str, str], ...]  # name, value as text
+    league: str = ""  # "" for most; a flag may let a row rank only among its like
 
     @property
     def where(self) -> str:
@@ -74,12 +76,18 @@ def _stands_for(row: Measurement, other: Measurement, *, newer: bool) -> bool:
     return supersedes(row.state, other.state) if newer else not supersedes(other.state, row.state)
 
 
-def settings_of(rows: Sequence[Measurement]) -> dict[str, Setting]:
+def settings_of(
+    rows: Sequence[Measurement], raised: Mapping[str, tuple[Raised, ...]] | None = None
+) -> dict[str, Setting]:
     """The setting of each row, by job id.
 
     A row that never reached a device takes the device of its like: of the rows on the same kind
     of card, if all of them (or all that are emulated as it is) ran on one. Otherwise it stays
     without a device, in a table of its own.
+
+    Args:
+        rows: one a job.
+        raised: the flags of those that have some, by job id.
     """
     homes: dict[Accelerator, set[tuple[bool, str]]] = {}
     for row in rows:
@@ -105,6 +113,7 @@ def settings_of(rows: Sequence[Measurement]) -> dict[str, Setting]:
             engine=row.engine,
             isolation=row.isolation,
             parameters=_parameters(row),
+            league=league_of(row, (raised or {}).get(row.job_id, ())),
         )
     return settings
 
@@ -154,7 +163,7 @@ class Differences:
     @classmethod
     def among(cls, settings: Sequence[Setting]) -> Differences:
         """The differences among these settings."""
-        names = ("workload", "dataset", "engine", "isolation")
+        names = ("workload", "dataset", "engine", "isolation", "league")
         fields = tuple(n for n in names if len({getattr(one, n) for one in settings}) > 1)
         return cls(fields=fields, parameters=varying_parameters(settings))
 

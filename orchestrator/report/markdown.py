@@ -21,6 +21,7 @@ def to_markdown(summary: Summary) -> str:
         *(_table(table) for table in summary.tables),
         _legend(summary),
         *(_finding(finding) for finding in findings(summary)),
+        _flagged(summary),
         _causes(summary),
         _cards(summary),
         _provenance(summary),
@@ -34,12 +35,12 @@ def _headline(summary: Summary) -> str:
         lines += ["", ", ".join(f"{n:,} {markdown(str(s))}" for s, n in summary.counts.items())]
     if summary.shared:
         lines += ["", markdown(described(summary.shared))]
-    for flag in summary.flags:
-        names = markdown(units.listed(list(flag.details)))
+    for banner in summary.banners:
+        names = markdown(units.listed(list(banner.details)))
         lines += [
             "",
-            f"> **{flag.name}** in {flag.count:,} of {units.plural(flag.of, 'row')} "
-            f"({names}). {flag.meaning}",
+            f"> **{banner.name}** in {banner.count:,} of {units.plural(banner.of, 'row')} "
+            f"({names}). {banner.meaning}",
         ]
     if summary.damaged:
         files = units.plural(len(summary.damaged), "file")
@@ -107,7 +108,7 @@ def _table(table: Table) -> str:
         for column in table.batch_sizes:
             cell = cells.cell_text(table, precision, column)
             value = f"**{cell.value}**" if cell.mark == "*" else cell.value
-            tied = " \\~" if cell.mark == "~" else ""
+            tied = {"~": " \\~", "!": " !"}.get(cell.mark, "")
             line.append(f"{value}{tied} {markdown(cell.note)}".strip())
         lines.append(line)
     head = tuple(map(markdown, (table.unit or "state", *(f"b={b}" for b in table.batch_sizes))))
@@ -122,7 +123,8 @@ def _legend(summary: Summary) -> str:
         for state in summary.counts
         if str(state) != "SUCCEEDED"
     ]
-    words = ["**bold**: best", "\\~: tied with the best", *told]
+    flagged = ["!: flagged, ranks nowhere"] if summary.raised else []
+    words = ["**bold**: best", "\\~: tied with the best", *flagged, *told]
     return "; ".join(words) + "." if summary.tables else ""
 
 
@@ -132,6 +134,16 @@ def _finding(finding: Finding) -> str:
     parts += [_grid(finding.head, lines, finding.numbers)] if lines else []
     parts += [markdown(finding.note)] if finding.note else []
     return "\n\n".join(parts)
+
+
+def _flagged(summary: Summary) -> str:
+    parts = []
+    for flagged in summary.flagged:
+        flag = flagged.flag
+        lines = [[markdown(label(row)), markdown(reason)] for row, reason in flagged.rows]
+        parts.append(f"**{markdown(flag.name)}**: {markdown(flag.description)} {flagged.says}")
+        parts.append(_grid(("job", "reason"), lines))
+    return "\n\n".join(["## Flagged rows", *parts]) if parts else ""
 
 
 def _causes(summary: Summary) -> str:

@@ -48,6 +48,7 @@ LISTED = 12  # further winners and causes are folded
 OPEN_FRONTS = 12  # further ones are not drawn
 OPEN_EFFECTS = 16  # further ones are folded
 MOST_EFFECTS = 300
+MOST_FLAGGED = 300  # of each flag
 
 
 def render(
@@ -92,6 +93,7 @@ def render(
             OPEN_FRONTS=OPEN_FRONTS,
             OPEN_EFFECTS=OPEN_EFFECTS,
             MOST_EFFECTS=MOST_EFFECTS,
+            MOST_FLAGGED=MOST_FLAGGED,
             MOST_LINES=MOST_LINES,
             REFERENCES=REFERENCES,
             curve=throughput_curve,
@@ -128,7 +130,7 @@ def content_security_policy() -> str:
 
 def heat(table: Table, row: Measurement) -> float:
     """Darkness of a cell, 0 to 1: its throughput as a share of the table's highest."""
-    top = table.top
+    top = 0.0 if row.job_id in table.flagged else table.top
     return round((row.metrics.throughput or 0.0) / top, 3) if top else 0.0
 
 

@@ -89,6 +89,7 @@ def _columns(
         "memory_kind": memory_kind,
         "where": cells.where,
         "reason": lambda r: one_line(r.reason, 900),
+        "flags": lambda r: one_line("; ".join(map(str, summary.raised.get(r.job_id, ()))), 900),
         "failure_class": lambda r: r.failure_class or "",
         "stop_reason": lambda r: r.stop_reason or "",
         "energy_source": lambda r: r.metrics.energy_source or "",

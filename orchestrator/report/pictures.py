@@ -146,7 +146,7 @@ def _of(setting: Setting) -> dict[str, str]:
 
 def _note(summary: Summary) -> str:
     """Warnings about numbers that are not real, for the foot of every picture."""
-    flags = [f"{f.name.lower()} in {f.count} of {f.of} rows" for f in summary.flags]
+    flags = [f"{b.name.lower()} in {b.count} of {b.of} rows" for b in summary.banners]
     return ("Beware: " + ", ".join(flags)) if flags else ""
 
 

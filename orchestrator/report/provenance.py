@@ -17,7 +17,7 @@ from orchestrator.domain.measurement import Measurement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Flag:
+class Banner:
     """One thing that the reader must know before believing a number."""
 
     name: str  # "Emulated cards", "Random weights", …
@@ -69,16 +69,16 @@ class Provenance:
         )
 
 
-def flags_of(rows: Sequence[Measurement]) -> tuple[Flag, ...]:
-    """The flags that apply to at least one row, most serious first."""
+def banners_of(rows: Sequence[Measurement]) -> tuple[Banner, ...]:
+    """The banners that apply to at least one row, most serious first."""
     emulated = [row for row in rows if row.emulated]
     ran = [row for row in rows if row.state is State.SUCCEEDED]
     random_weights = [row for row in rows if row.random_weights]
     synthetic = [row for row in rows if row.synthetic_data]
     unknown = ((row, undeclared(row.workload, row.engine, row.parameters)) for row in rows)
     foreign = [(row, names) for row, names in unknown if names]
-    flags = [
-        Flag(
+    banners = [
+        Banner(
             name="Emulated cards",
             count=len(emulated),
             of=len(rows),
@@ -87,7 +87,7 @@ def flags_of(rows: Sequence[Measurement]) -> tuple[Flag, ...]:
             details=_names(f"{r.accelerator} on {r.device_name}" for r in emulated if r.device_name)
             or ("no row reached a device",),
         ),
-        Flag(
+        Banner(
             name="Random weights",
             count=len(random_weights),
             of=len(ran),
@@ -95,7 +95,7 @@ def flags_of(rows: Sequence[Measurement]) -> tuple[Flag, ...]:
             "its outputs mean nothing.",
             details=_names(row.model for row in random_weights),
         ),
-        Flag(
+        Banner(
             name="Synthetic data",
             count=len(synthetic),
             of=len(ran),
@@ -103,7 +103,7 @@ def flags_of(rows: Sequence[Measurement]) -> tuple[Flag, ...]:
             "content does not.",
             details=_names(row.dataset for row in synthetic),
         ),
-        Flag(
+        Banner(
             name="Unknown settings",
             count=len(foreign),
             of=len(rows),
@@ -112,7 +112,7 @@ def flags_of(rows: Sequence[Measurement]) -> tuple[Flag, ...]:
             details=_names(f"{row.workload}: {name}" for row, names in foreign for name in names),
         ),
     ]
-    return tuple(flag for flag in flags if flag.count)
+    return tuple(banner for banner in banners if banner.count)
 
 
 def provenance_of(rows: Sequence[Measurement], measurements: Sequence[Measurement]) -> Provenance:

@@ -1,6 +1,6 @@
 """SQL over all runs of a results directory, by DuckDB (the extra ``query``).
 
-    rows      one row an attempt, all columns of docs/schema.md but the raw ones
+    rows      one row an attempt, all columns of docs/schema.md but the raw ones, and ``flags``
     jobs      of these, the newest final row of each job in each run
     samples   one row a timed batch, with the run and job it belongs to
     items     one row a prompt of the last complete repeat, likewise
@@ -62,6 +62,8 @@ def query(results: Path, sql: str, runs: Sequence[str] = ()) -> Answer:
         raise ExtraMissing("duckdb", extra="query", wanted_for="Queries") from error
     raw = re.search(r"\b(samples|items|measurements)\b", sql, re.IGNORECASE) is not None
     table, damaged = read_runs(results, runs, raw=raw)
+    if _may_read_flags(sql):
+        table = _with_flags(table)
     connection = duckdb.connect(config={"threads": 2})
     try:
         connection.register("given", _naive(table))
@@ -85,7 +87,7 @@ def query(results: Path, sql: str, runs: Sequence[str] = ()) -> Answer:
 
 HINT = (
     "There are rows, jobs, samples and items; `nightgrid schema results` lists their columns, "
-    "and DESCRIBE jobs does too."
+    "and DESCRIBE jobs does too. Rows and jobs have a column `flags` beside them."
 )
 
 
@@ -115,6 +117,23 @@ def read_runs(
         if scan.tables:
             tables.append(_in_order(scan.joined(), schema))
     return pa.concat_tables(tables), tuple(damaged)
+
+
+def _may_read_flags(sql: str) -> bool:
+    """Return whether a statement names the column of flags, or all columns."""
+    text = re.sub(r"count\s*\(\s*\*\s*\)", "", sql, flags=re.IGNORECASE)
+    return re.search(r"\bflags\b|\*|\bdescribe\b|\bsummarize\b", text, re.IGNORECASE) is not None
+
+
+def _with_flags(table: pa.Table) -> pa.Table:
+    """The table with the flags of each row as text, derived anew: no file is trusted."""
+    import pyarrow as pa
+
+    from orchestrator.report.flags import raised_on
+    from orchestrator.results.bulk import measurements_of
+
+    texts = ["; ".join(map(str, raised_on(row))) or None for row in measurements_of(table)]
+    return table.append_column("flags", pa.array(texts, pa.string()))
 
 
 def _naive(table: pa.Table) -> pa.Table:

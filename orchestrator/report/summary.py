@@ -26,6 +26,7 @@ from orchestrator.report.causes import (
 )
 from orchestrator.report.contests import Contest, hold_contests
 from orchestrator.report.effects import Effect, effects_of
+from orchestrator.report.flags import Flag, Raised, raised_by_job, ranked
 from orchestrator.report.fronts import Front, fronts_of
 from orchestrator.report.grouping import (
     Differences,
@@ -37,7 +38,7 @@ from orchestrator.report.grouping import (
 )
 from orchestrator.report.labels import labels_of
 from orchestrator.report.progress import Underway
-from orchestrator.report.provenance import Flag, Provenance, flags_of, provenance_of
+from orchestrator.report.provenance import Banner, Provenance, banners_of, provenance_of
 from orchestrator.report.published import Comparison, against_published
 from orchestrator.report.reference_data import Reference
 from orchestrator.report.roofline import Roofline, roofline_of
@@ -88,12 +89,28 @@ class Table:
     cells: Mapping[tuple[str, str], Measurement]  # by (precision, batch size)
     best: str | None  # job id of the highest throughput
     tied: frozenset[str]  # job ids whose interval overlaps the best's
-    top: float = 0.0  # highest throughput of its cells
+    flagged: frozenset[str] = frozenset()  # job ids of rows that rank nowhere
+    top: float = 0.0  # highest throughput of its cells, those that are flagged left out
 
     @property
     def title(self) -> str:
         """Model and hardware."""
         return f"{self.setting.model} on {self.setting.where}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flagged:
+    """One flag with the rows that it applies to, each with the reason."""
+
+    flag: Flag
+    rows: tuple[tuple[Measurement, str], ...]
+
+    @property
+    def says(self) -> str:
+        """Say where these rows rank."""
+        if self.flag.league is None:
+            return "These rows rank nowhere."
+        return "These rows rank among their like only."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +122,9 @@ class Summary:
     attempts: int = 0  # of all jobs, over all invocations, probes included
     counts: Mapping[State, int] = field(default_factory=dict)  # in order of STATE_ORDER, reversed
     damaged: tuple[str, ...] = ()  # files of the run that could not be read, with the reason
-    flags: tuple[Flag, ...] = ()
+    banners: tuple[Banner, ...] = ()
+    #: Flags of rows that have some, by job id.
+    raised: Mapping[str, tuple[Raised, ...]] = field(default_factory=dict)
     shared: Mapping[str, str] = field(default_factory=dict)
     contests: tuple[Contest, ...] = ()
     tables: tuple[Table, ...] = ()
@@ -122,6 +141,21 @@ class Summary:
     settings: Mapping[str, Setting] = field(default_factory=dict)  # by job id
     labels: Mapping[str, str] = field(default_factory=dict)  # what was chosen, by job id
     underway: Underway | None = None  # None: finished, or nothing is known of a driver
+
+    @property
+    def flagged(self) -> tuple[Flagged, ...]:
+        """The flags that some row has, each with its rows, in order of the declarations."""
+        found: dict[str, list[tuple[Measurement, Raised]]] = {}
+        for row in self.rows:
+            for one in self.raised.get(row.job_id, ()):
+                found.setdefault(one.flag.name, []).append((row, one))
+        return tuple(
+            Flagged(
+                flag=pairs[0][1].flag,
+                rows=tuple((row, one.reason) for row, one in pairs),
+            )
+            for _, pairs in sorted(found.items())
+        )
 
     def chosen(self, row: Measurement) -> str:
         """Label of a row's choices, which no other row of the same work has."""
@@ -167,8 +201,10 @@ def summarize(
     """
     reference = reference or Reference()
     rows = newest_final(measurements)
-    settings = settings_of(rows)
-    contests = hold_contests(rows, settings)
+    raised = raised_by_job(rows)
+    settings = settings_of(rows, raised)
+    fit = ranked(rows, raised)
+    contests = hold_contests(fit, settings)
     counted = Counter(row.state for row in rows)
     return Summary(
         run=measurements[0].run if measurements else "",
@@ -176,16 +212,17 @@ def summarize(
         attempts=sum(1 for row in measurements if row.started_at is not None),
         damaged=tuple(damaged),
         counts={s: counted[s] for s in reversed(STATE_ORDER) if counted[s]},
-        flags=flags_of(rows),
+        banners=banners_of(rows),
+        raised=raised,
         shared=shared_facts(sorted(set(settings.values()))),
         contests=contests,
-        tables=_tables(rows, settings),
-        fronts=fronts_of(rows, settings),
-        effects=effects_of(rows, settings),
+        tables=_tables(rows, settings, raised),
+        fronts=fronts_of(fit, settings),
+        effects=effects_of(fit, settings),
         steps=step_times_of(rows),
-        scalings=scalings_of(rows, settings),
-        roofline=roofline_of(rows, reference.devices),
-        published=against_published(rows, reference.published),
+        scalings=scalings_of(fit, settings),
+        roofline=roofline_of(fit, reference.devices),
+        published=against_published(fit, reference.published),
         causes=causes_of(rows),
         retried=retried(measurements, {row.job_id: row for row in rows}),
         timeline=timeline_of(measurements),
@@ -201,16 +238,26 @@ def batch_column(row: Measurement) -> str:
     return row.batch_size_requested
 
 
-def _tables(rows: Sequence[Measurement], settings: Mapping[str, Setting]) -> tuple[Table, ...]:
+def _tables(
+    rows: Sequence[Measurement],
+    settings: Mapping[str, Setting],
+    raised: Mapping[str, tuple[Raised, ...]],
+) -> tuple[Table, ...]:
     groups: dict[Setting, list[Measurement]] = {}
     for row in rows:
         groups.setdefault(settings[row.job_id], []).append(row)
     apart = Differences.among(list(groups))
-    return tuple(_table(setting, group, apart) for setting, group in groups.items())
+    return tuple(_table(setting, group, apart, raised) for setting, group in groups.items())
 
 
-def _table(setting: Setting, rows: list[Measurement], apart: Differences) -> Table:
-    contests = hold_contests(rows, {row.job_id: setting for row in rows})
+def _table(
+    setting: Setting,
+    rows: list[Measurement],
+    apart: Differences,
+    raised: Mapping[str, tuple[Raised, ...]],
+) -> Table:
+    fit = ranked(rows, raised)
+    contests = hold_contests(fit, {row.job_id: setting for row in fit})
     # A table has one unit; were there two, the one with more rows is ranked.
     contest = max(contests, key=lambda c: c.contenders, default=None)
     cells = {(row.precision, batch_column(row)): row for row in rows}
@@ -224,7 +271,8 @@ def _table(setting: Setting, rows: list[Measurement], apart: Differences) -> Tab
         cells=cells,
         best=contest.fastest.job_id if contest else None,
         tied=frozenset(row.job_id for row in contest.tied) if contest else frozenset(),
-        top=max((row.metrics.throughput or 0.0 for row in cells.values()), default=0.0),
+        flagged=frozenset({row.job_id for row in rows} - {row.job_id for row in fit}),
+        top=max((row.metrics.throughput or 0.0 for row in fit), default=0.0),
     )
 
 

@@ -41,6 +41,7 @@ def print_summary(summary: Summary, console: Console) -> None:
     _contests(summary, console)
     _tables(summary, console)
     _findings(summary, console)
+    _flagged(summary, console)
     _causes(summary, console)
     _retried(summary, console)
     _cards(summary, console)
@@ -67,11 +68,11 @@ def _headline(summary: Summary, console: Console) -> None:
         _say(console, " · ".join(f"{n:,} {state}" for state, n in summary.counts.items()))
     if summary.shared:
         _say(console, described(summary.shared), "dim")
-    for flag in summary.flags:
+    for banner in summary.banners:
         _say(
             console,
-            f"! {flag.name} in {flag.count:,} of {units.plural(flag.of, 'row')} "
-            f"({units.listed(list(flag.details), 3)}). {flag.meaning}",
+            f"! {banner.name} in {banner.count:,} of {units.plural(banner.of, 'row')} "
+            f"({units.listed(list(banner.details), 3)}). {banner.meaning}",
             "yellow",
         )
     if summary.damaged:
@@ -142,6 +143,7 @@ def _tables(summary: Summary, console: Console) -> None:
         return
     legend = ["* best"] if "*" in marks else []
     legend += ["~ tied with the best"] if "~" in marks else []
+    legend += ["! flagged, ranks nowhere"] if "!" in marks else []
     legend += [
         f"{SHORT_STATE[state]}: {STATE_MEANING[state]}"
         for state in STATE_MEANING
@@ -186,7 +188,7 @@ def _grid(table: Table, columns: Sequence[str], states: set[State], marks: set[s
             # The mark has a place of its own, so that figures stay aligned.
             text = Text(cell.value + (cell.mark or " "), style=STYLES.get(cell.state, ""))
             if cell.mark:
-                text.stylize("bold green")
+                text.stylize("yellow" if cell.mark == "!" else "bold green")
             if cell.note:
                 text.append(f"\n{cell.note} ", style="not bold dim")
             line.append(text)
@@ -208,6 +210,19 @@ def _findings(summary: Summary, console: Console) -> None:
             _cut(console, len(finding.rows), MOST_FINDINGS, "line")
         if finding.note:
             _say(console, finding.note, "dim")
+
+
+def _flagged(summary: Summary, console: Console) -> None:
+    if not summary.raised:
+        return
+    _heading(console, "Flagged rows")
+    for flagged in summary.flagged:
+        console.print()
+        _say(console, f"{len(flagged.rows):,} × {flagged.flag.name}", "yellow")
+        _say(console, f"  {flagged.flag.description} {flagged.says}", "dim")
+        for row, reason in flagged.rows[:MOST_FINDINGS]:
+            _say(console, f"  {one_line(label(row))}: {one_line(reason, 300)}")
+        _cut(console, len(flagged.rows), MOST_FINDINGS, "row")
 
 
 def _causes(summary: Summary, console: Console) -> None:

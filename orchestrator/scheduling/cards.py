@@ -148,7 +148,7 @@ class CardPool:
         self._joined = 0
         self._spans: dict[int, bool] = {}  # by width; as long as the servers stay the same
 
-    def join(self, node: Node) -> None:
+    def add(self, node: Node) -> None:
         """Add a node; a node of the same id must have left before."""
         server = Server(node=node, order=self._joined)
         self._joined += 1

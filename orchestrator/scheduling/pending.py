@@ -94,12 +94,6 @@ class DurationQueue:
                     return record
         return None
 
-    def drain(self) -> Iterator[JobRecord]:
-        """Take every job out."""
-        while (record := self.longest()) is not None:
-            self.discard(record)
-            yield record
-
     def _enter(self, record: JobRecord) -> _Entry:
         record.token += 1
         record.queue = self

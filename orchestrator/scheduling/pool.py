@@ -92,7 +92,7 @@ class Pool:
     def join(self, node: Node) -> Generator[Command, None, list[Lease]]:
         """A node is there; returns the leases that a lost node of the same id still held."""
         lost = self.leave(node.node_id) if node.node_id in self.cards.servers else []
-        self.cards.join(node)
+        self.cards.add(node)
         losses = self._losses[node.name]
         if losses >= self._settings.node_failures:
             for slot in self.cards.servers[node.node_id].slots.values():

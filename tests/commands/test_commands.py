@@ -8,6 +8,7 @@ import ast
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -21,7 +22,7 @@ from example_grids import NOTEBOOK_GRID
 from measurements import row
 
 from orchestrator import errors, exit_codes
-from orchestrator.cli import COMMANDS, full_parser, main
+from orchestrator.cli import COMMANDS, EPILOG, full_parser, main, parsed
 from orchestrator.domain.measurement import Measurement, Metrics
 from orchestrator.on_ray.submission import JobInfo, Submission
 from orchestrator.results.store import Store
@@ -254,6 +255,31 @@ def test_every_help_has_an_example(command: str) -> None:
     (commands,) = [a for a in full_parser()._actions if isinstance(a, argparse._SubParsersAction)]
     epilog = commands.choices[command].epilog or ""
     assert f"nightgrid {command}" in epilog
+
+
+@pytest.mark.parametrize("command", ["--help", *COMMANDS])
+def test_every_example_of_a_help_text_is_a_command_line_that_is_taken(command: str) -> None:
+    """Each line that shows how to type a command is read without complaint."""
+    text = EPILOG
+    if command in COMMANDS:
+        (commands,) = [
+            a for a in full_parser()._actions if isinstance(a, argparse._SubParsersAction)
+        ]
+        text = commands.choices[command].epilog or ""
+    examples = re.findall(r"^  (nightgrid .+?)(?:  .*)?$", text, re.MULTILINE)
+    assert examples
+    for example in examples:
+        command_line = re.split(r" [|>] |  then ", example)[0]
+        asked = parsed(shlex.split(command_line)[1:])
+        assert asked.command in COMMANDS
+
+
+def test_submit_hands_on_what_follows_two_dashes() -> None:
+    """Options of `nightgrid run` after `--` are not those of `nightgrid submit`."""
+    asked = parsed(
+        ["submit", "g.yaml", "--address", "http://h", "--", "--retry-failed", "--run=--"]
+    )
+    assert asked.address == "http://h" and asked.handed_on == ("--retry-failed", "--run=--")
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -194,7 +194,7 @@ def test_what_nobody_declares_is_work_and_is_told() -> None:
     ]
     summary = summarize(rows)
     assert len(summary.contests) == 3
-    (flag,) = [flag for flag in summary.flags if flag.name == "Unknown settings"]
+    (flag,) = [flag for flag in summary.banners if flag.name == "Unknown settings"]
     assert (flag.count, flag.details) == (3, ("elsewhere: speed",))
 
 

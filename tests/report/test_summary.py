@@ -182,7 +182,7 @@ def test_emulated_and_real_rows_are_kept_apart() -> None:
     summary = summarize(night.rows)
     assert [table.setting.emulated for table in summary.tables] == [True, False]
     assert "emulated on AMD EPYC 9B14" in summary.tables[0].title
-    assert summary.flags[0].name == "Emulated cards" and summary.flags[0].count == 1
+    assert summary.banners[0].name == "Emulated cards" and summary.banners[0].count == 1
 
 
 def test_a_row_that_never_ran_joins_the_table_of_its_like() -> None:

@@ -33,11 +33,6 @@ def length_for(positions: int, capacity: int) -> int:
     return min(length, capacity)
 
 
-def steps_until(position: int, length: int, steps: int) -> int:
-    """Of ``steps`` from a longest row's next position on, those that fit in so many positions."""
-    return max(0, min(steps, length - position))
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slots:
     """The tensors of up to ``rows`` texts of up to ``capacity`` positions."""

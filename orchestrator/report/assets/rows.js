@@ -24,7 +24,7 @@ const FACTS = [
   ["Engine", "engine"], ["Isolation", "isolation"], ["Parameters", "parameters"], ["Cards", "cards"],
   ["Emulated", "emulated", flag], ["Random weights", "random", flag], ["Synthetic data", "synthetic", flag],
   ["Precision here means", "precision_detail"], ["Total tokens/s", "total_rate", digits],
-  ["Repeats timed", "repeats"], ["Stopped by", "stop_reason"],
+  ["Flags", "flags"], ["Repeats timed", "repeats"], ["Stopped by", "stop_reason"],
   ["Per output token, p95", "tpot95", seconds], ["Per output token, p99", "tpot99", seconds],
   ["Latency of a prompt, p95", "latency95", seconds], ["Timed part", "measured", seconds],
   ["Energy of the timed part", "energy", (joules) => `${digits(joules)} J`], ["Mean power of its cards", "power", (watts) => `${digits(watts)} W`], ["Work per joule", "per_joule", digits], ["Energy read from", "energy_source"],
@@ -51,7 +51,7 @@ if (rowsTable) {
     distinct(key).slice().sort().forEach((value) => select.append(make("option", { value }, value)));
     byId("filter-selects").append(make("label", {}, make("span", { class: "sr" }, key), select));
   }
-  const searched = ["job_id", "experiment", "workload", "model", "dataset", "device", "setting", "precision", "state", "reason", "where", "failure_class"];
+  const searched = ["job_id", "experiment", "workload", "model", "dataset", "device", "setting", "precision", "state", "reason", "flags", "where", "failure_class"];
   let haystack = null;
   let matching = [];
 

@@ -1,0 +1,84 @@
+"""No command of the schedule is forgotten: a generator that nobody reads does nothing."""
+
+from __future__ import annotations
+
+import ast
+import re
+from typing import get_args
+
+import pytest
+from source_tree import modules
+
+from orchestrator.domain import events
+
+COMMANDS = {"Command", *(kind.__name__ for kind in get_args(events.Command))}
+#: Beside the schedule and its parts: what carries their commands out, or looks at them.
+AROUND = {"simulate.py", "virtual_cluster.py", "invariants.py"}
+SOURCES = {
+    path.name: path.read_text(encoding="utf-8")
+    for path in modules("orchestrator/scheduling")
+    if path.name not in AROUND
+}
+
+
+def functions(source: str) -> list[ast.FunctionDef]:
+    return [n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.FunctionDef)]
+
+
+def gives_commands(function: ast.FunctionDef) -> bool:
+    """Tell by its annotation if a function yields commands or returns one."""
+    returns = ast.unparse(function.returns) if function.returns else ""
+    found = re.match(r"(?:(?:Iterator|Iterable|Generator)\[)?(\w+)", returns)
+    return found is not None and found[1] in COMMANDS
+
+
+GIVING = {f.name for source in SOURCES.values() for f in functions(source) if gives_commands(f)}
+
+
+def forgotten(source: str) -> list[str]:
+    """Calls of functions that give commands, which stand behind no ``yield from`` or ``yield``.
+
+    A function that gives none itself (``handle``) may hand commands on, but not drop them. A method
+    of ``self`` is the one of the same module, where that has one of its name.
+    """
+    own = {function.name: gives_commands(function) for function in functions(source)}
+    found = []
+    for function in functions(source):
+        parents = {c: n for n in ast.walk(function) for c in ast.iter_child_nodes(n)}
+        for call, parent in parents.items():
+            match call:
+                case ast.Call(func=ast.Attribute(value=ast.Name(id="self"), attr=name)):
+                    gives = own.get(name, name.removeprefix("_") in GIVING)
+                case ast.Call(func=ast.Attribute(value=ast.Attribute() | ast.Name(), attr=name)):
+                    gives = name in GIVING
+                case _:
+                    continue
+            read = isinstance(parent, ast.Yield | ast.YieldFrom)
+            if gives and not read and (gives_commands(function) or isinstance(parent, ast.Expr)):
+                found.append(f"{function.name}: {ast.unparse(call)}")
+    return found
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_every_command_is_read(name: str) -> None:
+    """In the schedule and its parts, what gives commands stands behind ``yield from``."""
+    assert forgotten(SOURCES[name]) == []
+
+
+YIELDED = [
+    (name, text)
+    for name, source in SOURCES.items()
+    for text in sorted(set(re.findall(r"yield (?:from )?(?:self|pool)\.[\w.]+\(", source)))
+]
+
+
+@pytest.mark.parametrize(("name", "text"), YIELDED)
+def test_each_forgotten_yield_is_found(name: str, text: str) -> None:
+    """Without any one ``yield`` of the real modules, the law above is broken."""
+    without = SOURCES[name].replace(text, re.sub(r"^yield (from )?", "", text))
+    assert forgotten(without)
+
+
+def test_many_calls_are_checked() -> None:
+    """The pattern of the test above finds the schedule's calls."""
+    assert len(YIELDED) > 60
