@@ -27,6 +27,7 @@ from workloads.api import Item, Result, Sample
 from workloads.confidence import mean_interval, percentile, ratio_interval
 from workloads.metrics import Metric, Throughput, of_ranks
 from workloads.registry import SAMPLES, TOKENS
+from workloads.steadiness import Step, drift
 
 #: Figures that a rank reports once, and of which a gang's largest counts.
 _LARGEST = (
@@ -136,6 +137,7 @@ def metrics_of(
         cpu_s=math.fsum(sample.cpu_s for _, sample in timed),
         loss_first=losses[0] if losses else None,
         loss_last=losses[-1] if losses else None,
+        drift=drift([_step(repeat) for repeat in complete.values()]),
     )
 
 
@@ -151,6 +153,13 @@ def _complete(timed: Iterable[tuple[int, Sample]]) -> dict[int, list[tuple[int, 
         for number, pairs in sorted(repeats.items())
         if all(sample.complete for _, sample in pairs) and {rank for rank, _ in pairs} == ranks
     }
+
+
+def _step(repeat: Sequence[tuple[int, Sample]]) -> Step:
+    """A repeat of all ranks as one step of a series."""
+    total = _totals(repeat)
+    tokens = sum(sample.computed_tokens for _, sample in repeat)
+    return Step((tokens, total.items), total.wall_s, tokens or total.items)
 
 
 def _totals(pairs: Iterable[tuple[int, Sample]]) -> _Totals:

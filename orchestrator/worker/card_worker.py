@@ -313,7 +313,7 @@ class CardWorker:
     def _enter(self, attempt_id: str, phase: Phase) -> None:
         now = time.monotonic()
         if phase == "measure":
-            self._timed_from = now
+            self._timed_from, self._timed_until = now, None
         elif self._timed_from is not None and self._timed_until is None:
             self._timed_until = now
         # One assignment of a frozen value: safe to read from another thread.
