@@ -25,8 +25,8 @@ from workloads.engines.base import EngineLoader, Generated, GenerationEngine
 from workloads.errors import BadConfiguration
 from workloads.measure import Measured, Observation, instruments_of, measure
 from workloads.parallel.layout import Layout
-from workloads.parameters import TextGenerationParameters
 from workloads.warmup import WarmupPlan
+from workloads.workloads.text_generation import TextGenerationParameters
 
 if TYPE_CHECKING:
     from workloads.generation.continuous_generation import ContinuousGeneration

@@ -83,7 +83,8 @@ def plan_of(args: argparse.Namespace) -> Plan:
         ClusterError: the nodes make no sense.
         StoreError: earlier rows cannot be read.
     """
-    from orchestrator.runtime.run import RunOptions, plan_grid
+    from orchestrator.runtime.grid_plan import plan_grid
+    from orchestrator.runtime.options import RunOptions
 
     options = RunOptions(
         results=args.results,
@@ -140,7 +141,7 @@ def _until(args: argparse.Namespace, plan: Plan) -> tuple[list[str], Forecast | 
         return [], None
     from orchestrator.domain.deadline import Deadline
     from orchestrator.grid.reader import load_grid
-    from orchestrator.runtime.run import earlier_rows, forecast_of
+    from orchestrator.runtime.grid_plan import earlier_rows, forecast_of
     from orchestrator.watching.plan_text import deadline_lines
 
     deadline = Deadline.of(at, now=time.time(), jobs=len(plan.jobs))

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
     from orchestrator.grid.model import Grid
     from orchestrator.results.store import Store
-    from orchestrator.runtime.run import RunOptions, RunOutcome
+    from orchestrator.runtime.options import RunOptions
+    from orchestrator.runtime.run import RunOutcome
     from orchestrator.runtime.supervised import Charge
 
 #: Set to anything, it means --no-restart.
@@ -179,7 +180,7 @@ def _command_to_supervise(args: argparse.Namespace) -> list[str] | None:
 
 def _drive(args: argparse.Namespace, charge: Charge | None) -> int:
     from orchestrator.errors import GridError
-    from orchestrator.runtime.run import grid_of
+    from orchestrator.runtime.grid_plan import grid_of
     from orchestrator.watching.notify import hooks_of, notice_of_failure, notice_of_run, tell_all
 
     hooks = hooks_of(args.notify)  # refused before anything starts
@@ -214,7 +215,8 @@ def _drive(args: argparse.Namespace, charge: Charge | None) -> int:
 def _asked(args: argparse.Namespace, charge: Charge | None) -> tuple[Path, RunOptions]:
     """The grid to run, and its options."""
     from orchestrator.errors import GridError, Problem
-    from orchestrator.runtime.run import RunOptions, grid_to_resume
+    from orchestrator.runtime.options import RunOptions
+    from orchestrator.runtime.run import grid_to_resume
 
     options = RunOptions(
         results=args.results,

@@ -53,7 +53,8 @@ def run(args: argparse.Namespace) -> int:
     from orchestrator.grid.reader import grid_of_values, load_grid
     from orchestrator.planning.verification_grid import verification_grid, verified
     from orchestrator.report import read_summary
-    from orchestrator.runtime.run import RunOptions, run_grid
+    from orchestrator.runtime.options import RunOptions
+    from orchestrator.runtime.run import run_grid
 
     source = load_grid(args.grid)
     asked = verification_grid(

@@ -14,8 +14,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,17 +24,16 @@ from orchestrator.domain.failure import Failure
 from orchestrator.domain.job import Accelerator
 from orchestrator.domain.topology import Node
 from orchestrator.errors import ClusterError, ControlStoreLost
-from orchestrator.on_ray.actors import HostFacts, NodeAgent
+from orchestrator.on_ray.actors import HostFacts
 from orchestrator.on_ray.agent_channel import AgentChannel
 from orchestrator.on_ray.calls import Calls
 from orchestrator.on_ray.cluster import node_of, nodes_of
 from orchestrator.on_ray.control_store import ControlStore, RayNode, is_absence
 from orchestrator.on_ray.failures import agent_failure, node_lost
-from orchestrator.on_ray.predecessors import owned
-from orchestrator.worker.leftovers import VARIABLE, Owner
+from orchestrator.on_ray.placement import Opened, end_agent, start_agent
 from orchestrator.worker.messages import ResponseBatch
 from orchestrator.worker.redaction import redact
-from workloads.devices import DeviceSpec, host_device
+from workloads.devices import host_device
 
 #: Modules that a node which computes on the CPU imports once, for all its workers.
 PRELOAD = (
@@ -56,16 +54,6 @@ SILENCE_PATIENCE_S = 90.0
 #: The same from the moment in which the last node was lost: less than the minute after which jobs
 #: that no card is left for are given up, since another driver may yet have cards for them.
 BEREFT_PATIENCE_S = 45.0
-
-
-@dataclass(frozen=True, slots=True)
-class Opened:
-    """A placement group that holds a node's cards in Ray's accounts, and the call that starts its
-    agent."""
-
-    group: Any  # placement group with one bundle
-    agent: Any
-    serve: Any
 
 
 @dataclass(slots=True)
@@ -259,7 +247,7 @@ class Claims:
             str(self._log_dir.resolve()) if self._log_dir else None,
         )
         self._store.ask(
-            lambda: _open(self._run, node, serve), lambda value: self._opened(claim, value)
+            lambda: start_agent(self._run, node, serve), lambda value: self._opened(claim, value)
         )
 
     def _opened(self, claim: Claim, value: Any) -> None:
@@ -347,61 +335,7 @@ class Claims:
         """Have Ray end the agent and free the cards, if they were ever had."""
         if claim.opened is not None:
             opened, claim.opened = claim.opened, None
-            self._store.ask(lambda: _end(opened))
-
-
-def _open(run: str, node: Node, serve: Sequence[Any]) -> Opened | None:
-    """Claim a node's free cards, and start the agent that holds them; None if none is free."""
-    from ray.util import placement_group
-
-    bundle = _free_bundle(node)
-    if not bundle:
-        return None
-    group = placement_group(
-        [bundle],
-        strategy="STRICT_PACK",
-        bundle_label_selector=[{"ray.io/node-id": node.node_id}],
-        name=owned(f"cards of {node.name} {time.monotonic_ns()}"),
-    )
-    name = f"{run} agent of {node.name} {time.monotonic_ns()}"
-    agent = _agent_in(group, node.accelerator.spec, bundle, owned(name))
-    return Opened(group=group, agent=agent, serve=agent.serve.remote(*serve))
-
-
-def _end(opened: Opened) -> None:
-    import ray
-    from ray.util import remove_placement_group
-
-    ray.kill(opened.agent)
-    remove_placement_group(opened.group)
-
-
-def _runtime_env() -> dict[str, Any]:
-    """Ray runs its workers at niceness 15, which a benchmark would feel. What they start can be
-    told to be this driver's (``worker/leftovers.py``)."""
-    variables = {"RAY_worker_niceness": "0"}
-    if owner := Owner.of_this_process():
-        variables[VARIABLE] = str(owner)
-    return {"env_vars": variables}
-
-
-def _agent_in(group: Any, spec: DeviceSpec, bundle: Mapping[str, float], name: str) -> Any:
-    """Start the agent of a node, which holds all cards of the bundle."""
-    import ray
-    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-
-    options: dict[str, Any] = {
-        "num_cpus": 0,
-        **spec.ray_request(int(bundle[spec.ray_resource])),
-        "max_restarts": 0,
-        "max_task_retries": 0,
-        "runtime_env": _runtime_env(),
-        "name": name,
-        "scheduling_strategy": PlacementGroupSchedulingStrategy(group, 0),
-    }
-    remote: Any = ray.remote  # whose types do not know groups
-    agent = remote(concurrency_groups={"submit": 1, "exchange": 1})(NodeAgent)
-    return agent.options(**options).remote()
+            self._store.ask(lambda: end_agent(opened))
 
 
 def _computes_on_cpu(node: Node) -> bool:
@@ -415,14 +349,3 @@ def _cards_on_host(
     address = ray_node["NodeManagerAddress"]
     here = [n for n in nodes if ray_nodes[n.node_id]["NodeManagerAddress"] == address]
     return sum(node.server_cards for node in here)
-
-
-def _free_bundle(node: Node) -> dict[str, float]:
-    """The cards of the node that Ray has free; empty when there are none."""
-    from ray._private.state import available_resources_per_node
-
-    spec = node.accelerator.spec
-    free = int(available_resources_per_node().get(node.node_id, {}).get(spec.ray_resource, 0))
-    if not spec.ray_indices and free < len(node.card_indices):
-        return {}
-    return {spec.ray_resource: free} if free else {}

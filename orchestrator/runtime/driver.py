@@ -40,9 +40,10 @@ from orchestrator.domain.measurement import Measurement
 from orchestrator.errors import ClusterError, StoreError
 from orchestrator.host.clock import STEP_S
 from orchestrator.results.notes import Notes
+from orchestrator.runtime.board import Board
 from orchestrator.runtime.held import Delayed, Held
 from orchestrator.runtime.row_writer import Patience, RowStore, RowWriter
-from orchestrator.runtime.status import Board, RunStatus
+from orchestrator.runtime.status import RunStatus
 from orchestrator.runtime.stop_signal import AT_ONCE, StopSignal
 from orchestrator.runtime.watchdog import Watchdog
 from orchestrator.watching.live import View

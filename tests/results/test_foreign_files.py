@@ -12,7 +12,7 @@ import pytest
 from orchestrator.cli import main
 from orchestrator.report import reference_data
 from orchestrator.results import paths
-from orchestrator.runtime.run import RunOptions, with_cards_of
+from orchestrator.runtime.options import RunOptions, with_cards_of
 from workloads.data.examples import read_json_lines
 from workloads.errors import BadConfiguration, DataMissing
 from workloads.models.chatglm3 import from_original_config, sizes_of

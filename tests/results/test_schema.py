@@ -131,11 +131,11 @@ def test_nested_fields_that_were_added_since_are_filled_up() -> None:
     made = row(samples=taken, measure=MeasureSettings(warmup_limit_s=7.0))
     table = to_table([made] * 3)
     for name, gone in (("measure", "warmup_limit_s"), ("samples", "communication_s")):
-        values = table.column(name).to_pylist()
-        for value in values:
-            for record in value if isinstance(value, list) else [value]:
-                del record[gone]
-        table = table.set_column(table.column_names.index(name), name, pa.array(values))
+        at, kind = table.column_names.index(name), table.schema.field(name).type
+        nested = pa.types.is_list(kind)
+        record = pa.struct([f for f in (kind.value_type if nested else kind) if f.name != gone])
+        values = pa.array(table.column(name).to_pylist(), pa.list_(record) if nested else record)
+        table = table.set_column(at, name, values)
     samples = tuple((rank, dataclasses.replace(s, communication_s=None)) for rank, s in taken)
     older = row(samples=samples)
     assert from_table(table) == [older] * 3

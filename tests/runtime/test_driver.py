@@ -36,9 +36,10 @@ from orchestrator.errors import ClusterError, ControlStoreLost, StoreError, Stor
 from orchestrator.results.derive import measurement_of
 from orchestrator.results.notes import Note, Notes
 from orchestrator.results.store import Store
+from orchestrator.runtime.board import Board
 from orchestrator.runtime.driver import Driver
 from orchestrator.runtime.row_writer import ROWS_WAIT_S
-from orchestrator.runtime.status import Board, RunStatus
+from orchestrator.runtime.status import RunStatus
 from orchestrator.runtime.stop_signal import StopSignal
 from orchestrator.runtime.watchdog import Watchdog
 

@@ -22,7 +22,8 @@ from orchestrator.results.lock import SILENCE_S
 from orchestrator.results.notes import Note
 from orchestrator.results.schema import SCHEMA_VERSION
 from orchestrator.results.store import Store
-from orchestrator.runtime.run import RunOptions, grid_to_resume, with_cards_of
+from orchestrator.runtime.options import RunOptions, with_cards_of
+from orchestrator.runtime.run import grid_to_resume
 from orchestrator.worker.leftovers import Owner, end_leftovers, leftovers
 
 #: A process that leaves its session, closes everything, and has a child: killing groups or

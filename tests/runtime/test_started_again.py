@@ -21,7 +21,8 @@ from orchestrator.domain.topology import Node
 from orchestrator.errors import ClusterError
 from orchestrator.results.store import Store
 from orchestrator.runtime import run as running
-from orchestrator.runtime.run import RunOptions, run_grid
+from orchestrator.runtime.options import RunOptions
+from orchestrator.runtime.run import run_grid
 from orchestrator.runtime.session import Session, in_process_session
 from orchestrator.runtime.supervised import Charge
 
