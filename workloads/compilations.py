@@ -14,14 +14,14 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compilations:
-    """What was compiled up to a moment, or between two."""
+    """Compilations of a process up to a moment, or between two."""
 
     graphs: int | None = None  # None: nobody counts them
     cpu_fallbacks: int | None = None  # operations that a card left to the host
     named: Mapping[str, float] = field(default_factory=dict)  # by the software's own names
 
     def since(self, earlier: Compilations) -> Compilations:
-        """What was added since an earlier reading; counters that did not move are left out."""
+        """The growth since an earlier reading; counters that did not move are left out."""
         grown = {name: n - earlier.named.get(name, 0) for name, n in self.named.items()}
         return Compilations(
             graphs=_difference(self.graphs, earlier.graphs),

@@ -85,12 +85,12 @@ class Measured:
 
     @property
     def warmup(self) -> dict[str, Any]:
-        """What warm-up cost and left, as fields of ``api.Result``."""
+        """The cost of warm-up, and what it left, as fields of ``api.Result``."""
         return {each.name: getattr(self.warmth, each.name) for each in fields(self.warmth)}
 
     @property
     def details(self) -> dict[str, str]:
-        """What was compiled in the timed part, for the row."""
+        """Details of what was compiled in the timed part, for the row."""
         told = self.compilations.told()
         return {"compiled_in_timed_part": told} if told else {}
 

@@ -21,7 +21,7 @@ from workloads.steadiness import settled
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WarmupPlan:
-    """What a job's warm-up has to meet, and how."""
+    """The shapes that a job's warm-up has to meet, and the way to meet them."""
 
     #: Of the batches of a repeat; where there is a rehearsal, of the timed steps.
     shapes: Sequence[Hashable] = ()
@@ -34,7 +34,7 @@ class WarmupPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Warmth:
-    """What warm-up did; the same words as in ``api.Result``."""
+    """The cost of a warm-up, and what it left; the same names as in ``api.Result``."""
 
     warmup_s: float = 0.0
     warmup_steps: int | None = None
@@ -48,7 +48,7 @@ class Warmth:
 
 @dataclass(frozen=True, slots=True)
 class Rehearsed:
-    """What rehearsals came to on this rank."""
+    """The rehearsals of one rank."""
 
     steps: int
     met: frozenset[Hashable]

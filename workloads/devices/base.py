@@ -120,8 +120,8 @@ class Device(ABC):
         return {}
 
     def compilations(self) -> Compilations:
-        """What this process has compiled so far: by torch.compile, and by the device's own
-        software where it has the capability ``compilation_counters``."""
+        """Compilations of this process so far: by torch.compile, and by the device's own software
+        where it has the capability ``compilation_counters``."""
         return of_torch()
 
     def stamp(self) -> Any:

@@ -200,7 +200,7 @@ class _Steps(TrainerCallback):  # type: ignore[misc]
         self._compiled = self._context.device.compilations().since(self._compiled)
 
     def warmth(self) -> dict[str, Any]:
-        """What warm-up cost and left. Every step has one shape: no batch is cut short."""
+        """The cost of warm-up, and what it left. All steps have one shape."""
         asked = bool(self._settings.warmup)
         return {
             "warmup_s": (self._timed_from or self._first) - self._first,
@@ -214,7 +214,7 @@ class _Steps(TrainerCallback):  # type: ignore[misc]
         }
 
     def compiled(self) -> dict[str, str]:
-        """What was compiled in the timed part, for the row."""
+        """Details of what was compiled in the timed part, for the row."""
         told = self._compiled.told()
         return {"compiled_in_timed_part": told} if told else {}
 
