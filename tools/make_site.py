@@ -42,6 +42,7 @@ SECTIONS = {
     "Reference": (
         "cli.md",
         "grids.md",
+        "measuring.md",
         "schema.md",
         "techniques.md",
         "ray.md",

@@ -84,6 +84,11 @@ class Measured:
     compilations: Compilations = field(default_factory=Compilations)  # of the timed part
 
     @property
+    def warmup_s(self) -> float:
+        """Seconds before the timed part."""
+        return self.warmth.warmup_s
+
+    @property
     def warmup(self) -> dict[str, Any]:
         """The cost of warm-up, and what it left, as fields of ``api.Result``."""
         return {each.name: getattr(self.warmth, each.name) for each in fields(self.warmth)}
