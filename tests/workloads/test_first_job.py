@@ -35,18 +35,17 @@ def worker() -> Worker:
 class Planted:
     """Each first product of so many rows takes 50 ms more; ``paid`` says in which phase."""
 
-    def __init__(self, worker: Worker, linear: Callable[..., torch.Tensor]) -> None:
-        self.worker, self.linear = worker, linear
+    def __init__(self, worker: Worker) -> None:
+        self.worker = worker
         self.known: set[tuple[int, ...]] = set()
         self.paid: list[str] = []
 
-    def __call__(self, given: torch.Tensor, *others: Any, **named: Any) -> torch.Tensor:
+    def meet(self, given: torch.Tensor) -> None:
         shape = tuple(given.shape[:-1])
         if shape not in self.known:
             self.known.add(shape)
             self.paid.append(self.worker.phases[-1])
             time.sleep(COST_S)
-        return self.linear(given, *others, **named)
 
     def during(self, job: Callable[[], Result]) -> tuple[Result, dict[str, int]]:
         """What a job measured, and how often it paid in each phase."""
@@ -57,9 +56,18 @@ class Planted:
 
 @pytest.fixture
 def planted(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> Planted:
-    found = Planted(worker, torch.nn.functional.linear)
-    monkeypatch.setattr(torch.nn.functional, "linear", found)
-    monkeypatch.setattr(layers, "linear", found)
+    found, forward, linear = Planted(worker), torch.nn.Linear.forward, layers.linear
+
+    def module(self: torch.nn.Linear, given: torch.Tensor) -> torch.Tensor:
+        found.meet(given)
+        return forward(self, given)
+
+    def function(given: torch.Tensor, *others: Any) -> torch.Tensor:
+        found.meet(given)
+        return linear(given, *others)
+
+    monkeypatch.setattr(torch.nn.Linear, "forward", module)
+    monkeypatch.setattr(layers, "linear", function)  # of the engine graph
     return found
 
 
