@@ -66,7 +66,7 @@ class Leases:
             worker = slot.worker
             if worker is None:
                 yield self._start_for(lease, rank, now)
-            elif self._serves_as_it_is(worker, record):
+            elif record.width == 1 and worker.fresh:
                 self._pending.detach(worker)
                 worker.state, worker.for_lease = WorkerState.BUSY, True
                 lease.ready[rank] = worker
@@ -185,15 +185,12 @@ class Leases:
             if slot.lease is not None:
                 raise AssertionError(f"{slot.card} is held by {slot.lease.attempt.attempt_id}")
             slot.lease = lease
+        record.cell_cards.update(attempt.cards)
         self.current[attempt.attempt_id] = lease
         self.gangs[len(slots)] = self.gangs.get(len(slots), 0) + 1
         self._ends += len(slots) * lease.ends_at
         self._cards += len(slots)
         return lease
-
-    def _serves_as_it_is(self, worker: Worker, record: JobRecord) -> bool:
-        """A lone worker that has run nothing yet is as fresh as a new one."""
-        return record.width == 1 and worker.state is WorkerState.IDLE and not worker.used
 
     def _start_for(self, lease: Lease, rank: int, now: float) -> StartWorker:
         slot = lease.slots[rank]
@@ -219,6 +216,7 @@ class Leases:
         workers = [lease.ready[rank] for rank in range(width)]
         for worker in workers:
             worker.used, worker.key = True, lease.record.key
+            worker.replicate = lease.record.job.replicate
         ids = tuple(worker.worker_id for worker in workers)
         yield RunAttempt(attempt=lease.attempt, worker_ids=ids)
 
