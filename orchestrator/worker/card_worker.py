@@ -304,6 +304,7 @@ class CardWorker:
 
     def _memory_limit(self) -> dict[str, str]:
         """The memory of the card, or the limit of an emulated one, for the row."""
+        assert self.device is not None
         limit = self._limit.memory_bytes if self._limit else self.device.memory_limit_bytes()
         return {} if limit is None else {"card_memory_bytes": str(limit)}
 
