@@ -43,6 +43,7 @@ SECTIONS = {
     "Reference": (
         "cli.md",
         "grids.md",
+        "measuring.md",
         "schema.md",
         "techniques.md",
         "ray.md",
