@@ -14,7 +14,7 @@ from orchestrator.domain.measurement import Measurement
 def measured(number: int, rate: float, wait_share: float = 0.0) -> Measurement:
     """The row of a cell with a throughput, whose process waited for a processor for a share."""
     made = row(number, processor_wait_share=wait_share, processor_cores=1 - wait_share)
-    return replace(made, metrics=replace(made.metrics, throughput=rate))
+    return replace(made, metrics=replace(made.metrics, throughput=rate), samples=(), items=())
 
 
 def test_cells_are_compared_that_rank_on_both_sides() -> None:
