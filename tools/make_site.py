@@ -30,6 +30,7 @@ SECTIONS = {
     "Guide": (
         "index.md",
         "first-grid.md",
+        "data.md",
         "real-checkpoint.md",
         "cluster.md",
         "overnight.md",

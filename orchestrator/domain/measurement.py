@@ -77,8 +77,8 @@ class Measurement:
     accelerator: Accelerator
     cards: int
     precision: str
-    batch_size: int | None  # per card; None for `max` when nothing fitted or ran
-    batch_size_requested: str  # "8", or "max"
+    batch_size: int | None  # per card; None for a search when nothing fitted or ran
+    batch_size_requested: str  # "8", "max", "best(cap=64)"
     engine: str
     isolation: str
     parameters: Mapping[str, Scalar]

@@ -206,7 +206,7 @@ def cards_chart(timeline: Timeline, title: str) -> str:
         wide = max(0.7, (span.end - span.start) * scale - 0.6)
         state = str(span.row.state)
         states[state] = None
-        faint = ' opacity="0.5"' if span.row.purpose == "probe" else ""
+        faint = ' opacity="0.5"' if span.row.purpose != "measure" else ""
         parts.append(
             f'<rect class="state s-{state.lower()}" x="{x:.1f}" y="{25 + high * number}" '
             f'width="{wide:.1f}" height="{high - 2}"{faint}/>'

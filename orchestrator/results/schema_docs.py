@@ -69,7 +69,10 @@ _COLUMNS: _Entries = {
         Range(high=999_999_999),
     ),
     "final": ("", "whether this is the job's one terminal row of its invocation"),
-    "purpose": ("", "measure, or probe: asked only whether a batch size fits"),
+    "purpose": (
+        "",
+        "measure; probe: asked only whether a batch size fits; trial: timed it roughly, for best",
+    ),
     "recorded_at": ("", "when the driver made the row", MOMENT),
     # what was asked
     "experiment": ("", "name of the experiment in the grid file"),
@@ -84,7 +87,7 @@ _COLUMNS: _Entries = {
         "prompts or training samples per card that ran together; null if none ran",
         Range(low=1, high=2**31),
     ),
-    "batch_size_requested": ("", "batch size in the grid: a number, or max"),
+    "batch_size_requested": ("", "batch size in the grid: a number, max or best"),
     "engine": ("", "library that runs the model"),
     "isolation": ("", "warm: workers keep models between jobs; process: each job its own"),
     "parameters": ("", "the workload's own settings; values are JSON"),
