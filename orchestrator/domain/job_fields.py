@@ -44,8 +44,9 @@ class JobFields(Settings):
         role="work",
         always_in_id=True,
         min_length=1,
-        description="An embedded dataset (advertisegen-synthetic, english-prompts), a file of JSON "
-        "lines with `content` and `summary`, or an AdvertiseGen directory.",
+        description="An embedded dataset (advertisegen-synthetic, english-prompts), a file (JSON "
+        "lines or list, CSV, TSV, Parquet), a directory of them such as AdvertiseGen's, or a hub "
+        "id. Examples are pairs of texts, chats or plain text (docs/data.md).",
     )
     accelerator: str = setting(
         own_devices()[0].accelerator,

@@ -92,6 +92,7 @@ def _columns(
         "flags": lambda r: one_line("; ".join(map(str, summary.raised.get(r.job_id, ()))), 900),
         "failure_class": lambda r: r.failure_class or "",
         "stop_reason": lambda r: r.stop_reason or "",
+        "warm_up": cells.warm_up,
         "energy_source": lambda r: r.metrics.energy_source or "",
         "precision_detail": lambda r: r.precision_detail or "",
         "driver": lambda r: r.driver_version or "",

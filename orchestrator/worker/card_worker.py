@@ -89,6 +89,7 @@ class CardWorker:
         self._timed_from: ProcessorReading | None = None
         self._timed_until: ProcessorReading | None = None
         self._turn: Turn | None = None
+        self._cores = usable_cores()
         self._jobs_before = 0
 
     def start(self) -> WorkerInfo:
@@ -129,7 +130,7 @@ class CardWorker:
             visible_cards=os.environ.get(self.config.card.accelerator.spec.visible_variable, ""),
             threads=torch.get_num_threads(),
             niceness=os.getpriority(os.PRIO_PROCESS, 0),
-            cores=len(usable_cores()),
+            cores=len(self._cores),
             versions=versions(),
         )
         return self._info
@@ -340,7 +341,7 @@ class CardWorker:
             yield
             return
         self._enter(attempt.attempt_id, "queued")
-        with turn(collective, rank, self.config.threads) as self._turn:
+        with turn(collective, rank, self.config.threads, self._cores) as self._turn:
             self._enter(attempt.attempt_id, "start")
             yield
 
