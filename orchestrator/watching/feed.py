@@ -207,7 +207,7 @@ def _is_file(path: Path) -> bool:
 def _status_values(status: RunStatus) -> dict[str, Any]:
     """The status with what follows from it; reasons harmless to look at."""
     values = dataclasses.asdict(status)
-    values |= {"busy": status.busy, "jobs_per_h": status.jobs_per_h}
+    values |= {"assigned": status.assigned, "jobs_per_h": status.jobs_per_h}
     for failure in values["failures"]:
         failure["reason"] = one_line(failure["reason"], REASON_LENGTH)
     return values
