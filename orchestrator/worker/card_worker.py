@@ -291,12 +291,23 @@ class CardWorker:
                 f"workload {attempt.job.workload} gave back {type(result).__name__}, not a Result"
             )
         self._enter(attempt.attempt_id, "finish")
-        details = {**settings, **self.device.memory_details(), **result.details}
+        details = {
+            **settings,
+            **self.device.memory_details(),
+            **self._memory_limit(),
+            **result.details,
+        }
         return dataclasses.replace(
             result,
             metrics={str(name): float(value) for name, value in result.metrics.items()},
             details={name: redact(text, os.environ) for name, text in details.items()},
         )
+
+    def _memory_limit(self) -> dict[str, str]:
+        """The memory of the card, or the limit of an emulated one, for the row."""
+        assert self.device is not None
+        limit = self._limit.memory_bytes if self._limit else self.device.memory_limit_bytes()
+        return {} if limit is None else {"card_memory_bytes": str(limit)}
 
     @contextlib.contextmanager
     def _collective(
