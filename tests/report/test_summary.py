@@ -9,7 +9,14 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from measurement_factory import START, Night, a_job, every_state, precision_grid
+from measurement_factory import (
+    START,
+    Night,
+    a_job,
+    every_state,
+    precision_grid,
+    with_throughput,
+)
 
 from orchestrator.domain.job import MAX, Accelerator, State
 from orchestrator.domain.measurement import Measurement
@@ -21,18 +28,11 @@ from orchestrator.report.summary import summarize
 from orchestrator.report.timeline import held_cards, timeline_of, union
 
 
-def with_interval(row: Measurement, value: float, half: float | None) -> Measurement:
-    """The row with this throughput and half width of its interval."""
-    low, high = (None, None) if half is None else (value - half, value + half)
-    metrics = replace(row.metrics, throughput=value, throughput_low=low, throughput_high=high)
-    return replace(row, metrics=metrics)
-
-
 def measured(values: dict[str, tuple[float, float | None]]) -> list[Measurement]:
     """One succeeded row for each precision, with throughput and half width."""
     night = Night()
     rows = [night.add(a_job(precision=precision)) for precision in values]
-    return [with_interval(row, *values[row.precision]) for row in rows]
+    return [with_throughput(row, *values[row.precision]) for row in rows]
 
 
 def test_no_rows_make_an_empty_summary() -> None:
