@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from orchestrator.domain.measurement import Measurement
-from orchestrator.report.flags import raised_on
+from orchestrator.report.flags import FLAGS
 from orchestrator.report.page import render
 from orchestrator.report.summary import Summary, summarize
 from orchestrator.results.schema import from_table
@@ -70,9 +70,7 @@ def test_techniques_are_held_against_lora_and_optimizers_against_full() -> None:
 
 def test_continuous_batching_is_held_against_static() -> None:
     """At both batch sizes, which are of unlike work."""
-    found = [
-        e for e in summary("g3-batching").effects if (e.name, e.after) == ("batching", "continuous")
-    ]
+    found = [e for e in summary("g3-batching").effects if e.after == "continuous"]
     assert [(e.before, e.pairs[0].row.batch_size_requested) for e in found] == [
         ("static", "32"),
         ("static", "1"),
@@ -92,11 +90,9 @@ def test_every_pair_differs_in_one_choice() -> None:
 
 def test_no_row_of_the_card_is_suspect() -> None:
     """Slow and disturbed as some of them are, each is possible."""
-    told = {
-        row.attempt_id: [str(one) for one in raised_on(row) if one.flag.name == "suspect"]
-        for row in rows()
-    }
-    assert len(told) == 86 and not any(told.values()), told
+    suspect = FLAGS["suspect"]
+    told = [(row.attempt_id, suspect.reason(row)) for row in rows()]
+    assert len(told) == 86 and not [one for one in told if one[1] is not None]
 
 
 @pytest.mark.parametrize("run", ["g2-precision", "g4-finetune"])
