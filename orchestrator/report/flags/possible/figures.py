@@ -47,10 +47,12 @@ def _primary(row: Measurement, _: Recount | None) -> str | None:
     metrics = row.metrics
     if metrics.throughput is None:
         return None
-    rates = [r for r in (metrics.generated_tokens_per_s, metrics.items_per_s) if r is not None]
-    if not rates or any(near(metrics.throughput, rate) for rate in rates):
+    tokens, items = metrics.generated_tokens_per_s, metrics.items_per_s
+    if tokens is None or items is None:
         return None
-    told = " and ".join(map(number, rates))
+    if near(metrics.throughput, tokens) or near(metrics.throughput, items):
+        return None
+    told = f"{number(tokens)} tokens/s and {number(items)} items/s"
     return f"throughput is {number(metrics.throughput)}, its rates are {told}"
 
 
@@ -70,17 +72,23 @@ def _half_width(row: Measurement, _: Recount | None) -> str | None:
 def _rates(row: Measurement, raw: Recount | None) -> str | None:
     if raw is None or not all(total.wall_s > 0 for total in raw.rated):
         return None
-    for name, count in _COUNTS.items():
+    found = {name: _rate(raw, count) for name, count in _COUNTS.items()}
+    for name, rate in found.items():
         value = getattr(row.metrics, name)
-        if value is None:
-            continue
-        rates = [count(total) / total.wall_s for total in raw.rated]
-        mean = math.fsum(rates) / len(rates)
+        if value is not None and not near(value, rate):
+            return f"{name} is {number(value)}, its samples give {number(rate)}"
+    value = row.metrics.throughput
+    if value is None or any(near(value, rate) for rate in found.values()):
+        return None
+    return f"throughput is {number(value)}, its samples give none of that"
+
+
+def _rate(raw: Recount, count: Callable[[Totals], int]) -> float:
+    """The mean over repeats; of training steps, which are of unlike work, the rate of all."""
+    if raw.trains and raw.repeats:
         wall_s = math.fsum(total.wall_s for total in raw.rated)
-        joined = sum(count(total) for total in raw.rated) / wall_s
-        if not near(value, joined if raw.trains and raw.repeats else mean):
-            return f"{name} is {number(value)}, its samples give {number(mean)}"
-    return None
+        return sum(count(total) for total in raw.rated) / wall_s
+    return math.fsum(count(total) / total.wall_s for total in raw.rated) / len(raw.rated)
 
 
 def _repeats(row: Measurement, raw: Recount | None) -> str | None:
