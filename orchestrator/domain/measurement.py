@@ -136,7 +136,8 @@ class Measurement:
     random_weights: bool | None = None
     synthetic_data: bool | None = None
     precision_detail: str | None = None
-    #: What the workload reported by name, of all ranks; ``workloads/metrics.py`` declares them.
+    #: Figures by name, of all ranks: reported by the workload, or derived from the samples
+    #: (``workloads/metrics``).
     workload_metrics: Mapping[str, float] = field(default_factory=dict)
     details: Mapping[str, str] = field(default_factory=dict)
 

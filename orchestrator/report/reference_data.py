@@ -19,7 +19,7 @@ from workloads import files
 
 _LOG = logging.getLogger("nightgrid.report")
 _Line = TypeVar("_Line")
-_DIRECTORY = Path(__file__).resolve().parent / "assets"
+DIRECTORY = Path(__file__).resolve().parent / "assets"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +72,7 @@ def reference() -> Reference:
 def _read(name: str, read: Callable[[Path], tuple[_Line, ...]]) -> tuple[_Line, ...]:
     """The lines of a file; none, and a warning, where it is not what it should be: a report has its
     own figures without it."""
-    path = _DIRECTORY / name
+    path = DIRECTORY / name
     try:
         return read(path)
     except (OSError, ValueError) as error:

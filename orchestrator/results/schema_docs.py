@@ -188,7 +188,7 @@ _COLUMNS: _Entries = {
     "precision_detail": ("", "what the precision meant on this device and in this library"),
     "workload_metrics": (
         "",
-        "figures of the workload by name, of all ranks; declared beside its task",
+        "figures by name, of all ranks: reported by the workload, or derived from samples",
         ANY,
     ),
     "details": ("", "anything else that the workload found worth keeping"),

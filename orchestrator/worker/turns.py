@@ -43,7 +43,7 @@ PATHS = (Path("/tmp/nightgrid-turns.lock"), Path(f"/tmp/nightgrid-turns-{os.gete
 #: than a watchdog leaves a hung job in any phase.
 PATIENCE_S = 4 * 3600.0
 _FIRST_LOOK_S, _QUEUE_LOOK_S = 0.01, 0.1  # between two looks of the first in the queue, of others
-_ROUND_S = 2.0  # after which the ranks of a waiting gang show that they live
+ROUND_S = 2.0  # after which the ranks of a waiting gang show that they live
 
 #: Places of bytes: a few for each core, of which one is locked unless its holder was stopped; the
 #: gate; the queue.
@@ -224,7 +224,7 @@ def turn(
             if leads and locks is not None and file == own:
                 place = Place(locks, cores, wanted)
             waits = place if file == own else None
-            while not any(collective.gather(waits.wait(_ROUND_S) if waits else False)):
+            while not any(collective.gather(waits.wait(ROUND_S) if waits else False)):
                 pass
         waited_s, oversubscribed = time.monotonic() - began, wanted > len(cores)
         yield Turn(waited_s=waited_s, oversubscribed=oversubscribed) if locks else None

@@ -218,8 +218,8 @@ class Night:
         )
 
 
-def with_throughput(
-    row: Measurement, value: float, half: float | None = None, **metrics: float
+def with_interval(
+    row: Measurement, value: float, half: float | None, **metrics: float
 ) -> Measurement:
     """The row with this throughput and half width of its interval, and without the samples that
     would give another."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from measurement_factory import Night, a_job, precision_grid, with_throughput
+from measurement_factory import Night, a_job, precision_grid, with_interval
 
 from orchestrator.domain.job import MAX, State
 from orchestrator.domain.measurement import Measurement
@@ -24,7 +24,7 @@ def with_rate(
     row: Measurement, value: float, half: float = 1.0, latency_s: float = 1.0
 ) -> Measurement:
     """The row with this throughput, half width of its interval, and latency."""
-    return with_throughput(row, value, half, latency_p50_s=latency_s, latency_p95_s=latency_s)
+    return with_interval(row, value, half, latency_p50_s=latency_s, latency_p95_s=latency_s)
 
 
 @given(st.lists(st.tuples(st.integers(1, 30), st.integers(1, 30)), min_size=1, max_size=25))

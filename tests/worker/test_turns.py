@@ -212,7 +212,7 @@ class Gang:
 def test_a_gang_takes_its_turn_as_one(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three ranks on two cores: while another process has one, none of the ranks begins; then all
     do, marked as oversubscribed, and the whole wait is told by each."""
-    monkeypatch.setattr(turns, "_ROUND_S", 0.1)
+    monkeypatch.setattr(turns, "ROUND_S", 0.1)
     path = directory / "gang.lock"
     other = Taker(path, (0, 1))
     other.queue(1)
