@@ -277,7 +277,7 @@ LIES: list[tuple[str, Callable[[], Measurement], Lie, str]] = [
             threads=lambda _: 1,
             precision=lambda _: "fp32",
         ),
-        "a core did",
+        "a core decoded",
     ),
     (
         "more memory than the card has",

@@ -41,8 +41,10 @@ class Recount:
         return self.repeats or (self.whole,)
 
 
-#: A row and its recount (None where samples were not read) -> what cannot be true.
-Check = Callable[[Measurement, Recount | None], str | None]
+#: A row -> what of its plain columns cannot be true.
+Check = Callable[[Measurement], str | None]
+#: A row and its recount -> what cannot be true.
+RawCheck = Callable[[Measurement, Recount], str | None]
 
 
 def recount(row: Measurement) -> Recount | None:
