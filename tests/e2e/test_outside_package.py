@@ -153,6 +153,7 @@ def test_the_metric_is_in_rows_rankings_and_comparisons(outside: SimpleNamespace
     the least of it, and a comparison knows its unit and direction."""
     named = "workload_metrics.lowest_step_loss"
     found = {row["job_id"]: row[named] for row in outside.rows if named in row}
+    print("LOSSES", found)
     trained = {row["job_id"] for row in outside.rows if row["workload"] == "finetuning"}
     assert found.keys() == trained and all(value > 0 for value in found.values())
     leaders = [each["leaders"].get("lowest_step_loss") for each in outside.more["contests"]]
