@@ -34,7 +34,7 @@ POINTS = {
     "nightgrid.engines": "outside-engine = outside_engine:SPEC",
     "nightgrid.devices": "npu = outside_npu:SPEC",
     "nightgrid.techniques": "gradient-signs = outside_technique:SignOfGradients",
-    "nightgrid.metrics": "lowest_step_loss = outside_metric:SPEC",
+    "nightgrid.metrics": "last_step_loss = outside_metric:SPEC",
     "nightgrid.tasks": "matrix = outside_task:SPEC",
 }
 
@@ -151,18 +151,17 @@ def test_all_of_them_run(outside: SimpleNamespace) -> None:
 def test_the_metric_is_in_rows_rankings_and_comparisons(outside: SimpleNamespace) -> None:
     """It is of our own workload: its rows have it and no others, the contest names the row with
     the least of it, and a comparison knows its unit and direction."""
-    named = "workload_metrics.lowest_step_loss"
+    named = "workload_metrics.last_step_loss"
     found = {row["job_id"]: row[named] for row in outside.rows if named in row}
-    print("LOSSES", found)
     trained = {row["job_id"] for row in outside.rows if row["workload"] == "finetuning"}
     assert found.keys() == trained and all(value > 0 for value in found.values())
-    leaders = [each["leaders"].get("lowest_step_loss") for each in outside.more["contests"]]
+    leaders = [each["leaders"].get("last_step_loss") for each in outside.more["contests"]]
     assert [job for job in leaders if job] == [min(found, key=lambda job: found[job])]
     told = [
         (figure["unit"], figure["better"])
         for change in outside.compare["changes"]
         for figure in change["figures"]
-        if figure["name"] == "lowest_step_loss"
+        if figure["name"] == "last_step_loss"
     ]
     assert told == [("nats", "lower")] * len(trained)
 
