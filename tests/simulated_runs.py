@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from math import inf
 from random import Random
 
@@ -72,7 +73,12 @@ def grids(draw: st.DrawFn) -> list[PlannedJob]:
             isolation=random.choice(["warm"] * 4 + ["process"]),
         )
         jobs.append(PlannedJob(job=this, action=action, reason="as drawn"))
-    return jobs
+    replicates = draw(st.sampled_from([1, 1, 2, 3]))
+    return jobs + [
+        replace(planned, job=replace(planned.job, replicate=number))
+        for number in range(2, replicates + 1)
+        for planned in jobs[: draw(st.integers(0, 20))]
+    ]
 
 
 @st.composite
@@ -112,6 +118,7 @@ def schedules(draw: st.DrawFn) -> ScheduleSettings:
         work_until=draw(st.one_of(st.just(inf), st.floats(0, 4000))),
         stop_s=draw(st.sampled_from([0.0, 30.0])),
         stop_patience_s=draw(st.sampled_from([0.0, 120.0])),
+        seed=draw(st.integers(0, 3)),
     )
 
 

@@ -42,6 +42,10 @@ class Throughput:
     counts: Literal["output_tokens", "items"]  # field of ``api.Sample``
 
 
+TOKENS = Throughput(unit="tokens/s", counts="output_tokens")
+SAMPLES = Throughput(unit="samples/s", counts="items")
+
+
 def of_ranks(
     declared: Mapping[str, Metric], reported: Sequence[Mapping[str, float]]
 ) -> dict[str, float]:

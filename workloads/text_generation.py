@@ -25,7 +25,7 @@ from workloads.engines.base import EngineLoader, Generated, GenerationEngine
 from workloads.errors import BadConfiguration
 from workloads.measure import Instruments, Measured, Observation, measure
 from workloads.parallel.layout import Layout
-from workloads.parameters import TextGenerationParameters
+from workloads.workloads.text_generation import TextGenerationParameters
 
 if TYPE_CHECKING:
     from workloads.generation.continuous_generation import ContinuousGeneration

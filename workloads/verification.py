@@ -22,9 +22,9 @@ from workloads.data.catalog import find_dataset
 from workloads.engines import engine_function
 from workloads.engines.base import EngineLoader
 from workloads.one_pass import encoded_prompts, generate_once
-from workloads.parameters import VerificationParameters
 from workloads.precision import quantized
 from workloads.stock_reference import Question, Reference, answer
+from workloads.workloads.verification import VerificationParameters
 
 if TYPE_CHECKING:
     import torch

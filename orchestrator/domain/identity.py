@@ -28,13 +28,16 @@ _MOST_SHARED = 4096
 
 def identity(job: Job) -> dict[str, object]:
     """The meaning of the job. The experiment's name and the stopping rule are not part of it:
-    renaming an experiment or asking for more repeats does not make it another job."""
+    renaming an experiment or asking for more repeats does not make it another job. The number of a
+    replicate is, from 2 on, so that a job has the same id with replicates and without."""
     said: dict[str, object] = {
         name: declaration.value_in_id(value)
         for name, declaration in FIELDS.items()
         if declaration.enters_id(value := getattr(job, name))
     }
     said["parameters"] = _of_parameters(job)[0]
+    if job.replicate > 1:
+        said["replicate"] = job.replicate
     return said
 
 

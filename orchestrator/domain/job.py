@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import ClassVar, Literal, SupportsIndex
 
@@ -110,9 +110,10 @@ def supersedes(newer: State, older: State) -> bool:
 
 
 class _Identified:
-    """A slot for the cached id: not a field, so it is neither compared nor pickled."""
+    """Slots for the cached ids: not fields, so they are neither compared nor pickled."""
 
-    __slots__ = ("_job_id",)
+    __slots__ = ("_cell_id", "_job_id")
+    _cell_id: str
     _job_id: str
 
 
@@ -132,6 +133,9 @@ class Job(_Identified):
     isolation: Literal["warm", "process"] = "warm"
     parameters: Parameters = ()
     measure: MeasureSettings = field(default_factory=MeasureSettings)
+    #: Number of this repetition in a fresh process, from 1. It is no setting: replicates of a cell
+    #: measure the same thing (``planning/replicates.py``).
+    replicate: int = 1
 
     def identity(self) -> dict[str, object]:
         """The meaning of the job (``identity.py``)."""
@@ -148,6 +152,18 @@ class Job(_Identified):
         return known
 
     @property
+    def cell_id(self) -> str:
+        """The id that all replicates of the job share: that of the first."""
+        if self.replicate == 1:
+            return self.job_id
+        try:
+            known: str = self._cell_id
+        except AttributeError:
+            known = replace(self, replicate=1).job_id
+            object.__setattr__(self, "_cell_id", known)
+        return known
+
+    @property
     def process_kind(self) -> str:
         """Kind of process that can run this job; "" for an ordinary one."""
         return process_kind(self.engine, self.accelerator.device, dict(self.parameters))
@@ -161,4 +177,5 @@ class Job(_Identified):
     def label(self) -> str:
         """A short name for people: progress lines, the Ray dashboard."""
         cards = f" {self.cards}x{self.accelerator}" if self.cards > 1 else f" {self.accelerator}"
-        return f"{self.model} {self.workload} {self.precision} b={self.batch_size}{cards}"
+        again = f" replicate {self.replicate}" if self.replicate > 1 else ""
+        return f"{self.model} {self.workload} {self.precision} b={self.batch_size}{cards}{again}"

@@ -82,6 +82,7 @@ class Measurement:
     isolation: str
     parameters: Mapping[str, Scalar]
     measure: MeasureSettings
+    replicate: int = 1
 
     # what came of it
     state: State
@@ -106,8 +107,17 @@ class Measurement:
     worker_pid: int | None = None
     threads: int | None = None
     niceness: int | None = None
+    host_cores: int | None = None
     jobs_before: int | None = None
     model_was_resident: bool | None = None
+
+    # the host's processors
+    processor_cores: float | None = None  # kept busy in the timed part, by the rank with the fewest
+    processor_wait_share: float | None = None  # of the timed part: runnable and not running
+    stolen_share: float | None = None
+    host_load: float | None = None
+    queued_s: float | None = None  # waiting for a turn
+    oversubscribed: bool | None = None
 
     # numbers
     metrics: Metrics = field(default_factory=Metrics)

@@ -41,6 +41,13 @@ class ExperimentBlock(BaseModel):
     measure: dict[str, Any] = Field(
         default_factory=dict, description="Overrides the grid's `measure` for this experiment."
     )
+    replicates: int = Field(
+        default=1,
+        ge=1,
+        le=1000,
+        description="How often each job is run, in a fresh process each time and on different "
+        "cards where there are several. The report joins them into one cell.",
+    )
     axes: dict[str, Any] = Field(
         default_factory=dict,
         description="Setting: values. The experiment is their product, the last varying fastest. "

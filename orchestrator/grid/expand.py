@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cache
 
 from orchestrator.domain.job import Accelerator, Job, Parameters, Scalar
@@ -11,6 +12,7 @@ from orchestrator.grid.axes import Axis, product, without
 from orchestrator.grid.experiment import Experiment
 from orchestrator.grid.fields import FIELD_NAMES, Vocabulary, shown
 from orchestrator.grid.strict_yaml import Document
+from orchestrator.planning.needs import things
 
 _accelerator = cache(Accelerator)  # which thousands of jobs ask
 _FIELDS = frozenset(FIELD_NAMES)
@@ -32,7 +34,7 @@ class Expander:
         by_id: dict[str, Job] = {}
         for experiment in experiments:
             count = 0
-            for job in self._jobs(experiment):
+            for job in self._replicated(experiment):
                 count += 1
                 first = by_id.setdefault(job.job_id, job)
                 if first is not job:
@@ -57,6 +59,24 @@ class Expander:
     ) -> None:
         path = where or experiment.path
         self.problems.append(self.document.problem(path, message, hint))
+
+    def _replicated(self, experiment: Experiment) -> Iterator[Job]:
+        """Each job, then each again with the number of every further replicate."""
+        if experiment.replicates == 1:
+            yield from self._jobs(experiment)
+            return
+        jobs = list(self._jobs(experiment))
+        if found := next(things(jobs, "produces"), None):
+            _, setting, (kind, _) = found
+            message = f"replicates: {experiment.replicates} with {setting}"
+            hint = (
+                f"each replicate would replace the {kind} of the one before; "
+                "save it in an experiment of its own"
+            )
+            self._complain(experiment, (*experiment.path, "replicates"), message, hint)
+        for number in range(1, experiment.replicates + 1):
+            for job in jobs:
+                yield replace(job, replicate=number)
 
     def _jobs(self, experiment: Experiment) -> Iterator[Job]:
         for axes, points in self._products(experiment):

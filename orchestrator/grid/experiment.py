@@ -37,6 +37,7 @@ class Experiment:
     path: Path_
     workload: str
     measure: MeasureSettings
+    replicates: int = 1
     fixed: dict[str, Scalar] = field(default_factory=dict)  # built-in defaults included
     axes: list[Axis] = field(default_factory=list)
     include: list[list[Axis]] = field(default_factory=list)
@@ -48,7 +49,7 @@ class Experiment:
     def size(self) -> int:
         """Number of jobs it asks for, before ``exclude``."""
         alone = 0 if self.only_included else product_size(self.axes)
-        return alone + sum(product_size(axes) for axes in self.include)
+        return self.replicates * (alone + sum(product_size(axes) for axes in self.include))
 
 
 class ExperimentReader:
@@ -78,13 +79,15 @@ class ExperimentReader:
     def read(self, measure: MeasureSettings) -> Experiment:
         """The experiment; whole only if no problem was noted."""
         if self.workload is None and self.whole:
-            hint = f"write `workload: {next(iter(self.grid.vocabulary.workloads), '')}`"
+            known = " or ".join(f"`workload: {name}`" for name in self.grid.vocabulary.workloads)
+            hint = f"write {known}"
             self.grid.complain(self.path, "no `workload:` here nor in defaults", hint)
         experiment = Experiment(
             name=str(self.block.get("name", "")),
             path=self.path,
             workload=self.workload or "",
             measure=measure,
+            replicates=self.block.get("replicates", 1),
             origins=self.origins,
         )
         self.origins["name", experiment.name] = (*self.path, "name")

@@ -16,7 +16,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from orchestrator import __version__
@@ -25,7 +24,9 @@ from orchestrator.domain.executor import Progress
 from orchestrator.domain.job import Accelerator
 from orchestrator.errors import ClusterError
 from orchestrator.host import output
+from orchestrator.host.processors import usable_cores
 from orchestrator.worker.card_sampler import CardSampler
+from orchestrator.worker.host_facts import HostFacts
 from orchestrator.worker.leftovers import Owner, end_leftovers
 from orchestrator.worker.messages import PendingResponses, Resequencer, ResponseBatch
 from orchestrator.worker.node_workers import NodeWorkers
@@ -42,23 +43,6 @@ THREADS = "NIGHTGRID_THREADS"
 _LOOK_S = 1.0  # between two looks at what workers do
 _TELEMETRY_S = 2.0
 _SILENCE_S = 5.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostFacts:
-    """Facts that the agent of a node found."""
-
-    hostname: str
-    address: str  # by which other nodes reach it
-    cores: int  # physical ones that this host gives us
-    threads: int  # each worker's share of them, at least 1, or what THREADS asks for
-    version: str  # of Nightgrid there
-    server: str  # socket of the process server
-    log_dir: str
-    scratch: str = ""  # a directory for what the processes of this node share, as long as Ray runs
-    cards: tuple[str, ...] = ()  # indices of those that Ray gave the agent, as Ray words them
-    #: By card: memory in use on those that were idle when the agent came. Emulated ones have none.
-    idle_memory_bytes: Mapping[int, int] = field(default_factory=dict)
 
 
 class NodeAgent:
@@ -103,7 +87,7 @@ class NodeAgent:
                 output.say(f"ended, of an earlier driver: {each.pid} {command}")
         session_logs = _ray_log_dir()
         logs = _writable(Path(log_dir), session_logs) if log_dir else session_logs
-        cores = physical_cores()
+        cores = len(usable_cores())
         path = self._path = f"{_socket_dir(session_logs.parent)}/s"
         # OpenMP reads its variable when torch is imported, which may be in the server.
         threads = threads_asked() or max(1, cores // cards_on_host)
@@ -248,15 +232,6 @@ def threads_asked() -> int | None:
             "unset it for an even share of the cores"
         )
     return int(told)
-
-
-def physical_cores() -> int:
-    """Physical cores this process may use, at least 1."""
-    import psutil
-
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    physical = psutil.cpu_count(logical=False) or allowed or 1
-    return max(1, min(physical, allowed or physical))
 
 
 def _writable(directory: Path, otherwise: Path) -> Path:

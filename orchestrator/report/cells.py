@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from orchestrator.domain.job import State
 from orchestrator.domain.measurement import Measurement
 from orchestrator.report import units
-from orchestrator.report.contests import memory_kind, peak_memory_bytes
+from orchestrator.report.contests import Leader, memory_kind, peak_memory_bytes
 from orchestrator.report.summary import SHORT_STATE, Table
 
 #: Text where there is no reading: never zero, and never an empty cell.
@@ -87,6 +87,12 @@ def energy(row: Measurement | None) -> str:
     work = row.metrics.throughput_unit.partition("/")[0]
     rate, power = units.number(row.metrics.work_per_joule), units.number(row.metrics.power_w, 3)
     return f"{rate} {work}/J ({power} W)"
+
+
+def leader(one: Leader, chosen: str) -> str:
+    """Best row by a figure: ``bf16 b=4: 3.204 (tied with 2 more)``."""
+    tied = f" (tied with {one.tied} more)" if one.tied else ""
+    return f"{chosen}: {units.number(one.value)} {one.metric.unit}".rstrip() + tied
 
 
 def where(row: Measurement) -> str:

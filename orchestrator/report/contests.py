@@ -5,19 +5,25 @@ whose role is ``work``, and differ in choices (precision, batch size, engine, at
 what changes nothing that is measured (``workloads/settings.py``). A winner whose confidence
 interval overlaps another's has not beaten it; such rows are tied, and the report says so instead of
 ranking noise.
+
+Throughput decides, of which more is better. Beside it stands the best row by every figure of the
+workload that declares which way is better (``workloads/metrics``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from math import isfinite
 from typing import Any
 
 from orchestrator.domain.job import State
 from orchestrator.domain.job_fields import FIELDS
 from orchestrator.domain.measurement import Measurement
 from orchestrator.report.grouping import Setting
+from orchestrator.report.reported import same
 from workloads import registry
+from workloads.metrics import Metric
 
 #: Fields of a ``Setting`` that a job's own settings leave free.
 _FREE_FIELDS = tuple(
@@ -25,6 +31,21 @@ _FREE_FIELDS = tuple(
     for field in fields(Setting)
     if field.name in FIELDS and FIELDS[field.name].role != "work"
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leader:
+    """The best row of a contest by one figure of its workload."""
+
+    metric: Metric
+    row: Measurement
+    value: float
+    tied: int  # other rows that have as much of it
+
+    @property
+    def title(self) -> str:
+        """``best loss after``."""
+        return f"best {self.metric.title}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +61,7 @@ class Contest:
     quickest: Measurement | None  # lowest median latency of a prompt
     leanest: Measurement | None  # smallest peak memory
     thriftiest: Measurement | None  # most work per joule, of those whose energy is known
+    leaders: tuple[Leader, ...] = ()  # by the workload's own figures, in order of declaration
 
 
 def hold_contests(
@@ -105,4 +127,21 @@ def _judge(setting: Setting, unit: str, rows: list[Measurement]) -> Contest:
         quickest=min(timed, key=lambda row: row.metrics.latency_p50_s or 0.0, default=None),
         leanest=min(weighed, key=lambda row: peak_memory_bytes(row) or 0, default=None),
         thriftiest=max(metered, key=lambda row: row.metrics.work_per_joule or 0.0, default=None),
+        leaders=tuple(_leaders(setting.workload, rows)),
     )
+
+
+def _leaders(workload: str, rows: Sequence[Measurement]) -> Iterator[Leader]:
+    """The best row by each figure that has a better way, and of which some row has less."""
+    for metric in registry.metrics_of(workload).values():
+        if metric.better is None:
+            continue
+        told = [(value, row) for row in rows if (value := row.reported(metric.name)) is not None]
+        told = [(value, row) for value, row in told if isfinite(value)]
+        if len(told) < 2:
+            continue
+        pick = min if metric.better == "lower" else max
+        value, row = pick(told, key=lambda pair: pair[0])
+        alike = sum(same(value, other) for other, _ in told)
+        if alike < len(told):
+            yield Leader(metric=metric, row=row, value=value, tied=alike - 1)

@@ -19,6 +19,11 @@ from workloads.metrics import Metric
 SHARE = 0.01
 
 
+def same(one: float, other: float) -> bool:
+    """Tell if two figures differ by no more than is expected of one figure."""
+    return isclose(one, other, rel_tol=SHARE)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FigureChange:
     """One figure of two rows of a job."""
@@ -30,7 +35,7 @@ class FigureChange:
     @property
     def improved(self) -> bool | None:
         """True if it has got better; None where neither way is, or it is the same."""
-        if self.metric.better is None or isclose(self.before, self.after, rel_tol=SHARE):
+        if self.metric.better is None or same(self.before, self.after):
             return None
         return (self.after > self.before) is (self.metric.better == "higher")
 

@@ -124,6 +124,8 @@ def _contests(summary: Summary, console: Console) -> None:
         thrifty = contest.thriftiest
         whose = f"{summary.chosen(thrifty)}: " if thrifty is not None else ""
         _say(console, f"  most work per joule  {whose}{cells.energy(thrifty)}")
+        for one in contest.leaders:
+            _say(console, f"  {one.title:<20} {cells.leader(one, summary.chosen(one.row))}")
     _cut(console, len(summary.contests), MOST_LINES, "contest")
 
 

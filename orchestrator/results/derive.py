@@ -25,8 +25,7 @@ from orchestrator.results.schema import SCHEMA_VERSION
 from workloads import registry
 from workloads.api import Item, Result, Sample
 from workloads.confidence import mean_interval, percentile, ratio_interval
-from workloads.metrics import Metric, Throughput, of_ranks
-from workloads.registry import SAMPLES, TOKENS
+from workloads.metrics import SAMPLES, TOKENS, Metric, Throughput, of_ranks
 
 #: Figures that a rank reports once, and of which a gang's largest counts.
 _LARGEST = (
@@ -43,6 +42,12 @@ _LARGEST = (
     "peak_device_memory_bytes",
 )
 _largest = attrgetter(*_LARGEST)
+#: Columns of which the largest of all ranks counts, with the field of ``ProcessorUse``.
+_WORST = (
+    ("processor_wait_share", "wait_share"),
+    ("stolen_share", "stolen_share"),
+    ("host_load", "host_load"),
+)
 _NOTHING = Metrics()
 
 Ranked = tuple[tuple[int, Sample], ...]
@@ -245,6 +250,7 @@ def measurement_of(
         isolation=job.isolation,
         parameters=dict(job.parameters),
         measure=job.measure,
+        replicate=job.replicate,
         state=record.state,
         reason=record.reason,
         failure_class=str(failure.failure_class) if failure else None,
@@ -256,6 +262,7 @@ def measurement_of(
         git_dirty=provenance.git_dirty,
         **_where(attempt, ranks, by_id, job.accelerator),
         **_with_what(ranks, provenance),
+        **_processors(ranks),
         metrics=metrics,
         **_with_ranks(_numbers(results, registry.metrics_of(job.workload)), record, ranks),
         samples=samples,
@@ -314,6 +321,22 @@ def _energy(ranks: Sequence[RankOutcome]) -> dict[str, Any]:
     }
 
 
+def _processors(ranks: Sequence[RankOutcome]) -> dict[str, Any]:
+    """What the worst rank got of its host's processors; null where that of one is not known."""
+    uses = [rank.processor for rank in ranks if rank.processor is not None]
+    turns = [rank.turn for rank in ranks if rank.turn is not None]
+    found: dict[str, Any] = {}
+    if turns:
+        found["queued_s"] = max(turn.waited_s for turn in turns)
+        found["oversubscribed"] = any(turn.oversubscribed for turn in turns)
+    if uses and len(uses) == len(ranks):
+        found["processor_cores"] = min(use.cores for use in uses)
+        for column, name in _WORST:
+            values = [getattr(use, name) for use in uses]
+            found[column] = None if None in values else max(values)
+    return found
+
+
 def _with_what(ranks: Sequence[RankOutcome], provenance: Provenance) -> dict[str, Any]:
     """Versions and process, of the lowest rank that left word of itself."""
     first = next((rank for rank in ranks if rank.worker is not None), None)
@@ -324,6 +347,7 @@ def _with_what(ranks: Sequence[RankOutcome], provenance: Provenance) -> dict[str
         "worker_pid": first.worker.pid,
         "threads": first.worker.threads,
         "niceness": first.worker.niceness,
+        "host_cores": first.worker.cores,
         "jobs_before": max(rank.jobs_before for rank in ranks),
         "model_was_resident": all(rank.model_was_resident for rank in ranks),
     }

@@ -11,6 +11,9 @@ The order of preference, and why:
    that has most work waiting; then a new worker is started. Each step costs more than the one
    before, so it is taken only if the workers already serving that model would be slower.
 
+A worker serves one replicate number (``replicates.py``). Where none that is idle serves the number
+of the jobs that wait, one is stopped, so that a fresh process can take its card.
+
 With a deadline, nothing is given out that could not end before it, however early it was planned;
 near the end this makes short jobs fill the gaps that longer ones leave. The first cell of each
 configuration goes before the others, whatever model a worker holds: see ``pending.py``.
@@ -25,7 +28,7 @@ from collections.abc import Generator, Iterator
 from math import inf
 
 from orchestrator.domain.events import Command
-from orchestrator.scheduling.cards import CardPool, Server, Slot, Worker
+from orchestrator.scheduling.cards import CardPool, Server, Slot, Worker, WorkerState
 from orchestrator.scheduling.gangs import Gangs, has_room, window_s
 from orchestrator.scheduling.leases import Leases, rest_s, spare_s
 from orchestrator.scheduling.pending import FRESH, Bucket, PendingJobs
@@ -100,6 +103,8 @@ class Assigner:
             if not len(own.queue):
                 continue
             other = self._first_elsewhere(own, now) or self._overdue(own, now)
+            if other is not None and not _may_serve(worker, other):
+                other = None
             if other is None or not (yield from self._serve(other, worker.slot, now)):
                 yield from self._serve(own, worker.slot, now)
         self.pool.newly_idle.clear()
@@ -135,8 +140,10 @@ class Assigner:
         window -= 0.0 if worker is not None else self.leases.start_s
         own = self._bucket_held_by(worker) if worker is not None else None
         for bucket in self.pending.some_buckets(own):
+            if worker is not None and not _may_serve(worker, bucket):
+                continue
             load_s = 0.0 if bucket is own else bucket.load_s
-            record = bucket.queue.longest_within(window - load_s)
+            record = bucket.queue.longest_within(window - load_s, (slot.card,))
             if record is not None and worker is not None:
                 yield from self.leases.lease_warm(self.pending.take(record), worker, now)
                 return
@@ -149,14 +156,46 @@ class Assigner:
         while self.pool.idle:
             bucket = self._wanting(0.0, now)
             if bucket is None:
+                yield from self._make_room(now)
                 return
             fresh = bucket.key == FRESH and self.pool.vacant
             slot = (
                 self.pool.pick_vacant(leave_groups=self._gangs_wait())
                 if fresh
-                else next(iter(self.pool.idle.values())).slot
+                else self._idle_for(bucket).slot
             )
             yield from self._serve(bucket, slot, now)
+
+    def _idle_for(self, bucket: Bucket) -> Worker:
+        """An idle worker that may serve the model; of several, one whose card is new to the
+        replicate that is next."""
+        idle = [worker for worker in self.pool.idle.values() if _may_serve(worker, bucket)]
+        record = bucket.queue.longest() if self.pending.seed is not None else None
+        if record is None:
+            return idle[0]
+        return min(idle, key=lambda worker: worker.slot.card in record.cell_cards)
+
+    def _make_room(self, now: float) -> Iterator[Command]:
+        """Stop idle workers of other replicates where a model wants a fresh process and no card is
+        vacant."""
+        if self.pending.seed is None or self.pool.vacant:
+            return
+        stopping = sum(w.state is WorkerState.STOPPING for w in self.leases.workers.values())
+        for bucket in self._demanding(now):
+            if len(bucket.queue) <= bucket.starting + stopping or bucket.key == FRESH:
+                continue
+            idle = [worker for worker in self.pool.idle.values() if not _may_serve(worker, bucket)]
+            setup = self.leases.start_s + bucket.load_s
+            enough = len(bucket.workers) + stopping
+            if not idle or (enough and bucket.queue.work_s <= enough * setup):
+                continue
+            record = bucket.queue.longest_within(self.gangs.left_s(now) - setup)
+            if record is None:
+                continue
+            worker = min(idle, key=lambda worker: worker.slot.card in record.cell_cards)
+            why = f"replicate {bucket.replicate} needs a fresh process"
+            yield from self.leases.stop(worker, why)
+            stopping += 1
 
     def _start_workers(self, now: float) -> Iterator[Command]:
         """Step three: new workers on vacant cards."""
@@ -167,22 +206,31 @@ class Assigner:
                 return
             if limit is not None and self.leases.starting >= limit:
                 return
-            slot = self.pool.pick_vacant(leave_groups=self._gangs_wait())
+            slot = self._vacant_for(bucket)
             if bucket.key == FRESH:
                 yield from self._serve(bucket, slot, now)
             else:
                 yield self.leases.start_warm(slot, bucket, now)
 
+    def _vacant_for(self, bucket: Bucket) -> Slot:
+        """A vacant card; where replicates wait, one that is new to the next of them."""
+        record = bucket.queue.longest() if self.pending.seed is not None else None
+        avoided = record.cell_cards if record is not None else ()
+        return self.pool.pick_vacant(leave_groups=self._gangs_wait(), avoided=avoided)
+
     def _wanting(self, start_s: float, now: float) -> Bucket | None:
         """The model that one more worker should serve, if it should; ``start_s`` is 0 for a
         worker that is up."""
+        idle = self.pool.idle.values() if self.pending.seed is not None and not start_s else None
         for bucket in self._demanding(now):
+            if idle is not None and not any(_may_serve(worker, bucket) for worker in idle):
+                continue
             setup = self.leases.start_s if bucket.key == FRESH else start_s + bucket.load_s
             if bucket.queue.longest_within(self.gangs.left_s(now) - setup) is None:
                 continue
             if bucket.key == FRESH:
                 return bucket
-            if start_s and not self._short_of_workers(start_s, now):
+            if start_s and not self._short_of_workers(bucket, start_s, now):
                 continue
             if self._gains_from_another(bucket, start_s, now):
                 return bucket
@@ -192,6 +240,8 @@ class Assigner:
         """The models that want another worker most; before a deadline also some whose jobs are
         shorter and may still fit."""
         first = self.pending.most_firsts() if self.pending.ordered else None
+        if self.pending.seed is not None:
+            yield from self.pending.next_drawn()
         for bucket in (first, self.pending.most_demanding(), self.pending.longest_unheld()):
             if bucket is not None:
                 yield bucket
@@ -203,9 +253,13 @@ class Assigner:
                 if len(bucket.queue) > bucket.starting:
                     yield bucket
 
-    def _short_of_workers(self, start_s: float, now: float) -> bool:
-        """Return whether work will be left when a worker started now is ready."""
+    def _short_of_workers(self, bucket: Bucket, start_s: float, now: float) -> bool:
+        """Return whether work of the bucket's replicate will be left when a worker started now is
+        ready."""
         waiting, workers = self.pending.single_work_s, self.pending.staff
+        if self.pending.seed is not None:
+            waiting = self.pending.work_s_of[bucket.replicate]
+            workers = {n: w for n, w in workers.items() if w.bucket and _same(w.bucket, bucket)}
         if waiting > len(workers) * start_s:
             return True
         return waiting > spare_s(workers, now, start_s, self.leases.start_s)
@@ -243,13 +297,14 @@ class Assigner:
         a process of its own); False when none is left that would end in time."""
         worker, left = slot.worker, self.gangs.left_s(now)
         if bucket.key == FRESH:
-            record = self.pending.next_of(bucket.queue, left - self.leases.start_s)
+            within = left - self.leases.start_s
+            record = self.pending.next_of(bucket.queue, within, (slot.card,))
             if record is not None:
                 yield from self.leases.lease_fresh(self.pending.take(record), (slot,), now)
             return record is not None
         assert worker is not None, f"{slot.card} has no worker"
         load_s = 0.0 if worker.key == bucket.key else bucket.load_s
-        record = self.pending.next_of(bucket.queue, left - load_s)
+        record = self.pending.next_of(bucket.queue, left - load_s, (slot.card,))
         if record is not None:
             self.pending.attach(worker, bucket)
             yield from self.leases.lease_warm(self.pending.take(record), worker, now)
@@ -260,3 +315,12 @@ class Assigner:
         if not (self.pool.idle or self.pool.vacant) or not self.pending.single_work_s:
             return None
         return now + max(self.leases.start_s, _LOOK_AGAIN_S)
+
+
+def _may_serve(worker: Worker, bucket: Bucket) -> bool:
+    """Return whether the worker has run nothing of another replicate."""
+    return bucket.key == FRESH or worker.replicate in (None, bucket.replicate)
+
+
+def _same(one: Bucket, other: Bucket) -> bool:
+    return one.replicate == other.replicate

@@ -8,7 +8,7 @@ brings its own processes and waits for the old ones to go.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
@@ -40,6 +40,7 @@ class Worker:
     started_at: float  # when it was asked for
     for_lease: bool  # started for one attempt, not for whatever comes
     key: str | None = None  # the residency key of what it ran last
+    replicate: int | None = None  # that it serves, once it has run something
     used: bool = False  # has run an attempt
     spoiled: bool = False  # has survived an out-of-memory: good for probes only
     overdue: str = ""  # why it was stopped, if it hung
@@ -235,15 +236,22 @@ class CardPool:
             if any(slot.open for slot in server.slots.values()):
                 self.dirty[node_id] = server
 
-    def pick_vacant(self, *, leave_groups: bool) -> Slot:
+    def pick_vacant(self, *, leave_groups: bool, avoided: Collection[Card] = ()) -> Slot:
         """A vacant card for a new warm worker: spread over servers, or such that aligned groups
-        stay whole for gangs."""
+        stay whole for gangs; none of those to avoid if there are others."""
+        servers = list(self.vacant.values())
+        if avoided:
+            new = [s for s in servers if any(c.card not in avoided for c in s.vacant.values())]
+            servers = new or servers
         if leave_groups:
-            server = min(self.vacant.values(), key=lambda s: (len(s.vacant), s.order))
+            server = min(servers, key=lambda s: (len(s.vacant), s.order))
         else:
-            server = max(self.vacant.values(), key=lambda s: (len(s.vacant), -s.order))
-        pair_quad = server.broken
-        return max(server.vacant.values(), key=lambda slot: (*pair_quad(slot), -slot.order))
+            server = max(servers, key=lambda s: (len(s.vacant), -s.order))
+
+        def rank(slot: Slot) -> tuple[object, ...]:
+            return (slot.card not in avoided, *server.broken(slot), -slot.order)
+
+        return max(server.vacant.values(), key=rank)
 
     def spanning_servers(self, width: int, good: Callable[[Slot], bool]) -> Iterator[list[SlotSet]]:
         """The cards of each whole good server, by size of server, where several of that size

@@ -2,10 +2,11 @@
 
 The checker knows nothing of the schedule's own books: it keeps its own, from what was commanded
 and what happened. No card has two workers, no worker two attempts, no job two attempts or two
-final rows; a gang's cards are a legal set and its processes fresh; no attempt that has ended goes
-without a row, which comes before any command that uses its cards again; nothing is commanded after
-the end; a deadline is kept, whatever fails and whatever refuses to end. Its cost is a few
-dictionary look-ups a command, so that it stays on in simulations of a million events.
+final rows; a gang's cards are a legal set and its processes fresh; no process runs two replicates;
+no attempt that has ended goes without a row, which comes before any command that uses its cards
+again; nothing is commanded after the end; a deadline is kept, whatever fails and whatever refuses
+to end. Its cost is a few dictionary look-ups a command, so that it stays on in simulations of a
+million events.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ class _Process:
     told_at: float = inf  # to end
     attempts: int = 0
     attempt_id: str | None = None
+    replicate: int = 0  # of what it has run
 
 
 @dataclass(slots=True)
@@ -178,6 +180,9 @@ class Invariants:
             _must(process.attempt_id is None, "a worker is busy", command)
             fresh_wanted = job.cards > 1 or job.isolation == "process"
             _must(not (fresh_wanted and process.attempts), "a process is not fresh", command)
+            other = process.replicate not in (0, job.replicate)
+            _must(not other, "a process runs two replicates", command)
+            process.replicate = job.replicate
             local = sum(c.node_id == process.card.node_id for c in attempt.cards[:rank])
             placed = (process.rank, process.local_rank, process.world_size)
             _must(placed == (rank, local, job.cards), "wrong rank or world size", (placed, command))

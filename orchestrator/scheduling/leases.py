@@ -186,6 +186,7 @@ class Leases:
             if slot.lease is not None:
                 raise AssertionError(f"{slot.card} is held by {slot.lease.attempt.attempt_id}")
             slot.lease = lease
+        record.cell_cards.update(attempt.cards)
         self.current[attempt.attempt_id] = lease
         self.gangs[len(slots)] = self.gangs.get(len(slots), 0) + 1
         self._ends += len(slots) * lease.ends_at
@@ -220,6 +221,7 @@ class Leases:
         workers = [lease.ready[rank] for rank in range(width)]
         for worker in workers:
             worker.used, worker.key = True, lease.record.key
+            worker.replicate = lease.record.job.replicate
         ids = tuple(worker.worker_id for worker in workers)
         yield RunAttempt(attempt=lease.attempt, worker_ids=ids)
 

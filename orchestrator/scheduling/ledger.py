@@ -91,10 +91,13 @@ class Ledger:
         yield self.finish(pool, record, state, reason)
 
     def prune(self, pool: Pool, lease: Lease) -> Iterator[Command]:
-        """Larger batches of a configuration that has just run out of memory will too."""
+        """Larger batches of a configuration that has just run out of memory will too, and so will
+        other replicates of the same one."""
         job, attempt_id = lease.record.job, lease.attempt.attempt_id
         for other in self._configurations.get(configuration_of(job), ()):
-            if other.batch_size <= lease.record.batch_size or other.phase is Phase.DONE:
+            if other is lease.record or other.phase is Phase.DONE:
+                continue
+            if other.batch_size < lease.record.batch_size:
                 continue
             held = pool.lease_of(other)
             if held is None or not held.running:

@@ -7,11 +7,13 @@ bucket. Jobs that must avoid some card after a failure wait apart. Every queue i
 Where some jobs are *firsts*, a queue gives them out before the others. Without a deadline they are
 those that others wait for (``needs.py``); with one, those that tell most (``anchors.py``), and then
 gangs that are none wait for firsts of every width.
+
+Replicates wait in buckets of their own, by residency key and number (``replicates.py``).
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right, insort
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
@@ -20,99 +22,12 @@ from math import inf
 
 from orchestrator.domain.topology import Card
 from orchestrator.scheduling.cards import Worker, WorkerState
+from orchestrator.scheduling.queue import LOOK_AHEAD, DurationQueue
 from orchestrator.scheduling.record import JobRecord
-
-_Entry = tuple[float, int, int, int, JobRecord]
+from orchestrator.scheduling.replicates import drawn
 
 #: The bucket of jobs with ``isolation: process``; no residency key is empty.
 FRESH = ""
-
-#: Jobs with cards to avoid that are considered for one card.
-_LOOK_AHEAD = 32
-
-
-class DurationQueue:
-    """Jobs sorted by duration; those that are no firsts come after all others. Equal
-    ones: smaller batch first (its failure prunes the larger)."""
-
-    def __init__(self) -> None:
-        #: Firsts and others; each ascending, and may hold void entries.
-        self._entries: tuple[list[_Entry], list[_Entry]] = ([], [])
-        self._length = 0
-        self.firsts = 0  # how many are firsts
-        self.work_s = 0.0  # sum of durations
-
-    def __len__(self) -> int:
-        return self._length
-
-    def push(self, record: JobRecord) -> None:
-        """Add one job."""
-        insort(self._entries[not record.first], self._enter(record))
-
-    def extend(self, records: Iterable[JobRecord]) -> None:
-        """Add many at once, at the cost of one sort."""
-        for record in records:
-            self._entries[not record.first].append(self._enter(record))
-        for entries in self._entries:
-            entries.sort()
-
-    def discard(self, record: JobRecord) -> None:
-        """Take a job out wherever it is; its entry is dropped when it surfaces."""
-        if record.queue is not self:
-            raise ValueError(f"{record.job_id} does not wait in this queue")
-        record.queue = None
-        record.token += 1
-        self._length -= 1
-        self.firsts -= record.first
-        self.work_s = self.work_s - record.duration if self._length else 0.0
-
-    def longest(self) -> JobRecord | None:
-        """The longest job, left where it is."""
-        for entries in self._entries:
-            record = _live(entries, len(entries) - 1)
-            if record is not None:
-                return record
-        return None
-
-    def longest_within(self, seconds: float) -> JobRecord | None:
-        """The longest job of at most ``seconds``, left where it is."""
-        if seconds == inf:
-            return self.longest()
-        for entries in self._entries:
-            record = _live(entries, bisect_right(entries, seconds, key=_duration) - 1)
-            if record is not None:
-                return record
-        return None
-
-    def shortest_within(self, seconds: float) -> JobRecord | None:
-        """The shortest job if it is of at most ``seconds``, left where it is."""
-        for entries in self._entries:
-            while entries and entries[0][0] <= seconds:
-                shortest = entries[0][0]
-                record = _live(entries, bisect_right(entries, shortest, key=_duration) - 1)
-                if record is not None:
-                    return record
-        return None
-
-    def _enter(self, record: JobRecord) -> _Entry:
-        record.token += 1
-        record.queue = self
-        self._length += 1
-        self.firsts += record.first
-        self.work_s += record.duration
-        return (record.duration, -record.batch_size, -record.order, record.token, record)
-
-
-def _live(entries: list[_Entry], at: int) -> JobRecord | None:
-    """The job at this place or the nearest before it; void entries on the way are dropped."""
-    while at >= 0 and entries[at][3] != entries[at][4].token:
-        entries.pop(at)
-        at -= 1
-    return entries[at][4] if at >= 0 else None
-
-
-def _duration(entry: _Entry) -> float:
-    return entry[0]
 
 
 @dataclass(slots=True, eq=False)
@@ -121,6 +36,8 @@ class Bucket:
 
     key: str
     load_s: float
+    replicate: int = 1  # of its jobs; those of ``FRESH`` may have any
+    draw: float = 0.0  # its place among the buckets of a run with replicates
     queue: DurationQueue = field(default_factory=DurationQueue)
     workers: dict[str, Worker] = field(default_factory=dict)
     starting: int = 0  # of the workers
@@ -173,6 +90,10 @@ def _unheld_work(bucket: Bucket) -> float | None:
     return bucket.queue.work_s if len(bucket.queue) and not bucket.workers else None
 
 
+def _draw(bucket: Bucket) -> float | None:
+    return bucket.draw if len(bucket.queue) and not bucket.workers else None
+
+
 def _firsts(bucket: Bucket) -> float | None:
     return _demand(bucket) if bucket.queue.firsts > bucket.starting else None
 
@@ -180,13 +101,15 @@ def _firsts(bucket: Bucket) -> float | None:
 class PendingJobs:
     """Every waiting job for one kind of accelerator."""
 
-    def __init__(self, *, ordered: bool = False) -> None:
+    def __init__(self, *, ordered: bool = False, seed: int | None = None) -> None:
+        self.seed = seed  # draws the order of a run that has replicates; None: it has none
         self.gangs: dict[int, DurationQueue] = {}  # by width, all above 1
         self.buckets: dict[str, Bucket] = {}
         self.staff: dict[str, Worker] = {}  # every worker that serves some bucket
         self.particular: dict[int, dict[str, JobRecord]] = {}  # by width, then job id
         self.card_seconds = 0.0  # of all that wait here
         self.single_work_s = 0.0  # of the warm buckets
+        self.work_s_of: defaultdict[int, float] = defaultdict(float)  # the same by replicate
         self.arrived: list[Bucket] = []  # buckets with new jobs since they were last looked at
         self.firsts = 0  # in the queues
         self.ordered = ordered  # whether some of the jobs are no firsts
@@ -195,6 +118,7 @@ class PendingJobs:
         self._by_firsts = _LazyMaxHeap(_firsts)
         self._by_demand = _LazyMaxHeap(_demand)
         self._unheld = _LazyMaxHeap(_unheld_work)
+        self._drawn: dict[int, _LazyMaxHeap] = {}  # buckets that no worker serves, by replicate
         self._singles: list[tuple[bool, float, int, int, JobRecord]] = []  # longest first
 
     def load(self, records: Iterable[JobRecord]) -> None:
@@ -260,22 +184,25 @@ class PendingJobs:
         card come first, since they have the fewest chances. One-card jobs are in buckets, so for
         them only the former are looked at."""
         cards = tuple(cards)
-        for record in islice(self.particular.get(width, {}).values(), _LOOK_AHEAD):
+        for record in islice(self.particular.get(width, {}).values(), LOOK_AHEAD):
             if record.cold_s <= within_s and not any(map(record.avoids, cards)):
                 return record
         queue = self.gangs.get(width)
-        return self._in_turn(self.next_of(queue, within_s)) if queue is not None else None
+        found = self.next_of(queue, within_s, cards) if queue is not None else None
+        return self._in_turn(found)
 
-    def next_of(self, queue: DurationQueue, within_s: float) -> JobRecord | None:
-        """The job of this queue whose turn it is, of at most ``within_s``: longest first ends a
-        run soonest, shortest first measures most where not all can be measured."""
+    def next_of(
+        self, queue: DurationQueue, within_s: float, cards: Iterable[Card] = ()
+    ) -> JobRecord | None:
+        """The job of this queue whose turn it is on these cards, of at most ``within_s``: longest
+        first ends a run soonest, shortest first measures most where not all can be measured."""
         if self.too_much:
             return queue.shortest_within(within_s)
-        return queue.longest_within(within_s)
+        return queue.longest_within(within_s, cards)
 
     def candidates(self, width: int, within_s: float = inf) -> list[JobRecord]:
         """The gangs of this width to look at, in the order of ``best_for``."""
-        apart = islice(self.particular.get(width, {}).values(), _LOOK_AHEAD)
+        apart = islice(self.particular.get(width, {}).values(), LOOK_AHEAD)
         found = [record for record in apart if record.duration <= within_s]
         queue = self.gangs.get(width)
         gang = self._in_turn(self.next_of(queue, within_s)) if queue is not None else None
@@ -311,6 +238,12 @@ class PendingJobs:
         """The largest bucket that no worker serves."""
         return self._unheld.top()
 
+    def next_drawn(self) -> list[Bucket]:
+        """The next bucket of each replicate that no worker serves, in the order drawn; none in a
+        run without replicates."""
+        tops = (heap.top() for heap in self._drawn.values())
+        return sorted((top for top in tops if top is not None), key=lambda bucket: -bucket.draw)
+
     def attach(self, worker: Worker, bucket: Bucket) -> None:
         """Count ``worker`` among those that serve ``bucket`` from now on."""
         self.detach(worker)
@@ -337,21 +270,23 @@ class PendingJobs:
     def some_buckets(self, first: Bucket | None) -> Iterator[Bucket]:
         """Buckets of warm jobs worth a look for a gap: this one, then a few others."""
         others = (self.most_demanding(), self.longest_unheld())
-        for bucket in (first, *others, *islice(self.buckets.values(), _LOOK_AHEAD)):
+        for bucket in (first, *others, *islice(self.buckets.values(), LOOK_AHEAD)):
             if bucket is not None and bucket.key != FRESH and len(bucket.queue):
                 yield bucket
-
-    def bucket(self, key: str, load_s: float) -> Bucket:
-        """The bucket of a residency key, made when it is new."""
-        if key not in self.buckets:
-            self.buckets[key] = Bucket(key, load_s)
-        return self.buckets[key]
 
     def _bucket_key(self, record: JobRecord) -> str:
         return record.key if record.warm else FRESH
 
     def _bucket_of(self, record: JobRecord) -> Bucket:
-        return self.bucket(self._bucket_key(record), record.load_s)
+        """The bucket of a job, made when it is new."""
+        key = self._bucket_key(record)
+        bucket = self.buckets.get(key)
+        if bucket is None:
+            bucket = self.buckets[key] = Bucket(key, record.load_s)
+            if self.seed is not None and key != FRESH:
+                bucket.replicate = record.job.replicate
+                bucket.draw = drawn(self.seed, key)
+        return bucket
 
     def _queue_of(self, record: JobRecord) -> DurationQueue:
         if record.width > 1:
@@ -366,6 +301,7 @@ class PendingJobs:
     def _count_single(self, record: JobRecord, seconds: float) -> None:
         if record.warm:
             self.single_work_s += seconds
+            self.work_s_of[record.job.replicate] += seconds
 
     def _changed(self, bucket: Bucket, *, arrived: bool = False) -> None:
         if arrived:
@@ -374,6 +310,8 @@ class PendingJobs:
         if self.ordered:
             self._by_firsts.update(bucket)
         self._unheld.update(bucket)
+        if self.seed is not None and bucket.key != FRESH:
+            self._drawn.setdefault(bucket.replicate, _LazyMaxHeap(_draw)).update(bucket)
 
 
 def _single(record: JobRecord) -> tuple[bool, float, int, int, JobRecord]:

@@ -28,7 +28,11 @@ class Pool:
         later: Callable[[float, Callable[[], None]], Wake],
     ) -> None:
         self.cards = CardPool(kind)
-        self.pending = PendingJobs(ordered=any(not record.first for record in records))
+        replicated = any(record.draw is not None for record in records)
+        self.pending = PendingJobs(
+            ordered=any(not record.first for record in records),
+            seed=settings.seed if replicated else None,
+        )
         self.pending.load([record for record in records if record.phase is Phase.WAITING])
         self.leases = Leases(self.cards, self.pending, settings)
         self.assigner = Assigner(self.cards, self.pending, self.leases, settings)

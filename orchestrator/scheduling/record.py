@@ -16,7 +16,7 @@ from workloads.measure_settings import MeasureSettings
 
 if TYPE_CHECKING:
     from orchestrator.scheduling.cards import Reservation
-    from orchestrator.scheduling.pending import DurationQueue
+    from orchestrator.scheduling.queue import DurationQueue
 
 _ANY_MEASURE = MeasureSettings()
 
@@ -45,6 +45,7 @@ class ScheduleSettings:
     follow_clock: bool = True  # when the time of day is set, so is the time left; a budget stays
     stop_s: float = 30.0  # after that: for workers to end before the run counts as over
     stop_patience_s: float = 120.0  # with a worker that was told to stop and does not end
+    seed: int = 0  # draws the order of replicates
 
 
 class Estimates(Protocol):
@@ -82,6 +83,8 @@ class JobRecord:
     estimate: Estimate
     cautious: bool = False  # reckon with the margin of the estimate: there is a deadline
     first: bool = True  # goes before those that are not: see ``pending.py``
+    draw: float | None = None  # of a replicated cell: its place in the order (``replicates.py``)
+    cell_cards: set[Card] = field(default_factory=set)  # of all replicates; they share the set
     number: int = 0  # of its last attempt
     phase: Phase = Phase.WAITING
     state: State | None = None  # once DONE
@@ -105,7 +108,8 @@ class JobRecord:
     def __post_init__(self) -> None:
         self.width = self.job.cards
         self.warm = self.width == 1 and self.job.isolation == "warm"
-        self.key = self.job.residency_key
+        number = self.job.replicate
+        self.key = self.job.residency_key + (f"|replicate {number}" if number > 1 else "")
         self.expect(self.estimate)
         if isinstance(self.job.batch_size, int):
             self.batch_size = self.job.batch_size
@@ -157,6 +161,6 @@ class JobRecord:
 
 
 def configuration_of(job: Job) -> Job:
-    """The job without its batch size and what has no meaning: equal for those that out of
-    memory at one batch size says something about."""
-    return replace(job, batch_size=1, experiment="", measure=_ANY_MEASURE)
+    """The job without its batch size, its replicate and what has no meaning: equal for those that
+    out of memory at one batch size says something about."""
+    return replace(job, batch_size=1, experiment="", measure=_ANY_MEASURE, replicate=1)

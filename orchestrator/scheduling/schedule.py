@@ -36,6 +36,7 @@ from orchestrator.domain.events import (
 )
 from orchestrator.domain.failure import Failure, FailureClass
 from orchestrator.domain.job import Accelerator, State
+from orchestrator.domain.topology import Card
 from orchestrator.planning.plan import Action, PlannedJob
 from orchestrator.scheduling.anchors import anchors
 from orchestrator.scheduling.cards import WorkerState
@@ -44,6 +45,7 @@ from orchestrator.scheduling.ledger import Ledger
 from orchestrator.scheduling.needs import Needs, needed
 from orchestrator.scheduling.pool import Pool
 from orchestrator.scheduling.record import Estimates, JobRecord, Phase, ScheduleSettings
+from orchestrator.scheduling.replicates import drawn, replicated_cells
 from orchestrator.scheduling.stops import Stops, hang
 from orchestrator.scheduling.verdicts import Verdicts, made_up
 
@@ -80,6 +82,9 @@ class Schedule:
         seen: set[str] = set()
         hurried = settings.work_until < inf
         firsts = anchors(jobs) if hurried else needed(jobs)
+        cell_cards: dict[str, set[Card]] = {
+            cell: set() for cell in replicated_cells(planned.job for planned in jobs)
+        }
         for planned in jobs:
             job_id = planned.job.job_id
             if job_id in seen or planned.action in (Action.REUSE, Action.SKIP):
@@ -97,6 +102,9 @@ class Schedule:
                 first=not firsts or job_id in firsts,
                 number=before.get(job_id, 0),
             )
+            if cell_cards and planned.job.cell_id in cell_cards:
+                record.draw = drawn(settings.seed, job_id)
+                record.cell_cards = cell_cards[planned.job.cell_id]
             self._records[job_id] = record
             by_kind.setdefault(planned.job.accelerator, []).append(record)
         self._total = len(seen)

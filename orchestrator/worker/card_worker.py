@@ -22,11 +22,15 @@ from orchestrator.domain.attempt import Attempt, RankOutcome, WorkerInfo
 from orchestrator.domain.executor import Progress
 from orchestrator.domain.failure import Failure, FailureClass
 from orchestrator.domain.job import State
+from orchestrator.domain.processor import ProcessorReading, ProcessorUse, Turn, use_between
 from orchestrator.domain.topology import Card
 from orchestrator.host.clock import Interval
+from orchestrator.host.processor_time import processor_reading
+from orchestrator.host.processors import usable_cores
 from orchestrator.worker.failure_record import describe, one_line
 from orchestrator.worker.memory_limit import MemoryLimit
 from orchestrator.worker.redaction import redact
+from orchestrator.worker.turns import turn
 from workloads.api import Collective, JobContext, MeasureSettings, Phase, Request, Result
 from workloads.collective import Listener, OneCard, Rendezvous, joined, listen
 from workloads.devices import host_device
@@ -82,8 +86,9 @@ class CardWorker:
         self._resident = ResidentModel()
         self._listener: Listener | None = None
         self._progress: Progress | None = None
-        self._timed_from: float | None = None
-        self._timed_until: float | None = None
+        self._timed_from: ProcessorReading | None = None
+        self._timed_until: ProcessorReading | None = None
+        self._turn: Turn | None = None
         self._jobs_before = 0
 
     def start(self) -> WorkerInfo:
@@ -124,6 +129,7 @@ class CardWorker:
             visible_cards=os.environ.get(self.config.card.accelerator.spec.visible_variable, ""),
             threads=torch.get_num_threads(),
             niceness=os.getpriority(os.PRIO_PROCESS, 0),
+            cores=len(usable_cores()),
             versions=versions(),
         )
         return self._info
@@ -141,7 +147,7 @@ class CardWorker:
     ) -> RankOutcome:
         """Run one rank of an attempt to its end, whatever that is. Never raises ``Exception``."""
         lasted = Interval()
-        self._timed_from = self._timed_until = None
+        self._timed_from = self._timed_until = self._turn = None
         self._resident.was_used = False
         result, failure = None, None
         try:
@@ -166,6 +172,8 @@ class CardWorker:
             jobs_before=self._jobs_before,
             model_was_resident=self._resident.was_used,
             timed=self._timed(),
+            processor=self._processor(),
+            turn=self._turn,
         )
         self._jobs_before += 1
         return outcome
@@ -257,11 +265,14 @@ class CardWorker:
         self._device.seed(SEED)
         self._resident.clean()
         settings = self._device.configure()
-        from workloads import registry
-
-        workload = registry.load(attempt.job.workload)
         request = request_of(attempt)
-        with self._collective(attempt, rank, rendezvous) as collective:
+        with (
+            self._collective(attempt, rank, rendezvous) as collective,
+            self._in_turn(attempt, rank, collective),
+        ):
+            from workloads import registry
+
+            workload = registry.load(attempt.job.workload)
             context = JobContext(
                 device=self._device,
                 rank=rank,
@@ -310,12 +321,23 @@ class CardWorker:
         ) as collective:
             yield collective
 
+    @contextlib.contextmanager
+    def _in_turn(self, attempt: Attempt, rank: int, collective: Collective) -> Iterator[None]:
+        """Keep the job's turn within the block, on a device that shares its host's cores."""
+        assert self._device is not None
+        if not self._device.spec.can("host_cores"):
+            yield
+            return
+        self._enter(attempt.attempt_id, "queued")
+        with turn(collective, rank, self.config.threads) as self._turn:
+            self._enter(attempt.attempt_id, "start")
+            yield
+
     def _enter(self, attempt_id: str, phase: Phase) -> None:
-        now = time.monotonic()
         if phase == "measure":
-            self._timed_from = now
+            self._timed_from, self._timed_until = processor_reading(), None
         elif self._timed_from is not None and self._timed_until is None:
-            self._timed_until = now
+            self._timed_until = processor_reading()
         # One assignment of a frozen value: safe to read from another thread.
         self._progress = Progress(
             worker_id=self.config.worker_id,
@@ -327,7 +349,13 @@ class CardWorker:
         """Start and end of the timed part; None where it did not end."""
         if self._timed_from is None or self._timed_until is None:
             return None
-        return self._timed_from, self._timed_until
+        return self._timed_from.at, self._timed_until.at
+
+    def _processor(self) -> ProcessorUse | None:
+        """What the process got of the processors in its timed part; None where it did not end."""
+        if self._timed_from is None or self._timed_until is None:
+            return None
+        return use_between(self._timed_from, self._timed_until)
 
     def _load_resident(self, key: str, loader: Callable[[], Any]) -> Any:
         assert self._device is not None

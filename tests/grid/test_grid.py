@@ -22,7 +22,8 @@ from orchestrator.grid.experiment import STRUCTURE
 from orchestrator.grid.fields import FIELD_NAMES, Fault, JobFields, Vocabulary
 from orchestrator.grid.reader import load_grid, parse_grid
 from workloads.api import MeasureSettings
-from workloads.registry import WORKLOADS, WorkloadEntry
+from workloads.registry import WORKLOADS
+from workloads.workloads.base import WorkloadSpec
 
 
 def points(body: str, *names: str) -> list[tuple[object, ...]]:
@@ -74,7 +75,7 @@ def test_stating_a_default_makes_no_other_job() -> None:
 
 def test_every_field_of_a_job_can_be_set() -> None:
     """JobFields and Job agree, so nothing of a job is out of a grid's reach."""
-    own = {"experiment", "parameters", "measure"}
+    own = {"experiment", "parameters", "measure", "replicate"}
     assert set(FIELD_NAMES) == {f.name for f in fields(Job)} - own
 
 
@@ -319,7 +320,7 @@ class TunedParameters(BaseModel, extra="forbid", strict=True):
         return self
 
 
-class TunedEntry(WorkloadEntry):
+class TunedEntry(WorkloadSpec):
     """A workload that runs with another engine, unless its grid says so."""
 
     default_engine = "tuner"

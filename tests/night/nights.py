@@ -104,16 +104,22 @@ class Night:
     def _jobs(self) -> Iterator[Job]:
         draw = Random(f"jobs {self.shape.seed}")
         widths = [width for width in (1, 1, 1, 1, 2, 4, 8) if width <= self.shape.cards]
+        last: Job | None = None
         for number in range(self.shape.jobs):
             if self.shape.crowded:
                 yield job_of(f"crowd {number}", cards=8 if number in (1, 2) else 1)
                 continue
-            yield job_of(
+            job = job_of(
                 f"{self.shape.seed}-{number}",
                 cards=draw.choice(widths),
                 model=f"m{draw.randrange(5)}",
                 isolation=draw.choice(["warm", "warm", "process"]),
             )
+            # In every third night the jobs come in pairs, of one cell's two replicates.
+            if last is not None and number % 2 and self.shape.seed % 3 == 0:
+                job = dataclasses.replace(last, replicate=2)
+            last = job
+            yield job
 
     def steady(self) -> float:
         """The clock of durations."""

@@ -29,8 +29,8 @@ from orchestrator.domain.events import (
 from orchestrator.domain.failure import FailureClass
 from orchestrator.domain.job import Accelerator, State
 from orchestrator.domain.topology import legal_card_sets
+from orchestrator.host.processors import usable_cores
 from orchestrator.on_ray import executor
-from orchestrator.on_ray.actors import physical_cores
 from orchestrator.worker.messages import Ended
 from orchestrator.worker.wire import unpickled
 
@@ -102,7 +102,7 @@ def test_what_distorts_measurements_is_undone(bench: Bench) -> None:
     (worker,) = bench.start(bench.node("gpu-1").cards[0])
     assert worker.info.niceness == os.getpriority(os.PRIO_PROCESS, 0)
     cards_on_host = 8 + 2 + 1
-    assert worker.info.threads == max(1, physical_cores() // cards_on_host)
+    assert worker.info.threads == max(1, len(usable_cores()) // cards_on_host)
     bench.stop(worker)
 
 

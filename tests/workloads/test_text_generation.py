@@ -19,8 +19,8 @@ from workloads import text_generation
 from workloads.api import MeasureSettings
 from workloads.engines.base import Generated
 from workloads.errors import BadConfiguration, DataMissing, Unsupported
-from workloads.parameters import TextGenerationParameters
 from workloads.text_generation import bring_to_length, count_output_tokens, share_of_rank
+from workloads.workloads.text_generation import TextGenerationParameters
 
 
 @pytest.fixture(scope="module")

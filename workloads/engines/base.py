@@ -9,7 +9,7 @@ is imported only in the process that runs it:
     train      run(request, context) -> Result              optimizer steps, timed one by one
     calibrate  run(request, context) -> Result              what a precision has to know beforehand
 
-A workload says which ability it needs (``registry.WorkloadEntry.ability``), and every engine that
+A workload says which ability it needs (``WorkloadSpec.ability``), and every engine that
 has it can run the workload. An ability is a name that both agree on, so packages may bring more.
 """
 

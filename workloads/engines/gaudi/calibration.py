@@ -11,7 +11,7 @@ from workloads.api import JobContext, Request, Result
 from workloads.data.catalog import find_dataset
 from workloads.engines.gaudi import generation, library, quantization
 from workloads.one_pass import encoded_prompts, generate_once
-from workloads.parameters import CalibrationParameters
+from workloads.workloads.fp8_calibration import CalibrationParameters
 
 
 def run(request: Request, context: JobContext) -> Result:
