@@ -31,6 +31,7 @@ NAMES = (
     "measuring",
     "orchestration",
     "grid",
+    "emulated",
 )
 RESULTS = ROOT / "benchmarks" / "results"
 

@@ -356,7 +356,7 @@ class Run:
         said = [f"<b>{escape(self.name)}</b>: {escape(self.summary.verdict)}"]
         for banner in self.summary.banners:
             said.append(f"{escape(banner.name)} in {banner.count:,} of {banner.of:,} rows")
-        best = {contest.fastest.job_id for contest in self.summary.contests}
+        best = {contest.winner.job_id for contest in self.summary.contests if contest.winner}
         rows = []
         for row in self.rows[:MOST_ROWS_SHOWN]:
             metrics = row.metrics

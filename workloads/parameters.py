@@ -6,8 +6,36 @@ from them. Unknown names are refused. This module imports neither torch nor Ray.
 
 from __future__ import annotations
 
-from workloads.settings import Settings
+from workloads.data.catalog import Reading
+from workloads.settings import Settings, setting
 
 
 class WorkloadParameters(Settings):
     """Base of the parameters of all workloads (``workloads/settings.py``)."""
+
+
+class DatasetParameters(WorkloadParameters):
+    """Parameters of workloads that read a dataset: how it is read."""
+
+    columns: str = setting(
+        "",
+        role="work",
+        description="Which columns of the dataset are what, where their names are not among those "
+        "that are known: `prompt=question, completion=reply`. Left out, the first example tells.",
+    )
+    split: str = setting(
+        "train",
+        role="work",
+        min_length=1,
+        description="Split of a dataset of the Hugging Face hub, or a part of one: `train[:1000]`.",
+    )
+    revision: str = setting(
+        "",
+        role="work",
+        description="Branch, tag or commit of a dataset of the Hugging Face hub. Left out: the "
+        "newest.",
+    )
+
+    def reading(self) -> Reading:
+        """Return the way in which the dataset of a job is read."""
+        return Reading(columns=self.columns, split=self.split, revision=self.revision)

@@ -8,13 +8,16 @@ from __future__ import annotations
 import difflib
 import importlib
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from functools import cache, partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, cast
 
+from workloads.data.rules import dataset_refusals
 from workloads.engines import engine_refusals
 from workloads.errors import BadConfiguration
-from workloads.metrics import Metric, Throughput, by_name
+from workloads.metrics import METRICS, Metric, Throughput, by_name, with_others
 from workloads.models.catalog import ModelEntry, checkpoint_kind
+from workloads.parameters import DatasetParameters
 from workloads.refusal import Asked, Refusal
 from workloads.settings import Declaration
 from workloads.tasks import TASKS, task_of
@@ -50,6 +53,8 @@ def refusals(spec: WorkloadSpec, asked: Asked) -> tuple[Refusal, ...]:
         found += engine_refusals(asked, spec.ability)
     if spec.tasks:
         found += _model_refusals(spec, asked)
+    if issubclass(spec.parameters, DatasetParameters):
+        found += dataset_refusals(asked)
     if spec.refuse is not None:
         found += spec.refuse(asked)
     return tuple(found)
@@ -101,12 +106,18 @@ def task_for(workload: str, model: ModelEntry) -> TaskSpec:
 
 
 def metrics_of(workload: str) -> Mapping[str, Metric]:
-    """The declarations of all figures that rows of a workload may report, by name; empty for a
+    """The declarations of all figures that rows of a workload may have, by name; empty for a
     workload that is not installed."""
     entry = WORKLOADS.get(workload)
-    if entry is None:
-        return {}
-    return by_name((*entry.metrics, *(m for name in entry.tasks for m in TASKS[name].metrics)))
+    return {} if entry is None else _metrics_of(workload, entry.tasks, entry.metrics)
+
+
+@cache
+def _metrics_of(
+    workload: str, tasks: tuple[str, ...], own: tuple[Metric, ...]
+) -> Mapping[str, Metric]:
+    declared = by_name((*own, *(metric for name in tasks for metric in TASKS[name].metrics)))
+    return MappingProxyType(with_others(declared, METRICS.values(), {workload, *tasks}))
 
 
 def throughput_of(workload: str) -> Throughput | None:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orchestrator.commands.options import add_deadline_arguments, ends_at
+from orchestrator.commands.options import add_deadline_arguments, add_set_argument, ends_at
 from orchestrator.host import output
 from orchestrator.results.directory import default_results_dir
 
@@ -56,6 +56,7 @@ def add_grid_arguments(parser: argparse.ArgumentParser, *, optional: bool = Fals
     parser.add_argument(
         "--force", action="store_true", help="run all jobs, measured already or not"
     )
+    add_set_argument(parser)
 
 
 EPILOG = """\
@@ -89,6 +90,7 @@ def plan_of(args: argparse.Namespace) -> Plan:
     options = RunOptions(
         results=args.results,
         name=args.run_name,
+        overrides=tuple(args.overrides),
         emulate=args.emulate,
         retry_failed=args.retry_failed,
         force=args.force,

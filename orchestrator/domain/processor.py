@@ -36,7 +36,7 @@ class ThreadTime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessorReading:
-    """What the kernel says of a process at one moment; None: it does not say."""
+    """Counts of the kernel for a process at one moment; None: it does not count."""
 
     at: float  # on a monotonic clock
     ran_s: float  # CPU time of all threads, those that have ended included
@@ -46,7 +46,7 @@ class ProcessorReading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessorUse:
-    """Use of the processors between two readings. None: the kernel does not say."""
+    """Use of the processors between two readings. None: the kernel does not count."""
 
     cores: float  # CPU seconds of the process per second
     wait_share: float | None  # of that time, in which threads that compute were kept waiting
@@ -55,7 +55,7 @@ class ProcessorUse:
 
 
 def use_between(before: ProcessorReading, after: ProcessorReading) -> ProcessorUse | None:
-    """What happened between two readings of one process; None where no time passed.
+    """Use between two readings of one process; None where no time passed.
 
     A thread that waits while it could run holds up those that wait for it, so the waiting of all
     threads that compute is added up.

@@ -9,8 +9,9 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-_SIBLINGS = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
-_GROUPS = Path("/sys/fs/cgroup")
+SIBLINGS = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
+GROUPS = Path("/sys/fs/cgroup")
+_OLD_QUOTA, _OLD_PERIOD = "cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"
 
 
 def usable_cores() -> tuple[int, ...]:
@@ -29,25 +30,24 @@ def usable_cores() -> tuple[int, ...]:
 def _siblings(number: int) -> str:
     """The hardware threads of a core as the kernel lists them; alone where it does not."""
     try:
-        return Path(_SIBLINGS.format(number)).read_text().strip() or str(number)
+        return Path(SIBLINGS.format(number)).read_text().strip() or str(number)
     except OSError:
         return str(number)
 
 
 def _quotas() -> Iterator[float]:
-    """Processors that this process's control groups may keep busy, of those that have a limit."""
-    own = {"cpu": "", "": ""}
+    """Processors that this process's control groups may keep busy, of those that have a limit. In a
+    container the root of their file system is its own group."""
+    own = ""
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/cgroup").read_text().splitlines():
-            _, controllers, path = line.split(":", 2)
-            for controller in controllers.split(","):
-                own[controller] = path.strip("/")
-    for directory in {_GROUPS, _GROUPS / own[""]}:
+            if line.startswith("0::/"):
+                own = line[4:]
+    for directory in {GROUPS, GROUPS / own}:
         with contextlib.suppress(OSError, ValueError, ZeroDivisionError):
             most, period = (directory / "cpu.max").read_text().split()
             yield float(most) / float(period)  # "max" is no number: no limit
-    for directory in {_GROUPS / "cpu", _GROUPS / "cpu" / own["cpu"]}:
-        with contextlib.suppress(OSError, ValueError, ZeroDivisionError):
-            most = (directory / "cpu.cfs_quota_us").read_text()
-            if float(most) > 0:
-                yield float(most) / float((directory / "cpu.cfs_period_us").read_text())
+    with contextlib.suppress(OSError, ValueError, ZeroDivisionError):  # of the older kind
+        quota = float((GROUPS / _OLD_QUOTA).read_text())
+        if quota > 0:
+            yield quota / float((GROUPS / _OLD_PERIOD).read_text())

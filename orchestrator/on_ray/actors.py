@@ -119,7 +119,7 @@ class NodeAgent:
             log_dir=str(logs),
             scratch=str(session_logs.parent),
             cards=cards,
-            idle_memory_bytes=_idle_memory_bytes(accelerator, cards),
+            idle_memory_bytes=idle_memory_of(accelerator, cards),
         )
 
     def watch_cards(self, device: str) -> None:
@@ -205,7 +205,7 @@ def _cards_held(kind: Accelerator) -> tuple[str, ...]:
     return tuple(map(str, held.get(kind.spec.ray_resource, ())))
 
 
-def _idle_memory_bytes(kind: Accelerator, cards: Sequence[str]) -> dict[int, int]:
+def idle_memory_of(kind: Accelerator, cards: Sequence[str]) -> dict[int, int]:
     """Memory in use on each of these cards that is idle now, as far as it can be found out."""
     device = device_class(kind.device)
     found = {}

@@ -45,7 +45,7 @@ PRELOAD = (
     "orchestrator.worker.card_worker",
 )
 _CLAIM_PATIENCE_S = 60.0
-_RETRY_S = 5.0
+RETRY_S = 5.0
 _LOOK_S = 0.1  # that the loop waits for an answer which mostly takes a few milliseconds
 _CLOSE_S = 15.0
 #: Time that the control store may be silent while no node is ours. Nodes that Ray ends for want of
@@ -120,7 +120,7 @@ class Claims:
         self._log_dir = log_dir
         self._preload = preload
         self._clock = clock
-        self._claims: dict[str, Claim] = {}  # by node id
+        self.by_node: dict[str, Claim] = {}  # by node id
         self._retry_at: dict[str, float] = {}
         self._next_poll = 0.0
         self._empty_since = clock()
@@ -131,12 +131,12 @@ class Claims:
 
     def of(self, node_id: str) -> Claim | None:
         """The claim on a node that has joined and not left."""
-        claim = self._claims.get(node_id)
+        claim = self.by_node.get(node_id)
         return claim if claim is not None and claim.joined else None
 
     def joined(self) -> list[Claim]:
         """The claims on all nodes that have joined and not left."""
-        return [claim for claim in self._claims.values() if claim.joined]
+        return [claim for claim in self.by_node.values() if claim.joined]
 
     def poll(self) -> None:
         """Compare Ray's list of nodes with ours, at most once a second.
@@ -162,15 +162,15 @@ class Claims:
         """End every worker on every node and give the cards back."""
         import ray
 
-        there = [claim for claim in self._claims.values() if claim.found is not None]
+        there = [claim for claim in self.by_node.values() if claim.found is not None]
         closing = [claim.agent.close.remote() for claim in there]
         with contextlib.suppress(Exception):
             ray.wait(closing, num_returns=len(closing), timeout=_CLOSE_S) if closing else None
-        for claim in self._claims.values():
+        for claim in self.by_node.values():
             if claim.opened_channel is not None:
                 claim.opened_channel.close()
             self._release(claim)
-        self._claims.clear()
+        self.by_node.clear()
         self._store.close(0.0 if self._store.silent_s else _CLOSE_S)
 
     # ------------------------------------------------------------ what the control store says
@@ -184,7 +184,7 @@ class Claims:
             return
         now = self._clock()
         ray_nodes: Mapping[str, RayNode] = value
-        for node_id, claim in list(self._claims.items()):
+        for node_id, claim in list(self.by_node.items()):
             if node_id not in ray_nodes:
                 self.lose(claim, node_lost("Ray declared it dead"))
             elif not claim.joined and now - claim.since > _CLAIM_PATIENCE_S:
@@ -202,12 +202,12 @@ class Claims:
             if self._accelerators is None or node.accelerator in self._accelerators
         ]
         for node in wanted:
-            if node.node_id not in self._claims and self._retry_at.get(node.node_id, 0) <= now:
+            if node.node_id not in self.by_node and self._retry_at.get(node.node_id, 0) <= now:
                 cards_here = _cards_on_host(ray_nodes[node.node_id], wanted, ray_nodes)
                 self._claim(node, ray_nodes[node.node_id], cards_here)
         if self.joined():
             self._empty_since = now
-        elif now - self._empty_since > _CLAIM_PATIENCE_S + _RETRY_S:
+        elif now - self._empty_since > _CLAIM_PATIENCE_S + RETRY_S:
             kinds = "/".join(sorted(self._accelerators or Accelerator))
             why = self._trouble or f"the cluster has no node with {kinds}"
             raise ClusterError(f"no card could be had for {_CLAIM_PATIENCE_S:.0f} s: {why}")
@@ -220,12 +220,12 @@ class Claims:
         silent_s = self._store.silent_s
         if not silent_s:
             return
-        patience_s = _RETRY_S if self._store.replaced else SILENCE_PATIENCE_S
+        patience_s = RETRY_S if self._store.replaced else SILENCE_PATIENCE_S
         gone = silent_s > patience_s or self._bereft_s(now, silent_s) > BEREFT_PATIENCE_S
         if gone and not self.joined():
             raise ControlStoreLost(f"{self._store.trouble}, and no node of the cluster is left")
         self._empty_since = now
-        for claim in self._claims.values():
+        for claim in self.by_node.values():
             if not claim.joined:
                 claim.since = now
 
@@ -238,7 +238,7 @@ class Claims:
     def _claim(self, node: Node, ray_node: RayNode, cards_on_host: int) -> None:
         """Ask for the node's free cards and start its agent; the answers come as calls end."""
         claim = Claim(node=node, ray_node=ray_node, since=self._clock())
-        self._claims[node.node_id] = claim
+        self.by_node[node.node_id] = claim
         serve = (
             str(ray_node["NodeManagerAddress"]),
             node.accelerator.value,
@@ -253,15 +253,15 @@ class Claims:
     def _opened(self, claim: Claim, value: Any) -> None:
         """Ray knows of the claim: wait for its agent."""
         node = claim.node
-        current = self._claims.get(node.node_id) is claim
+        current = self.by_node.get(node.node_id) is claim
         if isinstance(value, BaseException):
             if current:
                 self._failed(claim, "its cards cannot be claimed", value)
         elif value is None:
             if current:
-                del self._claims[node.node_id]
+                del self.by_node[node.node_id]
                 self._trouble = f"{node.name} has no free {node.accelerator} card"
-                self._retry_at[node.node_id] = self._clock() + _RETRY_S
+                self._retry_at[node.node_id] = self._clock() + RETRY_S
         else:
             claim.opened = value
             if current:
@@ -272,7 +272,7 @@ class Claims:
     def _facts_came(self, claim: Claim, value: Any) -> None:
         """The agent has our cards and is at work: count the node as joined."""
         node = claim.node
-        if self._claims.get(node.node_id) is not claim:
+        if self.by_node.get(node.node_id) is not claim:
             return
         if isinstance(value, Exception):
             self._failed(claim, "the agent cannot start", value)
@@ -316,10 +316,10 @@ class Claims:
     def lose(self, claim: Claim, failure: Failure) -> None:
         """Forget a claim and end its agent, and with it every worker there; a node that is still
         there is claimed again after a while."""
-        if self._claims.get(claim.node.node_id) is not claim:
+        if self.by_node.get(claim.node.node_id) is not claim:
             return
-        del self._claims[claim.node.node_id]
-        self._retry_at[claim.node.node_id] = self._clock() + _RETRY_S
+        del self.by_node[claim.node.node_id]
+        self._retry_at[claim.node.node_id] = self._clock() + RETRY_S
         if claim.opened_channel is not None:
             claim.opened_channel.close()
             self._left(claim, self._with_silence(failure))

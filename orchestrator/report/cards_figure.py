@@ -40,7 +40,7 @@ def cards_figure(timeline: Timeline, title: str) -> str:
         wide = max(0.7, (span.end - span.start) * scale - 0.6)
         state = str(span.row.state)
         states[state] = None
-        probe = span.row.purpose == "probe"
+        probe = span.row.purpose != "measure"
         faint = ' opacity="0.5"' if probe else ""
         rects.append(
             f'<rect class="s-{state.lower()}" x="{x:.1f}" y="{high * number + 1}" '

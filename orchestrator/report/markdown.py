@@ -69,8 +69,7 @@ def _contests(summary: Summary) -> str:
                 markdown(contest.setting.where + (f" · {about}" if about else "")),
                 markdown(summary.chosen(contest.fastest)),
                 markdown(cells.throughput(contest.fastest)),
-                markdown(units.listed([summary.chosen(row) for row in contest.tied]))
-                or units.MISSING,
+                markdown(cells.standing(contest, summary.chosen)),
                 markdown(_latency(summary, contest.quickest)),
                 markdown(_memory(summary, contest.leanest)),
                 markdown(_energy(summary, contest.thriftiest)),
@@ -80,9 +79,9 @@ def _contests(summary: Summary) -> str:
     head = (
         "model",
         "device",
-        "best setting",
+        "fastest setting",
         "throughput",
-        "tied with",
+        "verdict",
         "lowest latency of a prompt (p50)",
         "smallest peak memory",
         "most work per joule",
@@ -133,7 +132,7 @@ def _legend(summary: Summary) -> str:
         if str(state) != "SUCCEEDED"
     ]
     flagged = ["!: flagged, ranks nowhere"] if summary.raised else []
-    words = ["**bold**: best", "\\~: tied with the best", *flagged, *told]
+    words = ["**bold**: best", "\\~: tied for the best", "( ): no complete repeat", *flagged, *told]
     return "; ".join(words) + "." if summary.tables else ""
 
 

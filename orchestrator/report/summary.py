@@ -85,10 +85,10 @@ class Table:
     about: Mapping[str, str]  # what tells it from the other tables, besides model and device
     unit: str  # of the throughput; "" when nothing succeeded
     precisions: tuple[str, ...]  # rows, wide to narrow
-    batch_sizes: tuple[str, ...]  # columns: "1", "2", …, "max"
+    batch_sizes: tuple[str, ...]  # columns: "1", "2", …, "best", "max"
     cells: Mapping[tuple[str, str], Measurement]  # by (precision, batch size)
-    best: str | None  # job id of the highest throughput
-    tied: frozenset[str]  # job ids whose interval overlaps the best's
+    best: str | None  # job id of the clear winner
+    tied: frozenset[str]  # job ids that share the first place, since their intervals overlap
     flagged: frozenset[str] = frozenset()  # job ids of rows that rank nowhere
     top: float = 0.0  # highest throughput of its cells, those that are flagged left out
 
@@ -234,7 +234,7 @@ def summarize(
 
 
 def batch_column(row: Measurement) -> str:
-    """The column of a row: the batch size the grid asked for, which may be ``max``."""
+    """The column of a row: the batch size the grid asked for, which may be a search."""
     return row.batch_size_requested
 
 
@@ -269,12 +269,12 @@ def _table(
         precisions=tuple(sorted({row.precision for row in rows}, key=precision_rank)),
         batch_sizes=tuple(sorted({batch_column(row) for row in rows}, key=_batch_rank)),
         cells=cells,
-        best=contest.fastest.job_id if contest else None,
-        tied=frozenset(row.job_id for row in contest.tied) if contest else frozenset(),
+        best=contest.winner.job_id if contest and contest.winner else None,
+        tied=frozenset(row.job_id for row in contest.first) if contest else frozenset(),
         flagged=frozenset({row.job_id for row in rows} - {row.job_id for row in fit}),
         top=max((row.metrics.throughput or 0.0 for row in fit), default=0.0),
     )
 
 
-def _batch_rank(column: str) -> tuple[int, int]:
-    return (0, int(column)) if column.isdecimal() else (1, 0)
+def _batch_rank(column: str) -> tuple[int, int, str]:
+    return (0, int(column), "") if column.isdecimal() else (1, 0, column)

@@ -22,16 +22,24 @@ from orchestrator.domain.job import Accelerator, State
 from orchestrator.domain.measurement import Measurement, Metrics
 from orchestrator.domain.topology import Node
 from orchestrator.results.schema import SCHEMA_VERSION
+from orchestrator.results.timed import complete_repeats, derived_figures
 from workloads import registry
 from workloads.api import Item, Result, Sample
 from workloads.confidence import mean_interval, percentile, ratio_interval
-from workloads.metrics import SAMPLES, TOKENS, Metric, Throughput, of_ranks
+from workloads.metrics import SAMPLES, TOKENS, Throughput, of_ranks
+from workloads.steadiness import Step, drift
 
 #: Figures that a rank reports once, and of which a gang's largest counts.
 _LARGEST = (
     "load_s",
     "compile_s",
     "warmup_s",
+    "warmup_steps",
+    "shapes",
+    "shapes_unmet",
+    "timed_parts",
+    "timed_compilations",
+    "timed_cpu_fallbacks",
     "weight_bytes",
     "parameter_count",
     "trainable_parameter_count",
@@ -89,7 +97,7 @@ def metrics_of(
     timed = [(rank, sample) for rank, sample in samples if not sample.warmup]
     if not timed:
         return _NOTHING
-    complete = _complete(timed)
+    complete = complete_repeats(timed)
     counted = [pair for repeat in complete.values() for pair in repeat] or timed
     totals = [_totals(repeat) for repeat in complete.values()] or [_totals(timed)]
     totals = [total for total in totals if total.wall_s > 0]
@@ -135,21 +143,15 @@ def metrics_of(
         cpu_s=math.fsum(sample.cpu_s for _, sample in timed),
         loss_first=losses[0] if losses else None,
         loss_last=losses[-1] if losses else None,
+        drift=drift([_step(repeat) for repeat in complete.values()]),
     )
 
 
-def _complete(timed: Iterable[tuple[int, Sample]]) -> dict[int, list[tuple[int, Sample]]]:
-    """The samples of each repeat that every rank finished, by repeat."""
-    ranks: set[int] = set()
-    repeats: dict[int, list[tuple[int, Sample]]] = {}
-    for rank, sample in timed:
-        ranks.add(rank)
-        repeats.setdefault(sample.repeat, []).append((rank, sample))
-    return {
-        number: pairs
-        for number, pairs in sorted(repeats.items())
-        if all(sample.complete for _, sample in pairs) and {rank for rank, _ in pairs} == ranks
-    }
+def _step(repeat: Sequence[tuple[int, Sample]]) -> Step:
+    """A repeat of all ranks as one step of a series."""
+    total = _totals(repeat)
+    tokens = sum(sample.computed_tokens for _, sample in repeat)
+    return Step((tokens, total.items), total.wall_s, tokens or total.items)
 
 
 def _totals(pairs: Iterable[tuple[int, Sample]]) -> _Totals:
@@ -216,7 +218,10 @@ def measurement_of(
     items = tuple((r.rank, i) for r in ranks if r.result for i in r.result.items)
     whole = bool(results) and len(results) == len(ranks)
     metrics = _NOTHING
+    declared = registry.metrics_of(job.workload)
+    figures = of_ranks(declared, [result.metrics for result in results])
     if whole:
+        figures = derived_figures(declared, samples, items) | figures
         metrics = metrics_of(
             samples,
             items,
@@ -264,7 +269,8 @@ def measurement_of(
         **_with_what(ranks, provenance),
         **_processors(ranks),
         metrics=metrics,
-        **_with_ranks(_numbers(results, registry.metrics_of(job.workload)), record, ranks),
+        **_with_ranks(_numbers(results), record, ranks),
+        workload_metrics=figures,
         samples=samples,
         items=items,
     )
@@ -322,7 +328,7 @@ def _energy(ranks: Sequence[RankOutcome]) -> dict[str, Any]:
 
 
 def _processors(ranks: Sequence[RankOutcome]) -> dict[str, Any]:
-    """What the worst rank got of its host's processors; null where that of one is not known."""
+    """Processor time of the worst rank; null where that of one is not known."""
     uses = [rank.processor for rank in ranks if rank.processor is not None]
     turns = [rank.turn for rank in ranks if rank.turn is not None]
     found: dict[str, Any] = {}
@@ -367,9 +373,9 @@ def _with_ranks(
     return numbers | {"details": {**numbers.get("details", {}), "ranks": "; ".join(ends)}}
 
 
-def _numbers(results: Sequence[Result], declared: Mapping[str, Metric]) -> dict[str, Any]:
+def _numbers(results: Sequence[Result]) -> dict[str, Any]:
     """Numbers that a rank reports once. For a gang the largest, since the slowest rank and the
-    fullest card are its limit; figures of the workload as each declares."""
+    fullest card are its limit."""
     if not results:
         return {}
     first = results[0]
@@ -378,10 +384,10 @@ def _numbers(results: Sequence[Result], declared: Mapping[str, Metric]) -> dict[
         values = tuple(map(_most, zip(*map(_largest, results), strict=True)))
     return dict(zip(_LARGEST, values, strict=True)) | {
         "stop_reason": first.stop_reason,
+        "warmup_end": first.warmup_end,
         "random_weights": any(result.random_weights for result in results),
         "synthetic_data": any(result.synthetic_data for result in results),
         "precision_detail": first.precision_detail or None,
-        "workload_metrics": of_ranks(declared, [result.metrics for result in results]),
         "details": dict(first.details),
     }
 

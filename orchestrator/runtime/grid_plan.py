@@ -88,7 +88,7 @@ def grid_of(
         return source
     known = assumed or options.emulate
     nodes_for = partial(planned_nodes, emulate=options.emulate) if known else None
-    return load_grid(Path(source), nodes_for=nodes_for)
+    return load_grid(Path(source), nodes_for=nodes_for, overrides=options.overrides)
 
 
 def plan_run(options: RunOptions, grid: Grid, session: Session, store: Store) -> Plan:

@@ -25,6 +25,7 @@ class RunOptions:
 
     results: Path = field(default_factory=default_results_dir)
     name: str | None = None  # of the run; None: the grid's
+    overrides: tuple[str, ...] = ()  # PATH=VALUE each, set in the grid's file
     emulate: str | None = None  # e.g. "2x8"; None: the Ray cluster, unless ``in_process``
     address: str | None = None  # of the Ray cluster; None: RAY_ADDRESS
     in_process: bool = False

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 Say = Callable[[str], None]
 
 #: Time that nodes may take to join a restarted head.
-_NODES_PATIENCE_S = 180.0
+NODES_PATIENCE_S = 180.0
 _ANSWERED = {State.SUCCEEDED, State.OUT_OF_MEMORY, State.PRUNED, State.UNSUPPORTED}
 
 
@@ -85,16 +85,16 @@ def run_grid(
     store.adopt(*options.adopt)
     store.refuse_if_held()  # before the cluster is asked, which may be away
     with remote_code.permitted(options.remote_code), _session(options, grid) as session:
-        session = _with_its_nodes(options, session, say)
+        session = with_its_nodes(options, session, say)
         _tell(options, address=session.address, cards=cards_by_kind(session.nodes))
         plan_run(options, grid, session, store)  # refused here, nothing is created
-        with store, _owner(store).marks_this_process():
+        with store, owner_of(store).marks_this_process():
             _tell(options, drives=True)
             # Once more under the lock: another driver may just have finished the same run.
             plan = plan_run(options, grid, session, store)
             deadline = _deadline(options, plan)
             _announce(session, plan, store, deadline, say)
-            _clear_up(store, say)
+            clear_up(store, say)
             store.write_file(paths.GRID, grid.text)
             store.write_file(paths.OPTIONS, cards_asked_for(options))
             result = _drive(options, session, plan, store, deadline, say)
@@ -181,7 +181,7 @@ def cards_by_kind(nodes: Sequence[Node]) -> dict[str, int]:
     return found
 
 
-def _with_its_nodes(options: RunOptions, session: Session, say: Say) -> Session:
+def with_its_nodes(options: RunOptions, session: Session, say: Say) -> Session:
     """The session with the nodes that the cluster had before its head died: they come back one
     after the other, and a plan for those that happen to be there would give up jobs for good.
 
@@ -191,7 +191,7 @@ def _with_its_nodes(options: RunOptions, session: Session, say: Say) -> Session:
     charge = options.charge
     if charge is None or not charge.again or session.look is None:
         return session
-    deadline, told = time.monotonic() + _NODES_PATIENCE_S, False
+    deadline, told = time.monotonic() + NODES_PATIENCE_S, False
     while True:
         there = cards_by_kind(session.nodes)
         missing = {k: n - there.get(k, 0) for k, n in charge.cards.items() if n > there.get(k, 0)}
@@ -234,13 +234,14 @@ def _announce(
     say(f"rows: {store.tables_path.resolve()}{passing}")
 
 
-def _owner(store: Store) -> Owner:
+def owner_of(store: Store) -> Owner:
+    """The owner of what drivers of this run leave on a host."""
     from orchestrator.worker.leftovers import Owner
 
     return Owner(run_id=store.run_id, invocation_id=uuid.uuid4().hex[:12])
 
 
-def _clear_up(store: Store, say: Say) -> None:
+def clear_up(store: Store, say: Say) -> None:
     """End what earlier drivers of the run left on this host, and say what became of it. The
     agents do the same on their nodes, before these join (``on_ray/actors.py``).
 

@@ -36,6 +36,7 @@ from orchestrator.domain.topology import Card, Node
 from orchestrator.scheduling.estimate import Estimate
 from orchestrator.scheduling.invariants import Invariants, InvariantViolated
 from orchestrator.scheduling.schedule import Schedule
+from orchestrator.scheduling.virtual_results import simulated_result
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,13 +134,13 @@ class VirtualCluster:
         while self.queue:
             at, _, event = heappop(self.queue)
             self.now = max(self.now, at)
-            for happened in self._happens(event):
+            for happened in self.happens(event):
                 self.events += 1
                 self.invariants.observe(happened)
                 commands = self.schedule.handle(happened)
                 self.invariants.check(commands)
                 for command in commands:
-                    self._perform(command)
+                    self.perform(command)
                 if self.schedule.finished:
                     return
             if limit is not None and self.events > limit:
@@ -148,7 +149,7 @@ class VirtualCluster:
 
     # ------------------------------------------------------------ events
 
-    def _happens(self, event: Event) -> list[Event]:
+    def happens(self, event: Event) -> list[Event]:
         """Return the events that the schedule sees of a queued one; none if the process it is about
         is gone."""
         if isinstance(event, Tick) and self._losses and self._losses[0] <= event.at:
@@ -219,12 +220,13 @@ class VirtualCluster:
 
     # ------------------------------------------------------------ commands
 
-    def _perform(self, command: Command) -> None:
+    def perform(self, command: Command) -> None:
+        """Carry out a command: what comes of it is queued."""
         self.commands += 1
         if isinstance(command, RunAttempt):
             self._run(command)
         elif isinstance(command, StartWorker):
-            self._start(command)
+            self.start(command)
         elif isinstance(command, StopWorker):
             self._stop(command)
         elif isinstance(command, Wake):
@@ -233,7 +235,8 @@ class VirtualCluster:
             self.last_row = self.now
             self.other_rows += not command.final
 
-    def _start(self, command: StartWorker) -> None:
+    def start(self, command: StartWorker) -> None:
+        """Start a worker process, which comes up later, or does not."""
         self.workers += 1
         process = _Process(command.worker_id, command.card, self.now)
         self.processes[command.worker_id] = process
@@ -247,7 +250,7 @@ class VirtualCluster:
             at = self.now + self.settings.watchdog_s
             event = WorkerOverdue(at=at, worker_id=command.worker_id, reason="did not come up")
         else:
-            info = _INFO
+            info = WORKER_INFO
             event = WorkerReady(at=at, worker_id=command.worker_id, info=info)
         self.later(at, event)
 
@@ -279,7 +282,7 @@ class VirtualCluster:
         lasts = estimate.run_s * self._scatter()
         if any(p is not None and p.key != attempt.job.residency_key for p in processes):
             lasts += estimate.load_s * self._scatter()
-        if attempt.purpose == "probe":
+        if attempt.purpose != "measure":
             lasts /= 4
         for process in processes:
             if process is not None:
@@ -293,6 +296,13 @@ class VirtualCluster:
         )
         if state is State.SUCCEEDED and attempt.purpose == "measure":
             self.ran[attempt.job_id] = lasts
+        elif state is State.SUCCEEDED:
+            result = simulated_result(
+                attempt.job, self.settings.faults.fits_up_to, self.settings.noise / 10, self.random
+            )
+            outcome = replace(
+                outcome, ranks=tuple(replace(each, result=result) for each in outcome.ranks)
+            )
         self.later(at, AttemptEnded(at=at, outcome=outcome))
 
     def _fate(self, command: RunAttempt) -> tuple[State, Failure | None, float]:
@@ -356,7 +366,7 @@ def _outcome(
     )
 
 
-_INFO = WorkerInfo(
+WORKER_INFO = WorkerInfo(
     worker_id="simulated",
     node_name="simulated",
     pid=0,

@@ -53,6 +53,7 @@ _COLUMNS = (
     "model",
     "precision",
     "batch_size",
+    "batch_size_requested",
     "accelerator",
     "cards",
     "nodes",
@@ -223,7 +224,7 @@ def _row_values(row: Row) -> dict[str, Any]:
         figure = f"{number(row['throughput'])} {row['throughput_unit']}"
         if row["relative_half_width"] is not None:
             figure += f" ±{100 * row['relative_half_width']:.1f}%"
-    batch = "max" if row["batch_size"] is None else row["batch_size"]
+    batch = row["batch_size_requested"] if row["batch_size"] is None else row["batch_size"]
     words = [row["model"], row["workload"], row["precision"], f"b={batch}"]
     words += [f"×{row['cards']}"] if row["cards"] > 1 else []
     return {

@@ -79,7 +79,7 @@ class CardWorker:
 
     def __init__(self, config: WorkerConfig) -> None:
         self.config = config
-        self._device: Device | None = None
+        self.device: Device | None = None
         self._info: WorkerInfo | None = None
         self._clean_state: ProcessState | None = None
         self._limit: MemoryLimit | None = None
@@ -89,6 +89,7 @@ class CardWorker:
         self._timed_from: ProcessorReading | None = None
         self._timed_until: ProcessorReading | None = None
         self._turn: Turn | None = None
+        self._cores = usable_cores()
         self._jobs_before = 0
 
     def start(self) -> WorkerInfo:
@@ -103,8 +104,8 @@ class CardWorker:
         self._verify_environment()
         from workloads.devices import device_for
 
-        self._device = device_for(self.config.device)
-        self._wait_until_free(self._device)
+        self.device = device_for(self.config.device)
+        self.wait_until_free(self.device)
         import torch
         import transformers  # noqa: F401 - paid for here, not in the first job
 
@@ -112,9 +113,9 @@ class CardWorker:
         from workloads.isolation import ProcessState
 
         torch.set_num_threads(self.config.threads)
-        device_name = self._acquire(self._device)
-        self._verify_card(self._device)
-        self._preflight(self._device)
+        device_name = self.acquire(self.device)
+        self._verify_card(self.device)
+        self._preflight(self.device)
         _warm_thread_pools()
         self._clean_state = ProcessState.now()
         if self.config.emulated and self.config.memory_bytes is not None:
@@ -124,12 +125,12 @@ class CardWorker:
             node_name=self.config.node_name,
             pid=os.getpid(),
             device_name=device_name,
-            driver_version=self._device.driver_version(),
+            driver_version=self.device.driver_version(),
             emulated=self.config.emulated,
             visible_cards=os.environ.get(self.config.card.accelerator.spec.visible_variable, ""),
             threads=torch.get_num_threads(),
             niceness=os.getpriority(os.PRIO_PROCESS, 0),
-            cores=len(usable_cores()),
+            cores=len(self._cores),
             versions=versions(),
         )
         return self._info
@@ -151,7 +152,7 @@ class CardWorker:
         self._resident.was_used = False
         result, failure = None, None
         try:
-            if self._device is None:
+            if self.device is None:
                 raise BadConfiguration(f"worker {self.config.worker_id} was not started")
             result = self._run(attempt, rank, rendezvous)
         except (Exception, SystemExit) as error:
@@ -188,7 +189,7 @@ class CardWorker:
 
     # ------------------------------------------------------------ parts of a start
 
-    def _wait_until_free(self, device: Device) -> None:
+    def wait_until_free(self, device: Device) -> None:
         """Wait until the last process has left the card and its memory is free.
 
         Raises:
@@ -201,7 +202,7 @@ class CardWorker:
                 raise CardNotAcquired(f"{card} is not free {waiting.told(now)}: {reason}")
             time.sleep(_FREE_POLL_S)
 
-    def _acquire(self, device: Device) -> str:
+    def acquire(self, device: Device) -> str:
         """Put something on the card, so that one which is not there, or not ours, shows now and
         not in the first job; the card's product name."""
         import torch
@@ -253,7 +254,7 @@ class CardWorker:
     # ------------------------------------------------------------ parts of a run
 
     def _run(self, attempt: Attempt, rank: int, rendezvous: Rendezvous | None) -> Result:
-        assert self._device is not None and self._clean_state is not None
+        assert self.device is not None and self._clean_state is not None
         self._enter(attempt.attempt_id, "start")
         if attempt.job.process_kind != self.config.kind:
             raise BadConfiguration(
@@ -262,9 +263,9 @@ class CardWorker:
                 "--emulate, where each kind gets a process of its own"
             )
         self._clean_state.restore()
-        self._device.seed(SEED)
+        self.device.seed(SEED)
         self._resident.clean()
-        settings = self._device.configure()
+        settings = self.device.configure()
         request = request_of(attempt)
         with (
             self._collective(attempt, rank, rendezvous) as collective,
@@ -274,7 +275,7 @@ class CardWorker:
 
             workload = registry.load(attempt.job.workload)
             context = JobContext(
-                device=self._device,
+                device=self.device,
                 rank=rank,
                 world_size=len(attempt.cards),
                 collective=collective,
@@ -290,12 +291,23 @@ class CardWorker:
                 f"workload {attempt.job.workload} gave back {type(result).__name__}, not a Result"
             )
         self._enter(attempt.attempt_id, "finish")
-        details = {**settings, **self._device.memory_details(), **result.details}
+        details = {
+            **settings,
+            **self.device.memory_details(),
+            **self._memory_limit(),
+            **result.details,
+        }
         return dataclasses.replace(
             result,
             metrics={str(name): float(value) for name, value in result.metrics.items()},
             details={name: redact(text, os.environ) for name, text in details.items()},
         )
+
+    def _memory_limit(self) -> dict[str, str]:
+        """The memory of the card, or the limit of an emulated one, for the row."""
+        assert self.device is not None
+        limit = self._limit.memory_bytes if self._limit else self.device.memory_limit_bytes()
+        return {} if limit is None else {"card_memory_bytes": str(limit)}
 
     @contextlib.contextmanager
     def _collective(
@@ -305,7 +317,7 @@ class CardWorker:
         if world_size == 1:
             yield OneCard()
             return
-        assert self._device is not None
+        assert self.device is not None
         if rendezvous is None or world_size != self.config.world_size:
             raise BadConfiguration(
                 f"attempt {attempt.attempt_id} has {world_size} cards; worker "
@@ -316,7 +328,7 @@ class CardWorker:
             rendezvous=rendezvous,
             rank=rank,
             world_size=world_size,
-            device=self._device,
+            device=self.device,
             listener=self._listener if rank == 0 else None,
         ) as collective:
             yield collective
@@ -324,12 +336,12 @@ class CardWorker:
     @contextlib.contextmanager
     def _in_turn(self, attempt: Attempt, rank: int, collective: Collective) -> Iterator[None]:
         """Keep the job's turn within the block, on a device that shares its host's cores."""
-        assert self._device is not None
-        if not self._device.spec.can("host_cores"):
+        assert self.device is not None
+        if not self.device.spec.can("host_cores"):
             yield
             return
         self._enter(attempt.attempt_id, "queued")
-        with turn(collective, rank, self.config.threads) as self._turn:
+        with turn(collective, rank, self.config.threads, self._cores) as self._turn:
             self._enter(attempt.attempt_id, "start")
             yield
 
@@ -352,13 +364,13 @@ class CardWorker:
         return self._timed_from.at, self._timed_until.at
 
     def _processor(self) -> ProcessorUse | None:
-        """What the process got of the processors in its timed part; None where it did not end."""
+        """Use of the processors in the timed part; None where it did not end."""
         if self._timed_from is None or self._timed_until is None:
             return None
         return use_between(self._timed_from, self._timed_until)
 
     def _load_resident(self, key: str, loader: Callable[[], Any]) -> Any:
-        assert self._device is not None
+        assert self.device is not None
         if self._resident.holds(key):
             loaded = self._resident.use()
         else:
@@ -366,7 +378,7 @@ class CardWorker:
                 self._resident.drop()
                 self._release_memory()
             loaded = self._resident.load(key, loader)
-        self._device.seed(SEED)  # so that having loaded makes no difference to the job
+        self.device.seed(SEED)  # so that having loaded makes no difference to the job
         return loaded
 
     # ------------------------------------------------------------ when it goes wrong
@@ -374,7 +386,7 @@ class CardWorker:
     def _failure(self, error: BaseException) -> Failure:
         return describe(
             error,
-            device=self._device,
+            device=self.device,
             memory_bytes=self._limit.memory_bytes if self._limit else None,
             node_name=self.config.node_name,
         )
@@ -387,8 +399,8 @@ class CardWorker:
 
     def _release_memory(self) -> None:
         gc.collect()
-        if self._device is not None:
-            self._device.release_memory()
+        if self.device is not None:
+            self.device.release_memory()
 
 
 def request_of(attempt: Attempt) -> Request:

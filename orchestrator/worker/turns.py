@@ -31,7 +31,6 @@ from pathlib import Path
 from typing import ClassVar
 
 from orchestrator.domain.processor import Turn
-from orchestrator.host.processors import usable_cores
 from workloads import files
 from workloads.api import Collective
 from workloads.process_stat import process_stat
@@ -43,7 +42,7 @@ PATHS = (Path("/tmp/nightgrid-turns.lock"), Path(f"/tmp/nightgrid-turns-{os.gete
 #: than a watchdog leaves a hung job in any phase.
 PATIENCE_S = 4 * 3600.0
 _FIRST_LOOK_S, _QUEUE_LOOK_S = 0.01, 0.1  # between two looks of the first in the queue, of others
-_ROUND_S = 2.0  # after which the ranks of a waiting gang show that they live
+ROUND_S = 2.0  # after which the ranks of a waiting gang show that they live
 
 #: Places of bytes: a few for each core, of which one is locked unless its holder was stopped; the
 #: gate; the queue.
@@ -195,9 +194,9 @@ def turn(
     collective: Collective,
     rank: int,
     threads: int,
+    cores: Sequence[int],
     *,
     paths: Sequence[Path] = PATHS,
-    cores: Sequence[int] | None = None,
 ) -> Iterator[Turn | None]:
     """Wait for the turn of a job and keep it within the block; None where there are no turns.
 
@@ -209,11 +208,11 @@ def turn(
         collective: what the ranks do together; all of them call this.
         rank: this one.
         threads: of this rank.
+        cores: of this host, those that this process may use (``usable_cores``).
         paths: the file to use, the first that can be opened.
-        cores: of this host, those to share; None: all that this process may use.
     """
     began = time.monotonic()
-    locks, cores = _locks(paths), usable_cores() if cores is None else cores
+    locks = _locks(paths)
     own = locks.identity if locks else ""
     ranks: list[tuple[str, int]] = collective.gather((own, threads))
     wanted = sum(count for file, count in ranks if file == own)
@@ -224,7 +223,7 @@ def turn(
             if leads and locks is not None and file == own:
                 place = Place(locks, cores, wanted)
             waits = place if file == own else None
-            while not any(collective.gather(waits.wait(_ROUND_S) if waits else False)):
+            while not any(collective.gather(waits.wait(ROUND_S) if waits else False)):
                 pass
         waited_s, oversubscribed = time.monotonic() - began, wanted > len(cores)
         yield Turn(waited_s=waited_s, oversubscribed=oversubscribed) if locks else None

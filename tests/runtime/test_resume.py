@@ -168,7 +168,7 @@ def test_a_long_log_is_replaced_by_what_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It never grows far beyond the notes of the attempts that run."""
-    monkeypatch.setattr(begun, "_LONG_BYTES", 20_000)
+    monkeypatch.setattr(begun, "LONG_BYTES", 20_000)
     with Store.open(tmp_path, "night") as store:
         store.begin(note(1000))
         for number in range(60):

@@ -212,7 +212,7 @@ class Gang:
 def test_a_gang_takes_its_turn_as_one(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three ranks on two cores: while another process has one, none of the ranks begins; then all
     do, marked as oversubscribed, and the whole wait is told by each."""
-    monkeypatch.setattr(turns, "_ROUND_S", 0.1)
+    monkeypatch.setattr(turns, "ROUND_S", 0.1)
     path = directory / "gang.lock"
     other = Taker(path, (0, 1))
     other.queue(1)
@@ -222,7 +222,7 @@ def test_a_gang_takes_its_turn_as_one(directory: Path, monkeypatch: pytest.Monke
     done = threading.Event()
 
     def run(number: int) -> None:
-        with turn(gang.rank(number), number, 1, paths=(path,), cores=(0, 1)) as mine:
+        with turn(gang.rank(number), number, 1, (0, 1), paths=(path,)) as mine:
             began.append(mine)
             done.wait(patience(60))
 
@@ -251,10 +251,10 @@ def test_the_job_goes_on_where_there_is_no_file_of_locks(tmp_path: Path) -> None
     closed = tmp_path / "nowhere" / "turns.lock"
     link = tmp_path / "link"
     link.symlink_to(tmp_path / "target")
-    with turn(OneCard(), 0, 1, paths=(closed, link)) as mine:
+    with turn(OneCard(), 0, 1, (0,), paths=(closed, link)) as mine:
         assert mine is None
     assert not (tmp_path / "target").exists()
-    with turn(OneCard(), 0, 1, paths=(closed, tmp_path / "own.lock"), cores=(0,)) as mine:
+    with turn(OneCard(), 0, 1, (0,), paths=(closed, tmp_path / "own.lock")) as mine:
         assert mine is not None and not mine.oversubscribed and mine.waited_s < patience(5)
     assert (tmp_path / "own.lock").stat().st_mode & 0o777 == 0o666
 

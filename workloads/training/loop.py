@@ -15,20 +15,23 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from workloads.api import JobContext, MeasureSettings, Request, Result, Sample
+from workloads.api import JobContext, Request, Result, Sample
+from workloads.data.catalog import Dataset, load_dataset
 from workloads.devices.monitoring.host_memory import HostMemoryPeak, resident_bytes
+from workloads.engines import find_engine
 from workloads.errors import BadConfiguration
 from workloads.finetuning_parameters import MethodParameters, method_for
-from workloads.measure import Instruments, Measured, measure
+from workloads.measure import Measured, instruments_of, measure
 from workloads.parallel.layout import Layout, tensor_size
 from workloads.techniques import chosen
-from workloads.techniques.base import DataPlan, Loading, Technique, Training
+from workloads.techniques.base import DataPlan, Loading, StepBatch, Technique, Training
 from workloads.techniques.optimizers import state_bytes
 from workloads.training import adapters, methods
 from workloads.training.base_model import BaseModel, load_base
 from workloads.training.flops import train_flops_per_token
 from workloads.training.samples import TrainingSample
 from workloads.training.step import Steps, batch_maker, plan_data
+from workloads.warmup import WarmupPlan, repeated_if_compiled
 from workloads.weights import held_bytes
 
 _evicting = itertools.count()
@@ -55,8 +58,12 @@ class _Whole:
 
 def run(request: Request, context: JobContext) -> Result:
     """Train, step by timed step; see ``workloads.api.Workload``."""
-    with contextlib.ExitStack() as ending:
-        return _run(request, context, ending)
+
+    def once() -> Result:
+        with contextlib.ExitStack() as ending:
+            return _run(request, context, ending)
+
+    return repeated_if_compiled(once, request, context)
 
 
 def _run(request: Request, context: JobContext, ending: contextlib.ExitStack) -> Result:
@@ -71,7 +78,7 @@ def _run(request: Request, context: JobContext, ending: contextlib.ExitStack) ->
         world_size=context.world_size,
         tensor=tensor_size(parameters, context.world_size),
     )
-    samples, tokenization_s, synthetic = _samples(request, context, method, loaded.base, layout)
+    samples, tokenization_s, dataset = _samples(request, context, method, loaded.base, layout)
     data = plan_data(
         context.device,
         loaded.base.pad_token_id,
@@ -93,15 +100,17 @@ def _run(request: Request, context: JobContext, ending: contextlib.ExitStack) ->
     if context.world_size > 1:
         training.details["weight_bytes_per_card"] = str(held_bytes(training.model))
     with HostMemoryPeak() as host_memory:
-        measured = _measure(steps, method, request.measure, context)
+        measured = _measure(steps, make, method, request, context)
     peak_device_memory_bytes = context.device.peak_memory_bytes()
     for technique in techniques:
         technique.after_steps(training)
     details = {
         **loaded.details,
         **data.details,
+        "learned": dataset.learned,
         **training.details,
         "optimizer_state_bytes": str(state_bytes(training.optimizer)),
+        **measured.details,
         "host_memory_peak": host_memory.method,
     }
     metrics, flag = _losses(measured.samples, context.collective.gather, steps.evaluate(make(0)))
@@ -115,7 +124,7 @@ def _run(request: Request, context: JobContext, ending: contextlib.ExitStack) ->
         stop_reason=measured.stop_reason,
         load_s=loaded.load_s,
         compile_s=training.compile_s,
-        warmup_s=measured.warmup_s,
+        **measured.warmup,
         weight_bytes=loaded.applied.weights.weight_bytes,
         parameter_count=loaded.applied.weights.parameter_count,
         trainable_parameter_count=whole.trainable,
@@ -125,7 +134,7 @@ def _run(request: Request, context: JobContext, ending: contextlib.ExitStack) ->
         peak_host_memory_bytes=host_memory.bytes,
         peak_device_memory_bytes=peak_device_memory_bytes,
         random_weights=loaded.base.source.random_weights,
-        synthetic_data=synthetic,
+        synthetic_data=dataset.synthetic,
         precision_detail=loaded.applied.detail,
         metrics=metrics,
         details=details,
@@ -181,24 +190,22 @@ def _samples(
     method: MethodParameters,
     base: BaseModel,
     layout: Layout,
-) -> tuple[list[TrainingSample], float, bool]:
-    """All samples, how long tokenizing them took, and whether the dataset is synthetic."""
-    from workloads.data.catalog import find_dataset, load_examples
-
+) -> tuple[list[TrainingSample], float, Dataset]:
+    """All samples, how long tokenizing them took, and the dataset."""
     room = base.context_length
     if room is not None and method.max_length > room:
         raise BadConfiguration(
             f"max_length is {method.max_length}, the model was made for {room} positions"
         )
-    examples = load_examples(request.dataset)
+    dataset = load_dataset(request.dataset, method.reading())
     count = max(method.samples, request.batch_size * layout.data_size)
     began = context.clock()
     encode = base.task.function("encode")
-    samples = encode(examples, count, base.tokenizer, base.source, method.max_length)
+    samples = encode(dataset.examples, count, base.tokenizer, base.source, method.max_length)
     if request.probe:  # the longest samples decide whether a batch fits
         samples = sorted(samples, key=lambda sample: -len(sample.ids))
         samples = samples[: request.batch_size * layout.data_size]
-    return samples, context.clock() - began, find_dataset(request.dataset).synthetic
+    return samples, context.clock() - began, dataset
 
 
 def _training(
@@ -260,9 +267,24 @@ def _training(
 
 
 def _measure(
-    steps: Steps, method: MethodParameters, settings: MeasureSettings, context: JobContext
+    steps: Steps,
+    make: Callable[[int], StepBatch],
+    method: MethodParameters,
+    request: Request,
+    context: JobContext,
 ) -> Measured:
-    """Warm-up steps, then exactly the steps asked for unless the time is up."""
+    """Rehearsals and warm-up steps, then exactly the steps asked for unless the time is up.
+
+    How many rehearsals there are, hangs on the clock; what is learned must not, so each leaves
+    weights, gradients and random numbers as they are before the first step.
+    """
+    settings, spec = request.measure, find_engine(request.engine)
+    timed = range(settings.warmup, settings.warmup + method.steps) if settings.warmup else ()
+
+    def rehearse(number: int) -> None:
+        steps.rehearse(make(timed[number]))
+        context.device.seed(0)
+
     once = dataclasses.replace(
         settings,
         min_repeats=method.steps,
@@ -273,13 +295,8 @@ def _measure(
         steps.run_batch,
         1,
         once,
-        Instruments(
-            clock=context.clock,
-            cpu_clock=context.cpu_clock,
-            synchronize=context.device.synchronize,
-            collective=context.collective,
-            enter_phase=context.enter_phase,
-        ),
+        instruments_of(context, counted=spec.counts_compilations),
+        WarmupPlan(shapes=[make(step).shape for step in timed], rehearse=rehearse, restarts=False),
     )
 
 

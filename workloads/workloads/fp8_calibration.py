@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from workloads.metrics import TOKENS
-from workloads.parameters import WorkloadParameters
+from workloads.parameters import DatasetParameters
 from workloads.settings import setting
 from workloads.workloads.base import WorkloadSpec
 
 
-class CalibrationParameters(WorkloadParameters):
+class CalibrationParameters(DatasetParameters):
     """The measuring pass before fp8 on Gaudi; plans add such jobs by themselves."""
 
     prompts: int = setting(

@@ -6,12 +6,12 @@ from typing import Literal
 
 from workloads.generation_rules import refuse
 from workloads.metrics import TOKENS
-from workloads.parameters import WorkloadParameters
+from workloads.parameters import DatasetParameters
 from workloads.settings import setting
 from workloads.workloads.base import WorkloadSpec
 
 
-class VerificationParameters(WorkloadParameters):
+class VerificationParameters(DatasetParameters):
     """An engine's greedy tokens and logits against those of stock transformers."""
 
     prompts: int = setting(
