@@ -73,17 +73,17 @@ def _legend(states: Sequence[str] | dict[str, None]) -> Iterator[str]:
         x = LEFT + 118 * place
         yield f'<rect class="state s-{state.lower()}" x="{x}" y="3" width="9" height="9"/>'
         yield text_at(x + 13, 12, state, "small")
-    yield text_at(WIDE, 12, "used", "small", "end")
+    yield text_at(WIDE, 12, "assigned", "small", "end")
 
 
 def _lane_names(lanes: Sequence[Lane], high: int) -> Iterator[str]:
-    """The name of each card and its busy share, where lines are high enough for them."""
+    """The name of each card and the share of time assigned, where lines are high enough."""
     for number, lane in enumerate(lanes):
         y = TOP + high * (number + 0.5) + 4
         if high > 10 or number == 0 or lanes[number - 1].node != lane.node:
             yield text_at(LEFT - 6, y, one_line(lane.name, 18), "small", "end")
         if high > 10:
-            yield text_at(WIDE, y, units.percent(lane.utilization), "small", "end")
+            yield text_at(WIDE, y, units.percent(lane.assigned), "small", "end")
 
 
 def _times(wall: float, scale: float, windows: int, y: float) -> Iterator[str]:

@@ -240,8 +240,6 @@ def _timeline(summary: Summary, index: dict[str, int]) -> Json:
                 "node": visible(lane.node),
                 "card": lane.card,
                 "kind": lane.accelerator,
-                "busy": finite(lane.busy_s),
-                "idle": finite(lane.idle_s),
             }
             for lane in timeline.lanes
         ],
