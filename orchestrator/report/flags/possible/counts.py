@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from orchestrator.domain.measurement import Measurement
-from orchestrator.report.flags.possible.recount import Check, Recount
+from orchestrator.report.flags.possible.recount import Check, RawCheck, Recount
 from orchestrator.report.units import plural
 
 #: No vocabulary has a longer token, in bytes of UTF-8; runs of spaces are the longest.
 LONGEST_TOKEN = 256
 
 
-def _prompts(_: Measurement, raw: Recount | None) -> str | None:
-    if raw is None or not raw.items:
+def _prompts(_: Measurement, raw: Recount) -> str | None:
+    if not raw.items:
         return None
     pairs = (
         ("prompts", len(raw.items), sum(sample.items for sample in raw.last)),
@@ -32,12 +32,10 @@ def _prompts(_: Measurement, raw: Recount | None) -> str | None:
     return None
 
 
-def _lengths(row: Measurement, raw: Recount | None) -> str | None:
+def _lengths(row: Measurement, raw: Recount) -> str | None:
     """Lengths that the job fixed, and the most that it allowed."""
     most, exact = row.parameters.get("output_tokens"), row.parameters.get("ignore_eos") is True
     read = row.parameters.get("input_tokens")
-    if raw is None:
-        return None
     for sample in raw.timed:
         if isinstance(most, int) and sample.output_tokens:
             limit = sample.items * most
@@ -58,8 +56,8 @@ def _lengths(row: Measurement, raw: Recount | None) -> str | None:
     return None
 
 
-def _texts(_: Measurement, raw: Recount | None) -> str | None:
-    for item in raw.items if raw is not None else ():
+def _texts(_: Measurement, raw: Recount) -> str | None:
+    for item in raw.items:
         if item.output_text is not None:
             size = len(item.output_text.encode("utf-8", "replace"))
             if size > LONGEST_TOKEN * item.output_tokens:
@@ -67,9 +65,9 @@ def _texts(_: Measurement, raw: Recount | None) -> str | None:
     return None
 
 
-def _positions(_: Measurement, raw: Recount | None) -> str | None:
+def _positions(_: Measurement, raw: Recount) -> str | None:
     """The device works on every real token but the last of each text, and on padding."""
-    for sample in raw.timed if raw is not None else ():
+    for sample in raw.timed:
         real = sample.input_tokens + max(0, sample.output_tokens - sample.items)
         if sample.computed_tokens and real > sample.computed_tokens:
             return (
@@ -79,11 +77,12 @@ def _positions(_: Measurement, raw: Recount | None) -> str | None:
     return None
 
 
-def _batches(row: Measurement, raw: Recount | None) -> str | None:
+def _batches(row: Measurement) -> str | None:
     asked = row.batch_size_requested
     if not asked.isdecimal() or row.batch_size in (None, int(asked)):
         return None
     return f"batch_size is {row.batch_size}, {asked} was asked for"
 
 
-CHECKS: tuple[Check, ...] = (_prompts, _lengths, _texts, _positions, _batches)
+CHECKS: tuple[Check, ...] = (_batches,)
+RAW_CHECKS: tuple[RawCheck, ...] = (_prompts, _lengths, _texts, _positions)
