@@ -14,9 +14,9 @@ from orchestrator.domain.events import StartWorker
 from orchestrator.domain.job import Accelerator
 from orchestrator.domain.topology import Card, Node
 from orchestrator.errors import StoreError
-from orchestrator.on_ray.actors import HostFacts
 from orchestrator.results.schema import schema
 from orchestrator.results.store import Store
+from orchestrator.worker.host_facts import HostFacts
 from orchestrator.worker.launch import launch_of
 from workloads.models import remote_code
 

@@ -44,6 +44,17 @@ def test_only_the_ray_modules_import_ray(path: Path) -> None:
     assert "ray" not in {name.split(".")[0] for name in imported(path)}
 
 
+def test_workers_know_nothing_of_ray_or_its_folder() -> None:
+    """A worker process is started and spoken to by any agent; ``on_ray`` knows it, never back."""
+    found = {path.name: imported(path) for path in modules("orchestrator/worker")}
+    assert len(found) > 10
+    assert not [
+        name
+        for name, names in found.items()
+        if any(f"{each}.".startswith(("ray.", "orchestrator.on_ray.")) for each in names)
+    ]
+
+
 @pytest.mark.parametrize("path", PURE, ids=lambda p: str(p.relative_to(ROOT)))
 def test_pure_modules_reach_no_edge(path: Path) -> None:
     """Planning, scheduling, retrying and summarizing are functions on values."""
