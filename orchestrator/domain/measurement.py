@@ -44,6 +44,7 @@ class Metrics:
     energy_j: float | None = None
     power_w: float | None = None
     energy_source: Source | None = None
+    drift: float | None = None  # share by which a slow beginning slows the whole; below 0: slower
 
     @property
     def work_per_joule(self) -> float | None:
@@ -76,8 +77,8 @@ class Measurement:
     accelerator: Accelerator
     cards: int
     precision: str
-    batch_size: int | None  # per card; None for `max` when nothing fitted or ran
-    batch_size_requested: str  # "8", or "max"
+    batch_size: int | None  # per card; None for a search when nothing fitted or ran
+    batch_size_requested: str  # "8", "max", "best(cap=64)"
     engine: str
     isolation: str
     parameters: Mapping[str, Scalar]
@@ -125,6 +126,13 @@ class Measurement:
     load_s: float | None = None
     compile_s: float | None = None
     warmup_s: float | None = None
+    warmup_steps: int | None = None
+    warmup_end: str | None = None
+    shapes: int | None = None
+    shapes_unmet: int | None = None
+    timed_parts: int | None = None
+    timed_compilations: int | None = None
+    timed_cpu_fallbacks: int | None = None
     weight_bytes: int | None = None
     parameter_count: int | None = None
     trainable_parameter_count: int | None = None

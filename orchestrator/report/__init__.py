@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.errors import StoreError
 from orchestrator.results import disk, paths
+from orchestrator.results.lock import driver_lives
 from workloads import files
 from workloads.files import SMALL_BYTES
 
@@ -165,9 +166,12 @@ def read_status(store: Store) -> RunStatus | None:
     from orchestrator.runtime.status import RunStatus
 
     try:
-        return RunStatus.from_json(disk.read(store.path / paths.STATUS, SMALL_BYTES).decode())
+        status = RunStatus.from_json(disk.read(store.path / paths.STATUS, SMALL_BYTES).decode())
     except (OSError, ValueError):
         return None
+    if not status.finished and driver_lives(store.path) is False:
+        return status.without_driver()
+    return status
 
 
 def write_aside(path: Path, text: str | Iterable[str]) -> Path:

@@ -27,12 +27,19 @@ from workloads import registry
 from workloads.api import Item, Result, Sample
 from workloads.confidence import mean_interval, percentile, ratio_interval
 from workloads.metrics import SAMPLES, TOKENS, Throughput, of_ranks
+from workloads.steadiness import Step, drift
 
 #: Figures that a rank reports once, and of which a gang's largest counts.
 _LARGEST = (
     "load_s",
     "compile_s",
     "warmup_s",
+    "warmup_steps",
+    "shapes",
+    "shapes_unmet",
+    "timed_parts",
+    "timed_compilations",
+    "timed_cpu_fallbacks",
     "weight_bytes",
     "parameter_count",
     "trainable_parameter_count",
@@ -136,7 +143,15 @@ def metrics_of(
         cpu_s=math.fsum(sample.cpu_s for _, sample in timed),
         loss_first=losses[0] if losses else None,
         loss_last=losses[-1] if losses else None,
+        drift=drift([_step(repeat) for repeat in complete.values()]),
     )
+
+
+def _step(repeat: Sequence[tuple[int, Sample]]) -> Step:
+    """A repeat of all ranks as one step of a series."""
+    total = _totals(repeat)
+    tokens = sum(sample.computed_tokens for _, sample in repeat)
+    return Step((tokens, total.items), total.wall_s, tokens or total.items)
 
 
 def _totals(pairs: Iterable[tuple[int, Sample]]) -> _Totals:
@@ -369,6 +384,7 @@ def _numbers(results: Sequence[Result]) -> dict[str, Any]:
         values = tuple(map(_most, zip(*map(_largest, results), strict=True)))
     return dict(zip(_LARGEST, values, strict=True)) | {
         "stop_reason": first.stop_reason,
+        "warmup_end": first.warmup_end,
         "random_weights": any(result.random_weights for result in results),
         "synthetic_data": any(result.synthetic_data for result in results),
         "precision_detail": first.precision_detail or None,

@@ -27,6 +27,7 @@ from orchestrator.report.progress import STALE_AFTER_S, underway_of
 from orchestrator.report.safe import one_line
 from orchestrator.report.units import number, plural, seconds
 from orchestrator.results import disk, paths
+from orchestrator.results.lock import driver_lives
 from orchestrator.results.scan import scan_rows
 from orchestrator.runtime.status import RunStatus
 from workloads.files import SMALL_BYTES
@@ -53,6 +54,7 @@ _COLUMNS = (
     "model",
     "precision",
     "batch_size",
+    "batch_size_requested",
     "accelerator",
     "cards",
     "nodes",
@@ -101,13 +103,15 @@ class RunFeed:
         self._follow_rows()
         now = self._clock()
         status, silent_s = self._status, self._silent_s(now)
+        if status is not None and not status.finished and driver_lives(self._store.path) is False:
+            status = status.without_driver()
         stale = status is not None and not status.finished and silent_s > STALE_AFTER_S
         return {
             "run": self._store.run,
             "now": now,
             "silent_s": silent_s,
             "stale": stale,
-            "sentence": self._sentence(silent_s),
+            "sentence": self._sentence(status, silent_s),
             "trouble": [text for text in (self._status_trouble, self._rows_trouble) if text],
             "reading": self._reader is not None and self._reader.is_alive(),
             "emulated": any(row["emulated"] for row in self._rows)
@@ -175,8 +179,7 @@ class RunFeed:
             return self._steady() - self._changed_at
         return max(0.0, now - self._status.at)
 
-    def _sentence(self, silent_s: float) -> str:
-        status = self._status
+    def _sentence(self, status: RunStatus | None, silent_s: float) -> str:
         if status is None:
             rows = plural(len(self._rows), "row")
             return f"No driver has written a status for this run; it has {rows}."
@@ -206,7 +209,7 @@ def _is_file(path: Path) -> bool:
 def _status_values(status: RunStatus) -> dict[str, Any]:
     """The status with what follows from it; reasons harmless to look at."""
     values = dataclasses.asdict(status)
-    values |= {"busy": status.busy, "jobs_per_h": status.jobs_per_h}
+    values |= {"assigned": status.assigned, "jobs_per_h": status.jobs_per_h}
     for failure in values["failures"]:
         failure["reason"] = one_line(failure["reason"], REASON_LENGTH)
     return values
@@ -223,7 +226,7 @@ def _row_values(row: Row) -> dict[str, Any]:
         figure = f"{number(row['throughput'])} {row['throughput_unit']}"
         if row["relative_half_width"] is not None:
             figure += f" ±{100 * row['relative_half_width']:.1f}%"
-    batch = "max" if row["batch_size"] is None else row["batch_size"]
+    batch = row["batch_size_requested"] if row["batch_size"] is None else row["batch_size"]
     words = [row["model"], row["workload"], row["precision"], f"b={batch}"]
     words += [f"×{row['cards']}"] if row["cards"] > 1 else []
     return {

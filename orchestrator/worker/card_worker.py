@@ -89,6 +89,7 @@ class CardWorker:
         self._timed_from: ProcessorReading | None = None
         self._timed_until: ProcessorReading | None = None
         self._turn: Turn | None = None
+        self._cores = usable_cores()
         self._jobs_before = 0
 
     def start(self) -> WorkerInfo:
@@ -129,7 +130,7 @@ class CardWorker:
             visible_cards=os.environ.get(self.config.card.accelerator.spec.visible_variable, ""),
             threads=torch.get_num_threads(),
             niceness=os.getpriority(os.PRIO_PROCESS, 0),
-            cores=len(usable_cores()),
+            cores=len(self._cores),
             versions=versions(),
         )
         return self._info
@@ -290,12 +291,23 @@ class CardWorker:
                 f"workload {attempt.job.workload} gave back {type(result).__name__}, not a Result"
             )
         self._enter(attempt.attempt_id, "finish")
-        details = {**settings, **self.device.memory_details(), **result.details}
+        details = {
+            **settings,
+            **self.device.memory_details(),
+            **self._memory_limit(),
+            **result.details,
+        }
         return dataclasses.replace(
             result,
             metrics={str(name): float(value) for name, value in result.metrics.items()},
             details={name: redact(text, os.environ) for name, text in details.items()},
         )
+
+    def _memory_limit(self) -> dict[str, str]:
+        """The memory of the card, or the limit of an emulated one, for the row."""
+        assert self.device is not None
+        limit = self._limit.memory_bytes if self._limit else self.device.memory_limit_bytes()
+        return {} if limit is None else {"card_memory_bytes": str(limit)}
 
     @contextlib.contextmanager
     def _collective(
@@ -329,7 +341,7 @@ class CardWorker:
             yield
             return
         self._enter(attempt.attempt_id, "queued")
-        with turn(collective, rank, self.config.threads) as self._turn:
+        with turn(collective, rank, self.config.threads, self._cores) as self._turn:
             self._enter(attempt.attempt_id, "start")
             yield
 
