@@ -56,10 +56,30 @@ def plus_minus(row: Measurement) -> str:
 
 
 def throughput(row: Measurement) -> str:
-    """``1,234 tokens/s ±2.1%``."""
+    """``1,234 tokens/s ±2.1% within one process``."""
     text = f"{units.number(row.metrics.throughput)} {row.metrics.throughput_unit}".strip()
     half = plus_minus(row)
-    return f"{text} {half}" if half else text
+    return f"{text} {half} {scope(row)}" if half else text
+
+
+def scope(row: Measurement) -> str:
+    """The processes that the interval of a row spans."""
+    count = row.metrics.processes
+    return "within one process" if count == 1 else f"over {count} processes"
+
+
+def scopes(table: Table) -> str:
+    """The processes that the intervals of a table's cells span, in one line; "" without any."""
+    spans = [row.metrics.processes for row in table.cells.values() if plus_minus(row)]
+    if not spans:
+        return ""
+    several = sorted({count for count in spans if count > 1})
+    if not several:
+        return "± is the interval within one process"
+    most = f"{several[0]} to {several[-1]}" if len(several) > 1 else f"{several[0]}"
+    alone = spans.count(1)
+    rest = f"; of {units.plural(alone, 'cell')} within one process" if alone else ""
+    return f"± is the interval over {most} processes{rest}"
 
 
 def token_times(row: Measurement) -> str:

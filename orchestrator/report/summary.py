@@ -41,6 +41,7 @@ from orchestrator.report.progress import Underway
 from orchestrator.report.provenance import Banner, Provenance, banners_of, provenance_of
 from orchestrator.report.published import Comparison, against_published
 from orchestrator.report.reference_data import Reference
+from orchestrator.report.replicates import Joined, join
 from orchestrator.report.roofline import Roofline, roofline_of
 from orchestrator.report.scaling import Scaling, scalings_of
 from orchestrator.report.steps import StepTime, step_times_of
@@ -140,6 +141,7 @@ class Summary:
     provenance: Provenance = field(default_factory=Provenance)
     settings: Mapping[str, Setting] = field(default_factory=dict)  # by job id
     labels: Mapping[str, str] = field(default_factory=dict)  # what was chosen, by job id
+    joined: Joined = field(default_factory=lambda: Joined(rows=()))  # replicates as one cell each
     underway: Underway | None = None  # None: finished, or nothing is known of a driver
 
     @property
@@ -203,7 +205,8 @@ def summarize(
     rows = newest_final(measurements)
     raised = raised_by_job(rows)
     settings = settings_of(rows, raised)
-    fit = ranked(rows, raised)
+    joined = join(rows, settings, raised)
+    fit = ranked(joined.rows, raised)
     contests = hold_contests(fit, settings)
     counted = Counter(row.state for row in rows)
     return Summary(
@@ -216,10 +219,10 @@ def summarize(
         raised=raised,
         shared=shared_facts(sorted(set(settings.values()))),
         contests=contests,
-        tables=_tables(rows, settings, raised),
+        tables=_tables(joined.rows, settings, raised),
         fronts=fronts_of(fit, settings),
         effects=effects_of(fit, settings),
-        steps=step_times_of(rows),
+        steps=step_times_of(joined.rows),
         scalings=scalings_of(fit, settings),
         roofline=roofline_of(fit, reference.devices),
         published=against_published(fit, reference.published),
@@ -228,7 +231,8 @@ def summarize(
         timeline=timeline_of(measurements),
         provenance=provenance_of(rows, measurements),
         settings=settings,
-        labels=labels_of(rows, settings),
+        labels=labels_of(joined.rows, settings),
+        joined=joined,
         underway=underway,
     )
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -126,8 +127,10 @@ def run_grid(
             _announce(session, plan, store, deadline, say)
             _clear_up(store, say)
             store.write_file(paths.GRID, grid.text)
-            store.write_file(paths.OPTIONS, json.dumps({n: getattr(options, n) for n in _PLACE}))
-            result = _drive(options, session, plan, store, deadline, say)
+            seed = seed_of(store.path)
+            kept = {n: getattr(options, n) for n in _PLACE} | {"seed": seed}
+            store.write_file(paths.OPTIONS, json.dumps(kept))
+            result = _drive(options, session, plan, store, deadline, seed, say)
             states = final_states(plan, store.history()) if result.finished else {}
     return RunOutcome(store=store, plan=plan, result=result, states=states)
 
@@ -163,6 +166,16 @@ def with_cards_of(run: Path, options: RunOptions) -> RunOptions:
             known = {name: value for name, value in places.items() if _is_place(name, value)}
             return replace(options, **known)
     return options
+
+
+def seed_of(run: Path) -> int:
+    """The seed that draws the order of replicates: the run keeps the one it began with, so that it
+    is gone on with in the same order."""
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        before = json.loads(files.read_text(run / paths.OPTIONS))
+        if isinstance(before, dict) and type(seed := before.get("seed")) is int:
+            return seed % 2**32
+    return secrets.randbits(32)
 
 
 def _is_place(name: str, value: object) -> bool:
@@ -446,6 +459,7 @@ def _drive(
     plan: Plan,
     store: Store,
     deadline: Deadline | None,
+    seed: int,
     say: Say,
 ) -> DriveResult:
     """Run the plan on the session's executor, which is started only if anything is to run."""
@@ -494,7 +508,7 @@ def _drive(
         stop = signals.enter_context(StopSignal().on_signals())
         view = stack.enter_context(contextlib.closing(open_view(quiet=options.quiet)))
         history = _history(store)
-        settings = ScheduleSettings()
+        settings = ScheduleSettings(seed=seed)
         if deadline is not None:
             until, stop_s = deadline.work_until, deadline.stop_s
             settings = replace(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 from orchestrator.domain.failure import FailureClass
 from orchestrator.domain.job import Job, State
 from orchestrator.domain.topology import Card
-from orchestrator.scheduling.estimate import SEARCH_FACTOR, Estimate
+from orchestrator.scheduling.estimate import PRIOR_START_S, SEARCH_FACTOR, Estimate
 from workloads.measure_settings import MeasureSettings
 
 if TYPE_CHECKING:
@@ -25,7 +25,9 @@ _ANY_MEASURE = MeasureSettings()
 class ScheduleSettings:
     """Settings of a run's schedule. Times are seconds."""
 
-    worker_start_s: float = 8.0  # first guess; the schedule learns from the workers it sees start
+    worker_start_s: float = (
+        PRIOR_START_S  # first guess; the schedule learns from the workers it sees start
+    )
     max_starting: int | None = None  # warm workers that may be starting at once; None: any number
     max_attempts: int = 8  # of a job in this run, over all classes of failure
     max_start_failures: int = 5  # of workers for one job, and one more a card, till it is given up

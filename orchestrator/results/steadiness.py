@@ -1,0 +1,128 @@
+"""Tests of whether repeats are of one kind: a trend over time, and two humps. Pure.
+
+The mean and its interval describe repeats that scatter around one value. Two things spoil that and
+are found here: speed that drifts while it is measured (a card that heats up, a host that fills),
+and speed that jumps between two values (two clock states, a neighbour that comes and goes).
+
+The trend is tested by Mann and Kendall (H. B. Mann, Econometrica 13, 1945) and measured by Theil
+and Sen's slope, neither of which an outlier moves. Two humps are tested by the cluster index of
+SigClust (Y. Liu, D. N. Hayes, A. Nobel, J. S. Marron, JASA 103, 2008) in one dimension: the share
+of the variance that is left within the best two groups, held against what a single normal
+distribution gives. Logarithms are tested, since times are skewed to the right, and each group has a
+fifth of the samples at least, so that a few slow ones are no hump.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+
+#: Level of both tests. A night has hundreds of rows, so it is strict.
+LEVEL = 0.01
+#: Samples below which neither test says anything.
+LEAST_SAMPLES = 10
+
+_LEAST_SHARE = 0.2
+_MOST_PAIRED = 200  # samples whose pairs are looked at; longer series are averaged in their order
+#: The cluster index that one normal sample in a hundred is below, by size of the sample (simulated,
+#: 40,000 samples each; ``tests/results/test_steadiness.py`` holds the rate of false alarms).
+_CRITICAL = (
+    *((10, 0.090), (12, 0.115), (15, 0.141), (20, 0.168), (30, 0.205), (50, 0.243), (100, 0.279)),
+    *((200, 0.305), (500, 0.328), (1000, 0.338), (3000, 0.349)),
+)
+
+
+def drift_of(speeds: Sequence[float]) -> float | None:
+    """The relative change of the speed from the first sample to the last, 0 where the trend is not
+    significant; None for fewer than ``LEAST_SAMPLES``, or where a speed is not positive."""
+    count = len(speeds)
+    if count < LEAST_SAMPLES or min(speeds) <= 0:
+        return None
+    if mann_kendall(speeds) > LEVEL:
+        return 0.0
+    return slope_of(speeds) * (count - 1) / statistics.median(speeds)
+
+
+def slope_of(values: Sequence[float]) -> float:
+    """Theil and Sen's slope: the median change from a value to a later one, for each step."""
+    some = _averaged(values)
+    slopes = [
+        (later - earlier) / (j - i)
+        for i, earlier in enumerate(some)
+        for j, later in enumerate(some[i + 1 :], i + 1)
+    ]
+    return statistics.median(slopes) * len(some) / len(values)
+
+
+def _averaged(values: Sequence[float]) -> Sequence[float]:
+    """The means of neighbours, so many together that few enough are left."""
+    together = math.ceil(len(values) / _MOST_PAIRED)
+    if together == 1:
+        return values
+    starts = range(0, len(values) - together + 1, together)
+    return [statistics.fmean(values[start : start + together]) for start in starts]
+
+
+def mann_kendall(values: Sequence[float]) -> float:
+    """The two-sided p-value of a monotone trend (normal approximation, with ties)."""
+    values = _averaged(values)
+    count = len(values)
+    score = sum(
+        (later > earlier) - (later < earlier)
+        for i, earlier in enumerate(values)
+        for later in values[i + 1 :]
+    )
+    ties = [values.count(value) for value in set(values)]
+    variance = count * (count - 1) * (2 * count + 5)
+    variance -= sum(tied * (tied - 1) * (2 * tied + 5) for tied in ties)
+    if variance <= 0 or score == 0:
+        return 1.0
+    distance = (abs(score) - 1) / math.sqrt(variance / 18)
+    return math.erfc(distance / math.sqrt(2))
+
+
+def hump_ratio_of(speeds: Sequence[float]) -> float | None:
+    """The faster hump's speed over the slower's, 1 where one hump explains the samples; None for
+    fewer than ``LEAST_SAMPLES``, or where a speed is not positive."""
+    count = len(speeds)
+    if count < LEAST_SAMPLES or min(speeds) <= 0:
+        return None
+    index, at, ordered = cluster_index([math.log(speed) for speed in speeds])
+    if index >= critical_index(count):
+        return 1.0
+    return math.exp(statistics.fmean(ordered[at:]) - statistics.fmean(ordered[:at]))
+
+
+def cluster_index(values: Sequence[float]) -> tuple[float, int, list[float]]:
+    """The variance within the best two groups over the whole variance; the place of the split in
+    the sorted values; and these."""
+    ordered = sorted(values)
+    count = len(ordered)
+    middle = statistics.fmean(ordered)
+    centred = [value - middle for value in ordered]
+    whole = math.fsum(value * value for value in centred)
+    least = max(2, math.ceil(_LEAST_SHARE * count))
+    if whole <= 1e-18 * count * max(1.0, middle * middle) or 2 * least > count:
+        return 1.0, count // 2, ordered
+    best, place, below = 0.0, count // 2, 0.0
+    for at, value in enumerate(centred, 1):
+        below += value
+        if least <= at <= count - least:
+            # With means apart by so much, this is the variance between the two groups.
+            between = below * below * count / (at * (count - at))
+            if between > best:
+                best, place = between, at
+    return 1 - best / whole, place, ordered
+
+
+def critical_index(count: int) -> float:
+    """The cluster index below which a sample of this size has two humps at ``LEVEL``."""
+    sizes = [size for size, _ in _CRITICAL]
+    if count >= sizes[-1]:
+        return _CRITICAL[-1][1]
+    above = next(i for i, size in enumerate(sizes) if size > count)
+    (small, low), (large, high) = _CRITICAL[above - 1], _CRITICAL[above]
+    # Linear in one over the root of the size, as sampling errors are.
+    share = (small**-0.5 - count**-0.5) / (small**-0.5 - large**-0.5)
+    return low + share * (high - low)
