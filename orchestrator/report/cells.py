@@ -9,6 +9,7 @@ from orchestrator.domain.measurement import Measurement
 from orchestrator.report import units
 from orchestrator.report.contests import memory_kind, peak_memory_bytes
 from orchestrator.report.summary import SHORT_STATE, Table
+from workloads.confidence import samples_needed
 
 #: Text where there is no reading: never zero, and never an empty cell.
 NOT_KNOWN = "not known"
@@ -90,8 +91,18 @@ def token_times(row: Measurement) -> str:
         words.append(f"first token {units.seconds(metrics.ttft_s)}")
     if metrics.tpot_p50_s is not None:
         slowest = f" (p99 {units.seconds(metrics.tpot_p99_s)})" if metrics.tpot_p99_s else ""
+        slowest = slowest or _why_no_p99(row)
         words.append(f"then {units.seconds(metrics.tpot_p50_s)} a token{slowest}")
     return ", ".join(words)
+
+
+def _why_no_p99(row: Measurement) -> str:
+    """Why no 99th percentile is given; "" where the steps were not kept or not read."""
+    steps = sum(len(sample.step_s) for _, sample in row.samples if not sample.warmup)
+    needed = samples_needed(99, row.measure.confidence)
+    if not 0 < steps < needed:
+        return ""
+    return f" (no p99: it needs {needed} steps, and there are {steps})"
 
 
 def memory(row: Measurement) -> str:

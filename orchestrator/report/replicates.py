@@ -1,6 +1,6 @@
 """Replicates joined into one cell: its mean over processes, with the interval that holds. Pure.
 
-A grid with ``replicates: N`` leaves N rows of a cell, each of a process of its own. Tables, contests
+A grid with ``replicates: N`` leaves N rows of a cell, each of a process of its own. Tables
 and comparisons see one row for all of them, which is the first with the figures of all: the mean of
 the processes' means, and Student's t interval over these (``workloads/confidence.py``). A row that
 is flagged is left out where others are not. Rows of one and the same process say nothing of what
@@ -20,6 +20,7 @@ from orchestrator.domain.job import State
 from orchestrator.domain.measurement import Measurement, Metrics
 from orchestrator.report.flags import Raised, barred
 from orchestrator.report.grouping import Setting
+from orchestrator.report.provenance import Banner
 from orchestrator.report.ratio import rate_of
 from orchestrator.results.steadiness import LEAST_SAMPLES, LEVEL, mann_kendall, slope_of
 from workloads.confidence import NestedInterval, nested_interval
@@ -90,6 +91,21 @@ def join(
     )
 
 
+def drift_banner(drift: Drift | None) -> tuple[Banner, ...]:
+    """The banner of a trend over the night, if there is one."""
+    if drift is None:
+        return ()
+    banner = Banner(
+        name="Drift over the night",
+        count=drift.rows,
+        of=drift.rows,
+        meaning="Replicates of the same cells were not equally fast early and late. Their order is "
+        "drawn, so no cell is favoured, and the intervals hold the drift.",
+        details=(f"{drift.change:+.1%} from first to last, over {drift.hours:.1f} h",),
+    )
+    return (banner,)
+
+
 def _cell(group: Sequence[Measurement], raised: Mapping[str, tuple[Raised, ...]]) -> Cell:
     """One cell of replicates in order."""
     measured = [row for row in group if row.state is State.SUCCEEDED and row.metrics.throughput]
@@ -97,7 +113,7 @@ def _cell(group: Sequence[Measurement], raised: Mapping[str, tuple[Raised, ...]]
     if not counted:
         return Cell(row=group[0], replicates=tuple(group))
     # Each replicate of `max` searches by itself, and may find another size.
-    size, _ = min(Counter(r.batch_size for r in counted).most_common(), key=lambda s: -s[1])
+    size = Counter(row.batch_size for row in counted).most_common(1)[0][0]
     counted = [row for row in counted if row.batch_size == size]
     processes = _by_process(counted)
     means = [math.fsum(_throughputs(rows)) / len(rows) for rows in processes]

@@ -41,7 +41,7 @@ from orchestrator.report.progress import Underway
 from orchestrator.report.provenance import Banner, Provenance, banners_of, provenance_of
 from orchestrator.report.published import Comparison, against_published
 from orchestrator.report.reference_data import Reference
-from orchestrator.report.replicates import Joined, join
+from orchestrator.report.replicates import Joined, drift_banner, join
 from orchestrator.report.roofline import Roofline, roofline_of
 from orchestrator.report.scaling import Scaling, scalings_of
 from orchestrator.report.steps import StepTime, step_times_of
@@ -215,7 +215,7 @@ def summarize(
         attempts=sum(1 for row in measurements if row.started_at is not None),
         damaged=tuple(damaged),
         counts={s: counted[s] for s in reversed(STATE_ORDER) if counted[s]},
-        banners=banners_of(rows),
+        banners=(*banners_of(rows), *drift_banner(joined.night_drift)),
         raised=raised,
         shared=shared_facts(sorted(set(settings.values()))),
         contests=contests,
