@@ -32,6 +32,7 @@ NAMES = (
     "intervals",
     "orchestration",
     "grid",
+    "emulated",
 )
 RESULTS = ROOT / "benchmarks" / "results"
 

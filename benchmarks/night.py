@@ -1,4 +1,4 @@
-"""`nightgrid run` on this machine as one CPU card, for benchmarks that measure a whole run."""
+"""`nightgrid run` on cards of this machine, for benchmarks that measure a whole run."""
 
 from __future__ import annotations
 
@@ -47,14 +47,19 @@ def timed(name: str, *command: str | Path, cwd: Path | None = None) -> float:
 
 
 def night(
-    grid: Path, name: str, results: Path, python: str = sys.executable
+    grid: Path,
+    name: str,
+    results: Path,
+    python: str = sys.executable,
+    *,
+    emulate: str = "1x1:CPU",
 ) -> tuple[float, tuple[Measurement, ...]]:
     """Seconds that the command takes, and the rows of the run, which the grid calls ``name``.
 
     Raises:
         RuntimeError: a job failed, or the run; or workers had another number of threads.
     """
-    options = ("--emulate", "1x1:CPU", "--results", results, "--quiet")
+    options = ("--emulate", emulate, "--results", results, "--quiet")
     took_s = timed("nightgrid run", python, "-m", "orchestrator.cli", "run", grid, *options)
     rows = Store.existing(results, name).read().measurements
     check_threads(rows)
@@ -67,5 +72,5 @@ def check_threads(rows: Iterable[Measurement]) -> None:
     Raises:
         RuntimeError: one had another number.
     """
-    if wrong := {row.threads for row in rows} - {THREADS}:
+    if wrong := {row.threads for row in rows if row.started_at is not None} - {THREADS}:
         raise RuntimeError(f"workers had {wrong} threads and not {THREADS}")

@@ -125,7 +125,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parsed(arguments: list[str]) -> argparse.Namespace:
-    """What a command line asks for; ``handed_on`` has what follows the `--` of `nightgrid submit`.
+    """Read a command line; ``handed_on`` has what follows the `--` of `nightgrid submit`.
 
     Raises:
         SystemExit: it is none that a command takes; the usage was printed.

@@ -112,7 +112,8 @@ class Grid(GridValue):
             StoreError: earlier rows cannot be read.
         """
         from orchestrator.results.directory import default_results_dir
-        from orchestrator.runtime.run import RunOptions, plan_grid
+        from orchestrator.runtime.grid_plan import plan_grid
+        from orchestrator.runtime.options import RunOptions
 
         options = RunOptions(
             results=Path(results) if results is not None else default_results_dir(),
@@ -174,7 +175,8 @@ def run(
         KeyboardInterrupt: a third interrupt ended it at once.
     """
     from orchestrator.results.directory import default_results_dir
-    from orchestrator.runtime.run import RunOptions, run_grid
+    from orchestrator.runtime.options import RunOptions
+    from orchestrator.runtime.run import run_grid
 
     options = RunOptions(
         results=Path(results) if results is not None else default_results_dir(),
@@ -354,7 +356,7 @@ class Run:
         said = [f"<b>{escape(self.name)}</b>: {escape(self.summary.verdict)}"]
         for banner in self.summary.banners:
             said.append(f"{escape(banner.name)} in {banner.count:,} of {banner.of:,} rows")
-        best = {contest.fastest.job_id for contest in self.summary.contests}
+        best = {contest.winner.job_id for contest in self.summary.contests if contest.winner}
         rows = []
         for row in self.rows[:MOST_ROWS_SHOWN]:
             metrics = row.metrics

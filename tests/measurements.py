@@ -6,8 +6,9 @@ from typing import Any
 
 from orchestrator.domain.attempt import Attempt, Outcome, RankOutcome, WorkerInfo
 from orchestrator.domain.job import Accelerator, Job, State
-from orchestrator.domain.measurement import Measurement, Metrics
+from orchestrator.domain.measurement import Measurement
 from orchestrator.domain.topology import Card
+from orchestrator.results.derive import metrics_of
 from orchestrator.results.notes import Note, Notes
 from orchestrator.results.schema import SCHEMA_VERSION
 from workloads.api import Item, Result, Sample
@@ -24,7 +25,7 @@ def job(**changes: Any) -> Job:
         "cards": 1,
         "precision": "bf16",
         "batch_size": 8,
-        "parameters": (("ignore_eos", True), ("output_tokens", 16)),
+        "parameters": (("ignore_eos", True), ("output_tokens", 25)),
     }
     return Job(**{**values, **changes})
 
@@ -103,8 +104,14 @@ def note(number: int = 0, run: str = "night") -> Note:
 
 
 def row(number: int = 0, **changes: Any) -> Measurement:
-    """A successful row of a job of its own per ``number``, with one sample and one item."""
+    """A successful row of a job of its own per ``number``, whose figures agree: one sample of four
+    prompts, with ``100 + number`` tokens/s."""
     one = job(batch_size=number + 1)
+    taken = sample(step_s=(0.01, 0.02), wall_s=100.0 / (100.0 + number))
+    prompts = tuple(
+        (0, Item(index=index, input_tokens=10, output_tokens=25, latency_s=0.5))
+        for index in range(4)
+    )
     values: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
         "run": "night",
@@ -136,10 +143,10 @@ def row(number: int = 0, **changes: Any) -> Measurement:
         "card_indices": (0,),
         "emulated": True,
         "versions": {"python": "3.11.7"},
-        "metrics": Metrics(throughput=100.0 + number, throughput_unit="tokens/s", repeats=3),
+        "metrics": metrics_of(((0, taken),), prompts),
         "load_s": 1.5,
         "details": {"note": "裤 ✓"},
-        "samples": ((0, sample(step_s=(0.01, 0.02))),),
-        "items": ((0, Item(index=0, input_tokens=5, output_tokens=7, latency_s=0.5)),),
+        "samples": ((0, taken),),
+        "items": prompts,
     }
     return Measurement(**{**values, **changes})

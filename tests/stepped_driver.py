@@ -27,8 +27,8 @@ from orchestrator.planning.plan import Action, Plan, PlannedJob
 from orchestrator.results.derive import measurement_of
 from orchestrator.results.notes import Notes
 from orchestrator.results.store import Store
+from orchestrator.runtime.board import Board
 from orchestrator.runtime.driver import Driver
-from orchestrator.runtime.status import Board
 from orchestrator.runtime.watchdog import Watchdog
 from orchestrator.scheduling.estimate import Estimate
 from orchestrator.scheduling.schedule import Schedule, ScheduleSettings

@@ -13,6 +13,7 @@ from workloads import errors, registry
 from workloads.api import JobContext, Request, Result, Sample
 from workloads.parameters import WorkloadParameters
 from workloads.settings import setting
+from workloads.workloads.base import WorkloadSpec
 
 if TYPE_CHECKING:
     import pytest
@@ -31,7 +32,7 @@ class TinyParameters(WorkloadParameters):
 
 def register(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make ``tiny`` known for the duration of a test."""
-    entry = registry.WorkloadEntry(
+    entry = WorkloadSpec(
         name="tiny",
         function="tiny_workload:run",
         parameters=TinyParameters,

@@ -15,8 +15,9 @@ from workloads.measure_settings import MeasureSettings as MeasureSettings
 if TYPE_CHECKING:
     from workloads.devices.base import Device
 
-#: The phases of an attempt, in order. A watchdog has a limit for each.
-Phase = Literal["start", "load", "compile", "warmup", "measure", "finish"]
+#: The phases of an attempt, in order. A watchdog has a limit for each but ``queued``, in which a
+#: job waits for its turn on processors that others use.
+Phase = Literal["start", "queued", "load", "compile", "warmup", "measure", "finish"]
 
 StopReason = Literal["confidence", "max_repeats", "time_limit"]
 

@@ -18,7 +18,7 @@ from workloads.engines import engine_function
 from workloads.errors import BadConfiguration
 from workloads.finetuning_parameters import FinetuningParameters
 from workloads.refusal import Asked, require
-from workloads.registry import find_workload
+from workloads.registry import find_workload, refusals
 
 
 def run(request: Request, context: JobContext) -> Result:
@@ -36,6 +36,6 @@ def run(request: Request, context: JobContext) -> Result:
         parameters={**parameters, **request.settings},
         engine=request.engine,
     )
-    require(find_workload(request.workload).refusals(asked))
+    require(refusals(find_workload(request.workload), asked))
     train: Workload = engine_function(request.engine, "train", context.device.name)
     return train(replace(request, parameters=parameters), context)

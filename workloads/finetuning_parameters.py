@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from pydantic import create_model
 
-from workloads.parameters import WorkloadParameters
+from workloads.parameters import DatasetParameters, WorkloadParameters
 from workloads.settings import setting
 from workloads.techniques import all_techniques
 
@@ -27,7 +27,7 @@ DEFAULT_LEARNING_RATE = {"full": 5e-5, "qat": 5e-5, "vera": 1e-2}
 ADAPTER_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
 
 
-class MethodParameters(WorkloadParameters):
+class MethodParameters(DatasetParameters):
     """Settings of what is trained, on how much data, for how long."""
 
     method: Method = setting(

@@ -36,11 +36,15 @@ def refuse(asked: Asked) -> tuple[Refusal, ...]:
 def _precision(asked: Asked, method: MethodParameters) -> Iterator[Refusal]:
     precision = asked.precision
     if quantized(precision):
-        hint = "method qlora trains an adapter over a 4-bit base" if precision == "int4" else ""
+        base = (
+            "4-bit base is method qlora"
+            if precision == "int4"
+            else f"{precision} base is not built"
+        )
+        hint = "write precision: bf16 and method: qlora" if precision == "int4" else ""
         yield Refusal(
             setting="precision",
-            reason=f"weights in {precision} have no gradients, and this version has no adapter "
-            f"over an {precision} base",
+            reason=f"weights in {precision} have no gradients; an adapter over a {base}",
             hint=hint,
             unsupported=True,
         )

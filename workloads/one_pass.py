@@ -6,19 +6,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from workloads.api import JobContext, Sample
-from workloads.data.catalog import load_examples
+from workloads.data.examples import Example
 from workloads.engines.base import Generated, GenerationEngine
 
 #: Ids of one prompt.
 Prompt = tuple[int, ...]
 
 
-def encoded_prompts(engine: GenerationEngine, dataset: str, count: int) -> tuple[Prompt, ...]:
+def encoded_prompts(
+    engine: GenerationEngine, examples: Sequence[Example], count: int
+) -> tuple[Prompt, ...]:
     """Ids of the first ``count`` prompts; a shorter dataset begins again."""
-    examples = load_examples(dataset)
-    return tuple(
-        tuple(engine.encode(examples[index % len(examples)].content)) for index in range(count)
-    )
+    chosen = (examples[index % len(examples)] for index in range(count))
+    return tuple(tuple(engine.encode(one.content, one.earlier)) for one in chosen)
 
 
 def generate_once(

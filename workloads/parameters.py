@@ -1,13 +1,12 @@
-"""The parameters of each workload, as pydantic models: checked before anything starts.
+"""The base of the parameters of workloads and techniques: pydantic models, checked by the plan.
 
 Grid files, `nightgrid schema` and the documentation take names, defaults, limits and descriptions
-from here. Unknown names are refused. This module imports neither torch nor Ray.
+from them. Unknown names are refused. This module imports neither torch nor Ray.
 """
 
 from __future__ import annotations
 
-from typing import Literal
-
+from workloads.data.catalog import Reading
 from workloads.settings import Settings, setting
 
 
@@ -15,145 +14,28 @@ class WorkloadParameters(Settings):
     """Base of the parameters of all workloads (``workloads/settings.py``)."""
 
 
-class TextGenerationParameters(WorkloadParameters):
-    """Greedy text generation over the prompts of a dataset."""
+class DatasetParameters(WorkloadParameters):
+    """Parameters of workloads that read a dataset: how it is read."""
 
-    output_tokens: int = setting(
-        128,
+    columns: str = setting(
+        "",
         role="work",
-        length=True,
-        always_in_id=True,
-        ge=1,
-        description="Most tokens to generate for each prompt (max_new_tokens).",
+        description="Which columns of the dataset are what, where their names are not among those "
+        "that are known: `prompt=question, completion=reply`. Left out, the first example tells.",
     )
-    input_tokens: int | None = setting(
-        None,
+    split: str = setting(
+        "train",
         role="work",
-        length=True,
-        always_in_id=True,
-        ge=1,
-        description="Length every prompt is brought to, in tokens: a longer one is cut at its "
-        "end, a shorter one repeated from its beginning. Left out, prompts stay as they are.",
-    )
-    ignore_eos: bool = setting(
-        False,
-        role="work",
-        always_in_id=True,
-        description="Fixed-length mode: every prompt generates exactly output_tokens, even past "
-        "an end-of-sequence token. Use it to compare precisions and devices, since then all of "
-        "them do the same amount of work.",
-    )
-    prompts: int = setting(
-        100,
-        role="work",
-        length=True,
-        always_in_id=True,
-        ge=1,
-        description="How many prompts of the dataset one repeat covers, all cards together, in "
-        "the dataset's order and from its start again where it is shorter. At least one full "
-        "batch on every card is used.",
-    )
-    batching: Literal["static", "sorted", "continuous"] = setting(
-        "static",
-        role="choice",
-        always_in_id=True,
-        renamed={"refill": "continuous"},
-        description="How prompts meet in a batch: static takes them in the dataset's order, sorted "
-        "by length, so that less is padded; continuous (continuous batching) gives the place of a "
-        "text that has ended to the next prompt and pads nothing (batch_size places; one pass over "
-        "all prompts is one batch). Greedy texts are the same, up to rounding.",
-    )
-    attention: Literal["eager", "sdpa", "flash_attention_2"] = setting(
-        "sdpa",
-        role="choice",
-        loads=True,
-        always_in_id=True,
-        description="Attention implementation: sdpa is PyTorch's scaled_dot_product_attention, "
-        "eager plain matrix products, flash_attention_2 the package flash-attn (CUDA only).",
-    )
-    adapter: str | None = setting(
-        None,
-        role="work",
-        loads=True,
-        consumes="adapter",
-        always_in_id=True,
         min_length=1,
-        description="A trained adapter to put on the model, not merged: the name that a "
-        "fine-tuning job gave it (save_adapter), or a directory in peft's layout.",
+        description="Split of a dataset of the Hugging Face hub, or a part of one: `train[:1000]`.",
     )
-    tensor_parallel: int | None = setting(
-        None,
-        role="choice",
-        loads=True,
-        always_in_id=True,
-        ge=1,
-        description="Cards that split each matrix; groups of so many cards share out the prompts "
-        "(data × tensor). Left out, every card has the whole model.",
-    )
-    keep_texts: int = setting(
-        3,
-        role="neutral",
-        always_in_id=True,
-        ge=0,
-        description="How many generated texts to keep in the row, from the first prompts on.",
-    )
-
-
-class VerificationParameters(WorkloadParameters):
-    """An engine's greedy tokens and logits against those of stock transformers."""
-
-    prompts: int = setting(
-        4,
+    revision: str = setting(
+        "",
         role="work",
-        length=True,
-        always_in_id=True,
-        ge=1,
-        le=1000,
-        description="How many prompts of the dataset are compared.",
-    )
-    output_tokens: int = setting(
-        16,
-        role="work",
-        length=True,
-        always_in_id=True,
-        ge=1,
-        le=4096,
-        description="How many tokens after each prompt.",
-    )
-    attention: Literal["eager", "sdpa", "flash_attention_2"] = setting(
-        "sdpa",
-        role="choice",
-        loads=True,
-        always_in_id=True,
-        description="Attention implementation of the engine, as in text-generation.",
-    )
-    adapter: str | None = setting(
-        None,
-        role="work",
-        loads=True,
-        consumes="adapter",
-        always_in_id=True,
-        min_length=1,
-        description="A trained adapter to put on the model.",
+        description="Branch, tag or commit of a dataset of the Hugging Face hub. Left out: the "
+        "newest.",
     )
 
-
-class CalibrationParameters(WorkloadParameters):
-    """The measuring pass before fp8 on Gaudi; plans add such jobs by themselves."""
-
-    prompts: int = setting(
-        32,
-        role="work",
-        length=True,
-        always_in_id=True,
-        ge=1,
-        description="How many prompts of the dataset the model is measured on.",
-    )
-    output_tokens: int = setting(
-        32,
-        role="work",
-        length=True,
-        always_in_id=True,
-        ge=1,
-        description="How many tokens after each prompt.",
-    )
+    def reading(self) -> Reading:
+        """How the dataset of a job is read."""
+        return Reading(columns=self.columns, split=self.split, revision=self.revision)

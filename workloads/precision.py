@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from workloads.devices import DEVICES, device_spec
@@ -59,10 +59,31 @@ def support(precision: str, device: str, engine: str = "") -> Support:
     """
     if precision not in PRECISIONS:
         raise BadConfiguration(f"no precision '{precision}'. There is: {', '.join(PRECISIONS)}.")
-    on = device_spec(device)
+    entry = _declared(precision, device, engine)
+    others = [] if entry.supported else _engines_that_do(precision, device)
+    if not others:
+        return entry
+    plural = "s" if len(others) > 1 else ""
+    does = f"the engine{plural} {' and '.join(others)} generate{'' if plural else 's'} in it there"
+    return replace(entry, reason=f"{entry.reason}; {does}")
+
+
+def _declared(precision: str, device: str, engine: str) -> Support:
+    """An engine's own cell, else the device's."""
     spec = ENGINES.get(engine) if engine else None
     own = spec.precisions.get((precision, device)) if spec is not None else None
-    return own or on.precision(precision)
+    return own or device_spec(device).precision(precision)
+
+
+def _engines_that_do(precision: str, device: str) -> list[str]:
+    """The engines that generate in a precision on a device, the default first."""
+    return [
+        spec.name
+        for spec in sorted(ENGINES.known(), key=lambda spec: not spec.default)
+        if "generate" in spec.abilities
+        and spec.runs_on(device)
+        and _declared(precision, device, spec.name).supported
+    ]
 
 
 def table() -> tuple[TableRow, ...]:
@@ -70,10 +91,12 @@ def table() -> tuple[TableRow, ...]:
     rows = []
     engines = engines_for(None)
     for precision in PRECISIONS:
-        for device, spec in DEVICES.items():
-            rows.append(_row(precision, device, spec.precision(precision)))
-            own = {name: ENGINES[name].precisions.get((precision, device)) for name in engines}
-            rows += [_row(precision, device, its, name) for name, its in own.items() if its]
+        for device in DEVICES:
+            own = [name for name in engines if (precision, device) in ENGINES[name].precisions]
+            rows += [
+                _row(precision, device, support(precision, device, name), name)
+                for name in ("", *own)
+            ]
     return tuple(rows)
 
 

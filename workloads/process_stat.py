@@ -12,6 +12,7 @@ class ProcessStat(NamedTuple):
     parent: int
     started_ticks: int  # since boot, as the kernel counts
     ended: bool  # a zombie, which waits for its parent to look
+    stopped: bool  # by a signal or a debugger, until another lets it go on
 
 
 def process_stat(pid: int) -> ProcessStat | None:
@@ -20,7 +21,10 @@ def process_stat(pid: int) -> ProcessStat | None:
         with open(f"/proc/{pid}/stat", "rb") as file:
             # The name comes second, in brackets, and may hold anything, brackets included.
             words = file.read().rpartition(b")")[2].split()
-        return ProcessStat(pid, int(words[1]), int(words[19]), words[0] in (b"Z", b"X"))
+        state = words[0]
+        return ProcessStat(
+            pid, int(words[1]), int(words[19]), state in (b"Z", b"X"), state in (b"T", b"t")
+        )
     except (OSError, IndexError, ValueError):
         return None
 

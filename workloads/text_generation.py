@@ -25,7 +25,7 @@ from workloads.engines.base import EngineLoader, Generated, GenerationEngine
 from workloads.errors import BadConfiguration
 from workloads.measure import Instruments, Measured, Observation, measure
 from workloads.parallel.layout import Layout
-from workloads.parameters import TextGenerationParameters
+from workloads.workloads.text_generation import TextGenerationParameters
 
 if TYPE_CHECKING:
     from workloads.generation.continuous_generation import ContinuousGeneration
@@ -64,7 +64,7 @@ def run(request: Request, context: JobContext) -> Result:
     # Loading passes through more memory than running; the peaks are those of running.
     context.device.release_memory()
     context.device.reset_peak_memory()
-    generation: _Generation | ContinuousGeneration
+    generation: Generation | ContinuousGeneration
     if parameters.batching == "continuous":
         from workloads.generation.continuous_generation import ContinuousGeneration
 
@@ -77,7 +77,7 @@ def run(request: Request, context: JobContext) -> Result:
             context.device.synchronize,
         )
     else:
-        generation = _Generation(
+        generation = Generation(
             engine,
             batches,
             parameters,
@@ -168,9 +168,10 @@ def _prompts(
     context: JobContext,
 ) -> tuple[list[Prompt], bool]:
     """This rank's prompts of a repeat, in order, and whether the dataset is synthetic."""
-    from workloads.data.catalog import find_dataset, load_examples
+    from workloads.data.catalog import load_dataset
 
-    examples = load_examples(request.dataset)
+    dataset = load_dataset(request.dataset, parameters.reading())
+    examples = dataset.examples
     layout = _layout(parameters, context)
     total = max(parameters.prompts, request.batch_size * layout.data_size)
     encoded: dict[int, tuple[int, ...]] = {}
@@ -178,12 +179,12 @@ def _prompts(
     for position in share_of_rank(total, layout.data_rank, layout.data_size):
         index = position % len(examples)
         if index not in encoded:
-            ids = engine.encode(examples[index].content)
+            ids = engine.encode(examples[index].content, examples[index].earlier)
             if parameters.input_tokens is not None:
                 ids = bring_to_length(ids, parameters.input_tokens)
             encoded[index] = tuple(ids)
         prompts.append(Prompt(index=index, ids=encoded[index]))
-    return prompts, find_dataset(request.dataset).synthetic
+    return prompts, dataset.synthetic
 
 
 def _batches(prompts: list[Prompt], size: int, batching: str) -> list[list[Prompt]]:
@@ -207,7 +208,7 @@ def _check_length(
         )
 
 
-class _Generation:
+class Generation:
     """Runs batches and keeps what came out of each, by repeat."""
 
     def __init__(

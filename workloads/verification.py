@@ -18,13 +18,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from workloads.api import JobContext, Request, Result
-from workloads.data.catalog import find_dataset
+from workloads.data.catalog import load_dataset
 from workloads.engines import engine_function
 from workloads.engines.base import EngineLoader
 from workloads.one_pass import encoded_prompts, generate_once
-from workloads.parameters import VerificationParameters
 from workloads.precision import quantized
 from workloads.stock_reference import Question, Reference, answer
+from workloads.workloads.verification import VerificationParameters
 
 if TYPE_CHECKING:
     import torch
@@ -87,7 +87,8 @@ def run(request: Request, context: JobContext) -> Result:
     context.enter_phase("load")
     load: EngineLoader = engine_function(request.engine, "generate", context.device.name)
     engine = load(request, context.device)
-    prompts = encoded_prompts(engine, request.dataset, parameters.prompts)
+    dataset = load_dataset(request.dataset, parameters.reading())
+    prompts = encoded_prompts(engine, dataset.examples, parameters.prompts)
     context.enter_phase("measure")
     batches, sample = generate_once(
         engine,
@@ -116,7 +117,7 @@ def run(request: Request, context: JobContext) -> Result:
         weight_bytes=engine.weights.weight_bytes,
         parameter_count=engine.weights.parameter_count,
         random_weights=engine.random_weights,
-        synthetic_data=find_dataset(request.dataset).synthetic,
+        synthetic_data=dataset.synthetic,
         precision_detail=engine.weights.detail,
         metrics=found.metrics(),
         details={**engine.details, **details_of(found, request.precision)},

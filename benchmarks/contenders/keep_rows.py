@@ -22,9 +22,10 @@ from typing import Any
 from benchmarks.contender import serve
 from benchmarks.contenders.row import row
 from orchestrator.results import fragments
+from orchestrator.results.row_file import parquet
 from orchestrator.results.scan import scan_rows
 from orchestrator.results.schema import to_table
-from orchestrator.results.store import Store, _parquet
+from orchestrator.results.store import Store
 
 #: Columns that a question about a run asks for.
 COLUMNS = ("job_id", "state", "precision", "batch_size", "started_at", "ended_at")
@@ -54,7 +55,7 @@ class Nightgrid:
             field = kinds.schema.field(place)
             parts.append(kinds.slice(0, len(names)).set_column(place, field, pa.array(names)))
         table = pa.concat_tables(parts)
-        data = _parquet(table, use_dictionary=True)
+        data = parquet(table, use_dictionary=True)
         (store.tables_path / fragments.compacted_name(table.num_rows, data)).write_bytes(data)
 
     def read(self, name: str) -> int:

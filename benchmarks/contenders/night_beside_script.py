@@ -22,7 +22,8 @@ from benchmarks.night import check_threads
 from orchestrator.domain.events import RunAttempt, StartWorker, StopWorker
 from orchestrator.domain.measurement import Measurement
 from orchestrator.on_ray.executor import RayExecutor
-from orchestrator.runtime.run import RunOptions, run_grid
+from orchestrator.runtime.options import RunOptions
+from orchestrator.runtime.run import run_grid
 
 
 def main() -> None:

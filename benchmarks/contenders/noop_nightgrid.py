@@ -28,9 +28,9 @@ from orchestrator.planning.planner import estimator_for
 from orchestrator.results.derive import measurement_of
 from orchestrator.results.notes import Notes
 from orchestrator.results.store import Store
+from orchestrator.runtime.board import Board
 from orchestrator.runtime.driver import Driver
 from orchestrator.runtime.session import with_memory
-from orchestrator.runtime.status import Board
 from orchestrator.runtime.watchdog import Watchdog
 from orchestrator.scheduling.schedule import Schedule, ScheduleSettings
 from orchestrator.watching.live import QuietView

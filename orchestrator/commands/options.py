@@ -22,6 +22,19 @@ def add_results_argument(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_set_argument(parser: argparse.ArgumentParser) -> None:
+    """``--set PATH=VALUE``, any number of times, as ``overrides``."""
+    parser.add_argument(
+        "--set",
+        metavar="PATH=VALUE",
+        action="append",
+        dest="overrides",
+        default=[],
+        help="set this in the grid: model=DIR, axes.batch_size=1..8, measure.max_repeats=5, of "
+        "every experiment, or of one with NAME. before it; may be repeated",
+    )
+
+
 def add_runs_argument(parser: argparse.ArgumentParser) -> None:
     """``--run NAME``, any number of times, as ``run_names``."""
     parser.add_argument(

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orchestrator.commands.options import add_deadline_arguments, ends_at
+from orchestrator.commands.options import add_deadline_arguments, add_set_argument, ends_at
 from orchestrator.host import output
 from orchestrator.results.directory import default_results_dir
 
@@ -56,6 +56,7 @@ def add_grid_arguments(parser: argparse.ArgumentParser, *, optional: bool = Fals
     parser.add_argument(
         "--force", action="store_true", help="run all jobs, measured already or not"
     )
+    add_set_argument(parser)
 
 
 EPILOG = """\
@@ -83,11 +84,13 @@ def plan_of(args: argparse.Namespace) -> Plan:
         ClusterError: the nodes make no sense.
         StoreError: earlier rows cannot be read.
     """
-    from orchestrator.runtime.run import RunOptions, plan_grid
+    from orchestrator.runtime.grid_plan import plan_grid
+    from orchestrator.runtime.options import RunOptions
 
     options = RunOptions(
         results=args.results,
         name=args.run_name,
+        overrides=tuple(args.overrides),
         emulate=args.emulate,
         retry_failed=args.retry_failed,
         force=args.force,
@@ -140,7 +143,7 @@ def _until(args: argparse.Namespace, plan: Plan) -> tuple[list[str], Forecast | 
         return [], None
     from orchestrator.domain.deadline import Deadline
     from orchestrator.grid.reader import load_grid
-    from orchestrator.runtime.run import earlier_rows, forecast_of
+    from orchestrator.runtime.grid_plan import earlier_rows, forecast_of
     from orchestrator.watching.plan_text import deadline_lines
 
     deadline = Deadline.of(at, now=time.time(), jobs=len(plan.jobs))

@@ -25,19 +25,21 @@ if TYPE_CHECKING:
 
     from orchestrator.grid.model import Grid
     from orchestrator.results.store import Store
-    from orchestrator.runtime.run import RunOptions, RunOutcome
+    from orchestrator.runtime.options import RunOptions
+    from orchestrator.runtime.run import RunOutcome
     from orchestrator.runtime.supervised import Charge
 
 #: Set to anything, it means --no-restart.
 NO_RESTART_VARIABLE = "NIGHTGRID_NO_RESTART"
 #: Seconds before the deadline at which another process writes the report if this one has not.
-_LAST_S = 20.0
+LAST_S = 20.0
 
 EPILOG = """\
 examples:
   nightgrid run grids/smoke.yaml --emulate 2x8      emulated cards of this machine
   nightgrid run grids/smoke.yaml                    the Ray cluster that this shell is in
   nightgrid run grids/smoke.yaml --retry-failed     only what is missing, and what failed
+  nightgrid run grids/smoke.yaml --set axes.batch_size=1..8    another axis than the file's
   nightgrid run --resume --adopt 3f0c9a51d2b7       and rows that a full disk kept elsewhere
 
 exit codes:
@@ -121,7 +123,7 @@ def run(args: argparse.Namespace) -> int:
     from orchestrator.runtime.supervised import take_charge
 
     charge = take_charge()
-    if charge is None and (command := _command_to_supervise(args)):
+    if charge is None and (command := command_to_supervise(args)):
         from orchestrator.runtime.supervisor import Supervisor
 
         return Supervisor(command=command, notify=args.notify, ends_at=ends_at(args)).run()
@@ -162,7 +164,7 @@ def _end_now_if_something_waits(code: int) -> None:
     os._exit(code)
 
 
-def _command_to_supervise(args: argparse.Namespace) -> list[str] | None:
+def command_to_supervise(args: argparse.Namespace) -> list[str] | None:
     """This process's own command, if a child should run it, with this process to watch over it. In
     a Ray job nobody would be left to start it again; code that calls ``main`` wants no child."""
     from orchestrator.results.directory import inside_ray_job
@@ -179,7 +181,7 @@ def _command_to_supervise(args: argparse.Namespace) -> list[str] | None:
 
 def _drive(args: argparse.Namespace, charge: Charge | None) -> int:
     from orchestrator.errors import GridError
-    from orchestrator.runtime.run import grid_of
+    from orchestrator.runtime.grid_plan import grid_of
     from orchestrator.watching.notify import hooks_of, notice_of_failure, notice_of_run, tell_all
 
     hooks = hooks_of(args.notify)  # refused before anything starts
@@ -214,11 +216,13 @@ def _drive(args: argparse.Namespace, charge: Charge | None) -> int:
 def _asked(args: argparse.Namespace, charge: Charge | None) -> tuple[Path, RunOptions]:
     """The grid to run, and its options."""
     from orchestrator.errors import GridError, Problem
-    from orchestrator.runtime.run import RunOptions, grid_to_resume
+    from orchestrator.runtime.options import RunOptions
+    from orchestrator.runtime.run import grid_to_resume
 
     options = RunOptions(
         results=args.results,
         name=args.run_name,
+        overrides=tuple(args.overrides),
         emulate=args.emulate,
         address=args.address,
         in_process=args.in_process,
@@ -283,7 +287,7 @@ def _report_in_any_case(run: str, options: RunOptions) -> Iterator[None]:
     timer = None
     if options.ends_at is not None:
         now = Interval().until_now if options.budget else time.time
-        timer = CallAt(options.ends_at - _LAST_S, write, wall=now)
+        timer = CallAt(options.ends_at - LAST_S, write, wall=now)
     try:
         yield
     except ClusterError as error:

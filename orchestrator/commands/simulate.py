@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     from orchestrator.domain.deadline import Deadline
     from orchestrator.grid.reader import load_grid
     from orchestrator.planning.planner import estimator_for
-    from orchestrator.runtime.run import earlier_rows
+    from orchestrator.runtime.grid_plan import earlier_rows
     from orchestrator.scheduling.schedule import ScheduleSettings
     from orchestrator.scheduling.simulate import SimulationSettings, simulate
 

@@ -9,7 +9,11 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from orchestrator.commands.options import add_deadline_arguments, add_notify_argument
+from orchestrator.commands.options import (
+    add_deadline_arguments,
+    add_notify_argument,
+    add_set_argument,
+)
 from orchestrator.host import output
 
 EPILOG = """\
@@ -59,6 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "secrets are (.env, *.pem, …) goes only if it is named here; may be repeated",
     )
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
+    add_set_argument(parser)
     add_deadline_arguments(parser)
     add_notify_argument(parser)
 
@@ -74,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
             "note: whoever may list the cluster's jobs can read the address after --notify; "
             "--notify @FILE, a file on the node that drives the run, keeps it to yourself"
         )
-    grid = load_grid(args.grid)
+    grid = load_grid(args.grid, overrides=args.overrides)
     name = args.run_name or grid.name
     submission = Submission(
         grid=args.grid,
@@ -83,8 +88,9 @@ def run(args: argparse.Namespace) -> int:
         submission_id=args.submission_id or new_submission_id(name),
         results=args.results,
         arguments=(
+            *(f"--set={text}" for text in args.overrides),
             *args.handed_on,
-            *_until(args),
+            *deadline_words(args),
             *(word for hook in args.notify for word in ("--notify", hook)),
         ),
         jobs=grid.jobs(),
@@ -114,7 +120,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _until(args: argparse.Namespace) -> list[str]:
+def deadline_words(args: argparse.Namespace) -> list[str]:
     """The deadline as the cluster understands it: 08:00 here may be another time there. A budget
     counts from the start of the run, not of the submission."""
     if args.deadline is not None:

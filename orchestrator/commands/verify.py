@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator import exit_codes
-from orchestrator.commands.options import add_results_argument
+from orchestrator.commands.options import add_results_argument, add_set_argument
 from orchestrator.host import output
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     where.add_argument("--emulate", metavar="SPEC", help="emulated cards, such as 1x1:HPU")
     where.add_argument("--address", metavar="HOST:PORT", help="the Ray cluster to run on")
     where.add_argument("--in-process", action="store_true", help="without Ray: for debuggers")
+    add_set_argument(parser)
     parser.add_argument("--prompts", type=int, default=4, help="of the dataset (default: 4)")
     parser.add_argument("--tokens", type=int, default=16, help="after each prompt (default: 16)")
     parser.add_argument(
@@ -53,9 +54,10 @@ def run(args: argparse.Namespace) -> int:
     from orchestrator.grid.reader import grid_of_values, load_grid
     from orchestrator.planning.verification_grid import verification_grid, verified
     from orchestrator.report import read_summary
-    from orchestrator.runtime.run import RunOptions, run_grid
+    from orchestrator.runtime.options import RunOptions
+    from orchestrator.runtime.run import run_grid
 
-    source = load_grid(args.grid)
+    source = load_grid(args.grid, overrides=args.overrides)
     asked = verification_grid(
         source.name,
         source.jobs(),

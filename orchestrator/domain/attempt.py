@@ -11,6 +11,7 @@ from typing import Any, Literal
 from orchestrator.domain.energy import Energy
 from orchestrator.domain.failure import Failure
 from orchestrator.domain.job import Accelerator, Job, State
+from orchestrator.domain.processor import ProcessorUse, Turn
 from orchestrator.domain.topology import Card, CardSet
 from workloads.api import MeasureSettings, Result
 
@@ -108,6 +109,7 @@ class WorkerInfo:
     visible_cards: str  # the value of HABANA_VISIBLE_MODULES / CUDA_VISIBLE_DEVICES
     threads: int  # OpenMP threads
     niceness: int
+    cores: int | None = None  # of its host that the process may use
     versions: Mapping[str, str] = field(default_factory=dict)  # python, torch, ray, habana, …
 
 
@@ -126,6 +128,8 @@ class RankOutcome:
     model_was_resident: bool = False
     timed: tuple[float, float] | None = None  # the timed part, on its host's monotonic clock
     energy: Energy | None = None  # of this rank's card in that part
+    processor: ProcessorUse | None = None  # of this rank's process in that part
+    turn: Turn | None = None  # None: its device shares no processors, or turns are impossible
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

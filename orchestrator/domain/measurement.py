@@ -111,8 +111,17 @@ class Measurement:
     worker_pid: int | None = None
     threads: int | None = None
     niceness: int | None = None
+    host_cores: int | None = None
     jobs_before: int | None = None
     model_was_resident: bool | None = None
+
+    # the host's processors
+    processor_cores: float | None = None  # kept busy in the timed part, by the rank with the fewest
+    processor_wait_share: float | None = None  # of the timed part: runnable and not running
+    stolen_share: float | None = None
+    host_load: float | None = None
+    queued_s: float | None = None  # waiting for a turn
+    oversubscribed: bool | None = None
 
     # numbers
     metrics: Metrics = field(default_factory=Metrics)
@@ -131,7 +140,8 @@ class Measurement:
     random_weights: bool | None = None
     synthetic_data: bool | None = None
     precision_detail: str | None = None
-    #: What the workload reported by name, of all ranks; ``workloads/metrics.py`` declares them.
+    #: Figures by name, of all ranks: reported by the workload, or derived from the samples
+    #: (``workloads/metrics``).
     workload_metrics: Mapping[str, float] = field(default_factory=dict)
     details: Mapping[str, str] = field(default_factory=dict)
 

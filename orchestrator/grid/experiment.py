@@ -79,7 +79,8 @@ class ExperimentReader:
     def read(self, measure: MeasureSettings) -> Experiment:
         """The experiment; whole only if no problem was noted."""
         if self.workload is None and self.whole:
-            hint = f"write `workload: {next(iter(self.grid.vocabulary.workloads), '')}`"
+            known = " or ".join(f"`workload: {name}`" for name in self.grid.vocabulary.workloads)
+            hint = f"write {known}"
             self.grid.complain(self.path, "no `workload:` here nor in defaults", hint)
         experiment = Experiment(
             name=str(self.block.get("name", "")),

@@ -35,7 +35,7 @@ class Fault:
 class Vocabulary:
     """The names that a grid may use, and the check of single values.
 
-    ``workloads`` maps a name to an entry (``registry.WorkloadEntry``). ``find_model``,
+    ``workloads`` maps a name to an entry (``WorkloadSpec``). ``find_model``,
     ``find_dataset`` and ``find_adapter`` raise when there is no such thing; None leaves names
     unchecked, for a machine that is not the one where the grid will run.
     """

@@ -23,7 +23,7 @@ MAX_ALIASED_VALUES = 20_000  # values that aliases may add to those written out
 
 Plain = Scalar | list[Any] | dict[str, Any]
 
-_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 _INT = re.compile(r"[-+]?(?:0|[1-9][0-9]*)\Z")
 _FLOAT = re.compile(
@@ -143,7 +143,7 @@ class _Composer:
 
     def _events(self, text: str) -> Iterator[Any]:
         try:
-            yield from yaml.parse(text, Loader=_LOADER)
+            yield from yaml.parse(text, Loader=LOADER)
         except yaml.MarkedYAMLError as error:
             mark = error.problem_mark or error.context_mark
             at = Node(mark.line + 1, mark.column + 1) if mark else None

@@ -24,6 +24,7 @@ from orchestrator.grid.expand import Expander
 from orchestrator.grid.experiment import Experiment, ExperimentReader
 from orchestrator.grid.fields import FIELD_NAMES, Vocabulary, explain, shown, suggestion
 from orchestrator.grid.model import Grid
+from orchestrator.grid.overrides import overridden
 from orchestrator.grid.strict_yaml import Document, Path_, parse, read
 from orchestrator.planning.needs import Thing, problems_of_needs
 from orchestrator.planning.planner import card_problems, refusal_problems
@@ -255,6 +256,7 @@ def load_grid(
     vocabulary: Vocabulary | None = None,
     check_data: bool = True,
     nodes_for: NodesFor | None = None,
+    overrides: Sequence[str] = (),
 ) -> Grid:
     """Read a grid file into jobs.
 
@@ -265,12 +267,13 @@ def load_grid(
         nodes_for: from the kinds of card the grid names to the nodes it would run on. With it,
             card counts they cannot give are reported along with everything else; without it
             ``make_plan`` reports them.
+        overrides: ``PATH=VALUE`` each, set before anything is checked; see ``overridden``.
 
     Raises:
         GridError: all that is wrong with the file, in file order.
     """
     vocabulary = vocabulary or Vocabulary.installed(check_data=check_data)
-    return GridReader(read(path), vocabulary, nodes_for).read()
+    return GridReader(overridden(read(path), overrides), vocabulary, nodes_for).read()
 
 
 def parse_grid(content: bytes, file: str, *, vocabulary: Vocabulary | None = None) -> Grid:

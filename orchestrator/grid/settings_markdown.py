@@ -69,7 +69,8 @@ def _table(declared: Mapping[str, Declaration]) -> str:
 def _default(one: Declaration) -> str:
     if one.default is ...:
         return "none"
-    return f"`{one.default}`" if isinstance(one.default, str) else json.dumps(one.default)
+    bare = isinstance(one.default, str) and one.default
+    return f"`{one.default}`" if bare else json.dumps(one.default)
 
 
 def _role(one: Declaration) -> str:

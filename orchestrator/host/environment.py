@@ -46,7 +46,7 @@ PACKAGES = (
 )
 
 _COMMIT = re.compile(r"[0-9a-f]{7,64}")
-_TIMEOUT_S = 10.0
+TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +140,7 @@ def _output(command: tuple[str, ...], environment: dict[str, str] | None = None)
             env=environment,
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            timeout=_TIMEOUT_S,
+            timeout=TIMEOUT_S,
             check=False,
         )
     except (OSError, subprocess.SubprocessError):

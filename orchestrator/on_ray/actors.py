@@ -25,6 +25,7 @@ from orchestrator.domain.executor import Progress
 from orchestrator.domain.job import Accelerator
 from orchestrator.errors import ClusterError
 from orchestrator.host import output
+from orchestrator.host.processors import usable_cores
 from orchestrator.worker.card_sampler import CardSampler
 from orchestrator.worker.leftovers import Owner, end_leftovers
 from orchestrator.worker.messages import PendingResponses, Resequencer, ResponseBatch
@@ -103,7 +104,7 @@ class NodeAgent:
                 output.say(f"ended, of an earlier driver: {each.pid} {command}")
         session_logs = _ray_log_dir()
         logs = _writable(Path(log_dir), session_logs) if log_dir else session_logs
-        cores = physical_cores()
+        cores = len(usable_cores())
         path = self._path = f"{_socket_dir(session_logs.parent)}/s"
         # OpenMP reads its variable when torch is imported, which may be in the server.
         threads = threads_asked() or max(1, cores // cards_on_host)
@@ -135,7 +136,7 @@ class NodeAgent:
             log_dir=str(logs),
             scratch=str(session_logs.parent),
             cards=cards,
-            idle_memory_bytes=_idle_memory_bytes(accelerator, cards),
+            idle_memory_bytes=idle_memory_of(accelerator, cards),
         )
 
     def watch_cards(self, device: str) -> None:
@@ -221,7 +222,7 @@ def _cards_held(kind: Accelerator) -> tuple[str, ...]:
     return tuple(map(str, held.get(kind.spec.ray_resource, ())))
 
 
-def _idle_memory_bytes(kind: Accelerator, cards: Sequence[str]) -> dict[int, int]:
+def idle_memory_of(kind: Accelerator, cards: Sequence[str]) -> dict[int, int]:
     """Memory in use on each of these cards that is idle now, as far as it can be found out."""
     device = device_class(kind.device)
     found = {}
@@ -248,15 +249,6 @@ def threads_asked() -> int | None:
             "unset it for an even share of the cores"
         )
     return int(told)
-
-
-def physical_cores() -> int:
-    """Physical cores this process may use, at least 1."""
-    import psutil
-
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    physical = psutil.cpu_count(logical=False) or allowed or 1
-    return max(1, min(physical, allowed or physical))
 
 
 def _writable(directory: Path, otherwise: Path) -> Path:

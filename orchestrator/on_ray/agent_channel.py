@@ -17,7 +17,7 @@ from orchestrator.worker.messages import Request, ResponseBatch
 from orchestrator.worker.wire import pickled, unpickled
 
 _ASK_AGAIN_S = 1.0
-_SEND_AGAIN_S = 5.0
+SEND_AGAIN_S = 5.0
 #: So long may Ray call an agent unavailable until it counts as lost.
 _PATIENCE_S = 20.0
 
@@ -96,7 +96,7 @@ class AgentChannel:
         for number in [number for number in self._unconfirmed if number <= batch.received]:
             del self._unconfirmed[number]
         for number, (sent_at, data) in self._unconfirmed.items():
-            if now - sent_at > _SEND_AGAIN_S:
+            if now - sent_at > SEND_AGAIN_S:
                 self._unconfirmed[number] = (now, data)
                 self._submit.remote(number, data)
         self._acknowledged = batch.first + len(batch.responses) - 1

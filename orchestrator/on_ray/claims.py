@@ -14,8 +14,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,17 +24,16 @@ from orchestrator.domain.failure import Failure
 from orchestrator.domain.job import Accelerator
 from orchestrator.domain.topology import Node
 from orchestrator.errors import ClusterError, ControlStoreLost
-from orchestrator.on_ray.actors import HostFacts, NodeAgent
+from orchestrator.on_ray.actors import HostFacts
 from orchestrator.on_ray.agent_channel import AgentChannel
 from orchestrator.on_ray.calls import Calls
 from orchestrator.on_ray.cluster import node_of, nodes_of
 from orchestrator.on_ray.control_store import ControlStore, RayNode, is_absence
 from orchestrator.on_ray.failures import agent_failure, node_lost
-from orchestrator.on_ray.predecessors import owned
-from orchestrator.worker.leftovers import VARIABLE, Owner
+from orchestrator.on_ray.placement import Opened, end_agent, start_agent
 from orchestrator.worker.messages import ResponseBatch
 from orchestrator.worker.redaction import redact
-from workloads.devices import DeviceSpec, host_device
+from workloads.devices import host_device
 
 #: Modules that a node which computes on the CPU imports once, for all its workers.
 PRELOAD = (
@@ -47,7 +45,7 @@ PRELOAD = (
     "orchestrator.worker.card_worker",
 )
 _CLAIM_PATIENCE_S = 60.0
-_RETRY_S = 5.0
+RETRY_S = 5.0
 _LOOK_S = 0.1  # that the loop waits for an answer which mostly takes a few milliseconds
 _CLOSE_S = 15.0
 #: Time that the control store may be silent while no node is ours. Nodes that Ray ends for want of
@@ -56,16 +54,6 @@ SILENCE_PATIENCE_S = 90.0
 #: The same from the moment in which the last node was lost: less than the minute after which jobs
 #: that no card is left for are given up, since another driver may yet have cards for them.
 BEREFT_PATIENCE_S = 45.0
-
-
-@dataclass(frozen=True, slots=True)
-class Opened:
-    """A placement group that holds a node's cards in Ray's accounts, and the call that starts its
-    agent."""
-
-    group: Any  # placement group with one bundle
-    agent: Any
-    serve: Any
 
 
 @dataclass(slots=True)
@@ -132,7 +120,7 @@ class Claims:
         self._log_dir = log_dir
         self._preload = preload
         self._clock = clock
-        self._claims: dict[str, Claim] = {}  # by node id
+        self.by_node: dict[str, Claim] = {}  # by node id
         self._retry_at: dict[str, float] = {}
         self._next_poll = 0.0
         self._empty_since = clock()
@@ -143,12 +131,12 @@ class Claims:
 
     def of(self, node_id: str) -> Claim | None:
         """The claim on a node that has joined and not left."""
-        claim = self._claims.get(node_id)
+        claim = self.by_node.get(node_id)
         return claim if claim is not None and claim.joined else None
 
     def joined(self) -> list[Claim]:
         """The claims on all nodes that have joined and not left."""
-        return [claim for claim in self._claims.values() if claim.joined]
+        return [claim for claim in self.by_node.values() if claim.joined]
 
     def poll(self) -> None:
         """Compare Ray's list of nodes with ours, at most once a second.
@@ -174,15 +162,15 @@ class Claims:
         """End every worker on every node and give the cards back."""
         import ray
 
-        there = [claim for claim in self._claims.values() if claim.found is not None]
+        there = [claim for claim in self.by_node.values() if claim.found is not None]
         closing = [claim.agent.close.remote() for claim in there]
         with contextlib.suppress(Exception):
             ray.wait(closing, num_returns=len(closing), timeout=_CLOSE_S) if closing else None
-        for claim in self._claims.values():
+        for claim in self.by_node.values():
             if claim.opened_channel is not None:
                 claim.opened_channel.close()
             self._release(claim)
-        self._claims.clear()
+        self.by_node.clear()
         self._store.close(0.0 if self._store.silent_s else _CLOSE_S)
 
     # ------------------------------------------------------------ what the control store says
@@ -196,7 +184,7 @@ class Claims:
             return
         now = self._clock()
         ray_nodes: Mapping[str, RayNode] = value
-        for node_id, claim in list(self._claims.items()):
+        for node_id, claim in list(self.by_node.items()):
             if node_id not in ray_nodes:
                 self.lose(claim, node_lost("Ray declared it dead"))
             elif not claim.joined and now - claim.since > _CLAIM_PATIENCE_S:
@@ -214,12 +202,12 @@ class Claims:
             if self._accelerators is None or node.accelerator in self._accelerators
         ]
         for node in wanted:
-            if node.node_id not in self._claims and self._retry_at.get(node.node_id, 0) <= now:
+            if node.node_id not in self.by_node and self._retry_at.get(node.node_id, 0) <= now:
                 cards_here = _cards_on_host(ray_nodes[node.node_id], wanted, ray_nodes)
                 self._claim(node, ray_nodes[node.node_id], cards_here)
         if self.joined():
             self._empty_since = now
-        elif now - self._empty_since > _CLAIM_PATIENCE_S + _RETRY_S:
+        elif now - self._empty_since > _CLAIM_PATIENCE_S + RETRY_S:
             kinds = "/".join(sorted(self._accelerators or Accelerator))
             why = self._trouble or f"the cluster has no node with {kinds}"
             raise ClusterError(f"no card could be had for {_CLAIM_PATIENCE_S:.0f} s: {why}")
@@ -232,12 +220,12 @@ class Claims:
         silent_s = self._store.silent_s
         if not silent_s:
             return
-        patience_s = _RETRY_S if self._store.replaced else SILENCE_PATIENCE_S
+        patience_s = RETRY_S if self._store.replaced else SILENCE_PATIENCE_S
         gone = silent_s > patience_s or self._bereft_s(now, silent_s) > BEREFT_PATIENCE_S
         if gone and not self.joined():
             raise ControlStoreLost(f"{self._store.trouble}, and no node of the cluster is left")
         self._empty_since = now
-        for claim in self._claims.values():
+        for claim in self.by_node.values():
             if not claim.joined:
                 claim.since = now
 
@@ -250,7 +238,7 @@ class Claims:
     def _claim(self, node: Node, ray_node: RayNode, cards_on_host: int) -> None:
         """Ask for the node's free cards and start its agent; the answers come as calls end."""
         claim = Claim(node=node, ray_node=ray_node, since=self._clock())
-        self._claims[node.node_id] = claim
+        self.by_node[node.node_id] = claim
         serve = (
             str(ray_node["NodeManagerAddress"]),
             node.accelerator.value,
@@ -259,21 +247,21 @@ class Claims:
             str(self._log_dir.resolve()) if self._log_dir else None,
         )
         self._store.ask(
-            lambda: _open(self._run, node, serve), lambda value: self._opened(claim, value)
+            lambda: start_agent(self._run, node, serve), lambda value: self._opened(claim, value)
         )
 
     def _opened(self, claim: Claim, value: Any) -> None:
         """Ray knows of the claim: wait for its agent."""
         node = claim.node
-        current = self._claims.get(node.node_id) is claim
+        current = self.by_node.get(node.node_id) is claim
         if isinstance(value, BaseException):
             if current:
                 self._failed(claim, "its cards cannot be claimed", value)
         elif value is None:
             if current:
-                del self._claims[node.node_id]
+                del self.by_node[node.node_id]
                 self._trouble = f"{node.name} has no free {node.accelerator} card"
-                self._retry_at[node.node_id] = self._clock() + _RETRY_S
+                self._retry_at[node.node_id] = self._clock() + RETRY_S
         else:
             claim.opened = value
             if current:
@@ -284,7 +272,7 @@ class Claims:
     def _facts_came(self, claim: Claim, value: Any) -> None:
         """The agent has our cards and is at work: count the node as joined."""
         node = claim.node
-        if self._claims.get(node.node_id) is not claim:
+        if self.by_node.get(node.node_id) is not claim:
             return
         if isinstance(value, Exception):
             self._failed(claim, "the agent cannot start", value)
@@ -328,10 +316,10 @@ class Claims:
     def lose(self, claim: Claim, failure: Failure) -> None:
         """Forget a claim and end its agent, and with it every worker there; a node that is still
         there is claimed again after a while."""
-        if self._claims.get(claim.node.node_id) is not claim:
+        if self.by_node.get(claim.node.node_id) is not claim:
             return
-        del self._claims[claim.node.node_id]
-        self._retry_at[claim.node.node_id] = self._clock() + _RETRY_S
+        del self.by_node[claim.node.node_id]
+        self._retry_at[claim.node.node_id] = self._clock() + RETRY_S
         if claim.opened_channel is not None:
             claim.opened_channel.close()
             self._left(claim, self._with_silence(failure))
@@ -347,61 +335,7 @@ class Claims:
         """Have Ray end the agent and free the cards, if they were ever had."""
         if claim.opened is not None:
             opened, claim.opened = claim.opened, None
-            self._store.ask(lambda: _end(opened))
-
-
-def _open(run: str, node: Node, serve: Sequence[Any]) -> Opened | None:
-    """Claim a node's free cards, and start the agent that holds them; None if none is free."""
-    from ray.util import placement_group
-
-    bundle = _free_bundle(node)
-    if not bundle:
-        return None
-    group = placement_group(
-        [bundle],
-        strategy="STRICT_PACK",
-        bundle_label_selector=[{"ray.io/node-id": node.node_id}],
-        name=owned(f"cards of {node.name} {time.monotonic_ns()}"),
-    )
-    name = f"{run} agent of {node.name} {time.monotonic_ns()}"
-    agent = _agent_in(group, node.accelerator.spec, bundle, owned(name))
-    return Opened(group=group, agent=agent, serve=agent.serve.remote(*serve))
-
-
-def _end(opened: Opened) -> None:
-    import ray
-    from ray.util import remove_placement_group
-
-    ray.kill(opened.agent)
-    remove_placement_group(opened.group)
-
-
-def _runtime_env() -> dict[str, Any]:
-    """Ray runs its workers at niceness 15, which a benchmark would feel. What they start can be
-    told to be this driver's (``worker/leftovers.py``)."""
-    variables = {"RAY_worker_niceness": "0"}
-    if owner := Owner.of_this_process():
-        variables[VARIABLE] = str(owner)
-    return {"env_vars": variables}
-
-
-def _agent_in(group: Any, spec: DeviceSpec, bundle: Mapping[str, float], name: str) -> Any:
-    """Start the agent of a node, which holds all cards of the bundle."""
-    import ray
-    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-
-    options: dict[str, Any] = {
-        "num_cpus": 0,
-        **spec.ray_request(int(bundle[spec.ray_resource])),
-        "max_restarts": 0,
-        "max_task_retries": 0,
-        "runtime_env": _runtime_env(),
-        "name": name,
-        "scheduling_strategy": PlacementGroupSchedulingStrategy(group, 0),
-    }
-    remote: Any = ray.remote  # whose types do not know groups
-    agent = remote(concurrency_groups={"submit": 1, "exchange": 1})(NodeAgent)
-    return agent.options(**options).remote()
+            self._store.ask(lambda: end_agent(opened))
 
 
 def _computes_on_cpu(node: Node) -> bool:
@@ -415,14 +349,3 @@ def _cards_on_host(
     address = ray_node["NodeManagerAddress"]
     here = [n for n in nodes if ray_nodes[n.node_id]["NodeManagerAddress"] == address]
     return sum(node.server_cards for node in here)
-
-
-def _free_bundle(node: Node) -> dict[str, float]:
-    """The cards of the node that Ray has free; empty when there are none."""
-    from ray._private.state import available_resources_per_node
-
-    spec = node.accelerator.spec
-    free = int(available_resources_per_node().get(node.node_id, {}).get(spec.ray_resource, 0))
-    if not spec.ray_indices and free < len(node.card_indices):
-        return {}
-    return {spec.ray_resource: free} if free else {}

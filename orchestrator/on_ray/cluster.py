@@ -102,7 +102,7 @@ def connect(address: str | None = None) -> Iterator[RayCluster]:
             "or send the grid there with `nightgrid submit`"
         )
     resolved = resolve_address(known)
-    _join(resolved)
+    join_cluster(resolved)
     try:
         yield RayCluster(address=resolved)
     finally:
@@ -141,7 +141,7 @@ def emulate(nodes: Sequence[Node]) -> Iterator[EmulatedCluster]:
         cluster.address = private.address
         stack.callback(_leave)
         with joining_on_loopback():
-            _join(cluster.address, _node_ip_address=LOOPBACK)
+            join_cluster(cluster.address, _node_ip_address=LOOPBACK)
         yield cluster
 
 
@@ -177,7 +177,8 @@ def resolve_address(address: str) -> str:
     return address
 
 
-def _join(address: str, **options: Any) -> None:
+def join_cluster(address: str, **options: Any) -> None:
+    """Join the cluster at an address, once it has answered."""
     import ray
 
     if ray.is_initialized():

@@ -24,12 +24,12 @@ from orchestrator.on_ray.cluster import EMULATED, RayCluster, describe_cards, na
 from orchestrator.on_ray.submission import versions_here
 from orchestrator.worker.redaction import redact
 
-_ROUND_TRIPS = 5
+ROUND_TRIPS = 5
 _PATIENCE_S = 2.0  # of one round trip
 #: Nodes are made alike: one that has not started an actor in this many times what the slowest of
 #: the others took, and not in twenty seconds, is silent. (A cold disk explains less.)
 _SLOWER = 4.0
-_START_S = 20.0
+START_S = 20.0
 _RUNTIME_ENV = {"env_vars": {"RAY_worker_niceness": "0"}}
 
 
@@ -159,7 +159,7 @@ def clock_offset(
     import ray
 
     best: ClockOffset | None = None
-    for _ in range(_ROUND_TRIPS):
+    for _ in range(ROUND_TRIPS):
         sent, began = clock(), steady()
         there = ray.get(now.remote(), timeout=_PATIENCE_S)
         took = steady() - began
@@ -214,7 +214,7 @@ def _answers(
             yield waiting.pop(call), answer_of(call)
             if alike:
                 now = time.monotonic()
-                until = min(deadline, began + max(_START_S, _SLOWER * (now - began)))
+                until = min(deadline, began + max(START_S, _SLOWER * (now - began)))
 
 
 # ---------------------------------------------------------------- what the driver knows

@@ -59,7 +59,7 @@ from orchestrator.worker.wire import unpickled
 from workloads.devices.monitoring.telemetry import CardTelemetry
 from workloads.models import remote_code
 
-_STOP_PATIENCE_S = 20.0  # for a stop to be confirmed
+STOP_PATIENCE_S = 20.0  # for a stop to be confirmed
 _GONE = "the worker was gone before it could start"
 _GANG_STOPPED = "another rank of the gang ended early"
 
@@ -102,7 +102,7 @@ class RayExecutor:
         self._store = ControlStore()
         for name in end_predecessors():
             logging.getLogger(__name__).warning("ended, of an earlier driver of the run: %s", name)
-        self._claims = Claims(
+        self.claims = Claims(
             run=run,
             accelerators=accelerators,
             log_dir=log_dir,
@@ -114,7 +114,7 @@ class RayExecutor:
             arrived=self._responded,
             left=self._node_left,
         )
-        self._claims.poll()
+        self.claims.poll()
 
     # ------------------------------------------------------------ the protocol
 
@@ -139,11 +139,11 @@ class RayExecutor:
         """
         deadline = time.monotonic() + timeout_s
         while True:
-            self._claims.poll()
-            for claim in self._claims.joined():
+            self.claims.poll()
+            for claim in self.claims.joined():
                 claim.channel.send()
             left = max(0.0, deadline - time.monotonic())
-            self._wait(0.0 if self._events else min(left, self._claims.poll_interval_s))
+            self._wait(0.0 if self._events else min(left, self.claims.poll_interval_s))
             self._give_up_waiting()
             if self._events or left == 0.0:
                 break
@@ -166,7 +166,7 @@ class RayExecutor:
 
     def close(self) -> None:
         """Stop every worker and release every card."""
-        self._claims.close()
+        self.claims.close()
         self._workers.clear()
         self._running.clear()
         self._calls.clear()
@@ -182,7 +182,7 @@ class RayExecutor:
     # ------------------------------------------------------------ workers
 
     def _start(self, command: StartWorker) -> None:
-        claim = self._claims.of(command.card.node_id)
+        claim = self.claims.of(command.card.node_id)
         if claim is None:  # it left while the command was on its way
             failure = Failure(
                 failure_class=FailureClass.NODE_LOST,
@@ -213,11 +213,11 @@ class RayExecutor:
             self._worker_gone(worker)
 
     def _stop(self, worker: Worker, reason: str) -> None:
-        claim = self._claims.of(worker.card.node_id)
+        claim = self.claims.of(worker.card.node_id)
         if worker.stopping or worker.gone or claim is None:
             return
         worker.stopping = True
-        worker.stop_deadline = self._clock() + _STOP_PATIENCE_S
+        worker.stop_deadline = self._clock() + STOP_PATIENCE_S
         claim.channel.put(Stop(worker.worker_id, reason))
 
     def _stopped(self, worker: Worker) -> None:
@@ -233,13 +233,13 @@ class RayExecutor:
             if worker.gone or worker.stop_deadline >= now:
                 continue
             worker.stop_deadline = float("inf")
-            claim = self._claims.of(worker.card.node_id)
-            if claim is not None and now - claim.channel.heard_at > _STOP_PATIENCE_S:
-                silence = f"its agent has not answered for {_STOP_PATIENCE_S:.0f} s"
-                self._claims.lose(claim, node_lost(silence))
+            claim = self.claims.of(worker.card.node_id)
+            if claim is not None and now - claim.channel.heard_at > STOP_PATIENCE_S:
+                silence = f"its agent has not answered for {STOP_PATIENCE_S:.0f} s"
+                self.claims.lose(claim, node_lost(silence))
                 continue
             if worker.failure is None:
-                message = f"the worker has not ended {_STOP_PATIENCE_S:.0f} s after it was killed"
+                message = f"the worker has not ended {STOP_PATIENCE_S:.0f} s after it was killed"
                 worker.failure = Failure(failure_class=FailureClass.HANG, message=message)
             self._end_rank_of(worker, worker.failure.message)
 
@@ -272,7 +272,7 @@ class RayExecutor:
             if worker is not None:
                 worker.attempt_id = attempt.attempt_id
         first = workers[0]
-        claim = self._claims.of(first.card.node_id) if first is not None else None
+        claim = self.claims.of(first.card.node_id) if first is not None else None
         if len(workers) == 1 or first is None or claim is None:
             self._tell_ranks(running, None)
             return
@@ -291,7 +291,7 @@ class RayExecutor:
         attempt = running.attempt
         for rank, worker_id in enumerate(running.worker_ids):
             worker = self._workers.get(worker_id)
-            claim = self._claims.of(worker.card.node_id) if worker is not None else None
+            claim = self.claims.of(worker.card.node_id) if worker is not None else None
             if worker is None or claim is None or worker.stopping or worker.gone:
                 own = rendezvous if isinstance(rendezvous, Failure) else None
                 self._rank_lost(running, rank, worker, _GONE, own)

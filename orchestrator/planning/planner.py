@@ -121,7 +121,7 @@ class _Planner:
         retry_failed: bool,
         force: bool,
     ) -> None:
-        from workloads.registry import WORKLOADS
+        from workloads.registry import WORKLOADS, refusals_by
 
         self.grid = grid
         self.nodes = nodes
@@ -131,7 +131,7 @@ class _Planner:
         self.nowhere = 0  # jobs whose kind of card no node has
         self._cards: dict[tuple[Accelerator, int], _Cards] = {}
         self._unsupported: dict[tuple[object, ...], str] = {}
-        self._rules = Rules(WORKLOADS)
+        self._rules = Rules(refusals_by(WORKLOADS))
 
     def decide(self, job: Job) -> tuple[Action, str]:
         """Choose the action for a job, with a reason unless it simply runs."""
@@ -197,8 +197,10 @@ class _Planner:
 
 def refusal_problems(grid: Grid, workloads: Mapping[str, Any]) -> list[Problem]:
     """A problem for each setting that the rules of ``workloads`` call wrong, wherever it runs."""
+    from workloads.registry import refusals_by
+
     problems: dict[tuple[str, str, str], Problem] = {}
-    rules = Rules(workloads)
+    rules = Rules(refusals_by(workloads))
     for job in grid.jobs():
         for refusal in rules.refusals(job, job.accelerator.device):
             known = (job.experiment, refusal.setting, refusal.reason)

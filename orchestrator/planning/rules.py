@@ -21,17 +21,17 @@ _OF_A_JOB = frozenset(field.name for field in fields(Asked)) - {"device", "param
 
 
 class Rules:
-    """Asks the rules of ``workloads``, entries with ``.refusals`` or without, by name."""
+    """Asks the rules of workloads; ``rule_of`` finds that of a name, if there is one."""
 
-    def __init__(self, workloads: Mapping[str, Any]) -> None:
-        self._workloads = workloads
+    def __init__(self, rule_of: Callable[[str], Rule | None]) -> None:
+        self._rule_of = rule_of
         self._answers: dict[tuple[str, str], _Answers | None] = {}
 
     def refusals(self, job: Job, device: str) -> tuple[Refusal, ...]:
         """Objections of the rule of the job's workload on a device."""
         key = (job.workload, device)
         if key not in self._answers:
-            rule = getattr(self._workloads.get(job.workload), "refusals", None)
+            rule = self._rule_of(job.workload)
             self._answers[key] = None if rule is None else _Answers(rule, device)
         answers = self._answers[key]
         return () if answers is None else answers.about(job)

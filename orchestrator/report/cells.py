@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from orchestrator.domain.job import State
 from orchestrator.domain.measurement import Measurement
 from orchestrator.report import units
-from orchestrator.report.contests import memory_kind, peak_memory_bytes
+from orchestrator.report.contests import Contest, Leader, Verdict, memory_kind, peak_memory_bytes
 from orchestrator.report.summary import SHORT_STATE, Table
 from workloads.confidence import samples_needed
 
@@ -17,10 +18,11 @@ NOT_KNOWN = "not known"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellText:
-    """One cell. ``mark`` is ``*`` for the best, ``~`` for one that ties with it, ``!`` for
-    one that is flagged."""
+    """One cell. ``mark`` is ``*`` for the best, ``~`` for each of those that share the first place,
+    ``!`` for one that is flagged."""
 
-    value: str  # "1,234", "OOM", or "" where the grid asked for nothing
+    #: "1,234", "OOM", "" where the grid asked for nothing; "(71)" where no repeat was completed.
+    value: str
     note: str = ""  # "±2.1%", with the batch size that was found where `max` was asked
     mark: str = ""
     state: State | None = None
@@ -37,7 +39,7 @@ def cell_text(table: Table, precision: str, batch_size: str) -> CellText:
     note = plus_minus(row)
     if batch_size != str(row.batch_size) and row.batch_size is not None:
         note = f"b={row.batch_size}" + (f" {note}" if note else "")
-    value = units.number(row.metrics.throughput)
+    value = figure(row)
     return CellText(value=value, note=note, mark=mark, state=row.state)
 
 
@@ -56,9 +58,27 @@ def plus_minus(row: Measurement) -> str:
     return f"±{units.percent(half / metrics.throughput)}"
 
 
+def figure(row: Measurement) -> str:
+    """``1,234``; ``(71)`` where no repeat was completed: a rate of whatever was done."""
+    if row.metrics.repeats or row.metrics.throughput is None:
+        return units.number(row.metrics.throughput)
+    return f"({units.number(row.metrics.throughput, 2)})"
+
+
+def standing(contest: Contest, name: Callable[[Measurement], str]) -> str:
+    """Say whether the fastest row of a contest has won, with the names of those that tie."""
+    if contest.verdict is Verdict.TIED:
+        return f"tied with {units.listed([name(row) for row in contest.tied])}: intervals overlap"
+    return {
+        Verdict.CLEAR_WINNER: "clear winner",
+        Verdict.NOT_KNOWN: "no winner: too few repeats for an interval of the first or the second",
+        Verdict.ALONE: "nothing to compare with",
+    }[contest.verdict]
+
+
 def throughput(row: Measurement) -> str:
     """``1,234 tokens/s ±2.1% within one process``."""
-    text = f"{units.number(row.metrics.throughput)} {row.metrics.throughput_unit}".strip()
+    text = f"{figure(row)} {row.metrics.throughput_unit}".strip()
     half = plus_minus(row)
     return f"{text} {half} {scope(row)}" if half else text
 
@@ -118,6 +138,12 @@ def energy(row: Measurement | None) -> str:
     work = row.metrics.throughput_unit.partition("/")[0]
     rate, power = units.number(row.metrics.work_per_joule), units.number(row.metrics.power_w, 3)
     return f"{rate} {work}/J ({power} W)"
+
+
+def leader(one: Leader, chosen: str) -> str:
+    """Best row by a figure: ``bf16 b=4: 3.204 (tied with 2 more)``."""
+    tied = f" (tied with {one.tied} more)" if one.tied else ""
+    return f"{chosen}: {units.number(one.value)} {one.metric.unit}".rstrip() + tied
 
 
 def where(row: Measurement) -> str:

@@ -2,22 +2,29 @@
 
 A contest is held among rows that did the same work on the same device: they agree in every setting
 whose role is ``work``, and differ in choices (precision, batch size, engine, attention, …) and in
-what changes nothing that is measured (``workloads/settings.py``). A winner whose confidence
-interval overlaps another's has not beaten it; such rows are tied, and the report says so instead of
-ranking noise.
+what changes nothing that is measured (``workloads/settings.py``). A row whose confidence interval
+overlaps another's has not beaten it; such rows are tied, and the report says so instead of ranking
+noise. Where the interval of the first or of the second is not known, nobody has won.
+
+Throughput decides, of which more is better. Beside it stands the best row by every figure of the
+workload that declares which way is better (``workloads/metrics``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from enum import Enum
+from math import isfinite
 from typing import Any
 
 from orchestrator.domain.job import State
 from orchestrator.domain.job_fields import FIELDS
 from orchestrator.domain.measurement import Measurement
 from orchestrator.report.grouping import Setting
+from orchestrator.report.reported import figure_of, same
 from workloads import registry
+from workloads.metrics import Metric
 
 #: Fields of a ``Setting`` that a job's own settings leave free.
 _FREE_FIELDS = tuple(
@@ -25,6 +32,30 @@ _FREE_FIELDS = tuple(
     for field in fields(Setting)
     if field.name in FIELDS and FIELDS[field.name].role != "work"
 )
+
+
+class Verdict(str, Enum):
+    """Standing of the fastest row."""
+
+    CLEAR_WINNER = "clear winner"  # its interval lies above the second's
+    TIED = "tied"  # its interval overlaps another's
+    NOT_KNOWN = "not known"  # it or the second has no interval
+    ALONE = "alone"  # there is no second
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leader:
+    """The best row of a contest by one figure of its workload."""
+
+    metric: Metric
+    row: Measurement
+    value: float
+    tied: int  # other rows that have as much of it
+
+    @property
+    def title(self) -> str:
+        """``best loss after``."""
+        return f"best {self.metric.title}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,10 +67,21 @@ class Contest:
     contenders: int  # succeeded rows
     fastest: Measurement
     tied: tuple[Measurement, ...]  # whose interval overlaps the fastest's, best first
-    certain: bool  # whether the fastest has a confidence interval at all
+    verdict: Verdict
     quickest: Measurement | None  # lowest median latency of a prompt
     leanest: Measurement | None  # smallest peak memory
     thriftiest: Measurement | None  # most work per joule, of those whose energy is known
+    leaders: tuple[Leader, ...] = ()  # by the workload's own figures, in order of declaration
+
+    @property
+    def winner(self) -> Measurement | None:
+        """The row that has beaten all others."""
+        return self.fastest if self.verdict is Verdict.CLEAR_WINNER else None
+
+    @property
+    def first(self) -> tuple[Measurement, ...]:
+        """The rows that share the first place."""
+        return (self.fastest, *self.tied) if self.verdict is Verdict.TIED else ()
 
 
 def hold_contests(
@@ -91,7 +133,7 @@ def work_of(setting: Setting) -> Setting:
 def _judge(setting: Setting, unit: str, rows: list[Measurement]) -> Contest:
     ranked = sorted(rows, key=lambda row: row.metrics.throughput or 0.0, reverse=True)
     fastest = ranked[0]
-    floor = interval(fastest)[0]
+    verdict, tied = _verdict(ranked)
     timed = [row for row in rows if row.metrics.latency_p50_s is not None]
     weighed = [row for row in rows if peak_memory_bytes(row) is not None]
     metered = [row for row in rows if row.metrics.work_per_joule is not None]
@@ -100,9 +142,39 @@ def _judge(setting: Setting, unit: str, rows: list[Measurement]) -> Contest:
         unit=unit,
         contenders=len(rows),
         fastest=fastest,
-        tied=tuple(row for row in ranked[1:] if interval(row)[1] >= floor),
-        certain=fastest.metrics.throughput_low is not None,
+        tied=tied,
+        verdict=verdict,
         quickest=min(timed, key=lambda row: row.metrics.latency_p50_s or 0.0, default=None),
         leanest=min(weighed, key=lambda row: peak_memory_bytes(row) or 0, default=None),
         thriftiest=max(metered, key=lambda row: row.metrics.work_per_joule or 0.0, default=None),
+        leaders=tuple(_leaders(setting.workload, rows)),
     )
+
+
+def _verdict(ranked: Sequence[Measurement]) -> tuple[Verdict, tuple[Measurement, ...]]:
+    """Compare intervals: the verdict, and the rows that tie with the fastest, best first."""
+    fastest, *others = ranked
+    if not others:
+        return Verdict.ALONE, ()
+    if any(row.metrics.throughput_low is None for row in (fastest, others[0])):
+        return Verdict.NOT_KNOWN, ()
+    floor = interval(fastest)[0]
+    tied = tuple(row for row in others if interval(row)[1] >= floor)
+    return (Verdict.TIED if tied else Verdict.CLEAR_WINNER), tied
+
+
+def _leaders(workload: str, rows: Sequence[Measurement]) -> Iterator[Leader]:
+    """The best row by each figure that has a better way, and of which some row has less."""
+    declared = registry.metrics_of(workload)
+    for metric in declared.values():
+        if metric.better is None:
+            continue
+        figures = ((figure_of(row, metric.name, declared), row) for row in rows)
+        told = [(value, row) for value, row in figures if value is not None and isfinite(value)]
+        if len(told) < 2:
+            continue
+        pick = min if metric.better == "lower" else max
+        value, row = pick(told, key=lambda pair: pair[0])
+        alike = sum(same(value, other) for other, _ in told)
+        if alike < len(told):
+            yield Leader(metric=metric, row=row, value=value, tied=alike - 1)

@@ -1,15 +1,18 @@
 """Effect of each technique: rows that differ from a baseline in exactly one setting.
 
 A technique is any setting whose role is ``choice`` (``workloads/settings.py``): precision, engine,
-attention, padding, gradient checkpointing. For each piece of work one measured row's choices are
-the baseline, and every row that differs from it in one of them says what that one is worth. Two
-changed at once prove nothing about either and are left out.
+attention, padding, gradient checkpointing. The baseline is what an experiment has by default: of
+each choice the declared default, or the value of most of its rows where hardly any has that. A
+method of fine-tuning is other work and has its own. A row with one choice changed is compared with
+the baseline, of its experiment and of all experiments that do the same work. A row with more of
+them changed says something of one only beside a row that has all the others too; such a pair is
+told where the change was not measured at the baseline itself (compilation of a fixed length).
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import geometric_mean
 
@@ -20,12 +23,15 @@ from orchestrator.report.contests import peak_memory_bytes, work_of
 from orchestrator.report.grouping import Setting, precision_rank, scalar
 from orchestrator.report.ratio import Ratio, pooled, rate_of, ratio_of
 
-Technique = tuple[tuple[str, str], ...]
+#: Every choice of a row but its batch size, by name.
+Choices = Mapping[str, str]
+Technique = frozenset[tuple[str, str]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
-    """A row, the baseline at the same batch size, and how many times as fast the row is."""
+    """A row, the other at the same batch size that it is compared with, and how many times as fast
+    it is."""
 
     row: Measurement
     base: Measurement
@@ -34,9 +40,10 @@ class Pair:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effect:
-    """One setting changed from the baseline's value to another, at one or more batch sizes."""
+    """One setting changed from one value to another, at one or more batch sizes."""
 
-    setting: Setting  # of the work; engine, isolation and techniques are the baseline's
+    setting: Setting  # of the work; engine, isolation and techniques are those of both rows
+    told: Setting  # the same without what is at its default, for labels
     name: str  # "precision", "padding", …
     before: str
     after: str
@@ -80,78 +87,125 @@ def effects_of(rows: Sequence[Measurement], settings: Mapping[str, Setting]) -> 
     effects = []
     for work, group in groups.items():
         defaults = _defaults(work.workload, {settings[row.job_id].engine for row in group})
-        told = {row.job_id: _technique(row, settings[row.job_id], defaults) for row in group}
-        seen = {(told[row.job_id], row.batch_size_requested) for row in group}
-        base = baseline(seen, defaults)
-        found = _compared(group, told, base, defaults)
-        setting = _with(work, {**defaults, **dict(base)})
+        chosen = [(row, _choices(row, settings[row.job_id], defaults)) for row in group]
+        found: dict[tuple[_Change, Technique], list[Pair]] = {}
+        for change, around, pair in _pairs(chosen, defaults):
+            found.setdefault((change, around), []).append(pair)
         effects += [
-            Effect(setting=setting, name=name, before=before, after=after, pairs=tuple(pairs))
-            for (name, before, after), pairs in sorted(found.items(), key=_gain, reverse=True)
+            Effect(
+                setting=_with(work, dict(around)),
+                told=_without_defaults(_with(work, dict(around))),
+                name=change.name,
+                before=change.before,
+                after=change.after,
+                pairs=tuple(sorted(pairs, key=_batch)),
+            )
+            for (change, around), pairs in sorted(found.items(), key=_gain, reverse=True)
         ]
     return tuple(effects)
 
 
-def baseline(seen: Collection[tuple[Technique, str]], defaults: Mapping[str, str]) -> Technique:
-    """The choices to compare with, of those that rows have, each with its batch size.
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """A choice and its two values."""
 
-    They are the nearest to the defaults among those with at least half as many comparisons as the
-    centre of the grid's star has: a default in one row of a grid that is about another precision
-    compares with nothing. Ties go to the centre, then to the widest precision.
+    name: str
+    before: str
+    after: str
 
-    Raises:
-        ValueError: ``seen`` is empty.
+    @property
+    def undone(self) -> _Change:
+        return _Change(self.name, self.after, self.before)
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """Two rows that differ in one choice. ``unusual`` counts the choices in which the row differs
+    from the baseline, the changed one included."""
+
+    unusual: int
+    change: _Change
+    around: Technique  # the choices of both
+    row: Measurement
+    base: Measurement
+
+
+def _pairs(
+    chosen: Sequence[tuple[Measurement, Choices]], defaults: Choices
+) -> Iterator[tuple[_Change, Technique, Pair]]:
+    """Each pair worth telling, with its change and the choices that both rows have."""
+    told: set[_Change] = set()  # by pairs nearer to the baseline
+    coming: set[_Change] = set()
+    seen: set[frozenset[str]] = set()
+    nearness = 1
+    for one in sorted(_candidates(chosen, defaults), key=lambda one: one.unusual):
+        if one.unusual > nearness:
+            told, nearness = told | coming, one.unusual
+        both = frozenset({one.row.job_id, one.base.job_id})
+        known = one.unusual > 1 and bool({one.change, one.change.undone} & told)
+        ratio = None if known or both in seen else _ratio(one.row, one.base)
+        if ratio is not None:
+            seen.add(both)
+            coming.add(one.change)
+            yield one.change, one.around, Pair(row=one.row, base=one.base, ratio=ratio)
+
+
+def _candidates(
+    chosen: Sequence[tuple[Measurement, Choices]], defaults: Choices
+) -> Iterator[_Candidate]:
+    """Every row with each other that has one choice as the baseline has it, and all others as the
+    row. Those of the row's own experiment come first."""
+    experiments: dict[str, list[Choices]] = {}
+    places: dict[tuple[str, str, Technique], Measurement] = {}
+    for row, choices in chosen:
+        experiments.setdefault(row.experiment, []).append(choices)
+        places.setdefault(_place(row, choices), row)
+    own = {name: baseline(group, defaults, share=0.5) for name, group in experiments.items()}
+    of_all = baseline([choices for _, choices in chosen], defaults)
+    for base_of in (own.__getitem__, lambda _: of_all):
+        for row, choices in chosen:
+            if places[_place(row, choices)] is not row:
+                continue  # another row did exactly the same
+            base = base_of(row.experiment)
+            changed = [name for name in choices if choices[name] != base[name]]
+            for name in changed:
+                other = places.get(_place(row, {**choices, name: base[name]}))
+                if other is not None:
+                    yield _Candidate(
+                        len(changed),
+                        _Change(name, base[name], choices[name]),
+                        frozenset((n, value) for n, value in choices.items() if n != name),
+                        row,
+                        other,
+                    )
+
+
+def baseline(seen: Sequence[Choices], defaults: Choices, *, share: float = 0.0) -> Choices:
+    """The choices to compare with: of each the default, if a row has it and the rows that do are
+    at least this share of those with the commonest value; else the commonest.
+
+    Ties between values that are equally common go to the widest precision, then to the first name.
     """
-    pairs = _pairs(set(seen))
-    most = max(pairs.values())
-
-    def rank(one: Technique) -> tuple[object, ...]:
-        unusual = sum(defaults.get(name) != value for name, value in one)
-        precision = precision_rank(dict(one).get("precision", ""))
-        return (2 * pairs[one] < most, unusual, -pairs[one], precision, one)
-
-    return min(pairs, key=rank)
-
-
-def _pairs(seen: Set[tuple[Technique, str]]) -> dict[Technique, int]:
-    """Count the others that each can be compared with: at an equal batch size, in one setting."""
-    names = {name for one, _ in seen for name, _ in one}
-    rests: dict[tuple[Technique, str], list[Hashable]] = {
-        (one, size): [(size, n, frozenset(p for p in one if p[0] != n)) for n in names]
-        for one, size in seen
-    }
-    alike = Counter(rest for own in rests.values() for rest in own)
-    found = dict.fromkeys((one for one, _ in seen), 0)
-    for (one, _), own in rests.items():
-        found[one] += sum(alike[rest] - 1 for rest in own)
+    found = {}
+    for name in defaults:
+        counts = Counter(choices[name] for choices in seen)
+        most = max(counts.values())
+        usual = defaults[name]
+        if not counts[usual] or counts[usual] < share * most:
+            common = [value for value, count in counts.items() if count == most]
+            usual = min(common, key=precision_rank if name == "precision" else None)
+        found[name] = usual
     return found
 
 
-def _compared(
-    rows: Iterable[Measurement],
-    told: Mapping[str, Technique],
-    base: Technique,
-    defaults: Mapping[str, str],
-) -> dict[tuple[str, str, str], list[Pair]]:
-    """Pairs by what was changed, each at one batch size."""
-    by_batch: dict[str, list[Measurement]] = {}
-    for row in rows:
-        by_batch.setdefault(row.batch_size_requested, []).append(row)
-    found: dict[tuple[str, str, str], list[Pair]] = {}
-    for column in sorted(by_batch, key=lambda size: (not size.isdecimal(), size.zfill(9))):
-        group = by_batch[column]
-        of_base = next((row for row in group if told[row.job_id] == base), None)
-        if of_base is None:
-            continue
-        for row in group:
-            changes = _changes(base, told[row.job_id], defaults)
-            if len(changes) != 1 or row.metrics.throughput_unit != of_base.metrics.throughput_unit:
-                continue
-            ratio = _ratio(row, of_base)
-            if ratio is not None:
-                pair = Pair(row=row, base=of_base, ratio=ratio)
-                found.setdefault(changes[0], []).append(pair)
-    return found
+def _place(row: Measurement, choices: Choices) -> tuple[str, str, Technique]:
+    """What the rows of a pair have in common, and their choices."""
+    return row.metrics.throughput_unit, row.batch_size_requested, frozenset(choices.items())
+
+
+def _batch(pair: Pair) -> tuple[bool, int]:
+    size = pair.row.batch_size_requested
+    return (False, int(size)) if size.isdecimal() else (True, 0)
 
 
 def _ratio(row: Measurement, base: Measurement) -> Ratio | None:
@@ -172,25 +226,25 @@ def _gain(entry: tuple[object, list[Pair]]) -> float:
     return pooled([pair.ratio for pair in entry[1]]).value
 
 
-def _changes(
-    base: Technique, other: Technique, defaults: Mapping[str, str]
-) -> list[tuple[str, str, str]]:
-    """Name, value before and after of every setting that differs."""
-    before, after = {**defaults, **dict(base)}, {**defaults, **dict(other)}
-    return [(n, before[n], after[n]) for n in sorted(before) if before[n] != after[n]]
-
-
-def _technique(row: Measurement, setting: Setting, defaults: Mapping[str, str]) -> Technique:
-    """The precision and every other choice of a row that is not at its default. So a setting that
-    only its engine has does not tell it from rows of other engines unless it is set."""
+def _choices(row: Measurement, setting: Setting, defaults: Choices) -> Choices:
+    """Every choice of a row. One that its engine does not have is at its default, and does not tell
+    it from rows of engines that do."""
     own = {**dict(setting.parameters), "engine": setting.engine, "isolation": setting.isolation}
-    chosen = [(n, own[n]) for n in defaults if n in own and own[n] != defaults[n]]
-    return (("precision", row.precision), *chosen)
+    return {**{n: own.get(n, defaults[n]) for n in defaults}, "precision": row.precision}
 
 
 def _with(work: Setting, choices: dict[str, str]) -> Setting:
-    """The work done in the baseline's way; each effect names its precision."""
-    del choices["precision"]
-    engine, isolation = choices.pop("engine"), choices.pop("isolation")
+    """The work done in the way of both rows; what changed is left out."""
+    engine, isolation = choices.pop("engine", ""), choices.pop("isolation", "")
     parameters = tuple(sorted((*work.parameters, *choices.items())))
     return replace(work, engine=engine, isolation=isolation, parameters=parameters)
+
+
+def _without_defaults(setting: Setting) -> Setting:
+    declared = declared_of(setting.workload, setting.engine or usual_engine(setting.workload))
+    parameters = tuple(
+        (name, value)
+        for name, value in setting.parameters
+        if name not in declared or scalar(declared[name].default) != value
+    )
+    return replace(setting, parameters=parameters)

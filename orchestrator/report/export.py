@@ -224,10 +224,22 @@ def _contest(contest: Contest) -> dict[str, object]:
         "throughput_low": finite(best.metrics.throughput_low),
         "throughput_high": finite(best.metrics.throughput_high),
         "unit": contest.unit,
+        "verdict": contest.verdict.value,
         "tied_job_ids": [row.job_id for row in contest.tied],
         "lowest_latency_job_id": contest.quickest.job_id if contest.quickest else None,
         "smallest_memory_job_id": contest.leanest.job_id if contest.leanest else None,
         "most_work_per_joule_job_id": contest.thriftiest.job_id if contest.thriftiest else None,
+        "best_by_figure": [
+            {
+                "name": one.metric.name,
+                "better": one.metric.better,
+                "value": finite(one.value),
+                "unit": one.metric.unit,
+                "job_id": one.row.job_id,
+                "tied": one.tied,
+            }
+            for one in contest.leaders
+        ],
     }
 
 

@@ -120,6 +120,7 @@ def _best(summary: Summary) -> Iterator[Record]:
         setting_record(summary.settings[contest.fastest.job_id])
         | row_record(contest.fastest)
         | {
+            "verdict": contest.verdict.value,
             "tied_job_ids": " ".join(row.job_id for row in contest.tied),
             "latency_p50_s": contest.fastest.metrics.latency_p50_s,
             "peak_memory_bytes": peak_memory_bytes(contest.fastest),

@@ -45,10 +45,10 @@ def ratio_text(ratio: Ratio) -> str:
 
 
 def _effects(summary: Summary) -> Finding:
-    apart = Differences.among([effect.setting for effect in summary.effects])
+    apart = Differences.among([effect.told for effect in summary.effects])
     rows = []
     for effect in summary.effects:
-        about = described(apart.of(effect.setting))
+        about = described(apart.of(effect.told))
         batches = ",".join(pair.row.batch_size_requested for pair in effect.pairs)
         rows.append(
             (

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from orchestrator.domain.measurement import Measurement
 from orchestrator.report import cells, units
+from orchestrator.report.contests import Contest
 from orchestrator.report.findings import Finding, findings
 from orchestrator.report.grouping import Differences, described
 from orchestrator.report.labels import label
@@ -58,6 +59,7 @@ def _contests(summary: Summary) -> str:
     if not summary.contests:
         return ""
     apart = Differences.among([contest.setting for contest in summary.contests])
+    figures = any(contest.leaders for contest in summary.contests)
     lines = []
     for contest in summary.contests:
         about = described(apart.of(contest.setting))
@@ -67,22 +69,23 @@ def _contests(summary: Summary) -> str:
                 markdown(contest.setting.where + (f" · {about}" if about else "")),
                 markdown(summary.chosen(contest.fastest)),
                 markdown(cells.throughput(contest.fastest)),
-                markdown(units.listed([summary.chosen(row) for row in contest.tied]))
-                or units.MISSING,
+                markdown(cells.standing(contest, summary.chosen)),
                 markdown(_latency(summary, contest.quickest)),
                 markdown(_memory(summary, contest.leanest)),
                 markdown(_energy(summary, contest.thriftiest)),
+                *([markdown(_leaders(summary, contest))] if figures else []),
             ]
         )
     head = (
         "model",
         "device",
-        "best setting",
+        "fastest setting",
         "throughput",
-        "tied with",
+        "verdict",
         "lowest latency of a prompt (p50)",
         "smallest peak memory",
         "most work per joule",
+        *(["best by other figures"] if figures else []),
     )
     return "## Best setting for each model and device\n\n" + _grid(head, lines, right=(3,))
 
@@ -95,6 +98,11 @@ def _latency(summary: Summary, row: Measurement | None) -> str:
 
 def _energy(summary: Summary, row: Measurement | None) -> str:
     return cells.energy(row) + (f" ({summary.chosen(row)})" if row is not None else "")
+
+
+def _leaders(summary: Summary, contest: Contest) -> str:
+    told = [f"{one.title} {cells.leader(one, summary.chosen(one.row))}" for one in contest.leaders]
+    return "; ".join(told) or units.MISSING
 
 
 def _memory(summary: Summary, row: Measurement | None) -> str:
@@ -125,7 +133,7 @@ def _legend(summary: Summary) -> str:
         if str(state) != "SUCCEEDED"
     ]
     flagged = ["!: flagged, ranks nowhere"] if summary.raised else []
-    words = ["**bold**: best", "\\~: tied with the best", *flagged, *told]
+    words = ["**bold**: best", "\\~: tied for the best", "( ): no complete repeat", *flagged, *told]
     return "; ".join(words) + "." if summary.tables else ""
 
 

@@ -19,7 +19,7 @@ from workloads import files
 
 _LOG = logging.getLogger("nightgrid.report")
 _Line = TypeVar("_Line")
-_DIRECTORY = Path(__file__).resolve().parent / "assets"
+DIRECTORY = Path(__file__).resolve().parent / "assets"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,7 @@ class DeviceSheet:
     device: str
     memory_gb: float | None
     bandwidth_bytes_per_s: float | None
-    flops: Mapping[str, float]  # by arithmetic: "bf16", "fp8"; dense, per second
+    flops: Mapping[str, float]  # by arithmetic: "bf16", "fp8", …; dense, per second
     tdp_w: float | None
     source: str
 
@@ -72,7 +72,7 @@ def reference() -> Reference:
 def _read(name: str, read: Callable[[Path], tuple[_Line, ...]]) -> tuple[_Line, ...]:
     """The lines of a file; none, and a warning, where it is not what it should be: a report has its
     own figures without it."""
-    path = _DIRECTORY / name
+    path = DIRECTORY / name
     try:
         return read(path)
     except (OSError, ValueError) as error:
@@ -120,8 +120,8 @@ def read_devices(path: Path) -> tuple[DeviceSheet, ...]:
             bandwidth_bytes_per_s=_times(line["bandwidth_tb_s"], 1e12),
             flops={
                 kind: rate
-                for kind in ("bf16", "fp8")
-                if (rate := _times(line[f"{kind}_tflops_dense"], 1e12)) is not None
+                for kind, column in _PEAKS.items()
+                if (rate := _times(line.get(column) or "", 1e12)) is not None
             },
             tdp_w=_number(line["tdp_w"]),
             source=line["source"],
@@ -134,6 +134,14 @@ _PUBLISHED_COLUMNS = (
     *("task", "model", "dataset", "device", "cards", "batch_size_per_card", "precision"),
     *("metric", "value", "unit", "note", "source"),
 )
+#: The column of each arithmetic's peak; a sheet may lack any of them.
+_PEAKS = {
+    "bf16": "bf16_tflops_dense",
+    "fp8": "fp8_tflops_dense",
+    "int8": "int8_tops_dense",
+    "tf32": "tf32_tflops_dense",
+    "fp32": "fp32_tflops_dense",
+}
 _DEVICE_COLUMNS = (
     *("device", "memory_gb", "bandwidth_tb_s", "bf16_tflops_dense", "fp8_tflops_dense"),
     *("tdp_w", "source"),

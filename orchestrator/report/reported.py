@@ -1,22 +1,29 @@
 """Figures that workloads report by name, with the titles, units and directions declared for them.
 
-A metric is declared beside its task or its workload (``workloads/metrics.py``), and nothing here
-knows one by name. A figure that nobody declares is shown by its own name.
+A metric is declared in one place (``workloads/metrics``), and nothing here knows one by name. A
+figure that nobody declares is shown by its own name. One that is derived from raw samples is there
+for rows that were written before it was declared, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import isclose
 
 from orchestrator.domain.measurement import Measurement
 from orchestrator.report import units
+from orchestrator.results.timed import derived_figures
 from workloads import registry
 from workloads.metrics import Metric
 
 #: A figure has changed where it differs by more than this share; what it varies is not known.
 SHARE = 0.01
+
+
+def same(one: float, other: float) -> bool:
+    """Tell if two figures differ by no more than is expected of one figure."""
+    return isclose(one, other, rel_tol=SHARE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +37,7 @@ class FigureChange:
     @property
     def improved(self) -> bool | None:
         """True if it has got better; None where neither way is, or it is the same."""
-        if self.metric.better is None or isclose(self.before, self.after, rel_tol=SHARE):
+        if self.metric.better is None or same(self.before, self.after):
             return None
         return (self.after > self.before) is (self.metric.better == "higher")
 
@@ -41,11 +48,20 @@ class FigureChange:
         return f"{self.metric.title}: {before} → {after}{unit}{way}"
 
 
+def figure_of(row: Measurement, name: str, declared: Mapping[str, Metric]) -> float | None:
+    """A figure of a row: as it is stored, else as its metric derives it from raw samples."""
+    value = row.reported(name)
+    metric = declared.get(name)
+    if value is None and row.samples and metric is not None and metric.figure is not None:
+        return derived_figures({name: metric}, row.samples, row.items).get(name)
+    return value
+
+
 def figures_of(row: Measurement) -> Iterator[tuple[Metric, float]]:
     """Yield what a row reports, in the order of the declarations."""
     declared = registry.metrics_of(row.workload)
     for name in dict.fromkeys((*declared, *row.workload_metrics)):
-        value = row.reported(name)
+        value = figure_of(row, name, declared)
         if value is not None:
             title = name.replace("_", " ")
             yield declared.get(name) or Metric(name=name, title=title, description=title), value

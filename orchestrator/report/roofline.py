@@ -19,9 +19,17 @@ from orchestrator.domain.measurement import Measurement
 from orchestrator.report.reference_data import DeviceSheet
 from workloads.devices import all_devices
 
-#: The arithmetic that a precision computes in. Weights in int8 or int4 are unpacked to bf16 first;
-#: fp32 has no published dense peak in the table.
-ARITHMETIC = {"bf16": "bf16", "fp16": "bf16", "int8": "bf16", "int4": "bf16", "fp8": "fp8"}
+#: The arithmetic that a precision computes in. Weights in int8 or int4 are unpacked to bf16 first.
+ARITHMETIC = {
+    "fp32": "fp32",
+    "bf16": "bf16",
+    "fp16": "bf16",
+    "int8": "bf16",
+    "int4": "bf16",
+    "fp8": "fp8",
+}
+#: That of fp32 products in fewer bits, by PyTorch's word for it.
+_FEWER_BITS = {"high": "tf32", "medium": "bf16"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +40,7 @@ class Share:
     sheet: DeviceSheet
     bandwidth: float | None  # share of the peak, 0 to 1: a lower bound
     compute: float | None
-    arithmetic: str  # "bf16", "fp8", or ""
+    arithmetic: str  # "bf16", "fp8", …, or ""
     intensity: float | None  # operations per byte of weights, of one decoding step
     flops_per_s: float | None  # of one card
 
@@ -81,7 +89,7 @@ def share_of(row: Measurement, sheet: DeviceSheet) -> Share:
     bandwidth = None
     if step_s and row.weight_bytes and sheet.bandwidth_bytes_per_s:
         bandwidth = row.weight_bytes / step_s / sheet.bandwidth_bytes_per_s
-    arithmetic = _arithmetic(row)
+    arithmetic = arithmetic_of(row)
     peak = sheet.flops.get(arithmetic)
     operations = _operations_per_s(row)
     intensity = None
@@ -98,10 +106,14 @@ def share_of(row: Measurement, sheet: DeviceSheet) -> Share:
     )
 
 
-def _arithmetic(row: Measurement) -> str:
+def arithmetic_of(row: Measurement) -> str:
+    """The arithmetic of a row's matrix products, as data sheets name it; "" if that is unknown."""
     autocast = row.parameters.get("autocast")
     precision = autocast if isinstance(autocast, str) and autocast in ARITHMETIC else row.precision
-    return ARITHMETIC.get(precision, "")
+    kind = ARITHMETIC.get(precision, "")
+    if kind == "fp32":
+        return _FEWER_BITS.get(str(row.parameters.get("matmul_precision")), kind)
+    return kind
 
 
 def _operations_per_s(row: Measurement) -> float | None:

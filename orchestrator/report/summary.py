@@ -88,8 +88,8 @@ class Table:
     precisions: tuple[str, ...]  # rows, wide to narrow
     batch_sizes: tuple[str, ...]  # columns: "1", "2", …, "max"
     cells: Mapping[tuple[str, str], Measurement]  # by (precision, batch size)
-    best: str | None  # job id of the highest throughput
-    tied: frozenset[str]  # job ids whose interval overlaps the best's
+    best: str | None  # job id of the clear winner
+    tied: frozenset[str]  # job ids that share the first place, since their intervals overlap
     flagged: frozenset[str] = frozenset()  # job ids of rows that rank nowhere
     top: float = 0.0  # highest throughput of its cells, those that are flagged left out
 
@@ -273,8 +273,8 @@ def _table(
         precisions=tuple(sorted({row.precision for row in rows}, key=precision_rank)),
         batch_sizes=tuple(sorted({batch_column(row) for row in rows}, key=_batch_rank)),
         cells=cells,
-        best=contest.fastest.job_id if contest else None,
-        tied=frozenset(row.job_id for row in contest.tied) if contest else frozenset(),
+        best=contest.winner.job_id if contest and contest.winner else None,
+        tied=frozenset(row.job_id for row in contest.first) if contest else frozenset(),
         flagged=frozenset({row.job_id for row in rows} - {row.job_id for row in fit}),
         top=max((row.metrics.throughput or 0.0 for row in fit), default=0.0),
     )

@@ -104,11 +104,7 @@ def _contests(summary: Summary, console: Console) -> None:
             console,
             f"  highest throughput   {summary.chosen(best)}: {cells.throughput(best)}",
         )
-        if contest.tied:
-            ties = units.listed([summary.chosen(row) for row in contest.tied])
-            _say(console, f"  tied with            {ties} (intervals overlap)")
-        elif not contest.certain:
-            _say(console, "  no interval          too few repeats to say how sure this is")
+        _say(console, f"  verdict              {cells.standing(contest, summary.chosen)}")
         if best.metrics.tpot_p50_s is not None:
             _say(console, f"  {'its latency':<20} {cells.token_times(best)}")
         if contest.quickest is not None:
@@ -124,12 +120,14 @@ def _contests(summary: Summary, console: Console) -> None:
         thrifty = contest.thriftiest
         whose = f"{summary.chosen(thrifty)}: " if thrifty is not None else ""
         _say(console, f"  most work per joule  {whose}{cells.energy(thrifty)}")
+        for one in contest.leaders:
+            _say(console, f"  {one.title:<20} {cells.leader(one, summary.chosen(one.row))}")
     _cut(console, len(summary.contests), MOST_LINES, "contest")
 
 
 def _tables(summary: Summary, console: Console) -> None:
     states: set[State] = set()
-    marks: set[str] = set()
+    marks: set[str] = set()  # and "(" for a figure without a complete repeat
     for table in summary.tables[:MOST_TABLES]:
         console.print()
         _say(console, table.title, "bold")
@@ -144,8 +142,9 @@ def _tables(summary: Summary, console: Console) -> None:
     if not summary.tables:
         return
     legend = ["* best"] if "*" in marks else []
-    legend += ["~ tied with the best"] if "~" in marks else []
+    legend += ["~ tied for the best"] if "~" in marks else []
     legend += ["! flagged, ranks nowhere"] if "!" in marks else []
+    legend += ["( ) no complete repeat"] if "(" in marks else []
     legend += [
         f"{SHORT_STATE[state]}: {STATE_MEANING[state]}"
         for state in STATE_MEANING
@@ -186,7 +185,7 @@ def _grid(table: Table, columns: Sequence[str], states: set[State], marks: set[s
                 line.append(Text(""))
                 continue
             states.add(cell.state)
-            marks.add(cell.mark)
+            marks |= {cell.mark, cell.value[:1]}
             # The mark has a place of its own, so that figures stay aligned.
             text = Text(cell.value + (cell.mark or " "), style=STYLES.get(cell.state, ""))
             if cell.mark:

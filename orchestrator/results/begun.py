@@ -19,7 +19,7 @@ from orchestrator.errors import SchemaMismatch, StoreError, StoreFull
 from orchestrator.results import disk, fragments
 from orchestrator.results.notes import Note, row_of
 
-_LONG_BYTES = 2**20
+LONG_BYTES = 2**20
 _LARGEST_BYTES = 256 * 2**20  # of a foreign one: ours is replaced when it has grown long
 
 
@@ -61,9 +61,9 @@ class BegunLog:
                 disk.remove(self.path)
 
     def _most_bytes(self) -> int:
-        if self._bytes < _LONG_BYTES:
-            return _LONG_BYTES
-        return max(_LONG_BYTES, 2 * sum(map(len, self._lines.values())))
+        if self._bytes < LONG_BYTES:
+            return LONG_BYTES
+        return max(LONG_BYTES, 2 * sum(map(len, self._lines.values())))
 
     def _replace(self) -> None:
         self._close()

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from orchestrator.results.store import Contents, Store
 
 #: Rows of a table that are converted together: enough to be fast, few enough to stay small.
-_TOGETHER = 8192
+ROWS_TOGETHER = 8192
 _NAMES: dict[str, type[str]] = {"state": State, "accelerator": Accelerator}
 #: Texts of which every row has its own: looking for repetitions would only cost.
 _DISTINCT = frozenset({"job_id", "attempt_id", "log"})
@@ -60,8 +60,8 @@ def measurements_of(table: pa.Table, *, source: str = "table") -> Iterator[Measu
     known = [name for name in table.column_names if name in _columns() and name not in RAW_COLUMNS]
     table = table.select(known)
     shared: dict[Any, Any] = {}
-    for start in range(0, table.num_rows, _TOGETHER):
-        part = table.slice(start, _TOGETHER)
+    for start in range(0, table.num_rows, ROWS_TOGETHER):
+        part = table.slice(start, ROWS_TOGETHER)
         try:
             rows = _rows(part, shared)
         except (*_UNEXPECTED, pa.ArrowException):
@@ -127,7 +127,9 @@ def with_raw(store: Store, rows: Iterable[Measurement], column: str) -> Iterator
             data = disk.read(store.tables_path / name)
             if fragments.damage_of(name, data) is None:
                 file = pq.ParquetFile(pa.BufferReader(data))
-                for batch in file.iter_batches(_TOGETHER // 8, columns=columns, use_threads=False):
+                for batch in file.iter_batches(
+                    ROWS_TOGETHER // 8, columns=columns, use_threads=False
+                ):
                     yield from _filled(batch, wanted, column)
         except (OSError, pa.ArrowException, *_UNEXPECTED):
             continue  # ``read_lean`` has told of it

@@ -23,11 +23,11 @@ from orchestrator.domain.measurement import Measurement, Metrics
 from orchestrator.domain.topology import Node
 from orchestrator.results.schema import SCHEMA_VERSION
 from orchestrator.results.steadiness import drift_of, hump_ratio_of
+from orchestrator.results.timed import complete_repeats, derived_figures
 from workloads import registry
 from workloads.api import Item, Result, Sample
 from workloads.confidence import mean_interval, percentile, ratio_interval, tail_percentile
-from workloads.metrics import Metric, Throughput, of_ranks
-from workloads.registry import SAMPLES, TOKENS
+from workloads.metrics import SAMPLES, TOKENS, Throughput, of_ranks
 
 #: Figures that a rank reports once, and of which a gang's largest counts.
 _LARGEST = (
@@ -44,6 +44,12 @@ _LARGEST = (
     "peak_device_memory_bytes",
 )
 _largest = attrgetter(*_LARGEST)
+#: Columns of which the largest of all ranks counts, with the field of ``ProcessorUse``.
+_WORST = (
+    ("processor_wait_share", "wait_share"),
+    ("stolen_share", "stolen_share"),
+    ("host_load", "host_load"),
+)
 _NOTHING = Metrics()
 
 Ranked = tuple[tuple[int, Sample], ...]
@@ -85,7 +91,7 @@ def metrics_of(
     timed = [(rank, sample) for rank, sample in samples if not sample.warmup]
     if not timed:
         return _NOTHING
-    complete = _complete(timed)
+    complete = complete_repeats(timed)
     counted = [pair for repeat in complete.values() for pair in repeat] or timed
     totals = [_totals(repeat) for repeat in complete.values()] or [_totals(timed)]
     totals = [total for total in totals if total.wall_s > 0]
@@ -147,20 +153,6 @@ def _speeds_of_equal_repeats(repeats: Iterable[Sequence[tuple[int, Sample]]]) ->
         sizes.add((total.items, total.output_tokens, computed))
         times.append(total.wall_s)
     return [1 / time for time in times] if len(sizes) == 1 and min(times) > 0 else []
-
-
-def _complete(timed: Iterable[tuple[int, Sample]]) -> dict[int, list[tuple[int, Sample]]]:
-    """The samples of each repeat that every rank finished, by repeat."""
-    ranks: set[int] = set()
-    repeats: dict[int, list[tuple[int, Sample]]] = {}
-    for rank, sample in timed:
-        ranks.add(rank)
-        repeats.setdefault(sample.repeat, []).append((rank, sample))
-    return {
-        number: pairs
-        for number, pairs in sorted(repeats.items())
-        if all(sample.complete for _, sample in pairs) and {rank for rank, _ in pairs} == ranks
-    }
 
 
 def _totals(pairs: Iterable[tuple[int, Sample]]) -> _Totals:
@@ -227,7 +219,10 @@ def measurement_of(
     items = tuple((r.rank, i) for r in ranks if r.result for i in r.result.items)
     whole = bool(results) and len(results) == len(ranks)
     metrics = _NOTHING
+    declared = registry.metrics_of(job.workload)
+    figures = of_ranks(declared, [result.metrics for result in results])
     if whole:
+        figures = derived_figures(declared, samples, items) | figures
         metrics = metrics_of(
             samples,
             items,
@@ -273,8 +268,10 @@ def measurement_of(
         git_dirty=provenance.git_dirty,
         **_where(attempt, ranks, by_id, job.accelerator),
         **_with_what(ranks, provenance),
+        **_processors(ranks),
         metrics=metrics,
-        **_with_ranks(_numbers(results, registry.metrics_of(job.workload)), record, ranks),
+        **_with_ranks(_numbers(results), record, ranks),
+        workload_metrics=figures,
         samples=samples,
         items=items,
     )
@@ -331,6 +328,22 @@ def _energy(ranks: Sequence[RankOutcome]) -> dict[str, Any]:
     }
 
 
+def _processors(ranks: Sequence[RankOutcome]) -> dict[str, Any]:
+    """Processor time of the worst rank; null where that of one is not known."""
+    uses = [rank.processor for rank in ranks if rank.processor is not None]
+    turns = [rank.turn for rank in ranks if rank.turn is not None]
+    found: dict[str, Any] = {}
+    if turns:
+        found["queued_s"] = max(turn.waited_s for turn in turns)
+        found["oversubscribed"] = any(turn.oversubscribed for turn in turns)
+    if uses and len(uses) == len(ranks):
+        found["processor_cores"] = min(use.cores for use in uses)
+        for column, name in _WORST:
+            values = [getattr(use, name) for use in uses]
+            found[column] = None if None in values else max(values)
+    return found
+
+
 def _with_what(ranks: Sequence[RankOutcome], provenance: Provenance) -> dict[str, Any]:
     """Versions and process, of the lowest rank that left word of itself."""
     first = next((rank for rank in ranks if rank.worker is not None), None)
@@ -341,6 +354,7 @@ def _with_what(ranks: Sequence[RankOutcome], provenance: Provenance) -> dict[str
         "worker_pid": first.worker.pid,
         "threads": first.worker.threads,
         "niceness": first.worker.niceness,
+        "host_cores": first.worker.cores,
         "jobs_before": max(rank.jobs_before for rank in ranks),
         "model_was_resident": all(rank.model_was_resident for rank in ranks),
     }
@@ -360,9 +374,9 @@ def _with_ranks(
     return numbers | {"details": {**numbers.get("details", {}), "ranks": "; ".join(ends)}}
 
 
-def _numbers(results: Sequence[Result], declared: Mapping[str, Metric]) -> dict[str, Any]:
+def _numbers(results: Sequence[Result]) -> dict[str, Any]:
     """Numbers that a rank reports once. For a gang the largest, since the slowest rank and the
-    fullest card are its limit; figures of the workload as each declares."""
+    fullest card are its limit."""
     if not results:
         return {}
     first = results[0]
@@ -374,7 +388,6 @@ def _numbers(results: Sequence[Result], declared: Mapping[str, Metric]) -> dict[
         "random_weights": any(result.random_weights for result in results),
         "synthetic_data": any(result.synthetic_data for result in results),
         "precision_detail": first.precision_detail or None,
-        "workload_metrics": of_ranks(declared, [result.metrics for result in results]),
         "details": dict(first.details),
     }
 

@@ -158,7 +158,7 @@ class RunLock:
         mine, released = self._inode, self._released
         while not released.wait(HEARTBEAT_S):
             with contextlib.suppress(OSError):
-                if _inode(self.path) != mine:
+                if inode(self.path) != mine:
                     return
                 os.utime(self.path)
 
@@ -181,9 +181,9 @@ class RunLock:
             while data:  # a disk that fills up makes a write short before it makes it fail
                 data = data[os.write(file, data) :]
             os.fsync(file)  # after a power failure it is whole or absent
-            ours = _inode(aside)
+            ours = inode(aside)
             os.link(aside, self.path)
-            self._inode = _inode(self.path)
+            self._inode = inode(self.path)
             self._holder, self._file, file = me, file, None
         except FileExistsError:
             rival = self.holder()
@@ -192,7 +192,7 @@ class RunLock:
             raise StoreLocked(self._refusal(rival, None, 0.0, here=me)) from None
         except OSError as error:
             with contextlib.suppress(OSError):  # nobody would hold it
-                if _inode(self.path) == ours:
+                if inode(self.path) == ours:
                     self.path.unlink()
             raise StoreError(f"cannot lock {self.path}: {error.strerror or error}") from error
         finally:
@@ -237,7 +237,7 @@ class RunLock:
         if self._holder is None:
             raise StoreError(f"rows can be written only by the holder of {self.path}")
         try:
-            mine = _inode(self.path) == self._inode
+            mine = inode(self.path) == self._inode
         except FileNotFoundError:
             mine = False
         except OSError as error:  # it may do better in a moment
@@ -252,7 +252,7 @@ class RunLock:
         self._released.set()
         if self._holder is not None:
             with contextlib.suppress(OSError):
-                if _inode(self.path) == self._inode:
+                if inode(self.path) == self._inode:
                     self.path.unlink()
         if self._file is not None:
             os.close(self._file)
@@ -316,7 +316,8 @@ def _flock_is_free(path: Path) -> bool:
         return False
 
 
-def _inode(path: Path) -> tuple[int, int]:
+def inode(path: Path) -> tuple[int, int]:
+    """Device and number of a file, which another one of its name does not have."""
     status = path.stat()
     return status.st_dev, status.st_ino
 

@@ -63,12 +63,12 @@ def scan_rows(
     """
     columns = list(columns)
     for _ in range(100):
-        names = _row_files(directory)
+        names = row_files(directory)
         try:
             found = _read_files(directory, names, columns, known or {})
         except FileNotFoundError:
             continue
-        now = _row_files(directory)
+        now = row_files(directory)
         come = now - names
         if names <= now and not any(fragments.is_compacted(name) for name in come):
             for damage in found.damaged:
@@ -77,7 +77,8 @@ def scan_rows(
     raise StoreError(f"{directory} does not come to rest: files keep vanishing while it is read")
 
 
-def _row_files(directory: Path) -> set[str]:
+def row_files(directory: Path) -> set[str]:
+    """Names of the files with rows in a run's directory of tables."""
     try:
         names = disk.names(directory)
     except FileNotFoundError:

@@ -115,8 +115,31 @@ _COLUMNS: _Entries = {
     "worker_pid": ("", "process id of rank 0's worker"),
     "threads": ("", "OpenMP threads of rank 0's worker"),
     "niceness": ("", "scheduling niceness of rank 0's worker", Range(low=-20, high=20)),
+    "host_cores": ("", "physical cores of its host that rank 0's worker may use", FROM_1),
     "jobs_before": ("", "attempts that the most used of the workers had run before this one"),
     "model_was_resident": ("", "whether every worker had the model loaded already"),
+    # the host's processors
+    "processor_cores": (
+        "",
+        "cores that the process kept busy in the timed part, all threads; the least of all ranks",
+    ),
+    "processor_wait_share": (
+        "",
+        "time in which threads that compute were runnable and not running, over the timed part; "
+        "the most of all ranks; null: the kernel does not say",
+    ),
+    "stolen_share": (
+        "",
+        "processor time that the host wanted in the timed part and its hypervisor gave to others",
+        SHARE,
+    ),
+    "host_load": ("", "cores of the host that were busy in the timed part, with whatever process"),
+    "queued_s": (
+        "s",
+        "wait for a turn on processors that others use, no part of any other figure; null: the "
+        "device has no turns",
+    ),
+    "oversubscribed": ("", "whether the job had more threads than its host has cores"),
     # metrics
     "generated_tokens_per_s": ("tokens/s", "generated, up to and including end of sequence"),
     "total_tokens_per_s": ("tokens/s", "real input and generated tokens, without padding"),
@@ -164,7 +187,10 @@ _COLUMNS: _Entries = {
     # numbers that a rank reports once; of a gang the largest
     "stop_reason": ("", "why timing stopped: confidence, max_repeats or time_limit"),
     "load_s": ("s", "time to load the model; 0 if it was resident"),
-    "compile_s": ("s", "time to compile graphs"),
+    "compile_s": (
+        "s",
+        "time to compile graphs that no cache held; on Gaudi the node has one on disk",
+    ),
     "warmup_s": ("s", "time of the untimed repeats"),
     "weight_bytes": ("bytes", "weights on one card"),
     "parameter_count": ("", "parameters of the model"),
@@ -182,7 +208,7 @@ _COLUMNS: _Entries = {
     "precision_detail": ("", "what the precision meant on this device and in this library"),
     "workload_metrics": (
         "",
-        "figures of the workload by name, of all ranks; declared beside its task",
+        "figures by name, of all ranks: reported by the workload, or derived from samples",
         ANY,
     ),
     "details": ("", "anything else that the workload found worth keeping"),

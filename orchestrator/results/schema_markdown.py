@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from orchestrator.results.schema import RAW_COLUMNS, SCHEMA_VERSION, required, schema
 from orchestrator.results.schema_docs import COLUMN_DOCS, NESTED_DOCS, RANK, Doc, Docs
 from workloads.api import Item, MeasureSettings, Sample
+from workloads.metrics import METRICS
 from workloads.tasks import TASKS
 
 if TYPE_CHECKING:
@@ -53,17 +54,19 @@ def _table(named: Sequence[tuple[str, pa.Field]], docs: Docs, needed: frozenset[
 
 
 _FIGURES = (
-    "By name; each is declared beside the task that it belongs to (`workloads/tasks`). Rows of "
-    "version 0.1.0 have some of them, as text, in `details`."
+    "By name; each is declared in one place: beside the task whose workload reports it "
+    "(`workloads/tasks`), or, if it is derived from raw samples, in a file of its own "
+    "(`workloads/metrics`). Rows of version 0.1.0 have some of them, as text, in `details`."
 )
 
 
 def _figures() -> str:
     lines = ["| figure | unit | better | ranks | meaning |", "|---|---|---|---|---|"]
-    for task in TASKS.values():
-        for metric in task.metrics:
-            cells = (metric.unit, metric.better or "", metric.ranks, metric.description)
-            lines.append(f"| `{metric.name}` | {' | '.join(cells)} |")
+    derived = [METRICS[name] for name in METRICS.own]
+    for metric in [metric for task in TASKS.values() for metric in task.metrics] + derived:
+        ranks = "" if metric.figure else metric.ranks
+        cells = (metric.unit, metric.better or "", ranks, metric.description)
+        lines.append(f"| `{metric.name}` | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

@@ -12,30 +12,27 @@ result after all has two rows that differ; the later one is never final.)
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from orchestrator.domain.declared import as_declared
 from orchestrator.domain.history import PastRow
-from orchestrator.domain.job import Accelerator, Scalar, State
 from orchestrator.errors import StoreError, StoreFull
 from orchestrator.results import disk, fragments, identity, paths
 from orchestrator.results.fragments import Damage
 from orchestrator.results.lock import SILENCE_S, Holder, RunLock
-from orchestrator.results.scan import COVERS_KEY, Scan, scan_rows
+from orchestrator.results.past_rows import past_rows
+from orchestrator.results.row_file import row_file
+from orchestrator.results.scan import Scan, scan_rows
 from orchestrator.results.spilled import SpilledRows
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from orchestrator.domain.measurement import Measurement
     from orchestrator.results.begun import BegunLog
     from orchestrator.results.notes import Note
@@ -43,29 +40,7 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("nightgrid.store")
 #: A writer that ends with this many files compacts them: ten thousand take a reader half a minute.
 COMPACT_FROM = 200
-_FEW_ROWS = 64
 _RESERVE_BYTES = 64 * 2**10
-
-_HISTORY_COLUMNS = (
-    "job_id",
-    "attempt_number",
-    "state",
-    "final",
-    "emulated",
-    "workload",
-    "model",
-    "precision",
-    "batch_size",
-    "engine",
-    "accelerator",
-    "cards",
-    "parameters",
-    "load_s",
-    "reason",
-    "started_at",
-    "ended_at",
-    "recorded_at",
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -263,7 +238,7 @@ class Store:
             StoreError: it cannot be written.
         """
         self._lock.still_mine()
-        name, data = _row_file(measurements)
+        name, data = row_file(measurements)
         there = disk.is_there(self.tables_path / name)
         try:
             path = fragments.write_durably(self.tables_path, name, data)
@@ -295,7 +270,7 @@ class Store:
     def spill(self, measurement: Measurement) -> Path | None:
         """Write a row that finds no room where it belongs on another disk of this host, from where
         the run's next driver here fetches it; None if there is no room there either."""
-        return self._spilled.write(self.run_id, *_row_file([measurement]))
+        return self._spilled.write(self.run_id, *row_file([measurement]))
 
     def begin(self, *notes: Note) -> None:
         """Note that attempts start, so that they have rows should this process die before
@@ -378,20 +353,15 @@ class Store:
         Raises:
             StoreError: not the writer, or the new file does not read back.
         """
-        from orchestrator.results.compaction import joined_rows
+        from orchestrator.results.compaction import compacted, leftovers
         from orchestrator.results.schema import column_names
 
         self._lock.still_mine()
         scan = scan_rows(self.tables_path, column_names())
-        self._delete(_leftovers(scan))
+        self._delete(leftovers(scan))
         if len(scan.tables) < 2:
             return None
-        table = joined_rows(scan)
-        metadata = dict(table.schema.metadata) | {
-            COVERS_KEY: json.dumps(sorted(scan.tables)).encode()
-        }
-        data = _parquet(table.replace_schema_metadata(metadata), use_dictionary=True)
-        name = fragments.compacted_name(table.num_rows, data)
+        name, data = compacted(scan)
         path = fragments.write_durably(self.tables_path, name, data)
         if disk.read(path) != data:
             disk.remove(path)
@@ -436,38 +406,7 @@ class Store:
 
     def history(self) -> list[PastRow]:
         """The columns of each row that planning and estimating need, oldest first."""
-        scan = scan_rows(self.tables_path, _HISTORY_COLUMNS)
-        rows = _past_rows(scan.joined()) if scan.tables else []
-        rows.sort(key=lambda row: row[0])
-        return [past for _, past in rows]
-
-
-def _leftovers(scan: Scan) -> list[str]:
-    """The files that a compaction has replaced but not deleted. Any writer of this
-    directory may claim to replace a file, so only those go whose attempt has a row there."""
-    if not scan.covered:
-        return []
-    there = {
-        pair
-        for name, table in scan.tables.items()
-        if fragments.is_compacted(name)
-        for pair in zip(
-            table["job_id"].to_pylist(), table["attempt_number"].to_pylist(), strict=True
-        )
-    }
-    numbers = {number for _, number in there}
-    found = []
-    for name in scan.covered:
-        attempt = fragments.attempt_of(name)
-        if attempt is None:
-            known = fragments.is_compacted(name)
-        elif attempt[0] == fragments.TOGETHER:
-            known = attempt[1] in numbers
-        else:
-            known = attempt in there
-        if known:
-            found.append(name)
-    return found
+        return past_rows(self.tables_path)
 
 
 def _measurements(scan: Scan) -> list[Measurement]:
@@ -477,71 +416,3 @@ def _measurements(scan: Scan) -> list[Measurement]:
     rows = from_table(scan.joined(), source=str(scan.directory)) if scan.tables else []
     rows.sort(key=lambda row: (row.recorded_at or 0.0, row.attempt_id, row.invocation_id))
     return rows
-
-
-def _past_rows(table: pa.Table) -> list[tuple[tuple[bool, Any], PastRow]]:
-    """The rows of a table, each with what it is sorted by."""
-    return [
-        ((row["recorded_at"] is not None, row["recorded_at"] or 0), _past_row(row))
-        for row in table.to_pylist()
-    ]
-
-
-@lru_cache(maxsize=4096)
-def _parameters(
-    workload: str, engine: str, pairs: tuple[tuple[str, str], ...]
-) -> tuple[tuple[str, Scalar], ...]:
-    """A job's parameters from their JSON, as a job of this version has them; most rows share theirs
-    with others."""
-    said = {name: json.loads(text) for name, text in pairs}
-    return tuple(sorted(as_declared(workload, engine, said).items()))
-
-
-def _past_row(row: dict[str, Any]) -> PastRow:
-    started, ended = row["started_at"], row["ended_at"]
-    return PastRow(
-        job_id=row["job_id"],
-        state=State(row["state"]),
-        final=row["final"],
-        emulated=row["emulated"],
-        workload=row["workload"],
-        model=row["model"],
-        precision=row["precision"],
-        batch_size=row["batch_size"],
-        accelerator=Accelerator(row["accelerator"]),
-        cards=row["cards"],
-        parameters=_parameters(row["workload"], row["engine"], tuple(row["parameters"] or ())),
-        busy_s=(ended - started).total_seconds() if started and ended else None,
-        load_s=row["load_s"],
-        reason=row["reason"] or "",
-        attempt_number=row["attempt_number"],
-    )
-
-
-def _row_file(measurements: Sequence[Measurement]) -> tuple[str, bytes]:
-    """Name and content of a file of rows that are written together."""
-    from orchestrator.results.schema import to_table
-
-    # Descriptions of columns would be half of it; compacted files have them.
-    data = _parquet(to_table(measurements, documented=False), use_dictionary=False)
-    if len(measurements) == 1:
-        job_id = measurements[0].job_id
-    else:
-        job_id = fragments.TOGETHER
-        for each in measurements:
-            fragments.refuse_unnameable(each.job_id, each.attempt_number)
-    number = max(each.attempt_number for each in measurements)
-    return fragments.fragment_name(job_id, number, data), data
-
-
-def _parquet(table: pa.Table, *, use_dictionary: bool) -> bytes:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    sink = pa.BufferOutputStream()
-    # A hundred columns of few values each: setting up zstd for them takes longer than all the rest.
-    codec = "zstd" if table.num_rows > _FEW_ROWS else "snappy"
-    pq.write_table(
-        table, sink, compression=codec, write_statistics=False, use_dictionary=use_dictionary
-    )
-    return sink.getvalue().to_pybytes()

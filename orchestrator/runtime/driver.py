@@ -40,9 +40,10 @@ from orchestrator.domain.measurement import Measurement
 from orchestrator.errors import ClusterError, StoreError
 from orchestrator.host.clock import STEP_S
 from orchestrator.results.notes import Notes
+from orchestrator.runtime.board import Board
 from orchestrator.runtime.held import Delayed, Held
 from orchestrator.runtime.row_writer import Patience, RowStore, RowWriter
-from orchestrator.runtime.status import Board, RunStatus
+from orchestrator.runtime.status import RunStatus
 from orchestrator.runtime.stop_signal import AT_ONCE, StopSignal
 from orchestrator.runtime.watchdog import Watchdog
 from orchestrator.watching.live import View
@@ -256,10 +257,10 @@ class Driver:
             self.executor.perform(command)
         except Exception as error:
             self.view.line(f"the executor refused {type(command).__name__}: {error!r}")
-            if isinstance(command, StopWorker):  # its process lives on, and has its card
+            happened = refusal(command, error, self.clock())
+            if isinstance(command, StopWorker) and not happened:
                 self._refused_stops.append(command)
-                return []
-            return [_refusal(command, error, self.clock())]
+            return happened
         return []
 
     # ------------------------------------------------------------ a full disk
@@ -267,11 +268,8 @@ class Driver:
     def _hold(self, held: Held, command: Delayed) -> list[Event]:
         """Hold back a command that starts something until there is room; perform one that stops
         something."""
-        if not isinstance(command, StopWorker):
-            held.commands.append(command)
-            return []
-        happened, exists = held.stop(command, self.clock())
-        if exists:
+        happened, at_once = held.take(command, self.clock())
+        if at_once and not isinstance(command, RunFinished):
             self.board.did(command, self.clock())
             happened += self._perform(command)
         return happened
@@ -319,8 +317,13 @@ class Driver:
             self.view.line(f"no more: {before}")
 
 
-def _refusal(command: StartWorker | RunAttempt, error: Exception, at: float) -> Event:
-    """The event for a command that the executor did not take."""
+def refusal(
+    command: StartWorker | StopWorker | RunAttempt, error: Exception, at: float
+) -> list[Event]:
+    """The event for a command that the executor did not take. None for one that stops a worker,
+    whose process lives on and has its card: it is to be repeated."""
+    if isinstance(command, StopWorker):
+        return []
     failure = Failure(
         failure_class=FailureClass.CRASH,
         message=f"the executor refused {type(command).__name__}: {error!r}",
@@ -329,5 +332,5 @@ def _refusal(command: StartWorker | RunAttempt, error: Exception, at: float) -> 
         outcome = Outcome(
             attempt_id=command.attempt.attempt_id, state=State.LOST, ranks=(), failure=failure
         )
-        return AttemptEnded(at=at, outcome=outcome)
-    return WorkerStopped(at=at, worker_id=command.worker_id, failure=failure)
+        return [AttemptEnded(at=at, outcome=outcome)]
+    return [WorkerStopped(at=at, worker_id=command.worker_id, failure=failure)]

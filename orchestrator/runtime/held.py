@@ -55,6 +55,14 @@ class Held:
             if isinstance(held, RunAttempt) and held.attempt == command.attempt:
                 self.commands.remove(held)
 
+    def take(self, command: Delayed, at: float) -> tuple[list[Event], bool]:
+        """Hold a command back, unless it stops a worker: the events that come of it, and whether
+        it is to be carried out now."""
+        if isinstance(command, StopWorker):
+            return self.stop(command, at)
+        self.commands.append(command)
+        return [], False
+
     def stop(self, command: StopWorker, at: float) -> tuple[list[Event], bool]:
         """A worker is to be stopped: the events of what was to be started on it and is not, and
         whether there is a worker to stop."""

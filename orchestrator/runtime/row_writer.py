@@ -23,8 +23,8 @@ from orchestrator.errors import ControlStoreLost, StoreError, StoreFull, StoreLo
 from orchestrator.host import output
 from orchestrator.results.fragments import MOST_TOGETHER
 from orchestrator.results.notes import Note, Notes
+from orchestrator.runtime.board import Board
 from orchestrator.runtime.held import Delayed, Held, Row
-from orchestrator.runtime.status import Board
 from orchestrator.runtime.stop_signal import AT_ONCE, StopSignal
 from orchestrator.watching.live import View
 from orchestrator.watching.live_text import row_line, unrun_lines

@@ -8,67 +8,36 @@ died has left behind (rows of attempts it had running, processes) is settled bef
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import secrets
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator.domain.deadline import Deadline
-from orchestrator.domain.job import Accelerator, State
+from orchestrator.domain.job import State
 from orchestrator.errors import ClusterError
 from orchestrator.results import paths
-from orchestrator.results.directory import default_results_dir
-from workloads import files
+from orchestrator.runtime.grid_plan import forecast_of, grid_of, history_of, plan_run
+from orchestrator.runtime.options import RunOptions, kept_options, seed_of, with_cards_of
 
 if TYPE_CHECKING:
     from orchestrator.domain.history import PastRow
     from orchestrator.domain.topology import Node
     from orchestrator.grid.model import Grid
-    from orchestrator.planning.forecast import Forecast
     from orchestrator.planning.plan import Plan
     from orchestrator.results.store import Store
     from orchestrator.runtime.driver import DriveResult
     from orchestrator.runtime.session import Session
-    from orchestrator.runtime.supervised import Charge
     from orchestrator.worker.leftovers import Owner
 
 Say = Callable[[str], None]
 
-#: Options that say which cards a run was given; it keeps them for ``with_cards_of``.
-_PLACE = ("emulate", "address", "in_process", "card_memory_bytes")
-
 #: Time that nodes may take to join a restarted head.
-_NODES_PATIENCE_S = 180.0
-#: States of the jobs that --retry-failed runs again.
-_RETRIED = (State.FAILED, State.TIMED_OUT, State.OUT_OF_MEMORY, State.PRUNED)
+NODES_PATIENCE_S = 180.0
 _ANSWERED = {State.SUCCEEDED, State.OUT_OF_MEMORY, State.PRUNED, State.UNSUPPORTED}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunOptions:
-    """Options of a run: its cluster, its directory, and the jobs that are measured again."""
-
-    results: Path = field(default_factory=default_results_dir)
-    name: str | None = None  # of the run; None: the grid's
-    emulate: str | None = None  # e.g. "2x8"; None: the Ray cluster, unless ``in_process``
-    address: str | None = None  # of the Ray cluster; None: RAY_ADDRESS
-    in_process: bool = False
-    card_memory_bytes: int | None = None  # of an emulated card; None: its share of this machine
-    retry_failed: bool = False
-    force: bool = False
-    quiet: bool = False  # show no progress
-    resume: bool = False  # go on with a run that exists, although its driver may only seem dead
-    adopt: tuple[str, ...] = ()  # former run ids whose spilled rows are brought home
-    remote_code: tuple[str, ...] = ()  # models that may run the Python code they come with
-    ends_at: float | None = None  # when the report must be there, seconds since the epoch
-    budget: bool = False  # ``ends_at`` was counted from the start: no clock that is set moves it
-    charge: Charge | None = None  # of a driver that has a supervisor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,20 +85,19 @@ def run_grid(
     store.adopt(*options.adopt)
     store.refuse_if_held()  # before the cluster is asked, which may be away
     with remote_code.permitted(options.remote_code), _session(options, grid) as session:
-        session = _with_its_nodes(options, session, say)
+        session = with_its_nodes(options, session, say)
         _tell(options, address=session.address, cards=cards_by_kind(session.nodes))
-        _plan(options, grid, session, store)  # refused here, nothing is created
-        with store, _owner(store).marks_this_process():
+        plan_run(options, grid, session, store)  # refused here, nothing is created
+        with store, owner_of(store).marks_this_process():
             _tell(options, drives=True)
             # Once more under the lock: another driver may just have finished the same run.
-            plan = _plan(options, grid, session, store)
+            plan = plan_run(options, grid, session, store)
             deadline = _deadline(options, plan)
             _announce(session, plan, store, deadline, say)
-            _clear_up(store, say)
+            clear_up(store, say)
             store.write_file(paths.GRID, grid.text)
             seed = seed_of(store.path)
-            kept = {n: getattr(options, n) for n in _PLACE} | {"seed": seed}
-            store.write_file(paths.OPTIONS, json.dumps(kept))
+            store.write_file(paths.OPTIONS, kept_options(options, seed))
             result = _drive(options, session, plan, store, deadline, seed, say)
             states = final_states(plan, store.history()) if result.finished else {}
     return RunOutcome(store=store, plan=plan, result=result, states=states)
@@ -155,105 +123,7 @@ def grid_to_resume(options: RunOptions) -> tuple[Path, str]:
     return grid, store.run
 
 
-def with_cards_of(run: Path, options: RunOptions) -> RunOptions:
-    """``options`` with the cards that the run had so far, unless they name some themselves."""
-    if any(getattr(options, name) for name in _PLACE):
-        return options
-    with contextlib.suppress(OSError, ValueError, RecursionError):
-        before = json.loads(files.read_text(run / paths.OPTIONS))
-        if isinstance(before, dict):
-            places = {name: before[name] for name in _PLACE if name in before}
-            known = {name: value for name, value in places.items() if _is_place(name, value)}
-            return replace(options, **known)
-    return options
-
-
-def seed_of(run: Path) -> int:
-    """The seed that draws the order of replicates: the run keeps the one it began with, so that it
-    is gone on with in the same order."""
-    with contextlib.suppress(OSError, ValueError, RecursionError):
-        before = json.loads(files.read_text(run / paths.OPTIONS))
-        if isinstance(before, dict) and type(seed := before.get("seed")) is int:
-            return seed % 2**32
-    return secrets.randbits(32)
-
-
-def _is_place(name: str, value: object) -> bool:
-    """Return whether a value from a run's directory can be that option."""
-    if name == "in_process":
-        return isinstance(value, bool)
-    if name == "card_memory_bytes":
-        return value is None or (type(value) is int and 0 < value < 2**50)
-    return value is None or isinstance(value, str)
-
-
-def plan_grid(source: Grid | str | os.PathLike[str], options: RunOptions) -> Plan:
-    """Plan a grid as ``run_grid`` would, on the nodes that are named or, without any, assumed.
-
-    Raises:
-        GridError: the grid is refused.
-        ClusterError: the nodes make no sense.
-        StoreError: earlier rows cannot be read.
-    """
-    from orchestrator.grid.model import Grid
-    from orchestrator.grid.reader import load_grid
-    from orchestrator.planning.planner import make_plan
-
-    grid = (
-        source
-        if isinstance(source, Grid)
-        else load_grid(Path(source), nodes_for=partial(planned_nodes, emulate=options.emulate))
-    )
-    return make_plan(
-        grid,
-        planned_nodes(grid.accelerators(), options.emulate),
-        earlier_rows(options.results, options.name or grid.name),
-        retry_failed=options.retry_failed,
-        force=options.force,
-    )
-
-
 # ---------------------------------------------------------------- before
-
-
-def planned_nodes(accelerators: Sequence[Accelerator], emulate: str | None) -> list[Node]:
-    """The nodes to plan for when no cluster is at hand, given the kinds of card a grid names.
-
-    Raises:
-        ClusterError: the specification is not understood.
-    """
-    from orchestrator.domain.topology import assumed_servers, parse_emulation
-
-    if emulate is not None:
-        return parse_emulation(emulate, accelerators)
-    return assumed_servers(accelerators)
-
-
-def earlier_rows(results: Path, run: str) -> list[PastRow]:
-    """The rows of a run, oldest first; none if there is no such run yet. Reads only.
-
-    Raises:
-        StoreError: the rows cannot be read, or the name cannot be that of a run.
-    """
-    from orchestrator.results.store import Store
-
-    return _history(Store.open(results, run))
-
-
-def grid_of(source: Grid | str | os.PathLike[str], options: RunOptions) -> Grid:
-    """The grid of a file, or the one that is given.
-
-    Raises:
-        GridError: it is refused.
-    """
-    from orchestrator.grid.model import Grid
-    from orchestrator.grid.reader import load_grid
-
-    if isinstance(source, Grid):
-        return source
-    # With emulated cards known, card counts are refused together with all else in the file.
-    nodes_for = partial(planned_nodes, emulate=options.emulate) if options.emulate else None
-    return load_grid(Path(source), nodes_for=nodes_for)
 
 
 def _check_models(grid: Grid, named: Sequence[str]) -> None:
@@ -291,41 +161,6 @@ def _session(options: RunOptions, grid: Grid) -> contextlib.AbstractContextManag
     return session.cluster_session(options.address, kinds)
 
 
-def _plan(options: RunOptions, grid: Grid, session: Session, store: Store) -> Plan:
-    from orchestrator.planning.planner import estimator_for, make_plan
-
-    history = _history(store)
-    retry_failed, force = options.retry_failed, options.force
-    counting = history
-    if options.charge is not None and options.charge.again and (retry_failed or force):
-        # Jobs that the drivers before this one measured again, as the user asked, are not
-        # measured once more.
-        this_time = _attempts_since(store, options.charge.began)
-        counting = [
-            row
-            for row in history
-            if (row.job_id, row.attempt_number) in this_time or not (force or row.state in _RETRIED)
-        ]
-        retry_failed = force = False
-    return make_plan(
-        grid,
-        session.nodes,
-        counting,
-        retry_failed=retry_failed,
-        force=force,
-        estimator=estimator_for(history, session.nodes),
-    )
-
-
-def _attempts_since(store: Store, moment: float) -> set[tuple[str, int]]:
-    """Job and number of each attempt whose row was recorded since then."""
-    return {
-        (row.job_id, row.attempt_number)
-        for row in store.measurements()
-        if (row.recorded_at or 0.0) >= moment
-    }
-
-
 def _again(options: RunOptions) -> bool:
     """Return whether this driver was started because the one before it died."""
     return options.charge is not None and options.charge.again
@@ -347,7 +182,7 @@ def cards_by_kind(nodes: Sequence[Node]) -> dict[str, int]:
     return found
 
 
-def _with_its_nodes(options: RunOptions, session: Session, say: Say) -> Session:
+def with_its_nodes(options: RunOptions, session: Session, say: Say) -> Session:
     """The session with the nodes that the cluster had before its head died: they come back one
     after the other, and a plan for those that happen to be there would give up jobs for good.
 
@@ -357,7 +192,7 @@ def _with_its_nodes(options: RunOptions, session: Session, say: Say) -> Session:
     charge = options.charge
     if charge is None or not charge.again or session.look is None:
         return session
-    deadline, told = time.monotonic() + _NODES_PATIENCE_S, False
+    deadline, told = time.monotonic() + NODES_PATIENCE_S, False
     while True:
         there = cards_by_kind(session.nodes)
         missing = {k: n - there.get(k, 0) for k, n in charge.cards.items() if n > there.get(k, 0)}
@@ -376,23 +211,10 @@ def _with_its_nodes(options: RunOptions, session: Session, say: Say) -> Session:
         session = replace(session, nodes=session.look())
 
 
-def _history(store: Store) -> list[PastRow]:
-    return store.history() if store.exists else []
-
-
 def _deadline(options: RunOptions, plan: Plan) -> Deadline | None:
     if options.ends_at is None:
         return None
     return Deadline.of(options.ends_at, now=time.time(), jobs=len(plan.jobs))
-
-
-def forecast_of(plan: Plan, history: Sequence[PastRow], deadline: Deadline) -> Forecast | None:
-    """Forecast how far a run that starts now would come; None when that takes too long to
-    compute."""
-    from orchestrator.planning.forecast import forecast
-    from orchestrator.planning.planner import estimator_for
-
-    return forecast(plan, estimator_for(history, plan.nodes), deadline.work_until - time.time())
 
 
 def _announce(
@@ -407,19 +229,20 @@ def _announce(
     for line in summary_lines(plan):
         say(line)
     if deadline is not None:
-        for line in deadline_lines(deadline, forecast_of(plan, _history(store), deadline)):
+        for line in deadline_lines(deadline, forecast_of(plan, history_of(store), deadline)):
             say(line)
     passing = " (the working directory of a Ray job is thrown away)" if inside_ray_job() else ""
     say(f"rows: {store.tables_path.resolve()}{passing}")
 
 
-def _owner(store: Store) -> Owner:
+def owner_of(store: Store) -> Owner:
+    """The owner of what drivers of this run leave on a host."""
     from orchestrator.worker.leftovers import Owner
 
     return Owner(run_id=store.run_id, invocation_id=uuid.uuid4().hex[:12])
 
 
-def _clear_up(store: Store, say: Say) -> None:
+def clear_up(store: Store, say: Say) -> None:
     """End what earlier drivers of the run left on this host, and say what became of it. The
     agents do the same on their nodes, before these join (``on_ray/actors.py``).
 
@@ -470,10 +293,10 @@ def _drive(
     from orchestrator.planning.planner import estimator_for
     from orchestrator.results.derive import measurement_of
     from orchestrator.results.notes import Notes
+    from orchestrator.runtime.board import Board
     from orchestrator.runtime.clean_output import CleanView, clean_row
     from orchestrator.runtime.driver import Driver
     from orchestrator.runtime.in_process import InProcessExecutor
-    from orchestrator.runtime.status import Board
     from orchestrator.runtime.stop_signal import StopSignal
     from orchestrator.runtime.watchdog import Watchdog
     from orchestrator.scheduling.schedule import Schedule, ScheduleSettings
@@ -507,7 +330,7 @@ def _drive(
             executor = stack.enter_context(contextlib.closing(InProcessExecutor([])))
         stop = signals.enter_context(StopSignal().on_signals())
         view = stack.enter_context(contextlib.closing(open_view(quiet=options.quiet)))
-        history = _history(store)
+        history = history_of(store)
         settings = ScheduleSettings(seed=seed)
         if deadline is not None:
             until, stop_s = deadline.work_until, deadline.stop_s

@@ -2,7 +2,8 @@
 
 A call into a driver or a collective can hang for ever, holding the interpreter, so that nothing in
 the worker could notice. Every phase has a generous limit of its own: imports and loading depend
-on file systems, compilation on the model, the timed part on what the grid asked for. Time counts
+on file systems, compilation on the model, the timed part on what the grid asked for. A job that is
+queued for processors waits for others, and has no limit. Time counts
 from when *this* host first saw the phase, by a clock that never jumps: clocks of other hosts may be
 wrong, and this one's may be set.
 """

@@ -102,7 +102,7 @@ class Assigner:
             while (yield from self._place(server, width, now)):
                 pass
             if _has_room(server):
-                yield from self._reserve(width, now)
+                yield from self.reserve(width, now)
         if self.pending.particular.get(1):
             while (yield from self._place(server, 1, now)):
                 pass
@@ -172,7 +172,7 @@ class Assigner:
                 found.append((workers, -broken[0], -broken[1], group[0].order, group))
         return [group for *_, group in sorted(found, key=lambda entry: entry[:4])]
 
-    def _reserve(self, width: int, now: float) -> Iterator[Command]:
+    def reserve(self, width: int, now: float) -> Iterator[Command]:
         """Drain cards for gangs of this width: their share of the cluster, and at least one set,
         so that they never starve and never hold more than their work is worth."""
         within = self._left_s(now) - self.leases.start_s
@@ -233,7 +233,7 @@ class Assigner:
             while (yield from self._place_on_servers(width, now)):
                 pass
             if any(map(_has_room, self.pool.dirty.values())):
-                yield from self._reserve(width, now)
+                yield from self.reserve(width, now)
 
     def _place_on_servers(self, width: int, now: float) -> Generator[Command, None, bool]:
         within = self._left_s(now) - self.leases.start_s

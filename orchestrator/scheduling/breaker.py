@@ -35,26 +35,26 @@ class Breaker:
     def __init__(self, what: str, limit: int, within_s: float) -> None:
         self.tripped = ""
         self._what = what  # e.g. "attempts"
-        self._limit = limit
+        self.limit = limit
         self._within_s = within_s
         self._armed = True
-        self._begun: dict[str, _Failed | None] = {}  # in this order; emptied when it is disarmed
+        self.subjects: dict[str, _Failed | None] = {}  # in this order; emptied when it is disarmed
 
     def begun(self, subject: str) -> None:
         """A job's attempt, or a card's worker, has been started."""
         if self._armed:
-            self._begun.setdefault(subject, None)
+            self.subjects.setdefault(subject, None)
 
     def withdrawn(self, subject: str) -> None:
         """Forget a subject that ended before it could succeed or fail; the next takes its place."""
-        if subject in self._begun and self._begun[subject] is None:
-            del self._begun[subject]
+        if subject in self.subjects and self.subjects[subject] is None:
+            del self.subjects[subject]
             self._look()
 
     def success(self) -> None:
         """Something worked: the surroundings are sound."""
         self._armed = False
-        self._begun.clear()
+        self.subjects.clear()
 
     def failure(
         self, failure_class: FailureClass, subject: str, took_s: float, message: str
@@ -62,13 +62,13 @@ class Breaker:
         """A job or card has failed."""
         if failure_class is FailureClass.NODE_LOST:
             self.withdrawn(subject)
-        elif subject in self._begun:
-            self._begun[subject] = _Failed(failure_class, took_s, message)
+        elif subject in self.subjects:
+            self.subjects[subject] = _Failed(failure_class, took_s, message)
             self._look()
 
     def _look(self) -> None:
         """Trip, or disarm, if what is watched says so."""
-        watched = list(islice(self._begun.values(), self._limit))
+        watched = list(islice(self.subjects.values(), self.limit))
         failed = [each for each in watched if each is not None]
         own = any(
             POLICIES[each.failure_class].job_specific or each.took_s > self._within_s
@@ -76,9 +76,9 @@ class Breaker:
         )
         if own or len({each.failure_class for each in failed}) > 1:
             self.success()
-        elif len(failed) == self._limit:
+        elif len(failed) == self.limit:
             self.tripped = (
-                f"circuit breaker: the first {self._limit} {self._what} all failed at once with "
+                f"circuit breaker: the first {self.limit} {self._what} all failed at once with "
                 f"{failed[0].failure_class} (the last: {failed[-1].message}); nothing else would "
                 "fare better"
             )

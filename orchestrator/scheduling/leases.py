@@ -66,7 +66,7 @@ class Leases:
             worker = slot.worker
             if worker is None:
                 yield self._start_for(lease, rank, now)
-            elif self._serves_as_it_is(worker, record):
+            elif record.width == 1 and worker.fresh:
                 self._pending.detach(worker)
                 worker.state, worker.for_lease = WorkerState.BUSY, True
                 lease.ready[rank] = worker
@@ -191,10 +191,6 @@ class Leases:
         self._ends += len(slots) * lease.ends_at
         self._cards += len(slots)
         return lease
-
-    def _serves_as_it_is(self, worker: Worker, record: JobRecord) -> bool:
-        """A lone worker that has run nothing yet is as fresh as a new one."""
-        return record.width == 1 and worker.state is WorkerState.IDLE and not worker.used
 
     def _start_for(self, lease: Lease, rank: int, now: float) -> StartWorker:
         slot = lease.slots[rank]

@@ -101,7 +101,7 @@ class Pool:
         if losses >= self._settings.node_failures:
             for slot in self.cards.servers[node.node_id].slots.values():
                 yield from self._quarantine(slot, f"node {node.name} was lost {losses} times")
-        self._cards_came()
+        self.cards_came()
         return lost
 
     def leave(self, node_id: str) -> list[Lease]:
@@ -174,7 +174,7 @@ class Pool:
             return
         slot.failures = self._settings.card_failures - 1
         self.cards.release(slot)
-        self._cards_came()
+        self.cards_came()
         if self.pending.widths():
             self.cards.touch_all()
 
@@ -227,7 +227,7 @@ class Pool:
         for apart in list(self.pending.particular.values()):
             self._avoid_anew(apart.values())
 
-    def _cards_came(self) -> None:
+    def cards_came(self) -> None:
         """Jobs that had nowhere else to go may have now."""
         confined, self._confined = self._confined, {}
         self._avoid_anew(confined.values())

@@ -111,12 +111,12 @@ class Schedule:
         self._needs = Needs(jobs, self._records.values())  # before the pools: it holds jobs back
         self._ledger = Ledger(self._records.values(), settings)
         self._verdicts = Verdicts(self._ledger)
-        self._pools = {
+        self.pools = {
             kind: Pool(kind, records, settings, self._ledger.later)
             for kind, records in by_kind.items()
         }
-        self._deadline = Deadline(self._records.values(), estimates, self._pools, self._ledger)
-        self._stops = Stops(self._pools, self._verdicts)
+        self._deadline = Deadline(self._records.values(), estimates, self.pools, self._ledger)
+        self._stops = Stops(self.pools, self._verdicts)
 
     # ------------------------------------------------------------ seen from outside
 
@@ -136,7 +136,7 @@ class Schedule:
     def counts(self) -> dict[State, int]:
         """Count the jobs of this run in each state; all states are there."""
         running = sum(
-            lease.running for pool in self._pools.values() for lease in pool.leases.current.values()
+            lease.running for pool in self.pools.values() for lease in pool.leases.current.values()
         )
         counts = {state: self._ledger.tally[state] for state in State}
         counts[State.RUNNING] = running
@@ -146,7 +146,7 @@ class Schedule:
     def remaining_s(self) -> float:
         """Estimated seconds until the end, from the work that is left, spread evenly."""
         return max(
-            (pool.assigner.remaining_s(self._ledger.now) for pool in self._pools.values()),
+            (pool.assigner.remaining_s(self._ledger.now) for pool in self.pools.values()),
             default=0.0,
         )
 
@@ -213,9 +213,9 @@ class Schedule:
                 job=planned.job, state=State.UNSUPPORTED, reason=planned.reason, final=True
             )
         for record, reason in self._needs.hopeless:
-            pool = self._pools[record.job.accelerator]
+            pool = self.pools[record.job.accelerator]
             yield from self._ledger.end_unrun(pool, record, State.NOT_STARTED, reason)
-        for pool in self._pools.values():
+        for pool in self.pools.values():
             pool.cards.changed = True
 
     def _clock_set(self, ahead_s: float) -> None:
@@ -227,7 +227,7 @@ class Schedule:
         self._deadline.move(self.settings.work_until - ahead_s)
 
     def _node_joined(self, event: NodeJoined) -> Iterator[Command]:
-        pool = self._pools.get(event.node.accelerator)
+        pool = self.pools.get(event.node.accelerator)
         if pool is None:
             return
         self._verdicts.node_gone(event.node)  # if it was here before
@@ -237,21 +237,21 @@ class Schedule:
         yield Wake(at=self._ledger.now)
 
     def _node_left(self, node_id: str, reason: str) -> Iterator[Command]:
-        for pool in self._pools.values():
+        for pool in self.pools.values():
             if node_id in pool.cards.servers:
                 self._verdicts.node_gone(pool.cards.servers[node_id].node)
                 for lease in pool.leave(node_id):
                     yield from self._verdicts.lose(pool, lease, f"node {node_id} is gone: {reason}")
 
     def _worker_ready(self, worker_id: str) -> Iterator[Command]:
-        for pool in self._pools.values():
+        for pool in self.pools.values():
             worker = pool.leases.workers.get(worker_id)
             if worker is not None:
                 self._verdicts.worker_is_up()
                 yield from pool.leases.ready(worker, self._ledger.now)
 
     def _worker_stopped(self, worker_id: str, failure: Failure | None) -> Iterator[Command]:
-        for pool in self._pools.values():
+        for pool in self.pools.values():
             worker = pool.leases.workers.get(worker_id)
             if worker is None:
                 continue
@@ -282,14 +282,14 @@ class Schedule:
 
     def _worker_overdue(self, worker_id: str, reason: str) -> Iterator[Command]:
         """A worker hangs: it is stopped, and its card is used again when it has ended."""
-        for pool in self._pools.values():
+        for pool in self.pools.values():
             worker = pool.leases.workers.get(worker_id)
             if worker is not None and worker.state is not WorkerState.STOPPING:
                 worker.overdue = reason
                 yield from pool.leases.stop(worker, reason)
 
     def _attempt_ended(self, outcome: Outcome) -> Iterator[Command]:
-        for pool in self._pools.values():
+        for pool in self.pools.values():
             lease = pool.leases.current.get(outcome.attempt_id)
             if lease is not None and lease.running:
                 yield from self._verdicts.conclude(pool, lease, outcome)
@@ -318,7 +318,7 @@ class Schedule:
     def _assign(self) -> Iterator[Command]:
         if self._ledger.stopping:
             return
-        for pool in self._pools.values():
+        for pool in self.pools.values():
             look = yield from pool.assigner.assign(self._ledger.now)
             if look is not None and (
                 self._next_look is None or self._next_look <= self._ledger.now
@@ -331,7 +331,7 @@ class Schedule:
         while self._ledger.ended:
             record, reason = self._ledger.ended.popleft()
             for held, why in self._needs.ended(record, reason):
-                pool = self._pools[held.job.accelerator]
+                pool = self.pools[held.job.accelerator]
                 if why:
                     yield from self._ledger.end_unrun(pool, held, State.NOT_STARTED, why)
                 else:
@@ -339,7 +339,7 @@ class Schedule:
 
     def _give_up_hopeless(self) -> Iterator[Command]:
         """Jobs that no card set is left for end, after a while in which nodes may join."""
-        for kind, pool in self._pools.items():
+        for kind, pool in self.pools.items():
             for width in pool.newly_hopeless(self._ledger.now):
                 yield Wake(at=pool.hopeless_at[width])
             for width, at in pool.hopeless_at.items():

@@ -133,13 +133,13 @@ class VirtualCluster:
         while self.queue:
             at, _, event = heappop(self.queue)
             self.now = max(self.now, at)
-            for happened in self._happens(event):
+            for happened in self.happens(event):
                 self.events += 1
                 self.invariants.observe(happened)
                 commands = self.schedule.handle(happened)
                 self.invariants.check(commands)
                 for command in commands:
-                    self._perform(command)
+                    self.perform(command)
                 if self.schedule.finished:
                     return
             if limit is not None and self.events > limit:
@@ -148,7 +148,7 @@ class VirtualCluster:
 
     # ------------------------------------------------------------ events
 
-    def _happens(self, event: Event) -> list[Event]:
+    def happens(self, event: Event) -> list[Event]:
         """Return the events that the schedule sees of a queued one; none if the process it is about
         is gone."""
         if isinstance(event, Tick) and self._losses and self._losses[0] <= event.at:
@@ -219,12 +219,13 @@ class VirtualCluster:
 
     # ------------------------------------------------------------ commands
 
-    def _perform(self, command: Command) -> None:
+    def perform(self, command: Command) -> None:
+        """Carry out a command: what comes of it is queued."""
         self.commands += 1
         if isinstance(command, RunAttempt):
             self._run(command)
         elif isinstance(command, StartWorker):
-            self._start(command)
+            self.start(command)
         elif isinstance(command, StopWorker):
             self._stop(command)
         elif isinstance(command, Wake):
@@ -233,7 +234,8 @@ class VirtualCluster:
             self.last_row = self.now
             self.other_rows += not command.final
 
-    def _start(self, command: StartWorker) -> None:
+    def start(self, command: StartWorker) -> None:
+        """Start a worker process, which comes up later, or does not."""
         self.workers += 1
         process = _Process(command.worker_id, command.card, self.now)
         self.processes[command.worker_id] = process
@@ -247,7 +249,7 @@ class VirtualCluster:
             at = self.now + self.settings.watchdog_s
             event = WorkerOverdue(at=at, worker_id=command.worker_id, reason="did not come up")
         else:
-            info = _INFO
+            info = WORKER_INFO
             event = WorkerReady(at=at, worker_id=command.worker_id, info=info)
         self.later(at, event)
 
@@ -356,7 +358,7 @@ def _outcome(
     )
 
 
-_INFO = WorkerInfo(
+WORKER_INFO = WorkerInfo(
     worker_id="simulated",
     node_name="simulated",
     pid=0,

@@ -28,13 +28,14 @@ _LETTERS = {
     "idle": "-",
     "starting": "s",
     "start": "s",
+    "queued": "q",
     "load": "L",
     "compile": "C",
     "warmup": "W",
     "measure": "M",
     "finish": "f",
 }
-_LEGEND = "M measure, W warmup, L load, C compile, s start, f finish, - idle, · free"
+_LEGEND = "M measure, W warmup, L load, C compile, s start, q queued, f finish, - idle, · free"
 _GOOD = {State.SUCCEEDED.value, "reused"}
 _EXPECTED = {State.UNSUPPORTED.value, State.PRUNED.value, State.OUT_OF_MEMORY.value}
 

@@ -15,7 +15,8 @@ from orchestrator.domain.events import (
 )
 from orchestrator.domain.job import State
 from orchestrator.domain.measurement import Measurement
-from orchestrator.runtime.status import Board, RunStatus
+from orchestrator.runtime.board import Board
+from orchestrator.runtime.status import RunStatus
 
 REASON_LENGTH = 160
 

@@ -110,6 +110,7 @@ def _best(contest: Contest) -> dict[str, Any]:
         "throughput_low": finite(metrics.throughput_low),
         "throughput_high": finite(metrics.throughput_high),
         "not_told_apart_from": len(contest.tied),
+        "verdict": contest.verdict.value,
         "emulated": row.emulated,
         "job_id": row.job_id,
     }
@@ -119,7 +120,8 @@ def _best_text(contest: Contest, chosen: str) -> str:
     row = contest.fastest
     figure = f"{number(row.metrics.throughput)} {contest.unit} {cells.plus_minus(row)}".rstrip()
     tied = f" (tied with {len(contest.tied)} more)" if contest.tied else ""
-    return f"Best of {row.model}, {contest.setting.where}: {chosen}, {figure}{tied}"
+    rank = "Best" if contest.winner else "Fastest"
+    return f"{rank} of {row.model}, {contest.setting.where}: {chosen}, {figure}{tied}"
 
 
 def _plain(text: str) -> str:

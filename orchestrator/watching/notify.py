@@ -33,7 +33,8 @@ from workloads import files
 
 if TYPE_CHECKING:
     from orchestrator.results.store import Store
-    from orchestrator.runtime.run import RunOptions, RunOutcome
+    from orchestrator.runtime.options import RunOptions
+    from orchestrator.runtime.run import RunOutcome
 
 #: Variable with the hooks that are used when no --notify is given.
 VARIABLE = "NIGHTGRID_NOTIFY"

@@ -22,11 +22,15 @@ from orchestrator.domain.attempt import Attempt, RankOutcome, WorkerInfo
 from orchestrator.domain.executor import Progress
 from orchestrator.domain.failure import Failure, FailureClass
 from orchestrator.domain.job import State
+from orchestrator.domain.processor import ProcessorReading, ProcessorUse, Turn, use_between
 from orchestrator.domain.topology import Card
 from orchestrator.host.clock import Interval
+from orchestrator.host.processor_time import processor_reading
+from orchestrator.host.processors import usable_cores
 from orchestrator.worker.failure_record import describe, one_line
 from orchestrator.worker.memory_limit import MemoryLimit
 from orchestrator.worker.redaction import redact
+from orchestrator.worker.turns import turn
 from workloads.api import Collective, JobContext, MeasureSettings, Phase, Request, Result
 from workloads.collective import Listener, OneCard, Rendezvous, joined, listen
 from workloads.devices import host_device
@@ -75,15 +79,16 @@ class CardWorker:
 
     def __init__(self, config: WorkerConfig) -> None:
         self.config = config
-        self._device: Device | None = None
+        self.device: Device | None = None
         self._info: WorkerInfo | None = None
         self._clean_state: ProcessState | None = None
         self._limit: MemoryLimit | None = None
         self._resident = ResidentModel()
         self._listener: Listener | None = None
         self._progress: Progress | None = None
-        self._timed_from: float | None = None
-        self._timed_until: float | None = None
+        self._timed_from: ProcessorReading | None = None
+        self._timed_until: ProcessorReading | None = None
+        self._turn: Turn | None = None
         self._jobs_before = 0
 
     def start(self) -> WorkerInfo:
@@ -98,8 +103,8 @@ class CardWorker:
         self._verify_environment()
         from workloads.devices import device_for
 
-        self._device = device_for(self.config.device)
-        self._wait_until_free(self._device)
+        self.device = device_for(self.config.device)
+        self.wait_until_free(self.device)
         import torch
         import transformers  # noqa: F401 - paid for here, not in the first job
 
@@ -107,9 +112,9 @@ class CardWorker:
         from workloads.isolation import ProcessState
 
         torch.set_num_threads(self.config.threads)
-        device_name = self._acquire(self._device)
-        self._verify_card(self._device)
-        self._preflight(self._device)
+        device_name = self.acquire(self.device)
+        self._verify_card(self.device)
+        self._preflight(self.device)
         _warm_thread_pools()
         self._clean_state = ProcessState.now()
         if self.config.emulated and self.config.memory_bytes is not None:
@@ -119,11 +124,12 @@ class CardWorker:
             node_name=self.config.node_name,
             pid=os.getpid(),
             device_name=device_name,
-            driver_version=self._device.driver_version(),
+            driver_version=self.device.driver_version(),
             emulated=self.config.emulated,
             visible_cards=os.environ.get(self.config.card.accelerator.spec.visible_variable, ""),
             threads=torch.get_num_threads(),
             niceness=os.getpriority(os.PRIO_PROCESS, 0),
+            cores=len(usable_cores()),
             versions=versions(),
         )
         return self._info
@@ -141,11 +147,11 @@ class CardWorker:
     ) -> RankOutcome:
         """Run one rank of an attempt to its end, whatever that is. Never raises ``Exception``."""
         lasted = Interval()
-        self._timed_from = self._timed_until = None
+        self._timed_from = self._timed_until = self._turn = None
         self._resident.was_used = False
         result, failure = None, None
         try:
-            if self._device is None:
+            if self.device is None:
                 raise BadConfiguration(f"worker {self.config.worker_id} was not started")
             result = self._run(attempt, rank, rendezvous)
         except (Exception, SystemExit) as error:
@@ -166,6 +172,8 @@ class CardWorker:
             jobs_before=self._jobs_before,
             model_was_resident=self._resident.was_used,
             timed=self._timed(),
+            processor=self._processor(),
+            turn=self._turn,
         )
         self._jobs_before += 1
         return outcome
@@ -180,7 +188,7 @@ class CardWorker:
 
     # ------------------------------------------------------------ parts of a start
 
-    def _wait_until_free(self, device: Device) -> None:
+    def wait_until_free(self, device: Device) -> None:
         """Wait until the last process has left the card and its memory is free.
 
         Raises:
@@ -193,7 +201,7 @@ class CardWorker:
                 raise CardNotAcquired(f"{card} is not free {waiting.told(now)}: {reason}")
             time.sleep(_FREE_POLL_S)
 
-    def _acquire(self, device: Device) -> str:
+    def acquire(self, device: Device) -> str:
         """Put something on the card, so that one which is not there, or not ours, shows now and
         not in the first job; the card's product name."""
         import torch
@@ -245,7 +253,7 @@ class CardWorker:
     # ------------------------------------------------------------ parts of a run
 
     def _run(self, attempt: Attempt, rank: int, rendezvous: Rendezvous | None) -> Result:
-        assert self._device is not None and self._clean_state is not None
+        assert self.device is not None and self._clean_state is not None
         self._enter(attempt.attempt_id, "start")
         if attempt.job.process_kind != self.config.kind:
             raise BadConfiguration(
@@ -254,16 +262,19 @@ class CardWorker:
                 "--emulate, where each kind gets a process of its own"
             )
         self._clean_state.restore()
-        self._device.seed(SEED)
+        self.device.seed(SEED)
         self._resident.clean()
-        settings = self._device.configure()
-        from workloads import registry
-
-        workload = registry.load(attempt.job.workload)
+        settings = self.device.configure()
         request = request_of(attempt)
-        with self._collective(attempt, rank, rendezvous) as collective:
+        with (
+            self._collective(attempt, rank, rendezvous) as collective,
+            self._in_turn(attempt, rank, collective),
+        ):
+            from workloads import registry
+
+            workload = registry.load(attempt.job.workload)
             context = JobContext(
-                device=self._device,
+                device=self.device,
                 rank=rank,
                 world_size=len(attempt.cards),
                 collective=collective,
@@ -279,7 +290,7 @@ class CardWorker:
                 f"workload {attempt.job.workload} gave back {type(result).__name__}, not a Result"
             )
         self._enter(attempt.attempt_id, "finish")
-        details = {**settings, **self._device.memory_details(), **result.details}
+        details = {**settings, **self.device.memory_details(), **result.details}
         return dataclasses.replace(
             result,
             metrics={str(name): float(value) for name, value in result.metrics.items()},
@@ -294,7 +305,7 @@ class CardWorker:
         if world_size == 1:
             yield OneCard()
             return
-        assert self._device is not None
+        assert self.device is not None
         if rendezvous is None or world_size != self.config.world_size:
             raise BadConfiguration(
                 f"attempt {attempt.attempt_id} has {world_size} cards; worker "
@@ -305,17 +316,28 @@ class CardWorker:
             rendezvous=rendezvous,
             rank=rank,
             world_size=world_size,
-            device=self._device,
+            device=self.device,
             listener=self._listener if rank == 0 else None,
         ) as collective:
             yield collective
 
+    @contextlib.contextmanager
+    def _in_turn(self, attempt: Attempt, rank: int, collective: Collective) -> Iterator[None]:
+        """Keep the job's turn within the block, on a device that shares its host's cores."""
+        assert self.device is not None
+        if not self.device.spec.can("host_cores"):
+            yield
+            return
+        self._enter(attempt.attempt_id, "queued")
+        with turn(collective, rank, self.config.threads) as self._turn:
+            self._enter(attempt.attempt_id, "start")
+            yield
+
     def _enter(self, attempt_id: str, phase: Phase) -> None:
-        now = time.monotonic()
         if phase == "measure":
-            self._timed_from = now
+            self._timed_from, self._timed_until = processor_reading(), None
         elif self._timed_from is not None and self._timed_until is None:
-            self._timed_until = now
+            self._timed_until = processor_reading()
         # One assignment of a frozen value: safe to read from another thread.
         self._progress = Progress(
             worker_id=self.config.worker_id,
@@ -327,10 +349,16 @@ class CardWorker:
         """Start and end of the timed part; None where it did not end."""
         if self._timed_from is None or self._timed_until is None:
             return None
-        return self._timed_from, self._timed_until
+        return self._timed_from.at, self._timed_until.at
+
+    def _processor(self) -> ProcessorUse | None:
+        """Use of the processors in the timed part; None where it did not end."""
+        if self._timed_from is None or self._timed_until is None:
+            return None
+        return use_between(self._timed_from, self._timed_until)
 
     def _load_resident(self, key: str, loader: Callable[[], Any]) -> Any:
-        assert self._device is not None
+        assert self.device is not None
         if self._resident.holds(key):
             loaded = self._resident.use()
         else:
@@ -338,7 +366,7 @@ class CardWorker:
                 self._resident.drop()
                 self._release_memory()
             loaded = self._resident.load(key, loader)
-        self._device.seed(SEED)  # so that having loaded makes no difference to the job
+        self.device.seed(SEED)  # so that having loaded makes no difference to the job
         return loaded
 
     # ------------------------------------------------------------ when it goes wrong
@@ -346,7 +374,7 @@ class CardWorker:
     def _failure(self, error: BaseException) -> Failure:
         return describe(
             error,
-            device=self._device,
+            device=self.device,
             memory_bytes=self._limit.memory_bytes if self._limit else None,
             node_name=self.config.node_name,
         )
@@ -359,8 +387,8 @@ class CardWorker:
 
     def _release_memory(self) -> None:
         gc.collect()
-        if self._device is not None:
-            self._device.release_memory()
+        if self.device is not None:
+            self.device.release_memory()
 
 
 def request_of(attempt: Attempt) -> Request:

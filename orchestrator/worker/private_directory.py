@@ -21,15 +21,15 @@ def make_private_directory(owner: str) -> OwnedDirectory:
     Raises:
         OSError: it cannot be written.
     """
-    return make_owned_directory(_PREFIX, _bases()[0], owner)
+    return make_owned_directory(_PREFIX, base_directories()[0], owner)
 
 
 def abandoned_private_directories() -> list[OwnedDirectory]:
     """Directories of this user's drivers that were killed, on this boot, in this pid namespace."""
-    return [found for base in _bases() for found in abandoned_directories(_PREFIX, base)]
+    return [found for base in base_directories() for found in abandoned_directories(_PREFIX, base)]
 
 
-def _bases() -> list[Path]:
+def base_directories() -> list[Path]:
     """Directories in which they are made, the one for this process first."""
     base, usual = Path(tempfile.gettempdir()), Path("/tmp")
     return [base, usual] if base != usual and len(str(base)) <= _LONGEST_BASE else [usual]

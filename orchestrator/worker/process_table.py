@@ -24,6 +24,7 @@ class Process:
     parent: int
     started_ticks: int  # since boot
     ended: bool = False  # a zombie, which waits for its parent to look
+    stopped: bool = False  # by a signal or a debugger
 
     @property
     def identity(self) -> Identity:
@@ -95,7 +96,12 @@ def processes(*, ended: bool = False) -> dict[int, Process]:
         for name in os.listdir("/proc"):
             stat = process_stat(int(name)) if name.isdecimal() else None
             if stat is not None and (ended or not stat.ended):
-                table[stat.pid] = Process(**stat._asdict())
+                table[stat.pid] = Process(
+                    pid=stat.pid,
+                    parent=stat.parent,
+                    started_ticks=stat.started_ticks,
+                    ended=stat.ended,
+                )
     return table
 
 

@@ -13,7 +13,7 @@ from benchmarks.placement import bound, makespan
 from benchmarks.setting import Setting
 
 #: Those that start Ray take half a minute of CPU each and more: `make bench` has them.
-WITH_RAY = ("orchestration", "measuring", "grid")
+WITH_RAY = ("orchestration", "measuring", "grid", "emulated")
 
 
 @pytest.mark.slow

@@ -72,7 +72,9 @@ class Drivers:
             if holder.status() == psutil.STATUS_ZOMBIE:
                 return None
             family = (pid, *(parent.pid for parent in holder.parents()))
-        except (OSError, ValueError, KeyError, TypeError, OverflowError, psutil.Error):
+        except (OSError, ValueError, KeyError, TypeError, ArithmeticError, RecursionError):
+            return None  # one that a fault garbled, a list nested 5,000 deep among them
+        except psutil.Error:
             return None
         return pid if (process or self.process).pid in family else None
 

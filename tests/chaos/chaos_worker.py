@@ -19,6 +19,7 @@ from workloads import registry
 from workloads.api import JobContext, Phase, Request, Result, Sample
 from workloads.parameters import WorkloadParameters
 from workloads.settings import setting
+from workloads.workloads.base import WorkloadSpec
 
 Behaviour = Literal[
     "work", "segfault", "abort", "allocate", "hold-gil", "hang", "stubborn", "raise", "grow"
@@ -42,7 +43,7 @@ class ChaosParameters(WorkloadParameters):
 
 def register() -> None:
     """Make ``chaos`` a workload in this process."""
-    entry = registry.WorkloadEntry(
+    entry = WorkloadSpec(
         name="chaos",
         function="chaos_worker:never_called",
         parameters=ChaosParameters,

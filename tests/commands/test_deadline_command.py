@@ -13,7 +13,7 @@ from measurements import row
 from patience import patience
 
 from orchestrator.cli import main
-from orchestrator.commands.submit import _until
+from orchestrator.commands.submit import deadline_words
 from orchestrator.domain.deadline import parse_deadline
 from orchestrator.domain.job import State
 from orchestrator.errors import ClusterError
@@ -68,11 +68,11 @@ def test_the_simulation_keeps_a_budget(tmp_path: Path, capsys: pytest.CaptureFix
 def test_a_cluster_is_sent_the_moment_and_not_the_time_of_day() -> None:
     """It may be in another time zone; a budget counts from when the run starts there."""
     moment = parse_deadline("08:00", datetime.now().astimezone())
-    option, text = _until(Namespace(deadline=moment, budget=None))
+    option, text = deadline_words(Namespace(deadline=moment, budget=None))
     assert option == "--deadline"
     assert parse_deadline(text, datetime.now().astimezone()) == moment
-    assert _until(Namespace(deadline=None, budget=5400.0)) == ["--budget", "5400s"]
-    assert _until(Namespace(deadline=None, budget=None)) == []
+    assert deadline_words(Namespace(deadline=None, budget=5400.0)) == ["--budget", "5400s"]
+    assert deadline_words(Namespace(deadline=None, budget=None)) == []
 
 
 GRID = """\
@@ -138,7 +138,7 @@ def test_a_driver_that_cannot_report_has_another_process_do_it(
         raise ClusterError("the executor keeps failing")
 
     monkeypatch.setattr("orchestrator.runtime.run.run_grid", run_grid)
-    monkeypatch.setattr("orchestrator.commands.run._LAST_S", 1000.0)
+    monkeypatch.setattr("orchestrator.commands.run.LAST_S", 1000.0)
     arguments = ["--results", str(tmp_path), *([] if cluster_lost else ["--budget", "1005s"])]
     assert main(["run", str(grid), *arguments]) == 3
     assert page.exists()

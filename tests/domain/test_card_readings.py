@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.domain.card_readings import card_readings
-from workloads.devices.monitoring.nvml import _throttled
+from workloads.devices.monitoring.nvml import throttle_names
 from workloads.devices.monitoring.telemetry import CardTelemetry
 
 RECORDED = Path(__file__).parents[2] / "results" / "h100" / "nvml_readings.json"
@@ -25,7 +25,7 @@ def recorded() -> list[tuple[float, CardTelemetry]]:
                 temperature_c=row["temperature_c"],
                 utilization_percent=row["utilization"]["gpu"],
                 sm_clock_mhz=row["sm_mhz"],
-                throttled=_throttled(row["throttle_reasons"]),
+                throttled=throttle_names(row["throttle_reasons"]),
                 memory_used_bytes=row["memory"]["used"],
             ),
         )
@@ -80,4 +80,4 @@ def test_tails_enclose_the_mean_of_what_was_read(
 )
 def test_an_idle_card_is_not_throttled(bits: int, expected: set[str]) -> None:
     """NVML counts idleness among its reasons for a low clock."""
-    assert _throttled(bits) == expected
+    assert throttle_names(bits) == expected

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from patience import until
 
 from orchestrator.domain.energy import Energy, Reading, energy_between
 from orchestrator.domain.events import RecordRow
 from orchestrator.domain.job import State
 from orchestrator.results.derive import measurement_of
+from orchestrator.worker import card_sampler
 from orchestrator.worker.card_sampler import EMPTY_READINGS, FRESH_S, KEEP_S, CardSampler
 from workloads.api import Result
 from workloads.devices.monitoring.telemetry import CardTelemetry
@@ -129,8 +133,9 @@ def test_old_readings_are_not_shown_as_new_and_very_old_ones_are_dropped() -> No
     assert sampler.energy(3, 100.0, host.now) is None
 
 
-def test_a_host_without_tools_is_left_alone() -> None:
+def test_a_host_without_tools_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """After a few empty readings nobody asks again; a tool that raises counts as empty."""
+    monkeypatch.setattr(card_sampler, "SHORTEST_S", 0.0)
     asked = []
 
     def read() -> dict[int, CardTelemetry]:
@@ -138,7 +143,8 @@ def test_a_host_without_tools_is_left_alone() -> None:
         raise OSError("no such tool")
 
     sampler = CardSampler(read)
-    sampler._sample()  # the thread's own loop, which must end by itself
+    sampler.start()
+    assert until(lambda: not any(t.name == "card-sampler" for t in threading.enumerate()), 10)
     assert len(asked) == EMPTY_READINGS
     assert sampler.energy(0, 0.0, 1.0) is None
 

@@ -24,7 +24,7 @@ from orchestrator.domain.job import State
 from orchestrator.errors import GridError, NightgridError, StoreError
 from orchestrator.planning.plan import Action
 from orchestrator.results.store import Store
-from orchestrator.runtime.run import RunOptions
+from orchestrator.runtime.options import RunOptions
 
 VALUES = {
     "name": "tiny-run",

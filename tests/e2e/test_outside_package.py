@@ -29,7 +29,7 @@ FILES = Path(__file__).parent / "outside"
 pytestmark = pytest.mark.slow  # torch and transformers are imported in a process of its own
 
 POINTS = {
-    "nightgrid.workloads": "outside-product = outside_workload:ENTRY",
+    "nightgrid.workloads": "outside-product = outside_workload:SPEC",
     "nightgrid.engines": "outside-engine = outside_engine:SPEC",
     "nightgrid.devices": "npu = outside_npu:SPEC",
     "nightgrid.techniques": "gradient-signs = outside_technique:SignOfGradients",

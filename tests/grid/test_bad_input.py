@@ -16,7 +16,7 @@ import pytest
 from orchestrator.cli import main
 from orchestrator.errors import GridError
 from orchestrator.grid.reader import load_grid
-from orchestrator.runtime.run import planned_nodes
+from orchestrator.runtime.grid_plan import planned_nodes
 
 TOP = "name: g\ndefaults: {workload: text-generation, model: tiny-chatglm3}\nexperiments:\n"
 ONE = TOP + "  - name: e\n"  # line 4; what follows is line 5

@@ -22,7 +22,8 @@ from orchestrator.grid.experiment import STRUCTURE
 from orchestrator.grid.fields import FIELD_NAMES, Fault, JobFields, Vocabulary
 from orchestrator.grid.reader import load_grid, parse_grid
 from workloads.api import MeasureSettings
-from workloads.registry import WORKLOADS, WorkloadEntry
+from workloads.registry import WORKLOADS
+from workloads.workloads.base import WorkloadSpec
 
 
 def points(body: str, *names: str) -> list[tuple[object, ...]]:
@@ -319,7 +320,7 @@ class TunedParameters(BaseModel, extra="forbid", strict=True):
         return self
 
 
-class TunedEntry(WorkloadEntry):
+class TunedEntry(WorkloadSpec):
     """A workload that runs with another engine, unless its grid says so."""
 
     default_engine = "tuner"

@@ -245,7 +245,7 @@ def test_with_and_without_libyaml_documents_are_the_same(text: str) -> None:
     results = []
     for loader in (yaml.SafeLoader, getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(grid_nodes, "_LOADER", loader)
+            patch.setattr(grid_nodes, "LOADER", loader)
             try:
                 results.append(grid_yaml.parse(text.encode(), "g.yaml"))
             except GridError:

@@ -148,7 +148,7 @@ def test_driver_versions_come_from_the_vendors_tools(
 
 def test_a_tool_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A driver tool that never returns costs a bounded time."""
-    monkeypatch.setattr(environment, "_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(environment, "TIMEOUT_S", 0.2)
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
     program(tmp_path, "nvidia-smi", "exec sleep 60")
     assert driver_version(Accelerator.GPU) is None

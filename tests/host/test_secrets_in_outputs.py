@@ -11,6 +11,7 @@ import pytest
 import tiny_workload
 
 from orchestrator.cli import main
+from orchestrator.domain.events import RunAttempt
 from orchestrator.results.store import Store
 from orchestrator.runtime.in_process import InProcessExecutor
 from orchestrator.worker.card_process import TAIL_BYTES, tail_of
@@ -83,7 +84,14 @@ def test_no_secret_of_an_error_gets_out(
     if broken == "the workload":
         monkeypatch.setattr(tiny_workload, "run", raise_it)
     else:
-        monkeypatch.setattr(InProcessExecutor, "_run", raise_it)
+        perform = InProcessExecutor.perform
+        monkeypatch.setattr(
+            InProcessExecutor,
+            "perform",
+            lambda executor, command: (
+                raise_it() if isinstance(command, RunAttempt) else perform(executor, command)
+            ),
+        )
     assert main(leaky) == 10
     output = "".join(capfd.readouterr())
     assert not leaks(output) and "<WANDB_KEY>" in output

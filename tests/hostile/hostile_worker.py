@@ -199,7 +199,7 @@ def _perform(line: list[str], base: Path) -> int:
 
     place = base / "case"
     planted = (place / "published.csv").exists() or (place / "devices.csv").exists()
-    reference_data._DIRECTORY = place if planted else _ASSETS
+    reference_data.DIRECTORY = place if planted else _ASSETS
     reference_data.reference.cache_clear()
     if line[0] == FEED:
         return _feed(place / "results")

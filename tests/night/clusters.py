@@ -79,17 +79,17 @@ class NightCluster(VirtualCluster):
     driver: int
     failures: Counter[Card]  # to start, of bad cards
 
-    def _start(self, command: StartWorker) -> None:
+    def start(self, command: StartWorker) -> None:
         held = self.night.processes.get(command.card)
         must(held is None, f"{command.card} has a process of driver {held} already")
         self.night.processes[command.card] = self.driver
-        super()._start(command)
+        super().start(command)
 
-    def _happens(self, event: Event) -> list[Event]:
+    def happens(self, event: Event) -> list[Event]:
         process = None
         if isinstance(event, WorkerStopped):
             process = self.processes.get(event.worker_id)
-        happened = super()._happens(event)
+        happened = super().happens(event)
         self.night.most_bad = max(self.night.most_bad, len(self.bad))
         if process is not None:
             self.night.processes.pop(process.card, None)
@@ -192,7 +192,7 @@ class NightExecutor:
         self.books.performs(command)
         if isinstance(command, StartWorker):
             self.workers[command.card] = command.worker_id
-        self.cluster._perform(command)
+        self.cluster.perform(command)
         can_hang = isinstance(command, RunAttempt) and night.shape.watched
         if can_hang and self.hanging.random() < 0.02:
             self.hung.add(command.attempt.attempt_id)  # type: ignore[union-attr]
@@ -223,7 +223,7 @@ class NightExecutor:
             return []
         happened = [
             self._of_some_class(each)
-            for each in cluster._happens(event)
+            for each in cluster.happens(event)
             if not isinstance(each, Tick)
         ]
         for each in happened:

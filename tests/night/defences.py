@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -20,21 +19,22 @@ from nights import Night, run_night
 from stores import Lock, Promises
 
 from orchestrator.domain.events import (
+    ClockSet,
     Command,
     Event,
     RecordRow,
     StopWorker,
+    Tick,
     WorkerOverdue,
     WorkerStopped,
 )
 from orchestrator.errors import StoreFull
 from orchestrator.on_ray import agent_channel
-from orchestrator.results import disk, fragments
+from orchestrator.results import begun, fragments
 from orchestrator.results.spilled import SpilledRows
 from orchestrator.results.store import Store
 from orchestrator.runtime import driver as driver_module
-from orchestrator.runtime.driver import Driver
-from orchestrator.runtime.held import Held, Row
+from orchestrator.runtime.held import Held
 from orchestrator.runtime.row_writer import Patience, RowWriter
 from orchestrator.runtime.watchdog import Watchdog
 from orchestrator.scheduling import cards, retry, verdicts
@@ -81,43 +81,49 @@ def _no_commands(*_: Any, **__: Any) -> tuple[()]:
     return ()
 
 
+Handle = Callable[[Event], list[Command]]
+
+
+def _handling(
+    handled: Callable[[Handle, Event], list[Command]],
+) -> contextlib.AbstractContextManager[Any]:
+    """Put something between the schedule and what it is told."""
+    handle = Schedule.handle
+    return patch.object(
+        Schedule,
+        "handle",
+        lambda schedule, event: handled(lambda told: handle(schedule, told), event),
+    )
+
+
 def _forget_full_rows() -> contextlib.AbstractContextManager[Any]:
     """A row that finds no room is dropped."""
+    act = Patience.act
 
-    def dropping(writer: RowWriter, rows: Sequence[Row]) -> None:
+    def dropping(patience: Patience, what: str, attempt: Callable[[], Any], last: type) -> Any:
         with contextlib.suppress(StoreFull):
-            writer.store.append(*(measurement for _, measurement in rows))
+            return act(patience, what, attempt, last)
 
-    return patch.object(RowWriter, "_append", dropping)
+    return patch.object(Patience, "act", dropping)
 
 
 def _start_while_full() -> contextlib.AbstractContextManager[Any]:
-    def at_once(driver: Driver, held: Any, command: Any) -> list[Event]:
-        if isinstance(command, StopWorker) or hasattr(command, "worker_id"):
-            return driver._perform(command)
-        held.commands.append(command)
-        return []
+    take = Held.take
 
-    return patch.object(Driver, "_hold", at_once)
+    def at_once(held: Held, command: Any, at: float) -> tuple[list[Event], bool]:
+        return ([], True) if hasattr(command, "worker_id") else take(held, command, at)
+
+    return patch.object(Held, "take", at_once)
 
 
 def _count_late_rows() -> contextlib.AbstractContextManager[Any]:
     """What an attempt brings after it was given up counts as any result."""
 
-    def counted(schedule: Schedule, outcome: Any) -> Iterator[Command]:
-        attempt = schedule._issued.get(outcome.attempt_id)
-        if attempt is not None:
-            record = schedule._records[attempt.job_id]
-            yield RecordRow(
-                job=record.job,
-                state=outcome.state,
-                reason="measured",
-                final=True,
-                attempt=attempt,
-                outcome=outcome,
-            )
+    def counted(command: Command) -> Command:
+        late = isinstance(command, RecordRow) and command.reason.startswith("came after")
+        return replace(command, reason="measured", final=True) if late else command
 
-    return patch.object(Schedule, "_record_late", counted)
+    return _handling(lambda handle, event: [counted(command) for command in handle(event)])
 
 
 def _any_set() -> contextlib.AbstractContextManager[Any]:
@@ -132,11 +138,8 @@ def _any_set() -> contextlib.AbstractContextManager[Any]:
 
 def _reuse_workers() -> contextlib.AbstractContextManager[Any]:
     """Any idle worker serves a job that asked for a process of its own."""
-    return patch.object(
-        Leases,
-        "_serves_as_it_is",
-        lambda _, worker, record: record.width == 1 and worker.state.value == "idle",
-    )
+    idle = property(lambda worker: worker.state is cards.WorkerState.IDLE)
+    return patch.object(cards.Worker, "fresh", idle)
 
 
 def _free_at_once() -> contextlib.AbstractContextManager[Any]:
@@ -152,15 +155,14 @@ def _free_at_once() -> contextlib.AbstractContextManager[Any]:
 
 def _half_writes() -> contextlib.AbstractContextManager[Any]:
     """What a write did not take is not written again."""
+    write = SimulatedDisk.write
 
-    def once(path: Path, data: bytes, *, synced: bool) -> None:
-        handle = disk.create(path)
+    def once(disk: SimulatedDisk, handle: int, data: bytes | memoryview) -> int:
         with contextlib.suppress(OSError):
-            disk.write(handle, data)
-        disk.sync(handle)
-        disk.close(handle)
+            write(disk, handle, data)
+        return len(data)
 
-    return patch.object(fragments, "_write", once)
+    return patch.object(SimulatedDisk, "write", once)
 
 
 def _retry_for_ever() -> contextlib.AbstractContextManager[Any]:
@@ -179,11 +181,11 @@ def _retry_at_once() -> contextlib.AbstractContextManager[Any]:
 
 def _watch_the_first_only() -> contextlib.AbstractContextManager[Any]:
     """A place that becomes free goes to the next that is begun, whoever has failed meanwhile."""
-    begun = Breaker.begun
+    begin = Breaker.begun
 
     def while_there_is_room(breaker: Breaker, subject: str) -> None:
-        if len(breaker._begun) < breaker._limit:
-            begun(breaker, subject)
+        if len(breaker.subjects) < breaker.limit:
+            begin(breaker, subject)
 
     return patch.object(Breaker, "begun", while_there_is_room)
 
@@ -202,42 +204,38 @@ def _trust_nodes() -> contextlib.AbstractContextManager[Any]:
 
 def _deaf_to_clocks() -> contextlib.AbstractContextManager[Any]:
     """The schedule is told the time of day at the start and never again."""
-    tell = Driver._clock_set
-    return patch.object(
-        Driver, "_clock_set", lambda driver: [] if driver._ahead_s is not None else tell(driver)
-    )
+
+    def deaf(handle: Handle, event: Event) -> list[Command]:
+        set_again = isinstance(event, ClockSet) and event.by_s
+        return handle(Tick(at=event.at) if set_again else event)
+
+    return _handling(deaf)
 
 
 def _watch_by_the_time_of_day() -> contextlib.AbstractContextManager[Any]:
     """How long a worker has been in its phase is counted by the time of day, and all of a pause
     counts: else a step forward would pass for a pause of the driver."""
-    show = Driver._show
 
-    class Watch(Watchdog):
-        driver: Driver
+    def watchdog(night: Night) -> Watchdog | None:
+        class Watch(Watchdog):
+            def overdue(self, cards: Any, now: float) -> list[WorkerOverdue]:
+                return super().overdue(cards, night.wall())
 
-        def overdue(self, cards: Any, now: float) -> list[WorkerOverdue]:
-            return super().overdue(cards, self.driver.wall())
+        return Watch(longest_pause_s=math.inf) if night.shape.watched else None
 
-    def watched(driver: Driver, *, force: bool = False) -> None:
-        if driver.watchdog is not None and not isinstance(driver.watchdog, Watch):
-            known, driver.watchdog = driver.watchdog, Watch(longest_pause_s=math.inf)
-            driver.watchdog._asked_s = known._asked_s
-            driver.watchdog.driver = driver
-        show(driver, force=force)
-
-    return patch.object(Driver, "_show", watched)
+    return patch.object(Night, "watchdog", watchdog)
 
 
 def _moving_budgets() -> contextlib.AbstractContextManager[Any]:
     """A budget is taken for a time of day."""
-    told = Schedule._clock_set
+    handle = Schedule.handle
 
-    def move(schedule: Schedule, ahead_s: float) -> None:
-        schedule.settings = replace(schedule.settings, follow_clock=True)
-        told(schedule, ahead_s)
+    def move(schedule: Schedule, event: Event) -> list[Command]:
+        if isinstance(event, ClockSet):
+            schedule.settings = replace(schedule.settings, follow_clock=True)
+        return handle(schedule, event)
 
-    return patch.object(Schedule, "_clock_set", move)
+    return patch.object(Schedule, "handle", move)
 
 
 def _impatient() -> contextlib.AbstractContextManager[Any]:
@@ -251,16 +249,14 @@ def _impatient() -> contextlib.AbstractContextManager[Any]:
 
 def _free_what_was_not_stopped() -> contextlib.AbstractContextManager[Any]:
     """A worker counts as stopped, although the executor did not take the command."""
-    perform = Driver._perform
+    refusal = driver_module.refusal
 
-    def believed(driver: Driver, command: Any) -> list[Event]:
-        happened = perform(driver, command)
-        if driver._refused_stops:
-            driver._refused_stops.clear()
-            happened.append(WorkerStopped(at=driver.clock(), worker_id=command.worker_id))
-        return happened
+    def believed(command: Any, error: Exception, at: float) -> list[Event]:
+        if isinstance(command, StopWorker):
+            return [WorkerStopped(at=at, worker_id=command.worker_id)]
+        return refusal(command, error, at)
 
-    return patch.object(Driver, "_perform", believed)
+    return patch.object(driver_module, "refusal", believed)
 
 
 def _run_what_has_ended() -> contextlib.AbstractContextManager[Any]:
@@ -282,14 +278,14 @@ def _as_they_come() -> contextlib.AbstractContextManager[Any]:
 
 def _once_only() -> contextlib.AbstractContextManager[Any]:
     """Responses are forgotten when they were told, heard or not."""
+    wait = messages.PendingResponses.wait
 
-    def wait(responses: messages.PendingResponses, _: float) -> tuple[int, tuple[Any, ...]]:
-        told = tuple(responses._kept)
-        first, responses._first = responses._first, responses._first + len(told)
-        responses._kept.clear()
+    def forgetting(responses: messages.PendingResponses, s: float) -> tuple[int, tuple[Any, ...]]:
+        first, told = wait(responses, s)
+        responses.acknowledge(first + len(told) - 1)
         return first, told
 
-    return patch.object(messages.PendingResponses, "wait", wait)
+    return patch.object(messages.PendingResponses, "wait", forgetting)
 
 
 def _of(owner: Any, name: str, new: Any = _nothing) -> Callable[[], Any]:
@@ -362,7 +358,7 @@ DEFENCES = (
         name="cards drained for gangs",
         first=7,
         without="starves: ",
-        take_away=_of(Assigner, "_reserve", _no_commands),
+        take_away=_of(Assigner, "reserve", _no_commands),
     ),
     Defence(
         name="quarantine of cards",
@@ -379,7 +375,7 @@ DEFENCES = (
         name="another card also when one comes later",
         first=101_471,
         without="runs where the last attempt failed",
-        take_away=_of(Pool, "_cards_came"),
+        take_away=_of(Pool, "cards_came"),
     ),
     Defence(
         name="an end to jobs for which no cards are left",
@@ -410,7 +406,7 @@ DEFENCES = (
     ),
     Defence(
         name="checksums of rows",
-        first=1,
+        first=44,
         without="",
         take_away=_of(fragments, "damage_of", lambda *_: None),
         on_disk=True,
@@ -431,7 +427,7 @@ DEFENCES = (
     ),
     Defence(
         name="numbers of attempts whose rows are damaged",
-        first=61,
+        first=91,
         without="used twice",
         take_away=_of(Store, "attempts_set_aside", lambda *_: {}),
         on_disk=True,
@@ -440,7 +436,7 @@ DEFENCES = (
         name="rows of attempts that a dead driver had running",
         first=118,
         without="left no row",
-        take_away=_of(Store, "_record_interrupted", lambda _: ()),
+        take_away=_of(begun, "read_begun", lambda _: ([], "")),
         on_disk=True,
     ),
     Defence(
@@ -543,8 +539,8 @@ DEFENCES = (
     Defence(
         name="a command that is refused is an event",
         first=4,
-        without="",
-        take_away=_of(driver_module, "_refusal"),
+        without="no end after",
+        take_away=_of(driver_module, "refusal", lambda *_: []),
     ),
     Defence(
         name="a worker is stopped when the executor took the command",
@@ -567,7 +563,7 @@ DEFENCES = (
     Defence(
         name="requests sent again until they are confirmed",
         without="requests never arrive",
-        take_away=_of(agent_channel, "_SEND_AGAIN_S", float("inf")),
+        take_away=_of(agent_channel, "SEND_AGAIN_S", float("inf")),
         of_channel=True,
     ),
     Defence(

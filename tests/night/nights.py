@@ -36,8 +36,9 @@ from orchestrator.results import paths
 from orchestrator.results.derive import measurement_of
 from orchestrator.results.notes import Note, Notes
 from orchestrator.runtime import driver as driver_module
+from orchestrator.runtime.board import Board
 from orchestrator.runtime.driver import Driver
-from orchestrator.runtime.status import Board, RunStatus
+from orchestrator.runtime.status import RunStatus
 from orchestrator.runtime.stop_signal import StopSignal
 from orchestrator.runtime.watchdog import Watchdog
 from orchestrator.scheduling.invariants import InvariantViolated
@@ -225,6 +226,10 @@ class Night:
         """Between two looks of the watchdog; where there is none, nobody looks at all."""
         return 30.0 if self.shape.watched else 1e9
 
+    def watchdog(self) -> Watchdog | None:
+        """The watchdog of a driver, where the night has one."""
+        return Watchdog(longest_pause_s=2 * POLL_S) if self.shape.watched else None
+
     def open_store(self, driver: int) -> DiskStore | MemoryStore:
         """The store, as a new driver opens it."""
         return (DiskStore if self.shape.on_disk else MemoryStore)(self, driver)
@@ -329,7 +334,7 @@ class Night:
             notes=Notes(run="night", invocation_id=f"i{number}"),
             board=board,
             view=_View(self),
-            watchdog=Watchdog(longest_pause_s=2 * POLL_S) if self.shape.watched else None,
+            watchdog=self.watchdog(),
             stop=StopSignal(),
             clock=lambda: self.steady(),
             wall=self.wall,

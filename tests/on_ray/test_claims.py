@@ -58,6 +58,13 @@ class ScriptedStore:
         self.asked.pop(0)[1](value)
 
 
+class Channel:
+    """The channel to an agent that does not answer."""
+
+    def close(self) -> None:
+        """Nothing is sent any more."""
+
+
 class Case:
     """Claims with all around them in memory."""
 
@@ -94,8 +101,15 @@ def claimed(case: Case) -> Claim:
     """The claim on a node that the store has told of."""
     case.claims.poll()
     case.store.answer({"id-1": HPU_1})
-    (claim,) = case.claims._claims.values()
+    (claim,) = case.claims.by_node.values()
     return claim
+
+
+def loses_its_node(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The node of ``joined`` is gone."""
+    monkeypatch.setattr(claims.Claim, "joined", False)
+    [claim] = case.claims.by_node.values()
+    case.claims.lose(claim, claims.node_lost("it went"))
 
 
 def joined(case: Case, monkeypatch: pytest.MonkeyPatch) -> Claim:
@@ -121,7 +135,7 @@ def test_no_patience_runs_out_while_it_is_silent(case: Case) -> None:
     case.store.silent_s = 0.0
     case.store.asked = case.store.asked[-1:]
     case.store.answer({"id-1": HPU_1})
-    assert case.claims._claims == {"id-1": claim} and case.left == []
+    assert case.claims.by_node == {"id-1": claim} and case.left == []
     case.claims.poll()
 
 
@@ -139,8 +153,7 @@ def test_the_cluster_is_given_up_before_its_jobs_are(
     go on, before the schedule says of its jobs that no card is left for them."""
     joined(case, monkeypatch)
     case.pass_s(20, silent=True)
-    monkeypatch.setattr(claims.Claim, "joined", False)
-    case.claims._claims.clear()
+    loses_its_node(case, monkeypatch)
     with pytest.raises(ControlStoreLost, match="no node of the cluster is left"):
         case.pass_s(60, silent=True)
     assert BEREFT_PATIENCE_S < case.clock.now - 20 < ScheduleSettings().wait_for_nodes_s - 10
@@ -152,8 +165,7 @@ def test_a_silence_after_all_nodes_have_left_has_its_own_patience(
     """A moment of it is none."""
     joined(case, monkeypatch)
     case.pass_s(1, silent=False)
-    monkeypatch.setattr(claims.Claim, "joined", False)
-    case.claims._claims.clear()
+    loses_its_node(case, monkeypatch)
     case.pass_s(BEREFT_PATIENCE_S + 5, silent=False)
     case.pass_s(BEREFT_PATIENCE_S, silent=True)
     with pytest.raises(ControlStoreLost):
@@ -209,7 +221,9 @@ def test_the_reason_of_a_lost_node_names_the_silence(case: Case) -> None:
     """Its attempts are LOST by it, and their rows say so."""
     claim = claimed(case)
     case.store.silent_s = 64.0
-    failure = case.claims._with_silence(claims.node_lost("its agent does not answer"))
+    claim.opened_channel = Channel()  # type: ignore[assignment]
+    case.claims.lose(claim, claims.node_lost("its agent does not answer"))
+    [failure] = case.left
     assert "control store has not answered since" in failure.message
     assert failure.message.endswith("for 64 s; its agent does not answer")
     assert claim.node.name == "hpu-1"

@@ -83,4 +83,4 @@ def test_nobody_joins_a_cluster_that_did_not_answer(
     monkeypatch.setattr(ray, "init", lambda **_: pytest.fail("it was joined"))
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     with pytest.raises(ClusterError, match=r"connection reset|has not answered for 30 s"):
-        cluster._join("127.0.0.1:6379")
+        cluster.join_cluster("127.0.0.1:6379")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from copy import copy, deepcopy
 from dataclasses import asdict, replace
+from functools import partial
 from itertools import product
 from pickle import dumps, loads
-from types import SimpleNamespace
 
 import pytest
 
@@ -15,7 +15,7 @@ from orchestrator.domain.job import Accelerator, Job, Scalar
 from orchestrator.grid.reader import parse_grid
 from orchestrator.planning.rules import Rule, Rules
 from workloads.refusal import Asked, Refusal
-from workloads.registry import WORKLOADS
+from workloads.registry import WORKLOADS, refusals, refusals_by
 
 
 def job(precision: str = "bf16", batch_size: int = 1, **parameters: Scalar) -> Job:
@@ -38,7 +38,7 @@ class Counted:
     def __init__(self, rule: Rule) -> None:
         self.rule = rule
         self.times = 0
-        self.rules = Rules({"made-up": SimpleNamespace(refusals=self)})
+        self.rules = Rules({"made-up": self}.get)
 
     def __call__(self, asked: Asked) -> list[Refusal]:
         self.times += 1
@@ -156,7 +156,7 @@ experiments:
 
 def test_the_rules_of_our_workloads_answer_as_if_asked_for_each_job() -> None:
     """For every job of a grid that rules have much to say about, on every device."""
-    rules = Rules(WORKLOADS)
+    rules = Rules(refusals_by(WORKLOADS))
     refused = 0
     jobs = parse_grid(GRID.encode(), "grid").jobs()
     wrong = [replace(each, precision="fp16") for each in jobs]  # some a grid would not take
@@ -171,7 +171,7 @@ def test_the_rules_of_our_workloads_answer_as_if_asked_for_each_job() -> None:
             parameters=dict(each.parameters),
             engine=each.engine,
         )
-        refuse = WORKLOADS[each.workload].refusals
+        refuse = partial(refusals, WORKLOADS[each.workload])
         assert rules.refusals(each, device) == tuple(refuse(asked))
         refused += bool(refuse(asked))
     assert refused > 100

@@ -216,9 +216,11 @@ TIME_OF_DAY = {
         "Holder.__str__": "since when a run is held, for people",
         "RunLock._refusal": "since when a run is held, for people",
     },
+    "orchestrator/runtime/grid_plan.py": {
+        "forecast_of": "how far a deadline is away",
+    },
     "orchestrator/runtime/run.py": {
         "_deadline": "how much of the time until a deadline is the reserve",
-        "forecast_of": "how far a deadline is away",
         "_drive.to_measurement": "when a row was recorded",
     },
     "orchestrator/runtime/supervisor.py": {

@@ -30,7 +30,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
         patch.setenv("PYTHONPATH", here, prepend=os.pathsep)  # for Ray's processes
         patch.syspath_prepend(here)
         patch.setenv("RAY_metrics_report_interval_ms", "1000")
-        patch.setattr(claims, "_RETRY_S", 1.0)
+        patch.setattr(claims, "RETRY_S", 1.0)
         with emulate(nodes) as cluster:
             executor = RayExecutor(
                 run="test",

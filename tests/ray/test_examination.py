@@ -46,7 +46,7 @@ def examined(
     raylet = cluster.private.all_processes("frozen")["raylet"][0].process.pid
     os.kill(raylet, signal.SIGSTOP)
     patience = pytest.MonkeyPatch()
-    patience.setattr(examination, "_START_S", START_S)
+    patience.setattr(examination, "START_S", START_S)
     try:
         yield Examination(
             packages=("csv", "fake_workers"),
@@ -129,7 +129,7 @@ def test_the_shortest_round_trip_bounds_the_offset(monkeypatch: pytest.MonkeyPat
     import ray
 
     monkeypatch.setattr(ray, "get", lambda value, timeout: value)
-    monkeypatch.setattr("orchestrator.on_ray.examination._ROUND_TRIPS", 3)
+    monkeypatch.setattr("orchestrator.on_ray.examination.ROUND_TRIPS", 3)
     times = iter([50.0, 51.0, 60.0, 60.2, 70.0, 70.6])
     offset = clock_offset(Clock(), clock=lambda: 1000.0, steady=lambda: next(times))
     assert offset.offset_s == pytest.approx(1.9)

@@ -8,7 +8,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import outside_device
 import psutil
@@ -29,8 +31,9 @@ from orchestrator.domain.events import (
 from orchestrator.domain.failure import FailureClass
 from orchestrator.domain.job import Accelerator, State
 from orchestrator.domain.topology import legal_card_sets
-from orchestrator.on_ray import executor
-from orchestrator.on_ray.actors import physical_cores
+from orchestrator.host.processors import usable_cores
+from orchestrator.on_ray import calls, executor
+from orchestrator.on_ray.calls import answers_of
 from orchestrator.worker.messages import Ended
 from orchestrator.worker.wire import unpickled
 
@@ -102,7 +105,7 @@ def test_what_distorts_measurements_is_undone(bench: Bench) -> None:
     (worker,) = bench.start(bench.node("gpu-1").cards[0])
     assert worker.info.niceness == os.getpriority(os.PRIO_PROCESS, 0)
     cards_on_host = 8 + 2 + 1
-    assert worker.info.threads == max(1, physical_cores() // cards_on_host)
+    assert worker.info.threads == max(1, len(usable_cores()) // cards_on_host)
     bench.stop(worker)
 
 
@@ -176,7 +179,7 @@ def test_a_killed_agent_takes_its_workers_along_and_its_node_comes_back(bench: B
     (worker,) = bench.start(card)
     attempt_id = bench.run((card,), [worker], "sleep:600")
     bench.wait_for_phase(worker.worker_id, "measure")
-    claim = bench.executor._claims.of(node.node_id)
+    claim = bench.executor.claims.of(node.node_id)
     assert claim is not None
     ray.kill(claim.agent)
     outcome = bench.ended(attempt_id).outcome
@@ -198,26 +201,34 @@ def test_a_killed_agent_takes_its_workers_along_and_its_node_comes_back(bench: B
     bench.stop(again)
 
 
-def test_an_outcome_that_is_lost_on_the_way_is_told_once(bench: Bench) -> None:
+def brings_an_end(answer: bytes) -> bool:
+    """Whether an agent's answer says of an attempt that it has ended."""
+    return any(isinstance(response, Ended) for response in unpickled(answer).responses)
+
+
+def test_an_outcome_that_is_lost_on_the_way_is_told_once(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The call that brings it fails as Ray's calls do when a connection breaks."""
-    import ray
     from ray.exceptions import ActorUnavailableError
+
+    lost: list[bytes] = []
+
+    def breaking(ready: Sequence[Any]) -> list[Any]:
+        answers = answers_of(ready)
+        for at, value in enumerate(answers):
+            if not lost and isinstance(value, bytes) and brings_an_end(value):
+                lost.append(value)
+                answers[at] = ActorUnavailableError("the connection broke", None)
+        return answers
+
+    monkeypatch.setattr(calls, "answers_of", breaking)
 
     card = bench.node("cpu-1").cards[0]
     workers = bench.start(card)
-    claim = bench.executor._claims.of(card.node_id)
-    assert claim is not None
     attempt_id = bench.run((card,), workers, "ok")
-    waiting = bench.executor._calls._then
-    while True:
-        claim.channel.send()
-        (call,) = [call for call, then in waiting.items() if then == claim.channel._came]
-        value, then = ray.get(call), waiting.pop(call)
-        if any(isinstance(response, Ended) for response in unpickled(value).responses):
-            break
-        then(value)
-    then(ActorUnavailableError("the connection broke", None))
     assert bench.ended(attempt_id).outcome.state is State.SUCCEEDED
+    assert lost
     bench.stop(*workers)
     ends = [e for e in bench.seen if isinstance(e, AttemptEnded)]
     assert len([e for e in ends if e.outcome.attempt_id == attempt_id]) == 1
@@ -227,7 +238,7 @@ def test_a_process_that_does_not_end_costs_its_card_until_it_does(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The process server is frozen, so that nothing can be killed: the attempt ends without."""
-    monkeypatch.setattr(executor, "_STOP_PATIENCE_S", 8.0)
+    monkeypatch.setattr(executor, "STOP_PATIENCE_S", 8.0)
     card = bench.node("gpu-1").cards[0]
     (worker,) = bench.start(card)
     attempt_id = bench.run((card,), [worker], "sleep:600")
@@ -255,12 +266,12 @@ def test_an_agent_that_does_not_answer_costs_its_node_until_it_is_claimed_anew(
     """It is frozen, and shows when it is to stop a worker."""
     import ray
 
-    monkeypatch.setattr(executor, "_STOP_PATIENCE_S", 3.0)
+    monkeypatch.setattr(executor, "STOP_PATIENCE_S", 3.0)
     node = bench.node("gpu-1")
     busy, idle = bench.start(*node.cards)
     attempt_id = bench.run((node.cards[0],), [busy], "sleep:600")
     bench.wait_for_phase(busy.worker_id, "measure")
-    claim = bench.executor._claims.of(node.node_id)
+    claim = bench.executor.claims.of(node.node_id)
     assert claim is not None
     agent = psutil.Process(ray.get(claim.agent.__ray_call__.remote(lambda self: os.getpid())))
     agent.suspend()

@@ -12,7 +12,8 @@ import random
 from dataclasses import replace
 
 from orchestrator.domain.job import MAX, Accelerator, Job, State
-from orchestrator.domain.measurement import Measurement, Metrics
+from orchestrator.domain.measurement import Measurement
+from orchestrator.results.derive import metrics_of
 from workloads.api import Item, MeasureSettings, Sample
 
 START = 1_770_000_000.0
@@ -143,57 +144,50 @@ class Night:
         )
 
     def _measured(self, row: Measurement, job: Job, items: int) -> Measurement:
+        """The row with samples, prompts and figures that agree: nothing here could be a lie."""
         batch = row.batch_size or 48
         output = int(dict(job.parameters).get("output_tokens") or 128)
         step = step_time(job, batch) * self.random.gauss(1, 0.012)
-        rate = batch / step * job.cards
-        half = abs(self.random.gauss(0.022, 0.009)) + 0.004
         weights = int(PARAMETERS.get(job.model, 1e9) * BYTES.get(job.precision, 2.0))
-        prompts = [self._item(index, step, output) for index in range(items)]
-        latencies = sorted(item.latency_s for item in prompts) or [step * output]
+        first = step * min(9, output / 2)
+        prompts = [self._item(n, step, first, output) for n in range(batch * job.cards)]
+        prompts = prompts if items else []
+        texts = [item.output_tokens for item in prompts] or [output] * batch * job.cards
+        tokens_read = sum(item.input_tokens for item in prompts) or 90 * len(texts)
+        wall = first + step * (max(texts) - 1)
+        walls = [wall * self.random.gauss(1, 0.01) for _ in range(3)]
         samples = tuple(
             Sample(
                 repeat=repeat,
                 batch=0,
                 warmup=repeat == 0,
                 complete=True,
-                wall_s=step * output,
-                cpu_s=step * output,
-                items=batch,
-                input_tokens=batch * 90,
-                output_tokens=batch * output,
-                computed_tokens=batch * (128 + output),
-                ttft_s=step * 9,
+                wall_s=wall_s,
+                cpu_s=wall_s,
+                items=len(texts),
+                input_tokens=tokens_read,
+                output_tokens=sum(texts),
+                computed_tokens=len(texts) * (400 + output),
+                ttft_s=first * wall_s / wall,
             )
-            for repeat in range(4)
+            # The prompts are those of the last repeat, which the others scatter around.
+            for repeat, wall_s in enumerate((wall, *walls, wall))
         )
+        ranked = tuple((0, sample) for sample in samples)
+        kept = tuple((0, item) for item in prompts)
         return replace(
             row,
             batch_size=batch,
-            metrics=Metrics(
-                generated_tokens_per_s=rate,
-                total_tokens_per_s=rate * 1.7,
-                items_per_s=rate / output,
-                throughput=rate,
-                throughput_unit="tokens/s",
-                throughput_low=rate * (1 - half),
-                throughput_high=rate * (1 + half),
-                relative_half_width=half,
-                repeats=6,
-                ttft_s=step * 9,
-                ttft_p95_s=step * 11,
+            metrics=replace(
+                metrics_of(ranked, kept),
                 tpot_p50_s=step,
                 tpot_p95_s=step * 1.2,
                 tpot_p99_s=step * 1.5,
-                latency_p50_s=latencies[len(latencies) // 2],
-                latency_p95_s=latencies[-1],
-                measure_s=step * output * 6,
-                cpu_s=step * output * 6,
             ),
             stop_reason="confidence",
             load_s=self.random.uniform(2, 9),
             compile_s=0.0,
-            warmup_s=step * output,
+            warmup_s=wall,
             weight_bytes=weights,
             parameter_count=int(PARAMETERS.get(job.model, 1e9)),
             baseline_host_memory_bytes=GIB // 2,
@@ -202,19 +196,22 @@ class Night:
             random_weights=self.emulated,
             synthetic_data=job.dataset.endswith("synthetic"),
             precision_detail=f"{job.precision} weights",
-            samples=tuple((0, sample) for sample in samples),
-            items=tuple((0, item) for item in prompts),
+            samples=ranked,
+            items=kept,
         )
 
-    def _item(self, index: int, step: float, output: int) -> Item:
+    def _item(self, index: int, step: float, first: float, output: int) -> Item:
         input_tokens = int(min(400, max(8, self.random.lognormvariate(4.2, 0.6))))
-        generated = output if self.random.random() < 0.4 else self.random.randint(8, output)
+        generated = (
+            output if self.random.random() < 0.4 else self.random.randint(min(8, output), output)
+        )
+        own_first = first * (0.5 + input_tokens / 800)
         return Item(
             index=index,
             input_tokens=input_tokens,
             output_tokens=generated,
-            latency_s=step * (generated + 6 + input_tokens / 30) * self.random.gauss(1, 0.03),
-            ttft_s=step * 9,
+            latency_s=own_first + step * (generated - 1),
+            ttft_s=own_first,
             output_text="这款连衣裙采用了修身的版型设计，简约大方。" if index < 3 else None,
         )
 
@@ -247,6 +244,13 @@ def a_job(**changes: object) -> Job:
         "measure": MeasureSettings(),
     }
     return Job(**{**known, **changes})  # type: ignore[arg-type]
+
+
+def with_interval(row: Measurement, value: float, half: float | None) -> Measurement:
+    """The row with this throughput and half width of its interval."""
+    low, high = (None, None) if half is None else (value - half, value + half)
+    metrics = replace(row.metrics, throughput=value, throughput_low=low, throughput_high=high)
+    return replace(row, metrics=metrics)
 
 
 def precision_grid(
@@ -322,7 +326,7 @@ def every_state(*, emulated: bool = True, items: int = 12) -> list[Measurement]:
 def large_run(rows: int = 10_000, *, items: int = 10) -> list[Measurement]:
     """A run of exactly ``rows`` jobs over many output lengths, on eight nodes of two kinds."""
     night = Night(run="overnight")
-    sizes = (1, 2, 4, 8, 16, 32, 64, 128)
+    sizes = (1, 2, 4, 8, 16)
     length = 16
     while len(night.rows) < rows:
         for accelerator in (Accelerator.HPU, Accelerator.GPU):

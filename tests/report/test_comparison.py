@@ -38,7 +38,17 @@ ROOT = Path(__file__).resolve().parents[2]
 def measured(number: int, walls: Sequence[float]) -> Measurement:
     """A row whose repeats took so long, 1000 tokens each."""
     samples = tuple(
-        (0, sample(repeat=repeat, wall_s=wall, output_tokens=1000))
+        (
+            0,
+            sample(
+                repeat=repeat,
+                wall_s=wall,
+                items=40,
+                input_tokens=400,
+                output_tokens=1000,
+                computed_tokens=1500,
+            ),
+        )
         for repeat, wall in enumerate(walls)
     )
     made = row(number, samples=samples, items=(), device_name="Gaudi2", emulated=False, threads=1)

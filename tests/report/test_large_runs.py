@@ -158,7 +158,7 @@ def test_sound_rows_need_no_other_way(monkeypatch: pytest.MonkeyPatch) -> None:
     table = to_table(rows).drop_columns(["samples", "items"])
     wanted = from_table(table)
     monkeypatch.setattr(bulk, "from_table", lambda *_, **__: pytest.fail("it was not needed"))
-    monkeypatch.setattr(bulk, "_TOGETHER", 7)
+    monkeypatch.setattr(bulk, "ROWS_TOGETHER", 7)
     found = list(measurements_of(table))
     assert found == wanted
     for one, other in zip(found, wanted, strict=True):

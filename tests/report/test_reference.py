@@ -160,7 +160,7 @@ def test_the_files_travel_with_the_package(tmp_path: Path) -> None:
 
     root = Path(__file__).resolve().parents[2]
     packaged = apply_configuration(Distribution(), root / "pyproject.toml").package_data
-    copied = reference_data._DIRECTORY.parent.glob(*packaged["orchestrator.report"])
+    copied = reference_data.DIRECTORY.parent.glob(*packaged["orchestrator.report"])
     assert {"published.csv", "devices.csv"} <= {path.name for path in copied}
 
 

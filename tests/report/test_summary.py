@@ -9,23 +9,17 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from measurement_factory import START, Night, a_job, every_state, precision_grid
+from measurement_factory import START, Night, a_job, every_state, precision_grid, with_interval
 
 from orchestrator.domain.job import MAX, Accelerator, State
 from orchestrator.domain.measurement import Measurement
 from orchestrator.report import cells
+from orchestrator.report.cells import cell_text
 from orchestrator.report.contests import peak_memory_bytes
 from orchestrator.report.drawing import nice_top
 from orchestrator.report.grouping import newest_final
 from orchestrator.report.summary import summarize
 from orchestrator.report.timeline import held_cards, timeline_of, union
-
-
-def with_interval(row: Measurement, value: float, half: float | None) -> Measurement:
-    """The row with this throughput and half width of its interval."""
-    low, high = (None, None) if half is None else (value - half, value + half)
-    metrics = replace(row.metrics, throughput=value, throughput_low=low, throughput_high=high)
-    return replace(row, metrics=metrics)
 
 
 def measured(values: dict[str, tuple[float, float | None]]) -> list[Measurement]:
@@ -159,18 +153,47 @@ def test_a_parameter_nobody_knows_is_part_of_the_work() -> None:
 
 
 def test_overlapping_intervals_are_a_tie() -> None:
-    """A setting whose interval reaches the winner's is tied, one that does not is not."""
+    """A setting whose interval reaches the fastest's is tied, one that does not is not; those that
+    share the first place are marked so, and none has a star."""
     rows = measured({"bf16": (100.0, 5.0), "fp16": (92.0, 3.0), "fp32": (91.0, 3.5)})
     (contest,) = summarize(rows).contests
-    assert contest.fastest.precision == "bf16"
+    assert contest.fastest.precision == "bf16" and contest.winner is None
     assert [row.precision for row in contest.tied] == ["fp16"]
-    assert contest.certain
+    assert contest.verdict == "tied"
+    assert marks(rows) == {"bf16": "~", "fp16": "~", "fp32": ""}
 
 
-def test_a_winner_without_an_interval_is_not_certain() -> None:
-    """Too few repeats give no interval, and the contest says so."""
-    (contest,) = summarize(measured({"bf16": (100.0, None), "fp32": (90.0, None)})).contests
-    assert not contest.certain and not contest.tied
+@pytest.mark.parametrize(
+    ("bf16", "fp32", "verdict", "star"),
+    [
+        (None, None, "not known", ""),
+        (5.0, None, "not known", ""),
+        (None, 5.0, "not known", ""),
+        (2.0, 2.0, "clear winner", "*"),
+    ],
+)
+def test_a_clear_winner_needs_the_intervals_of_the_first_and_the_second(
+    bf16: float | None, fp32: float | None, verdict: str, star: str
+) -> None:
+    """Where either is not known nobody has won, and nothing is starred."""
+    rows = measured({"bf16": (100.0, bf16), "fp32": (90.0, fp32)})
+    (contest,) = summarize(rows).contests
+    assert contest.verdict == verdict and not contest.tied
+    assert (contest.winner is not None) == bool(star)
+    assert marks(rows) == {"bf16": star, "fp32": ""}
+
+
+def test_a_table_of_one_cell_stars_nothing() -> None:
+    """There is nothing that it has beaten."""
+    rows = measured({"bf16": (100.0, 1.0)})
+    assert summarize(rows).contests[0].verdict == "alone"
+    assert marks(rows) == {"bf16": ""}
+
+
+def marks(rows: list[Measurement]) -> dict[str, str]:
+    """The marks of the cells of the only table, by precision."""
+    (table,) = summarize(rows).tables
+    return {precision: cell_text(table, precision, size).mark for precision, size in table.cells}
 
 
 def test_emulated_and_real_rows_are_kept_apart() -> None:

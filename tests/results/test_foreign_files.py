@@ -12,7 +12,7 @@ import pytest
 from orchestrator.cli import main
 from orchestrator.report import reference_data
 from orchestrator.results import paths
-from orchestrator.runtime.run import RunOptions, with_cards_of
+from orchestrator.runtime.options import RunOptions, with_cards_of
 from workloads.data.examples import read_json_lines
 from workloads.errors import BadConfiguration, DataMissing
 from workloads.models.chatglm3 import from_original_config, sizes_of
@@ -100,9 +100,9 @@ def test_a_table_of_figures_that_rotted_is_left_out(
     """A report has its own figures without it; the other table is read all the same."""
     sound = reference_data.reference()
     for each in ("published.csv", "devices.csv"):
-        data = (reference_data._DIRECTORY / each).read_bytes()
+        data = (reference_data.DIRECTORY / each).read_bytes()
         (tmp_path / each).write_bytes(damage(data) if each == name else data)
-    monkeypatch.setattr(reference_data, "_DIRECTORY", tmp_path)
+    monkeypatch.setattr(reference_data, "DIRECTORY", tmp_path)
     reference_data.reference.cache_clear()
     try:
         found = reference_data.reference()

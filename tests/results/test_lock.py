@@ -185,7 +185,7 @@ def test_a_file_system_that_does_not_answer_is_not_a_lock_that_is_lost(
 
     with Store.open(tmp_path, "night") as store:
         with monkeypatch.context() as patched:
-            patched.setattr(lock, "_inode", stale)
+            patched.setattr(lock, "inode", stale)
             with pytest.raises(StoreError, match="Stale file handle") as refused:
                 store.append(row(0))
             assert not isinstance(refused.value, StoreLocked)

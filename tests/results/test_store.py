@@ -306,12 +306,12 @@ def test_a_listing_that_a_compaction_made_stale_is_taken_again(
         store.compact()
     for name, data in kept.items():  # the compaction had deleted only the first when we looked
         (store.tables_path / name).write_bytes(data)
-    real = scan._row_files
+    real = scan.row_files
     for stale in (set(names[1:]), set(names)):
         answers = [stale]
         monkeypatch.setattr(
             scan,
-            "_row_files",
+            "row_files",
             lambda directory, answers=answers: answers.pop() if answers else real(directory),
         )
         assert numbers(store) == [0, 1, 2]

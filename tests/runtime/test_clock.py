@@ -28,7 +28,7 @@ from orchestrator.domain.events import (
 from orchestrator.domain.job import State
 from orchestrator.host.clock import CallAt
 from orchestrator.scheduling.schedule import Schedule, ScheduleSettings
-from orchestrator.scheduling.virtual_cluster import _INFO
+from orchestrator.scheduling.virtual_cluster import WORKER_INFO
 
 HERE = Path(__file__).parents[1]
 sys.path.insert(0, str(HERE / "chaos"))
@@ -154,7 +154,7 @@ def test_a_row_that_the_schedule_makes_has_the_time_of_day() -> None:
     schedule = started(ScheduleSettings())
     (start,) = [c for c in schedule.handle(Tick(at=1.0)) if not isinstance(c, Wake)]
     commands = schedule.handle(
-        WorkerReady(at=9.0, worker_id=start.worker_id, info=_INFO)  # type: ignore[union-attr]
+        WorkerReady(at=9.0, worker_id=start.worker_id, info=WORKER_INFO)  # type: ignore[union-attr]
     )
     assert any(isinstance(each, RunAttempt) for each in commands)
     schedule.handle(ClockSet(at=10.0, ahead_s=2e9, by_s=1e9))

@@ -36,9 +36,10 @@ from orchestrator.errors import ClusterError, ControlStoreLost, StoreError, Stor
 from orchestrator.results.derive import measurement_of
 from orchestrator.results.notes import Note, Notes
 from orchestrator.results.store import Store
+from orchestrator.runtime.board import Board
 from orchestrator.runtime.driver import Driver
 from orchestrator.runtime.row_writer import ROWS_WAIT_S
-from orchestrator.runtime.status import Board, RunStatus
+from orchestrator.runtime.status import RunStatus
 from orchestrator.runtime.stop_signal import StopSignal
 from orchestrator.runtime.watchdog import Watchdog
 
@@ -284,7 +285,7 @@ def test_rows_of_the_same_moment_are_written_together() -> None:
         ended = event.outcome.attempt_id if isinstance(event, AttemptEnded) else ""
         this = next((each for each in here if each.attempt_id == ended), None)
         if this is None:
-            return []
+            return [RunFinished(reason="seen")] if isinstance(event, StopRequested) else []
         begins = attempt(ONE, CARD, number=2) if this is here[0] else here[0]
         return [row_of(event, this), RunAttempt(attempt=begins, worker_ids=("w1",))]
 
@@ -293,15 +294,21 @@ def test_rows_of_the_same_moment_are_written_together() -> None:
     case.rows.append = lambda *rows: written.append(len(rows))  # type: ignore[method-assign]
     case.executor.perform(StartWorker(worker_id="w1", card=CARD))
     case.executor.events(0.0)  # which has the node that joined
-    ends = [
+    ends: list[Event] = [
         AttemptEnded(
             at=MOMENT, outcome=Outcome(attempt_id=each.attempt_id, state=State.LOST, ranks=())
         )
         for each in here
     ]
-    case.driver._feed(ends)
-    assert written == []
-    case.driver._next_events()
+    batches = [ends]
+
+    def events(timeout_s: float) -> list[Event]:
+        if not batches:
+            case.stop.request("all seen")
+        return batches.pop() if batches else []
+
+    case.executor.events = events  # type: ignore[method-assign]
+    assert case.driver.drive().finished
     assert written == [2]
     begun = [command.attempt for command in case.executor.log if isinstance(command, RunAttempt)]
     assert begun == [attempt(ONE, CARD, number=2)]

@@ -20,8 +20,9 @@ from orchestrator.results import paths
 from orchestrator.results.derive import measurement_of
 from orchestrator.results.notes import Notes
 from orchestrator.results.store import Store
+from orchestrator.runtime.board import Board
 from orchestrator.runtime.driver import Driver
-from orchestrator.runtime.status import Board, RunStatus
+from orchestrator.runtime.status import RunStatus
 from orchestrator.runtime.stop_signal import StopSignal
 from orchestrator.scheduling.estimate import Estimate
 from orchestrator.scheduling.schedule import Schedule, ScheduleSettings

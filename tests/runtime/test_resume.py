@@ -22,7 +22,8 @@ from orchestrator.results.lock import SILENCE_S
 from orchestrator.results.notes import Note
 from orchestrator.results.schema import SCHEMA_VERSION
 from orchestrator.results.store import Store
-from orchestrator.runtime.run import RunOptions, grid_to_resume, with_cards_of
+from orchestrator.runtime.options import RunOptions, with_cards_of
+from orchestrator.runtime.run import grid_to_resume
 from orchestrator.worker.leftovers import Owner, end_leftovers, leftovers
 
 #: A process that leaves its session, closes everything, and has a child: killing groups or
@@ -167,7 +168,7 @@ def test_a_long_log_is_replaced_by_what_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It never grows far beyond the notes of the attempts that run."""
-    monkeypatch.setattr(begun, "_LONG_BYTES", 20_000)
+    monkeypatch.setattr(begun, "LONG_BYTES", 20_000)
     with Store.open(tmp_path, "night") as store:
         store.begin(note(1000))
         for number in range(60):

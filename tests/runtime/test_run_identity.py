@@ -25,7 +25,7 @@ from orchestrator.errors import StoreError, StoreLocked
 from orchestrator.results import identity, paths
 from orchestrator.results.identity import Place, Relation, relation
 from orchestrator.results.store import Store
-from orchestrator.runtime.run import _clear_up, _owner
+from orchestrator.runtime.run import clear_up, owner_of
 
 #: A driver as another program sees it: it holds a run, and starts a worker that outlives it.
 DRIVER = """
@@ -34,9 +34,9 @@ from pathlib import Path
 sys.path[:0] = sys.argv[2:]
 from measurements import row
 from orchestrator.results.store import Store
-from orchestrator.runtime.run import _owner
+from orchestrator.runtime.run import owner_of
 with Store.open(Path(sys.argv[1]).parent, Path(sys.argv[1]).name) as store:
-    with _owner(store).marks_this_process():
+    with owner_of(store).marks_this_process():
         worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     if store.spill(row(7)) is None:
         sys.exit("no room")
@@ -88,9 +88,9 @@ def drive(run: Path, *adopt: str) -> tuple[Store, list[str]]:
     said: list[str] = []
     with (
         Store.open(run.parent, run.name).adopt(*adopt) as store,
-        _owner(store).marks_this_process(),
+        owner_of(store).marks_this_process(),
     ):
-        _clear_up(store, said.append)
+        clear_up(store, said.append)
     return store, said
 
 

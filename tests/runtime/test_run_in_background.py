@@ -18,8 +18,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 ENTRY = """\
 from workloads.parameters import WorkloadParameters
-from workloads.registry import WorkloadEntry
-ENTRY = WorkloadEntry(
+from workloads.workloads.base import WorkloadSpec
+ENTRY = WorkloadSpec(
     name="waiting", function="waiting:run", parameters=WorkloadParameters, summary="waits"
 )
 """

@@ -24,7 +24,8 @@ from orchestrator.domain.job import State
 from orchestrator.domain.measurement import Metrics
 from orchestrator.planning.plan import Action, Plan, PlannedJob
 from orchestrator.results.derive import measurement_of
-from orchestrator.runtime.status import KEPT_FAILURES, Board, Rate, RunStatus
+from orchestrator.runtime.board import KEPT_FAILURES, Board
+from orchestrator.runtime.status import Rate, RunStatus
 
 
 def board_with_a_running_job(jobs: int = 4) -> Board:

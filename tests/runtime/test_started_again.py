@@ -21,7 +21,8 @@ from orchestrator.domain.topology import Node
 from orchestrator.errors import ClusterError
 from orchestrator.results.store import Store
 from orchestrator.runtime import run as running
-from orchestrator.runtime.run import RunOptions, run_grid
+from orchestrator.runtime.options import RunOptions
+from orchestrator.runtime.run import run_grid
 from orchestrator.runtime.session import Session, in_process_session
 from orchestrator.runtime.supervised import Charge
 
@@ -90,7 +91,7 @@ def waiting(
             look=lambda: tuple(looks.pop(0) if len(looks) > 1 else looks[0]),
         )
         charge = Charge(supervisor=1, pipe=pipe, began=0.0, life=life, cards=cards)
-        return running._with_its_nodes(RunOptions(charge=charge), session, said.append)
+        return running.with_its_nodes(RunOptions(charge=charge), session, said.append)
 
 
 def test_nodes_that_were_there_are_waited_for(monkeypatch: pytest.MonkeyPatch, pipe: int) -> None:
@@ -107,7 +108,7 @@ def test_nodes_that_were_there_are_waited_for(monkeypatch: pytest.MonkeyPatch, p
 def test_nodes_that_stay_away_are_done_without(monkeypatch: pytest.MonkeyPatch, pipe: int) -> None:
     """After a while; but not without a whole kind of card, whose jobs would be UNSUPPORTED."""
     monkeypatch.setattr(running.time, "sleep", lambda _: None)
-    monkeypatch.setattr(running, "_NODES_PATIENCE_S", 0.05)
+    monkeypatch.setattr(running, "NODES_PATIENCE_S", 0.05)
     said: list[str] = []
     session = waiting([[node("hpu-1")]], {"HPU": 4}, pipe, said)
     assert len(session.nodes) == 1 and "going on without 2 HPU cards" in said[-1]
@@ -130,7 +131,7 @@ def supervised_command(
     parser = build_parser(typed)
     args = parser.parse_args(typed)
     args.typed = typed
-    return command._command_to_supervise(args)
+    return command.command_to_supervise(args)
 
 
 @pytest.mark.parametrize("started_by", [("-m", "orchestrator"), ("/usr/bin/nightgrid",)])
@@ -167,8 +168,8 @@ def test_in_process_and_code_that_calls_main_get_no_child(monkeypatch: pytest.Mo
     monkeypatch.setattr(sys, "orig_argv", ["python3", "-m", "orchestrator", *typed])
     args = build_parser(typed).parse_args(typed)
     args.typed = typed
-    assert command._command_to_supervise(args) is None
+    assert command.command_to_supervise(args) is None
     args = build_parser(TYPED).parse_args(TYPED)
     args.typed = TYPED
     monkeypatch.setattr(sys, "argv", ["pytest", "tests"])
-    assert command._command_to_supervise(args) is None
+    assert command.command_to_supervise(args) is None

@@ -17,14 +17,16 @@ from orchestrator.runtime.watchdog import LIMITS, LONGEST_PAUSE_S, Watchdog
 BUSY = CardStatus(card="hpu-1/HPU0", worker_id="w1", phase="load", job="a job", attempt_id="a-1")
 
 
-def looks(watchdog: Watchdog, card: CardStatus, *times: float) -> list[str]:
+def looks(
+    watchdog: Watchdog, card: CardStatus, *times: float, since: float | None = None
+) -> list[str]:
     """The reasons that came of looking at a card until these times, every few seconds."""
-    reasons = []
+    reasons, last = [], times[0] if since is None else since
     for at in times:
-        last = at if watchdog._looked_at is None else watchdog._looked_at - MOMENT
         between = range(math.ceil(last) + 4, math.ceil(at), 4)
         for look in (*between, at):
             reasons += [stop.reason for stop in watchdog.overdue([card], MOMENT + look)]
+        last = at
     return reasons
 
 
@@ -37,7 +39,7 @@ def test_a_driver_that_was_halted_does_not_take_its_own_absence_for_a_hang(
     seen = min(before, limit - LONGEST_PAUSE_S - 1)
     assert looks(watchdog, BUSY, 0, seen) == []
     assert watchdog.overdue([BUSY], MOMENT + seen + pause) == []
-    assert looks(watchdog, BUSY, seen + pause + limit + 1) != []
+    assert looks(watchdog, BUSY, seen + pause + limit + 1, since=seen + pause) != []
 
 
 @pytest.mark.parametrize("phase", LIMITS)
@@ -78,7 +80,7 @@ def test_the_timed_part_may_take_what_the_grid_asked_for() -> None:
     watchdog.did(RunAttempt(attempt=attempt(long, node().cards[0]), worker_ids=("w1",)))
     measuring = dataclasses.replace(BUSY, phase="measure")
     assert looks(watchdog, measuring, 0, 7200 + 1800) == []
-    assert looks(watchdog, measuring, 3 * 7200 + 1800 + 1) != []
+    assert looks(watchdog, measuring, 3 * 7200 + 1800 + 1, since=7200 + 1800) != []
 
 
 def test_a_new_worker_on_the_card_is_not_blamed_for_the_old() -> None:

@@ -195,7 +195,7 @@ def test_a_reservation_is_given_up_when_its_gang_has_become_too_late() -> None:
     cluster.stopped()
     cluster.ready()
     cluster.ends(cluster.run_of("a"), took=80)
-    [reserved] = [p.assigner.reservations for p in cluster.schedule._pools.values()]
+    [reserved] = [p.assigner.reservations for p in cluster.schedule.pools.values()]
     assert [r.record.job.dataset for r in reserved.values()] == ["gang"]
     assert [run.attempt.job.dataset for run in cluster.running.values()] == ["c"]
     cluster.tick(101)
@@ -377,7 +377,7 @@ def test_a_card_whose_process_does_not_end_is_not_used_and_nobody_waits_for_it()
     cluster.stopped(worker)
     assert stuck.cards[0] in {
         slot.card
-        for pool in cluster.schedule._pools.values()
+        for pool in cluster.schedule.pools.values()
         for server in pool.cards.servers.values()
         for slot in server.slots.values()
         if slot.usable

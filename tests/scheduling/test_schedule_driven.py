@@ -16,8 +16,9 @@ from orchestrator.domain.measurement import Measurement
 from orchestrator.domain.topology import Node
 from orchestrator.results.derive import measurement_of
 from orchestrator.results.notes import Note, Notes
+from orchestrator.runtime.board import Board
 from orchestrator.runtime.driver import Driver
-from orchestrator.runtime.status import Board, RunStatus
+from orchestrator.runtime.status import RunStatus
 from orchestrator.runtime.stop_signal import StopSignal
 from orchestrator.scheduling.estimate import Estimator
 from orchestrator.scheduling.schedule import Schedule, ScheduleSettings

@@ -13,7 +13,8 @@ from orchestrator.domain.events import NodeJoined, NodeLeft, RecordRow, WorkerSt
 from orchestrator.domain.failure import Failure, FailureClass
 from orchestrator.domain.job import State
 from orchestrator.results.derive import measurement_of
-from orchestrator.runtime.status import Board, Rate
+from orchestrator.runtime.board import Board
+from orchestrator.runtime.status import Rate
 from orchestrator.watching.live import PlainView, QuietView, open_view
 from orchestrator.watching.live_text import (
     duration,

@@ -97,7 +97,7 @@ class Server:
         return CardProcess(launch)
 
 
-def _open(tmp_path: Path, *preload: str) -> Server:
+def open_server(tmp_path: Path, *preload: str) -> Server:
     directory = tempfile.mkdtemp(prefix="ngt-", dir="/tmp")
     popen = subprocess.Popen(
         [sys.executable, "-m", "orchestrator.worker.process_server", f"{directory}/s", *preload],
@@ -112,7 +112,7 @@ def _open(tmp_path: Path, *preload: str) -> Server:
     return Server(path=f"{directory}/s", popen=popen, logs=tmp_path)
 
 
-def _close(server: Server) -> None:
+def close_server(server: Server) -> None:
     assert server.popen.stdin is not None
     server.popen.stdin.close()
     assert server.popen.wait(patience(10)) == 0
@@ -121,9 +121,9 @@ def _close(server: Server) -> None:
 @pytest.fixture(params=["fresh", "forked"])
 def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Server]:
     """A server of each kind: workers started afresh, or forked after a preload."""
-    opened = _open(tmp_path, *(["scripted_worker"] if request.param == "forked" else []))
+    opened = open_server(tmp_path, *(["scripted_worker"] if request.param == "forked" else []))
     yield opened
-    _close(opened)
+    close_server(opened)
 
 
 def alive(pid: int) -> bool:
@@ -335,7 +335,7 @@ def test_a_worker_that_answers_before_its_kill_arrives_is_gone_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Stopped while its process was being asked for: a card is free when nothing is on it."""
-    opened = _open(tmp_path, "scripted_worker")
+    opened = open_server(tmp_path, "scripted_worker")
     process = opened.process()
     pids = []
 
@@ -352,7 +352,7 @@ def test_a_worker_that_answers_before_its_kill_arrives_is_gone_all_the_same(
     failure = process.start()
     assert isinstance(failure, Failure) and failure.message == "stopped: changed my mind"
     assert process.gone and not any(map(alive, pids))
-    _close(opened)
+    close_server(opened)
 
 
 def test_a_failed_rendezvous_fails_the_rank_and_leaves_the_worker(server: Server) -> None:
@@ -488,12 +488,12 @@ def test_descendants_of_a_worker_that_died_are_ended_before_its_card_is_free(
 
 def test_everything_ends_when_a_server_is_closed(tmp_path: Path) -> None:
     """Also what workers have detached."""
-    opened = _open(tmp_path)
+    opened = open_server(tmp_path)
     process = opened.process(run=stubborn(tmp_path / "pids", "time.sleep(600)"))
     info = info_of(process)
     threading.Thread(target=lambda: ran(process), daemon=True).start()
     pids = pids_in(tmp_path / "pids")
-    _close(opened)
+    close_server(opened)
     assert not any(map(alive, [info.pid, *pids]))
 
 
@@ -502,7 +502,7 @@ def test_everything_ends_whichever_of_the_two_generations_is_killed(
     first: str, tmp_path: Path
 ) -> None:
     """The other ends what the dead one can no longer find: workers and what they detached."""
-    opened = _open(tmp_path)
+    opened = open_server(tmp_path)
     process = opened.process(run=stubborn(tmp_path / "pids", "time.sleep(600)"))
     info = info_of(process)
     threading.Thread(target=lambda: ran(process), daemon=True).start()
@@ -554,7 +554,7 @@ def test_a_named_process_can_be_ended_by_others(server: Server) -> None:
 
 def test_workers_end_with_the_server(tmp_path: Path) -> None:
     """However the server ends, no worker outlives it, and a busy one's attempt is LOST."""
-    opened = _open(tmp_path)
+    opened = open_server(tmp_path)
     process = opened.process(run="import time; time.sleep(600)")
     info = info_of(process)
     outcomes: list[RankOutcome] = []
@@ -572,24 +572,19 @@ def test_workers_end_with_the_server(tmp_path: Path) -> None:
 
 def test_forked_workers_have_what_was_imported_once(tmp_path: Path) -> None:
     """A preloaded module is there in each worker, and a broken one makes workers start afresh."""
-    forked = _open(tmp_path, "json", "orchestrator.domain.attempt")
+    forked = open_server(tmp_path, "json", "orchestrator.domain.attempt")
     first, second = forked.process(name="1"), forked.process(name="2")
-    assert info_of(first).pid != info_of(second).pid
-    command = Path(f"/proc/{info_of_pid(first)}/cmdline").read_text()
+    pid = info_of(first).pid
+    assert pid != info_of(second).pid
+    command = Path(f"/proc/{pid}/cmdline").read_text()
     assert "orchestrator.worker.process_server" in command
-    _close(forked)
-    fresh = _open(tmp_path, "there_is_no_such_module")
+    close_server(forked)
+    fresh = open_server(tmp_path, "there_is_no_such_module")
     process = fresh.process()
     info = info_of(process)
     assert "orchestrator.worker.card_process" in Path(f"/proc/{info.pid}/cmdline").read_text()
-    _close(fresh)
+    close_server(fresh)
     assert not alive(info.pid)
-
-
-def info_of_pid(process: CardProcess) -> int:
-    """The pid of a started process."""
-    assert process._info is not None
-    return process._info.pid
 
 
 def _leave(members: Path, parent: Path) -> bool:

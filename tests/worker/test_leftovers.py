@@ -73,7 +73,7 @@ def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where private directories lie, for this test alone."""
     base = tmp_path / "base"
     base.mkdir()
-    monkeypatch.setattr(private_directory, "_bases", lambda: [base])
+    monkeypatch.setattr(private_directory, "base_directories", lambda: [base])
     return base
 
 

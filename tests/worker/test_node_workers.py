@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from patience import patience
-from test_card_process import ATTEMPT, Server, _close, _open, alive, eventually
+from test_card_process import ATTEMPT, Server, alive, close_server, eventually, open_server
 
 from orchestrator.domain.attempt import RankOutcome
 from orchestrator.domain.energy import Energy
@@ -97,9 +97,9 @@ def outcome_of(response: Response) -> RankOutcome:
 
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[Node]:
-    server = _open(tmp_path, "scripted_worker")
+    server = open_server(tmp_path, "scripted_worker")
     yield Node(server)
-    _close(server)
+    close_server(server)
 
 
 def test_requests_to_a_worker_are_done_in_their_order(node: Node) -> None:

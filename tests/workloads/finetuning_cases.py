@@ -8,7 +8,7 @@ from generation_cases import Worker
 
 from workloads.api import MeasureSettings, Request, Result
 from workloads.refusal import Asked, Refusal
-from workloads.registry import find_workload
+from workloads.registry import find_workload, refusals
 
 MODEL = "tiny-chatglm3"
 _TRAINED: dict[str, Result] = {}
@@ -79,4 +79,4 @@ def asked(**changes: Any) -> Asked:
 
 def refuse(job: Asked) -> tuple[Refusal, ...]:
     """All that speaks against a job."""
-    return find_workload("finetuning").refusals(job)
+    return refusals(find_workload("finetuning"), job)

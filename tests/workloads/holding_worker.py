@@ -29,24 +29,24 @@ class HoldingWorker(CardWorker):
         info = super().start()
         import torch
 
-        assert self._device is not None
+        assert self.device is not None
         size = int(os.environ[HOLDS])
-        self._kept = torch.ones(size, dtype=torch.uint8, device=self._device.torch_device)
-        self._device.synchronize()
+        self._kept = torch.ones(size, dtype=torch.uint8, device=self.device.torch_device)
+        self.device.synchronize()
         return info
 
-    def _acquire(self, device: Device) -> str:
+    def acquire(self, device: Device) -> str:
         found = device.use(self.config.card.index)
         taken = found.taken_bytes if found is not None else None
         Path(os.environ[FOUND]).write_text(json.dumps({"taken": taken, "pid": os.getpid()}))
-        return super()._acquire(device)
+        return super().acquire(device)
 
 
 class TamperingWorker(HoldingWorker):
     """One in which something changes the visible cards once the right ones are in use."""
 
-    def _acquire(self, device: Device) -> str:
-        name = super()._acquire(device)
+    def acquire(self, device: Device) -> str:
+        name = super().acquire(device)
         for variable in self.config.environment:
             if "VISIBLE" in variable:
                 os.environ[variable] = "7"

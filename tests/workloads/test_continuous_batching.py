@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -21,7 +22,7 @@ from workloads.generation.continuous_batching import Admission, Text
 from workloads.generation.kv_cache import KVCache
 from workloads.generation.packed import LeftLinear, PackedLinear, pack
 from workloads.refusal import Asked
-from workloads.registry import find_workload
+from workloads.registry import find_workload, refusals
 
 
 @pytest.fixture(scope="module")
@@ -225,7 +226,7 @@ def test_the_plan_says_what_is_not_to_be_had(changes: dict[str, object], words: 
         "parameters": {"batching": "continuous"},
         "engine": "transformers",
     }
-    refuse = find_workload("text-generation").refusals
+    refuse = partial(refusals, find_workload("text-generation"))
     assert not refuse(Asked(**usual))  # type: ignore[arg-type]
     (refusal,) = refuse(Asked(**(usual | changes)))  # type: ignore[arg-type]
     assert (

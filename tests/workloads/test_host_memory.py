@@ -22,7 +22,7 @@ def touch() -> None:
 def test_a_peak_is_seen_and_forgotten(permitted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was freed inside still counts; the next measurement starts from what is left."""
     if not permitted:
-        monkeypatch.setattr(host_memory, "_reset_high_water", lambda: False)
+        monkeypatch.setattr(host_memory, "reset_high_water", lambda: False)
     before = resident_bytes()
     with HostMemoryPeak() as first:
         touch()

@@ -59,7 +59,7 @@ def installed(directory: Path, entry: str, *, point: str = "waiting") -> str:
     """Install a package that offers a workload, and say which ones a new process knows."""
     (directory / "waiting-1.dist-info").mkdir()
     (directory / "waiting-1.dist-info" / "METADATA").write_text("Name: waiting\nVersion: 1\n")
-    points = f"[{registry.GROUP}]\n{point} = waiting_entry:ENTRY\n"
+    points = f"[nightgrid.workloads]\n{point} = waiting_entry:SPEC\n"
     (directory / "waiting-1.dist-info" / "entry_points.txt").write_text(points)
     (directory / "waiting_entry.py").write_text(entry)
     code = "from workloads.registry import WORKLOADS; print(*WORKLOADS)"
@@ -75,23 +75,30 @@ def installed(directory: Path, entry: str, *, point: str = "waiting") -> str:
 
 ENTRY = """\
 from workloads.parameters import WorkloadParameters
-from workloads.registry import WorkloadEntry
-ENTRY = WorkloadEntry(
+from workloads.workloads.base import WorkloadSpec
+SPEC = WorkloadSpec(
     name="waiting", function="waiting:run", parameters=WorkloadParameters, summary="waits"
 )
 """
 
 
-def test_another_package_offers_a_workload(tmp_path: Path) -> None:
-    """It stands beside ours; its function is not imported for that."""
-    assert "waiting" in installed(tmp_path, ENTRY).split()
+EARLIER = ENTRY.replace("workloads.workloads.base", "workloads.registry").replace(
+    "WorkloadSpec", "WorkloadEntry"
+)
+
+
+@pytest.mark.parametrize("entry", [ENTRY, EARLIER])
+def test_another_package_offers_a_workload(tmp_path: Path, entry: str) -> None:
+    """It stands beside ours; its function is not imported for that. The spec's earlier name, of
+    packages that are installed already, does as well."""
+    assert "waiting" in installed(tmp_path, entry).split()
 
 
 @pytest.mark.parametrize(
     ("entry", "point"),
     [
         ("import nothing_of_that_name", "waiting"),
-        ("ENTRY = 3", "waiting"),
+        ("SPEC = 3", "waiting"),
         (ENTRY, "other-name"),
         (ENTRY.replace('"waiting"', '"finetuning"'), "finetuning"),
     ],

@@ -292,7 +292,7 @@ class Driver:
 def installed(monkeypatch: pytest.MonkeyPatch, driver: Driver) -> Driver:
     """The driver in the place of NVIDIA's package."""
     monkeypatch.setitem(sys.modules, "pynvml", driver)
-    monkeypatch.setattr(nvml, "_OPENED", [])
+    nvml.close()
     return driver
 
 
@@ -302,7 +302,7 @@ def test_a_gpu_in_a_machine_that_lists_no_process_is_known_by_its_memory(
 ) -> None:
     """With the driver's share told apart, or counted as in use; and free again afterwards."""
     driver = installed(monkeypatch, Driver(second_version=second_version))
-    idle = actors._idle_memory_bytes(Accelerator("GPU"), ("0", "MIG-8d"))
+    idle = actors.idle_memory_of(Accelerator("GPU"), ("0", "MIG-8d"))
     assert idle == {0: (5 if second_version else 525) * MIB}
     assert CudaDevice.occupied(0, idle[0]) is None
     driver.taken = 600 * MIB
@@ -329,7 +329,7 @@ def test_without_nvml_a_gpu_is_known_by_the_tool(
 ) -> None:
     """A tool on the path that answers as the real one."""
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    monkeypatch.setattr(nvml, "_OPENED", [])
+    nvml.close()
     tool = tmp_path / "nvidia-smi"
     tool.write_text("#!/bin/sh\nprintf 'index, memory.used [MiB]\\n0, 41000\\n1, 4\\n'\n")
     tool.chmod(0o755)
@@ -371,7 +371,7 @@ def test_a_worker_after_a_killed_one_takes_its_card_when_the_memory_is_free(
 
     seen: list[float] = []
     started = worker(monkeypatch, seen, fall)
-    started._wait_until_free(CudaDevice())
+    started.wait_until_free(CudaDevice())
     assert driver.taken == 5 * MIB and len(seen) == 7
 
 
@@ -383,7 +383,7 @@ def test_a_worker_does_not_take_a_card_whose_memory_is_never_free(
     driver.taken = 30 * GIB
     seen: list[float] = []
     with pytest.raises(CardNotAcquired, match=r"GPU0 is not free after 30 s: .* 30720 MiB") as why:
-        worker(monkeypatch, seen, lambda: None)._wait_until_free(CudaDevice())
+        worker(monkeypatch, seen, lambda: None).wait_until_free(CudaDevice())
     assert classify(why.value) is FailureClass.ACQUIRE
     failure = Failure(failure_class=FailureClass.ACQUIRE, message=str(why.value))
     cluster = Cluster(planned(job("gang", cards=2)), card_failures=1, card_rest_s=1)

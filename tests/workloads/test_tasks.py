@@ -21,8 +21,9 @@ from workloads.errors import BadConfiguration
 from workloads.models.catalog import EMBEDDED, checkpoint_kind, find_model
 from workloads.models.checkpoint_kind import kind_of, kind_of_pipeline
 from workloads.parameters import WorkloadParameters
-from workloads.registry import WORKLOADS, WorkloadEntry, task_for
+from workloads.registry import WORKLOADS, task_for
 from workloads.tasks import TASKS, task_of
+from workloads.workloads.base import WorkloadSpec
 
 ROOT = Path(__file__).resolve().parents[2]
 BERT = {"architectures": ["BertForMaskedLM"], "model_type": "bert", "hidden_size": 32}
@@ -119,7 +120,7 @@ def test_the_plan_refuses_a_model_of_another_kind(
 
 def test_the_workload_that_fits_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a workload for masked language models, each message names the others' workloads."""
-    masked = WorkloadEntry(
+    masked = WorkloadSpec(
         name="masking",
         function="nowhere:run",
         parameters=WorkloadParameters,
@@ -131,7 +132,7 @@ def test_the_workload_that_fits_is_named(tmp_path: Path, monkeypatch: pytest.Mon
     bert, llama = write(tmp_path / "bert", BERT), write(tmp_path / "llama", LLAMA)
     for model, workload, fits in (
         (bert, "text-generation", "write workload: masking"),
-        (llama, "masking", "write workload: text-generation or verification"),
+        (llama, "masking", "write workload: finetuning or fp8-calibration or text-generation"),
     ):
         with pytest.raises(GridError) as found:
             parse_grid(grid(model, workload), "g")

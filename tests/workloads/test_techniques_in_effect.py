@@ -425,10 +425,11 @@ def test_without_a_compiler_the_row_says_so(monkeypatch: pytest.MonkeyPatch) -> 
         Compilation(torch_compile=True).on_model(training_of(model()))
 
 
-def test_a_model_that_was_not_compiled_is_found_out() -> None:
+def test_a_model_that_was_not_compiled_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch.compile may leave everything as it is without a word."""
     technique, training = Compilation(torch_compile=True), training_of(model())
-    technique._graphs.append(compiled_graphs())
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda *_, **__: None)
+    technique.on_model(training)
     with pytest.raises(BadConfiguration, match="no graph was compiled"):
         technique.before_steps(training, lambda number: set())
 
@@ -437,8 +438,11 @@ def test_a_model_that_was_not_compiled_is_found_out() -> None:
 
 
 @pytest.mark.parametrize("mode", ["blocking", "async", "incremental"])
-def test_training_goes_on_from_a_checkpoint(mode: Any) -> None:
+def test_training_goes_on_from_a_checkpoint(
+    mode: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A fresh process that reads it learns on as if nothing had happened."""
+    monkeypatch.setenv("NIGHTGRID_CACHE", str(tmp_path))
     technique = Saving(save_every=2, save_mode=mode)
     first = training_of(model())
     Freezing(freeze_embeddings=True).on_model(first)
@@ -449,7 +453,7 @@ def test_training_goes_on_from_a_checkpoint(mode: Any) -> None:
     technique.after_steps(first)
     assert first.details["checkpoint_read"].startswith("step 1,")
     assert float(first.details["checkpoint_stall_s"]) > 0
-    directory = technique._savers[0].directory
+    [directory] = {path.parent for path in tmp_path.rglob("step-*.pt")}
     state = read_newest(directory)
     first.ending.close()
     assert not directory.exists()
@@ -468,13 +472,13 @@ def test_an_asynchronous_checkpoint_is_of_its_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Training goes on while the writer is held up, and what is written is the state before."""
-    go_on, write = threading.Event(), saving._write
+    go_on, write = threading.Event(), saving.write_state
 
     def held_up(state: Any, target: Path) -> None:
         assert go_on.wait(patience(30))
         write(state, target)
 
-    monkeypatch.setattr(saving, "_write", held_up)
+    monkeypatch.setattr(saving, "write_state", held_up)
     training, saver = training_of(model()), saving.Saver(tmp_path, "async")
     step(training, 0)
     then = {name: tensor.clone() for name, tensor in training.model.state_dict().items()}

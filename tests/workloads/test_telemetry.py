@@ -141,7 +141,7 @@ def fake_nvml(monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
     """The stand-in, as if it were installed."""
     fake = FakeNvml()
     monkeypatch.setitem(sys.modules, "pynvml", fake)
-    monkeypatch.setattr(nvml, "_OPENED", [])
+    nvml.close()
     return fake
 
 
@@ -179,7 +179,7 @@ def test_where_nobody_can_tell_a_gpu_counts_as_free(
     fake_nvml.processes = {900: "python"}
     assert device_class("cuda").occupied(1) is None
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    monkeypatch.setattr(nvml, "_OPENED", [])
+    nvml.close()
     assert device_class("cuda").occupied(0) is None
 
 

@@ -7,6 +7,7 @@ import json
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,8 +20,8 @@ from workloads import text_generation
 from workloads.api import MeasureSettings
 from workloads.engines.base import Generated
 from workloads.errors import BadConfiguration, DataMissing, Unsupported
-from workloads.parameters import TextGenerationParameters
 from workloads.text_generation import bring_to_length, count_output_tokens, share_of_rank
+from workloads.workloads.text_generation import TextGenerationParameters
 
 
 @pytest.fixture(scope="module")
@@ -267,7 +268,7 @@ def test_first_token_and_steps_add_up_to_the_batch(steps: list[float], ends: lis
     clock = [100.0]
     rows = [[9 if n == end else 1 for n in range(len(steps))] for end in ends]
     prompts = [text_generation.Prompt(index=n, ids=(1, 2)) for n in range(len(rows))]
-    generation = text_generation._Generation(
+    generation = text_generation.Generation(
         ScriptedEngine(clock, rows, steps),  # type: ignore[arg-type]
         [prompts],
         TextGenerationParameters(output_tokens=len(steps)),
@@ -281,7 +282,9 @@ def test_first_token_and_steps_add_up_to_the_batch(steps: list[float], ends: lis
     assert seen.step_s == pytest.approx(tuple(steps[1:]))
     counts = [min(end + 1, len(steps)) for end in ends]
     assert seen.output_tokens == sum(counts)
-    for item, count in zip(generation._items[0], counts, strict=True):
+    measured = SimpleNamespace(representative_repeat=0)
+    items = generation.items(measured)  # type: ignore[arg-type]
+    for item, count in zip(items, counts, strict=True):
         assert item.output_tokens == count
         assert item.latency_s == pytest.approx(sum(steps[:count]))
         assert item.ttft_s == pytest.approx(steps[0])

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from workloads.data.catalog import ADVERTISEGEN_FILES
-from workloads.data.examples import Example, read_json_lines, write_json_lines
+from workloads.data.catalog import ADVERTISEGEN_FILES, load_examples
+from workloads.data.examples import Example, write_json_lines
 from workloads.data.lengths import Distribution, Lengths, distribution, sample_by_length
 from workloads.data.lengths import token_lengths as token_lengths_of
 from workloads.data.synthetic import synthetic_examples
@@ -47,7 +47,7 @@ def read_directory(directory: Path) -> dict[str, list[Example]]:
             f"{directory} has no {' and no '.join(missing)}; an AdvertiseGen directory holds "
             f"{' and '.join(ADVERTISEGEN_FILES)}. To try one: nightgrid dataset synthetic DIR"
         )
-    return {name: read_json_lines(directory / name) for name in ADVERTISEGEN_FILES}
+    return {name: load_examples(str(directory / name)) for name in ADVERTISEGEN_FILES}
 
 
 def describe(files: dict[str, list[Example]], lengths: Sequence[Lengths]) -> Description:

@@ -1,23 +1,30 @@
-"""Datasets by name: the embedded ones, JSON-lines files, and AdvertiseGen directories.
+"""Datasets by name: the embedded ones, files, directories, and those of the Hugging Face hub.
 
 ``advertisegen-synthetic`` and ``english-prompts`` come with the program, so that everything runs
 with no network. AdvertiseGen itself is not shipped: point ``dataset:`` at the directory that has
-its ``train.json`` and ``dev.json``, or at any file of the same shape.
+its ``train.json`` and ``dev.json``, or at any file of a known shape (``shapes.py``).
 """
 
 from __future__ import annotations
 
 import difflib
+import re
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Literal
 
-from workloads.data.examples import Example, is_synthetic_file, read_json_lines
-from workloads.errors import DataMissing
+from workloads.data.examples import Example
+from workloads.data.hub import hub_records
+from workloads.data.records import ENDINGS, Placed, records
+from workloads.data.shapes import Columns, columns_named, columns_of
+from workloads.errors import BadConfiguration, DataMissing
 
-__all__ = ["DatasetEntry", "Example", "find_dataset", "load_examples"]
+__all__ = ["Dataset", "DatasetEntry", "Reading", "find_dataset", "load_dataset", "load_examples"]
 
-Kind = Literal["embedded", "file", "directory"]
+Kind = Literal["embedded", "file", "directory", "hub"]
 
 #: How many examples the embedded synthetic set has.
 EMBEDDED_SYNTHETIC_COUNT = 1000
@@ -25,16 +32,39 @@ EMBEDDED_SYNTHETIC_COUNT = 1000
 #: The files of an AdvertiseGen directory, in the order in which they are merged.
 ADVERTISEGEN_FILES = ("train.json", "dev.json")
 
+#: Examples that a plan reads of a file.
+FIRST_EXAMPLES = 20
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}\Z")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """How a dataset is read, as the settings of a job say it."""
+
+    columns: str = ""  # "": its shape is told by its first example
+    split: str = "train"  # of a dataset of the hub
+    revision: str = ""  # of a dataset of the hub; "": the newest
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetEntry:
-    """A dataset that exists. ``path`` is None for embedded ones."""
+    """A dataset that exists. ``path`` is None for embedded ones and those of the hub."""
 
     name: str
     kind: Kind
     path: Path | None
     synthetic: bool
     description: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dataset:
+    """A dataset that was read: its examples in their order."""
+
+    examples: list[Example]
+    synthetic: bool
+    learned: str  # what fine-tuning learns of each, as the row says it
 
 
 EMBEDDED: dict[str, DatasetEntry] = {
@@ -59,57 +89,110 @@ EMBEDDED: dict[str, DatasetEntry] = {
 }
 
 
-def find_dataset(name: str) -> DatasetEntry:
-    """The dataset of this name or path; reads one line of a file at most.
+def find_dataset(name: str, reading: Reading | None = None) -> DatasetEntry:
+    """The dataset of this name or path; reads the first examples of a file at most.
+
+    Args:
+        name: an embedded one's, a path, or a hub id.
+        reading: with it, the first examples must have the shape that it says; a dataset of the
+            hub is not looked at.
 
     Raises:
         DataMissing: there is no such dataset; the message lists close matches.
+        BadConfiguration: the examples have no known shape, or not the one that is named.
     """
     if name in EMBEDDED:
         return EMBEDDED[name]
     path = Path(name).expanduser()
-    try:
-        if path.is_file():
-            return DatasetEntry(
-                name=name, kind="file", path=path, synthetic=is_synthetic_file(path)
-            )
-        if path.is_dir():
-            return _directory(name, path)
-    except (OSError, ValueError):  # a name too long for the file system, or with a NUL in it
-        pass
+    kind: Kind | None = None
+    with suppress(OSError, ValueError):  # a name too long for the file system, or with a NUL in it
+        kind = "file" if path.is_file() else "directory" if path.is_dir() else None
+    if kind is not None:
+        first = list(islice(_records(path), FIRST_EXAMPLES if reading is not None else 1))
+        if reading is not None:
+            _examples(iter(first), name, reading)
+        synthetic = any(isinstance(r, dict) and r.get("synthetic") is True for _, r in first)
+        return DatasetEntry(name=name, kind=kind, path=path, synthetic=synthetic)
+    if _HUB_ID.match(name) and not name.endswith(ENDINGS) and not path.parent.is_dir():
+        return DatasetEntry(name=name, kind="hub", path=None, synthetic=False)
     close = difflib.get_close_matches(name, EMBEDDED, n=3, cutoff=0.5)
     hint = f"Did you mean {' or '.join(close)}?" if close else f"Known: {', '.join(EMBEDDED)}."
     raise DataMissing(
-        f"no dataset {name!r}: neither an embedded one nor a file or directory here. {hint} "
-        'A path may name a JSON-lines file of {"content", "summary"} objects, or a directory with '
-        "AdvertiseGen's train.json and dev.json."
+        f"no dataset {name!r}: neither an embedded one nor a file or directory here. {hint} A path "
+        f"may name a file ({', '.join(ENDINGS)}), a directory of them, or one with AdvertiseGen's "
+        "train.json and dev.json; org/name is a dataset of the Hugging Face hub."
     )
 
 
-def _directory(name: str, path: Path) -> DatasetEntry:
-    files = [file for file in ADVERTISEGEN_FILES if (path / file).is_file()]
-    if not files:
-        raise DataMissing(
-            f"dataset directory {path} has neither {' nor '.join(ADVERTISEGEN_FILES)}"
-        )
-    synthetic = any(is_synthetic_file(path / file) for file in files)
-    return DatasetEntry(name=name, kind="directory", path=path, synthetic=synthetic)
-
-
-def load_examples(name: str) -> list[Example]:
-    """All examples of a dataset, in a fixed order; an AdvertiseGen directory's files merged.
+def load_dataset(name: str, reading: Reading | None = None) -> Dataset:
+    """Read a whole dataset; an AdvertiseGen directory's files merged.
 
     Raises:
-        DataMissing: no such dataset, or a malformed line (with file and line).
+        DataMissing: there is no such dataset, it cannot be had, or it holds no examples.
+        BadConfiguration: an example has another shape (with file and line), or none is known.
     """
+    reading = reading or Reading()
     entry = find_dataset(name)
     if entry.kind == "embedded":
-        return _embedded(entry.name)
-    assert entry.path is not None
-    if entry.kind == "file":
-        return read_json_lines(entry.path)
-    files = [entry.path / file for file in ADVERTISEGEN_FILES]
-    return [example for file in files if file.is_file() for example in read_json_lines(file)]
+        return Dataset(examples=_embedded(name), synthetic=entry.synthetic, learned="the answer")
+    found = (
+        _records(entry.path)
+        if entry.path is not None
+        else hub_records(name, reading.split, reading.revision)
+    )
+    examples, columns = _examples(found, name, reading)
+    return Dataset(
+        examples=examples,
+        synthetic=entry.synthetic or any(example.synthetic for example in examples[:1]),
+        learned=columns.shape.learned,
+    )
+
+
+def load_examples(name: str, reading: Reading | None = None) -> list[Example]:
+    """All examples of a dataset, in a fixed order; see ``load_dataset``."""
+    return load_dataset(name, reading).examples
+
+
+def _examples(
+    found: Iterator[Placed], name: str, reading: Reading
+) -> tuple[list[Example], Columns]:
+    columns = columns_named(reading.columns) if reading.columns else None
+    examples = []
+    for where, record in found:
+        if columns is None:
+            columns = columns_of(record, where)
+        examples.append(columns.example(record, where))
+    if columns is None or not examples:
+        raise DataMissing(f"{name} holds no examples; one JSON object a line is expected")
+    return examples, columns
+
+
+def _records(path: Path) -> Iterator[Placed]:
+    """The records of a file, of AdvertiseGen's files, or of the one kind of file in a directory."""
+    if not path.is_dir():
+        yield from records(path)
+        return
+    merged = [path / file for file in ADVERTISEGEN_FILES if (path / file).is_file()]
+    for file in merged or _data_files(path):
+        yield from records(file)
+
+
+def _data_files(directory: Path) -> list[Path]:
+    try:
+        there = sorted(file for file in directory.iterdir() if file.suffix in ENDINGS)
+    except OSError as error:
+        raise DataMissing(f"cannot read {directory}: {error.strerror or error}") from error
+    if not there:
+        raise DataMissing(
+            f"dataset directory {directory} has neither {' nor '.join(ADVERTISEGEN_FILES)}, nor "
+            f"another data file ({', '.join(ENDINGS)})"
+        )
+    if len({file.suffix for file in there}) > 1:
+        names = ", ".join(file.name for file in there[:5])
+        raise BadConfiguration(
+            f"dataset directory {directory} has files of several kinds ({names}); name one of them"
+        )
+    return there
 
 
 def _embedded(name: str) -> list[Example]:

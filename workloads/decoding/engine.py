@@ -18,6 +18,7 @@ from transformers.utils import logging as transformers_logging
 
 from workloads import precision as precisions
 from workloads.api import Request
+from workloads.data.examples import Turn
 from workloads.decoding import description
 from workloads.decoding.decoder import Generator, Prompts
 from workloads.decoding.parts import Decoder, Layer
@@ -49,8 +50,8 @@ class GraphEngine:
     context_length: int | None
     details: Mapping[str, str]
 
-    def encode(self, text: str) -> list[int]:
-        return encode_prompt(self.tokenizer, self.source, text)
+    def encode(self, text: str, earlier: Sequence[Turn] = ()) -> list[int]:
+        return encode_prompt(self.tokenizer, self.source, text, earlier)
 
     def decode(self, ids: Sequence[int]) -> str:
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))

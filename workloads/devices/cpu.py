@@ -74,7 +74,7 @@ SPEC = DeviceSpec(
         {
             *("native_eager", "dynamic_shapes", "fused_optimizer", "optimizers_8bit"),
             *("loss_scaling", "matmul_precision", "packed_linear"),
-            *("contiguous_gradients", "reduce_scatter"),
+            *("contiguous_gradients", "reduce_scatter", "host_cores"),
         }
     ),
 )

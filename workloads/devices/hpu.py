@@ -92,14 +92,18 @@ SPEC = DeviceSpec(
         "bf16": supported("bfloat16 weights and products"),
         "fp8": unsupported(
             "fp8 on Gaudi is made by the Intel Neural Compressor in two passes, one that measures "
-            "and one that quantises; this version has no engine that runs them"
+            "and one that quantises"
         ),
         "int8": unsupported(
             "no int8 kernels for language models on Gaudi: the Intel Neural Compressor quantises "
             "to fp8 and uint4 there, and of bitsandbytes only NF4 works (its generic int8 path "
             "multiplies in float32)"
         ),
-        "int4": supported(NF4 + "; Gaudi2 or newer, eager mode", "bitsandbytes"),
+        "int4": supported(
+            NF4 + "; Gaudi2 or newer, eager mode; Habana's image lacks bitsandbytes, which the "
+            "extra hpu brings",
+            "bitsandbytes",
+        ),
     },
     capabilities=frozenset(
         {

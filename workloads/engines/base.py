@@ -9,7 +9,7 @@ is imported only in the process that runs it:
     train      run(request, context) -> Result              optimizer steps, timed one by one
     calibrate  run(request, context) -> Result              what a precision has to know beforehand
 
-A workload says which ability it needs (``registry.WorkloadEntry.ability``), and every engine that
+A workload says which ability it needs (``WorkloadSpec.ability``), and every engine that
 has it can run the workload. An ability is a name that both agree on, so packages may bring more.
 """
 
@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from workloads.data.examples import Turn
 from workloads.devices import device_spec
 
 if TYPE_CHECKING:
@@ -153,7 +154,7 @@ class GenerationEngine(Protocol):
     def details(self) -> Mapping[str, str]:
         """Further details for the row, e.g. the attention that really runs."""
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, earlier: Sequence[Turn] = ()) -> list[int]:
         """Ids of one prompt, in the layout that the model was trained to answer."""
 
     def decode(self, ids: Sequence[int]) -> str:

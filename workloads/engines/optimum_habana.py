@@ -48,12 +48,14 @@ def _refuse_training(asked: Asked) -> Iterator[Refusal]:
     """The library's own trainer runs LoRA on one card, as it is; Nightgrid's loop does all else."""
     from workloads.engines import default_engine
     from workloads.finetuning_parameters import method_of
+    from workloads.finetuning_rules import refuse
     from workloads.techniques import all_techniques
-
-    hint = f"engine {default_engine('train')} does it, on Gaudi cards too"
 
     def refusal(setting: str, reason: str) -> Refusal:
         reason = f"with the engine {SPEC.name} this version trains {reason}"
+        hint = f"engine {default_engine('train')} does it, on Gaudi cards too"
+        if any(other.setting == setting for other in refuse(asked)):  # whatever the engine
+            hint = ""
         return Refusal(setting=setting, reason=reason, hint=hint, unsupported=True)
 
     method = method_of(asked.parameters)

@@ -7,9 +7,6 @@ from workloads.support import unsupported
 
 VLLM = Package(name="vllm", module="vllm")
 
-#: Precisions that vLLM reads from checkpoints which are in them already.
-QUANTIZED = ("fp8", "int8", "int4")
-
 LOADER = "workloads.generation.vllm_engine:load"
 
 SPEC = EngineSpec(
@@ -20,10 +17,11 @@ SPEC = EngineSpec(
     install="pip install vllm",
     packages=(VLLM,),
     precisions={
-        (precision, "cuda"): unsupported(
-            f"vllm takes {precision} from checkpoints that are in it; this version has no adapter "
-            "for them"
-        )
-        for precision in QUANTIZED
+        (precision, "cuda"): unsupported(f"{does}; this version asks for no quantisation of vLLM's")
+        for precision, does in {
+            "fp8": "vLLM quantises to fp8 while it loads, or reads checkpoints that are in it",
+            "int8": "vLLM reads int8 from checkpoints that are in it",
+            "int4": "vLLM quantises to 4 bits while it loads, or reads checkpoints in them",
+        }.items()
     },
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from workloads.engines.base import Ability, EngineSpec, Modes, Package
 from workloads.engines.gaudi.settings import GaudiSettings
-from workloads.engines.vllm import LOADER, QUANTIZED, VLLM
+from workloads.engines.vllm import LOADER, VLLM
 from workloads.support import unsupported
 
 SPEC = EngineSpec(
@@ -12,7 +12,8 @@ SPEC = EngineSpec(
     summary="vLLM with Habana's plugin.",
     devices=("hpu",),
     abilities={"generate": Ability(function=LOADER, settings=GaudiSettings)},
-    install="pip install vllm-gaudi",
+    install="take an image that has it, or build vLLM for the empty platform and vllm-gaudi from "
+    "their sources (no package index has the plugin)",
     packages=(VLLM, Package(name="vllm-gaudi", module="vllm_gaudi")),
     modes={
         "hpu": Modes(
@@ -22,10 +23,14 @@ SPEC = EngineSpec(
         )
     },
     precisions={
-        (precision, "hpu"): unsupported(
-            f"vllm-gaudi takes {precision} from checkpoints that are in it; this version has no "
-            "adapter for them"
-        )
-        for precision in QUANTIZED
+        ("fp8", "hpu"): unsupported(
+            "vllm-gaudi quantises to fp8 with a calibration by the Intel Neural Compressor, or "
+            "reads checkpoints that are in it; this version asks for neither"
+        ),
+        ("int8", "hpu"): unsupported("vllm-gaudi quantises to fp8 and 4 bits, not to int8"),
+        ("int4", "hpu"): unsupported(
+            "vllm-gaudi reads 4 bits from checkpoints that are in them (GPTQ, AWQ); this version "
+            "asks for none"
+        ),
     },
 )

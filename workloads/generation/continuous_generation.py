@@ -15,7 +15,7 @@ from workloads.api import Item
 from workloads.errors import Unsupported
 from workloads.generation import continuous_batching
 from workloads.measure import Measured, Observation
-from workloads.parameters import TextGenerationParameters
+from workloads.workloads.text_generation import TextGenerationParameters
 
 if TYPE_CHECKING:
     from workloads.text_generation import Prompt

@@ -25,6 +25,7 @@ from transformers.utils import logging as transformers_logging
 from workloads import precision as precisions
 from workloads import weights
 from workloads.api import Request
+from workloads.data.examples import Turn
 from workloads.devices.base import Device
 from workloads.engines.base import Generated
 from workloads.errors import BadConfiguration, Unsupported
@@ -74,8 +75,8 @@ class TransformersEngine:
     context_length: int | None
     details: Mapping[str, str]
 
-    def encode(self, text: str) -> list[int]:
-        return encode_prompt(self.tokenizer, self.source, text)
+    def encode(self, text: str, earlier: Sequence[Turn] = ()) -> list[int]:
+        return encode_prompt(self.tokenizer, self.source, text, earlier)
 
     def decode(self, ids: Sequence[int]) -> str:
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))

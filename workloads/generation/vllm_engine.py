@@ -16,6 +16,7 @@ from typing import Any
 
 from workloads import precision as precisions
 from workloads.api import Request
+from workloads.data.examples import Turn
 from workloads.devices.base import Device
 from workloads.engines.base import Generated
 from workloads.errors import Unsupported
@@ -40,8 +41,8 @@ class VllmEngine:
     details: Mapping[str, str]
     numbers: count[int] = field(default_factory=count)
 
-    def encode(self, text: str) -> list[int]:
-        return encode_prompt(self.tokenizer, self.source, text)
+    def encode(self, text: str, earlier: Sequence[Turn] = ()) -> list[int]:
+        return encode_prompt(self.tokenizer, self.source, text, earlier)
 
     def decode(self, ids: Sequence[int]) -> str:
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))

@@ -71,7 +71,9 @@ def fetch_config(model_id: str) -> dict[str, Any]:
             f"{model_id} is not in the local cache ({cache_directory()}) and HF_HUB_OFFLINE is set"
         )
     endpoint = (os.environ.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")
-    outcome = _ask(f"{endpoint}/{model_id}/resolve/main/config.json", os.environ.get("HF_TOKEN"))
+    outcome = configuration_at(
+        f"{endpoint}/{model_id}/resolve/main/config.json", os.environ.get("HF_TOKEN")
+    )
     if isinstance(outcome, str):
         raise DataMissing(f"{model_id} is not in the local cache, and {endpoint} {outcome}")
     _fetched[model_id] = outcome
@@ -88,7 +90,7 @@ def fetched_config(model_id: str) -> dict[str, Any] | None:
 
 
 @functools.lru_cache(maxsize=256)
-def _ask(url: str, token: str | None) -> dict[str, Any] | str:
+def configuration_at(url: str, token: str | None) -> dict[str, Any] | str:
     """The JSON object at ``url``, or why there is none."""
     import urllib.error  # here, since most plans ask no hub
     import urllib.request

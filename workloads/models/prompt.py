@@ -14,20 +14,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from jinja2 import TemplateError
+
+from workloads.data.examples import Role, Turn
 from workloads.errors import BadConfiguration
 from workloads.models.chatglm3_tokenizer import PROMPT_LAYOUT
 
 if TYPE_CHECKING:
     from workloads.models.loading import ModelSource
 
-Role = Literal["system", "user", "assistant", "observation"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
     """One turn. ``metadata`` is what follows the role: a tool's name, or nothing."""
 
-    role: Role
+    role: Role | Literal["observation"]
     content: str
     metadata: str = ""
     tools: Sequence[Mapping[str, Any]] = ()  # of a system turn
@@ -40,20 +41,24 @@ def layout_of(tokenizer: Any) -> Literal["chatglm3", "chat-template", "plain"]:
     return "chat-template" if getattr(tokenizer, "chat_template", None) else "plain"
 
 
-def encode_prompt(tokenizer: Any, source: ModelSource | None, text: str) -> list[int]:
+def encode_prompt(
+    tokenizer: Any, source: ModelSource | None, text: str, earlier: Sequence[Turn] = ()
+) -> list[int]:
     """The ids of ``text`` as one user turn, ready for the model to answer.
 
     Args:
         tokenizer: from ``loading.load_tokenizer``.
         source: the model it belongs to; named in errors.
         text: the content, as the user wrote it.
+        earlier: turns before it; a model without a layout for turns reads them as paragraphs.
     """
     layout = layout_of(tokenizer)
+    turns = (*earlier, Turn(role="user", text=text))
     if layout == "chatglm3":
-        return encode_messages(tokenizer, [Message(role="user", content=text)])
+        return encode_messages(tokenizer, [Message(role=t.role, content=t.text) for t in turns])
     if layout == "chat-template":
-        return _from_template(tokenizer, text)
-    return _plain(tokenizer, text, source)
+        return _from_template(tokenizer, turns)
+    return _plain(tokenizer, "\n\n".join(turn.text for turn in turns), source)
 
 
 def encode_messages(tokenizer: Any, messages: Sequence[Message]) -> list[int]:
@@ -69,19 +74,22 @@ def encode_messages(tokenizer: Any, messages: Sequence[Message]) -> list[int]:
     return [*ids, _id(tokenizer, "<|assistant|>")]
 
 
-def encode_answer(tokenizer: Any, text: str, answer: str) -> list[int]:
+def encode_answer(
+    tokenizer: Any, text: str, answer: str, earlier: Sequence[Turn] = ()
+) -> list[int]:
     """The ids of the answer to ``text`` as they follow the prompt's, the ending token included.
 
     Args:
         tokenizer: from ``loading.load_tokenizer``.
         text: the content that ``encode_prompt`` was given.
         answer: what the model is to learn to say.
+        earlier: the turns before ``text`` that it was given too.
     """
     layout = layout_of(tokenizer)
     if layout == "chatglm3":
         ids = _encode_as_text(tokenizer, "\n") + _encode_as_text(tokenizer, answer)
     elif layout == "chat-template":
-        return _answer_from_template(tokenizer, text, answer)
+        return _answer_from_template(tokenizer, (*earlier, Turn(role="user", text=text)), answer)
     else:
         ids = list(tokenizer(answer, add_special_tokens=False)["input_ids"])
     return [*ids, tokenizer.eos_token_id] if tokenizer.eos_token_id is not None else ids
@@ -99,19 +107,31 @@ def _id(tokenizer: Any, token: str) -> int:
     return int(found)
 
 
-def _from_template(tokenizer: Any, text: str) -> list[int]:
-    rendered = tokenizer.apply_chat_template(
-        [{"role": "user", "content": text}], add_generation_prompt=True, tokenize=False
-    )
+def _from_template(tokenizer: Any, turns: Sequence[Turn]) -> list[int]:
+    rendered = _rendered(tokenizer, turns, add_generation_prompt=True)
     return list(tokenizer(rendered, add_special_tokens=False)["input_ids"])
 
 
-def _answer_from_template(tokenizer: Any, text: str, answer: str) -> list[int]:
+def _rendered(tokenizer: Any, turns: Sequence[Turn], *, add_generation_prompt: bool) -> str:
+    messages = [{"role": turn.role, "content": turn.text} for turn in turns]
+    try:
+        return str(
+            tokenizer.apply_chat_template(
+                messages, add_generation_prompt=add_generation_prompt, tokenize=False
+            )
+        )
+    except TemplateError as error:  # such as one that takes no system turn
+        roles = ", ".join(turn.role for turn in turns)
+        raise BadConfiguration(
+            f"the model's chat template refuses the turns {roles}: {error}"
+        ) from error
+
+
+def _answer_from_template(tokenizer: Any, turns: Sequence[Turn], answer: str) -> list[int]:
     """Ids that the template puts after the prompt: the answer and how a turn ends."""
-    turns = [{"role": "user", "content": text}]
-    prompt = tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
-    turns.append({"role": "assistant", "content": answer})
-    whole = tokenizer.apply_chat_template(turns, tokenize=False)
+    prompt = _rendered(tokenizer, turns, add_generation_prompt=True)
+    answered = (*turns, Turn(role="assistant", text=answer))
+    whole = _rendered(tokenizer, answered, add_generation_prompt=False)
     if not whole.startswith(prompt):  # a template that writes a prompt otherwise once answered
         whole = prompt + answer + (tokenizer.eos_token or "")
     return list(tokenizer(whole[len(prompt) :], add_special_tokens=False)["input_ids"])

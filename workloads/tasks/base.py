@@ -3,7 +3,7 @@
 A *workload* is what a grid names; a *task* is a kind of model. ``workloads/tasks/NAME.py`` declares
 one in its ``SPEC``: which checkpoints it takes (decided in the plan, from the JSON file of their
 directory), how a model is loaded, how examples become samples and samples a batch, the loss, and
-the metrics. A workload names the tasks that it can run (``registry.WorkloadEntry.tasks``); the plan
+the metrics. A workload names the tasks that it can run (``WorkloadSpec.tasks``); the plan
 pairs it with the task that takes the checkpoint, or refuses the job.
 
 Functions are named, not imported, since the plan asks and has no torch:

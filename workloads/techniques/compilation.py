@@ -3,7 +3,9 @@
 The forward pass is traced into graphs, whose operations are fused into kernels generated for this
 card, and so is the backward pass. That takes seconds to minutes, once for each shape that is met
 (after the second, sizes that vary are made variables). Compiling is done before the first step and
-kept apart (``compile_s``), from an empty cache, so that a row does not depend on the one before.
+kept apart (``compile_s``). Inductor's caches are empty when it begins, in memory and on disk, so
+that a row does not depend on the one before. Recipes that a Gaudi node keeps on disk stay: what is
+among them is read, not compiled.
 """
 
 from __future__ import annotations
@@ -112,7 +114,7 @@ def compiled_graphs() -> int:
 
 
 def _from_nothing(training: Training) -> None:
-    """Forget what was compiled before, on disk and in this process, for as long as the job runs."""
+    """Forget what Inductor compiled before, on disk and in this process, while the job runs."""
     import torch
 
     torch.compiler.reset()

@@ -56,7 +56,7 @@ class MatmulPrecision(Technique):
             yield Refusal(
                 setting="matmul_precision",
                 reason=f"{asked.on.title} does not know PyTorch's matmul precision",
-                hint="write autocast: bf16",
+                hint="write autocast: bf16 and matmul_precision: highest",
                 unsupported=True,
             )
 

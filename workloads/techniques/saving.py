@@ -129,7 +129,7 @@ class Saver:
         if self._mode != "incremental":
             state["frozen"] = frozen
         elif not self.saved:
-            _write({"frozen": frozen}, self.directory / _FROZEN)
+            write_state({"frozen": frozen}, self.directory / _FROZEN)
         target = self.directory / f"step-{step:08}.pt"
         if self._mode == "async":
             self._write_later(_on_host(state), target)
@@ -171,7 +171,7 @@ class Saver:
 
     def _replace(self, state: dict[str, Any], target: Path) -> None:
         older = list(self.directory.glob("step-*.pt"))
-        _write(state, target)
+        write_state(state, target)
         for file in older:
             file.unlink()
 
@@ -248,7 +248,7 @@ def _on_host(value: Any) -> Any:
     return value
 
 
-def _write(state: Any, target: Path) -> None:
+def write_state(state: Any, target: Path) -> None:
     """Aside, to the disk, then under its name: a file that is there is whole."""
     import torch
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from workloads.api import JobContext, MeasureSettings, Request, Result, Sample
+from workloads.data.catalog import Dataset, load_dataset
 from workloads.devices.monitoring.host_memory import HostMemoryPeak, resident_bytes
 from workloads.errors import BadConfiguration
 from workloads.finetuning_parameters import MethodParameters, method_for
@@ -71,7 +72,7 @@ def _run(request: Request, context: JobContext, ending: contextlib.ExitStack) ->
         world_size=context.world_size,
         tensor=tensor_size(parameters, context.world_size),
     )
-    samples, tokenization_s, synthetic = _samples(request, context, method, loaded.base, layout)
+    samples, tokenization_s, dataset = _samples(request, context, method, loaded.base, layout)
     data = plan_data(
         context.device,
         loaded.base.pad_token_id,
@@ -100,6 +101,7 @@ def _run(request: Request, context: JobContext, ending: contextlib.ExitStack) ->
     details = {
         **loaded.details,
         **data.details,
+        "learned": dataset.learned,
         **training.details,
         "optimizer_state_bytes": str(state_bytes(training.optimizer)),
         "host_memory_peak": host_memory.method,
@@ -125,7 +127,7 @@ def _run(request: Request, context: JobContext, ending: contextlib.ExitStack) ->
         peak_host_memory_bytes=host_memory.bytes,
         peak_device_memory_bytes=peak_device_memory_bytes,
         random_weights=loaded.base.source.random_weights,
-        synthetic_data=synthetic,
+        synthetic_data=dataset.synthetic,
         precision_detail=loaded.applied.detail,
         metrics=metrics,
         details=details,
@@ -181,24 +183,22 @@ def _samples(
     method: MethodParameters,
     base: BaseModel,
     layout: Layout,
-) -> tuple[list[TrainingSample], float, bool]:
-    """All samples, how long tokenizing them took, and whether the dataset is synthetic."""
-    from workloads.data.catalog import find_dataset, load_examples
-
+) -> tuple[list[TrainingSample], float, Dataset]:
+    """All samples, how long tokenizing them took, and the dataset."""
     room = base.context_length
     if room is not None and method.max_length > room:
         raise BadConfiguration(
             f"max_length is {method.max_length}, the model was made for {room} positions"
         )
-    examples = load_examples(request.dataset)
+    dataset = load_dataset(request.dataset, method.reading())
     count = max(method.samples, request.batch_size * layout.data_size)
     began = context.clock()
     encode = base.task.function("encode")
-    samples = encode(examples, count, base.tokenizer, base.source, method.max_length)
+    samples = encode(dataset.examples, count, base.tokenizer, base.source, method.max_length)
     if request.probe:  # the longest samples decide whether a batch fits
         samples = sorted(samples, key=lambda sample: -len(sample.ids))
         samples = samples[: request.batch_size * layout.data_size]
-    return samples, context.clock() - began, find_dataset(request.dataset).synthetic
+    return samples, context.clock() - began, dataset
 
 
 def _training(

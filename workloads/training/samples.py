@@ -59,10 +59,10 @@ def encode_samples(
 def _sample(
     example: Example, tokenizer: Any, source: ModelSource, max_length: int
 ) -> TrainingSample:
-    prompt = encode_prompt(tokenizer, source, example.content)
+    prompt = encode_prompt(tokenizer, source, example.content, example.earlier)
     if not example.summary:
         return TrainingSample(tuple(prompt[:max_length]), 1)
-    answer = encode_answer(tokenizer, example.content, example.summary)
+    answer = encode_answer(tokenizer, example.content, example.summary, example.earlier)
     prompt, answer = cut(prompt, answer, max_length)
     return TrainingSample((*prompt, *answer), len(prompt))
 

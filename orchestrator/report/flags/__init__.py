@@ -24,7 +24,8 @@ FLAGS: Declared[Flag] = Declared(__name__, Flag, "nightgrid.flags", separator="_
 
 
 @cache
-def _every() -> tuple[Flag, ...]:
+def every_flag() -> tuple[Flag, ...]:
+    """All flags, looked up once."""
     return tuple(FLAGS.values())
 
 
@@ -32,7 +33,7 @@ def raised_on(row: Measurement) -> tuple[Raised, ...]:
     """The flags that apply to a row; none to a row without a figure."""
     if row.state is not State.SUCCEEDED:
         return ()
-    told = ((flag, flag.reason(row)) for flag in _every())
+    told = ((flag, flag.reason(row)) for flag in every_flag())
     return tuple(Raised(flag, reason) for flag, reason in told if reason is not None)
 
 

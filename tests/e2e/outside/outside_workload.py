@@ -7,8 +7,8 @@ from workloads.engines import engine_function
 from workloads.measure import Instruments, Observation, measure
 from workloads.metrics import Throughput
 from workloads.parameters import WorkloadParameters
-from workloads.registry import WorkloadEntry
 from workloads.settings import setting
+from workloads.workloads.base import WorkloadSpec
 
 
 class ProductParameters(WorkloadParameters):
@@ -17,7 +17,7 @@ class ProductParameters(WorkloadParameters):
     size: int = setting(8, role="work", loads=True, ge=1, description="Rows and columns.")
 
 
-ENTRY = WorkloadEntry(
+SPEC = WorkloadSpec(
     name="outside-product",
     function=f"{__name__}:run",
     parameters=ProductParameters,

@@ -40,7 +40,7 @@ CROWDED = Flag(
 @pytest.fixture(autouse=True)
 def own_flags(monkeypatch: pytest.MonkeyPatch) -> None:
     """The flags of this file, so that what the product declares does not matter here."""
-    monkeypatch.setattr(flags, "_every", lambda: (NOISY, CROWDED))
+    monkeypatch.setattr(flags, "every_flag", lambda: (NOISY, CROWDED))
 
 
 def grid(**details: str) -> list[Measurement]:

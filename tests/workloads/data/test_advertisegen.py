@@ -11,7 +11,8 @@ import pytest
 
 from orchestrator.cli import main
 from workloads.data.advertisegen import write_synthetic
-from workloads.data.examples import Example, read_json_lines, write_json_lines
+from workloads.data.catalog import load_examples
+from workloads.data.examples import Example, write_json_lines
 from workloads.models import loading
 
 
@@ -55,7 +56,7 @@ def test_files_in_tiny_out(
     assert "SYNTHETIC" not in printed
     line = next(words for words in map(str.split, printed.splitlines()) if words[:1] == ["total"])
     assert line[1:] == ["3.0", "18.0", "78.0", "153.0", "228.0", "288.0", "303.0", "153.0"]
-    sample = read_json_lines(tmp_path / "tiny.json")
+    sample = load_examples(str(tmp_path / "tiny.json"))
     totals = [len(e.content) + len(e.summary) for e in sample]
     assert len(totals) == 100 and (totals[0], totals[-1]) == (3, 303)
     assert {b - a for a, b in itertools.pairwise(totals)} <= {3, 4}
@@ -75,7 +76,7 @@ def test_json_for_machines(
     assert report["total"]["percentiles"]["median"] == 153
     assert sum(b["count"] for b in report["output"]["bins"]) == 301
     assert (report["tiny_count"], report["synthetic"]) == (7, False)
-    assert len(read_json_lines(tiny)) == 7
+    assert len(load_examples(str(tiny))) == 7
 
 
 @pytest.mark.usefixtures("by_character")
@@ -89,7 +90,7 @@ def test_nothing_is_overwritten_unasked(
     assert "exists already; --force" in capsys.readouterr().err
     assert tiny.read_text() == "precious"
     assert run("advertisegen", directory, "--tiny", tiny, "--force") == 0
-    assert len(read_json_lines(tiny)) == 100
+    assert len(load_examples(str(tiny))) == 100
 
 
 @pytest.mark.usefixtures("by_character")
@@ -97,7 +98,7 @@ def test_a_directory_as_out_gets_a_tiny_json(directory: Path, tmp_path: Path) ->
     """OUT may be a directory that is there."""
     (tmp_path / "out").mkdir()
     assert run("advertisegen", directory, "--tiny", tmp_path / "out") == 0
-    assert len(read_json_lines(tmp_path / "out" / "tiny.json")) == 100
+    assert len(load_examples(str(tmp_path / "out" / "tiny.json"))) == 100
 
 
 @pytest.mark.usefixtures("by_character")
@@ -110,14 +111,14 @@ def test_a_synthetic_set_can_be_tried_and_says_so(
     assert "--force" in capsys.readouterr().err
     assert run("advertisegen", tmp_path / "made", "--tiny", tmp_path / "tiny.json") == 0
     assert "SYNTHETIC" in capsys.readouterr().out
-    sample = read_json_lines(tmp_path / "tiny.json")
+    sample = load_examples(str(tmp_path / "tiny.json"))
     assert len(sample) == 100 and all(example.synthetic for example in sample)
 
 
 def test_a_synthetic_set_has_every_example_once(tmp_path: Path) -> None:
     """About one in a hundred goes to dev.json, none to both."""
     assert write_synthetic(tmp_path, 1080) == {"train.json": 1070, "dev.json": 10}
-    both = [e for name in ("train.json", "dev.json") for e in read_json_lines(tmp_path / name)]
+    both = [e for name in ("train.json", "dev.json") for e in load_examples(str(tmp_path / name))]
     assert len(set(both)) == 1080
 
 
@@ -146,7 +147,9 @@ def test_real_tokens_of_the_embedded_model(
     assert run("advertisegen", tmp_path, "--json") == 0
     report = json.loads(capsys.readouterr().out)
     tokenizer = loading.load_tokenizer(loading.open_model("tiny-chatglm3"))
-    examples = read_json_lines(tmp_path / "train.json") + read_json_lines(tmp_path / "dev.json")
+    examples = load_examples(str(tmp_path / "train.json")) + load_examples(
+        str(tmp_path / "dev.json")
+    )
     longest = max(len(tokenizer.encode(e.content, add_special_tokens=False)) for e in examples)
     assert report["input"]["percentiles"]["max"] == longest
     assert report["total"]["count"] == 120

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workloads.data import examples as examples_module
-from workloads.data.examples import Example, is_synthetic_file, read_json_lines, write_json_lines
+from workloads.data import records as records_module
+from workloads.data.catalog import find_dataset, load_examples
+from workloads.data.examples import Example, write_json_lines
+from workloads.data.shapes import BadExample
 from workloads.errors import DataMissing
 
 CONTENT = st.text(min_size=1, max_size=30).filter(lambda text: bool(text.strip()))
@@ -32,8 +35,8 @@ def test_what_is_written_is_read_back(
         write_json_lines(path, written)
     except UnicodeEncodeError:  # lone surrogates are no text
         return
-    assert read_json_lines(path) == written
-    assert is_synthetic_file(path) == written[0].synthetic
+    assert load_examples(str(path)) == written
+    assert find_dataset(str(path)).synthetic == written[0].synthetic
 
 
 def test_the_real_format_is_read(tmp_path: Path) -> None:
@@ -43,7 +46,7 @@ def test_the_real_format_is_read(tmp_path: Path) -> None:
         '\ufeff{"content": "类型#裤*版型#宽松", "summary": "宽松的裤子。"}\r\n'
         '\n{"content": "类型#裙", "id": 7}'.encode()
     )
-    assert read_json_lines(path) == [
+    assert load_examples(str(path)) == [
         Example(content="类型#裤*版型#宽松", summary="宽松的裤子。"),
         Example(content="类型#裙"),
     ]
@@ -54,11 +57,11 @@ def test_the_real_format_is_read(tmp_path: Path) -> None:
     [
         (b'{"content": "a"', "not JSON"),
         (b"[1, 2]", "a list"),
+        (b'{"content": "a", "summary": 7}', '"summary" is a int'),
         (b'"text"', "a str"),
         (b"{}", 'no text under "content"'),
-        (b'{"content": 3}', 'no text under "content"'),
+        (b'{"content": 3}', '"content" is a int, no text'),
         (b'{"content": "  "}', 'no text under "content"'),
-        (b'{"content": "a", "summary": null}', '"summary" is a NoneType'),
         (b'{"content": "\xff"}', "not UTF-8"),
         (b"[" * 100_000, "not JSON"),
     ],
@@ -69,32 +72,31 @@ def test_a_malformed_line_is_refused_with_its_place(
     """The error names file and line, and shows what would be right."""
     path = tmp_path / "train.json"
     path.write_bytes(b'{"content": "a"}\n\n' + line + b"\n")
-    with pytest.raises(DataMissing) as refused:
-        read_json_lines(path)
+    with pytest.raises(BadExample) as refused:
+        load_examples(str(path))
     assert f"{path}:3: " in str(refused.value)
     assert complaint in str(refused.value)
-    assert "expected an object like" in str(refused.value)
+    assert re.search("expected the columns|one JSON object a line is expected", str(refused.value))
 
 
 def test_an_endless_line_is_refused_without_reading_it_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A wrong file, such as a checkpoint, does not fill the memory."""
-    monkeypatch.setattr(examples_module, "MAX_LINE_BYTES", 100)
+    monkeypatch.setattr(records_module, "MAX_LINE_BYTES", 100)
     path = tmp_path / "x.json"
     path.write_bytes(b"x" * 1000)
-    with pytest.raises(DataMissing, match=r"x\.json:1: line longer than 100 bytes"):
-        read_json_lines(path)
+    with pytest.raises(BadExample, match=r"x\.json:1: line longer than 100 bytes"):
+        load_examples(str(path))
 
 
 def test_nothing_to_read_is_an_error(tmp_path: Path) -> None:
     """A missing file, a directory and an empty file are refused."""
     (tmp_path / "empty.json").write_text("\n\n")
     with pytest.raises(DataMissing, match="holds no examples"):
-        read_json_lines(tmp_path / "empty.json")
-    for path in (tmp_path / "none.json", tmp_path):
-        with pytest.raises(DataMissing, match="cannot read"):
-            read_json_lines(path)
+        load_examples(str(tmp_path / "empty.json"))
+    with pytest.raises(DataMissing, match="no dataset"):
+        load_examples(str(tmp_path / "none.json"))
 
 
 def test_an_interrupted_write_leaves_the_old_file(tmp_path: Path) -> None:
@@ -108,5 +110,5 @@ def test_an_interrupted_write_leaves_the_old_file(tmp_path: Path) -> None:
 
     with pytest.raises(RuntimeError):
         write_json_lines(path, failing())  # type: ignore[arg-type]
-    assert read_json_lines(path) == [Example(content="old")]
+    assert load_examples(str(path)) == [Example(content="old")]
     assert [file.name for file in tmp_path.iterdir()] == ["tiny.json"]

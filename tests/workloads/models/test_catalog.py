@@ -26,7 +26,7 @@ def no_hub(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.delenv("HF_TOKEN", raising=False)
-    hub._ask.cache_clear()
+    hub.configuration_at.cache_clear()
     return tmp_path / "hub"
 
 

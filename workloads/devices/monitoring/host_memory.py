@@ -32,7 +32,7 @@ def _high_water_bytes() -> int | None:
     return None
 
 
-def _reset_high_water() -> bool:
+def reset_high_water() -> bool:
     """Start the mark again from the resident size; False where the kernel does not allow it."""
     try:
         with open("/proc/self/clear_refs", "w", encoding="ascii") as control:
@@ -60,7 +60,7 @@ class HostMemoryPeak:
 
     def __enter__(self) -> HostMemoryPeak:
         self.bytes = resident_bytes()
-        if _reset_high_water():
+        if reset_high_water():
             self.method = "VmHWM"
         else:
             self.method = "sampled"

@@ -85,11 +85,12 @@ def _asked(question: Callable[[Any], _T]) -> _T | None:
                 _OPENED.append(nvml)
             return question(_OPENED[0])
         except Exception:  # ImportError, NVMLError; the driver may be loaded anew meanwhile
-            _close()
+            close()
             return None
 
 
-def _close() -> None:
+def close() -> None:
+    """Close the library, if it is open; the next question opens it anew."""
     while _OPENED:
         with contextlib.suppress(Exception):
             _OPENED.pop().nvmlShutdown()
@@ -113,13 +114,14 @@ def _card(nvml: Any, handle: Any) -> CardTelemetry:
         temperature_c=None if temperature is None else float(temperature),
         utilization_percent=None if utilization is None else float(utilization.gpu),
         sm_clock_mhz=None if clock is None else float(clock),
-        throttled=None if reasons is None else _throttled(int(reasons)),
+        throttled=None if reasons is None else throttle_names(int(reasons)),
         memory_used_bytes=None if memory is None else int(memory.used),
         memory_total_bytes=None if memory is None else int(memory.total),
     )
 
 
-def _throttled(reasons: int) -> frozenset[str]:
+def throttle_names(reasons: int) -> frozenset[str]:
+    """The reasons for a lowered clock, by name, of the driver's bits."""
     return frozenset(name for bit, name in _THROTTLED.items() if reasons & bit)
 
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from workloads import precision as precisions
 from workloads.api import JobContext, Request, Result
-from workloads.data.catalog import find_dataset
+from workloads.data.catalog import load_dataset
 from workloads.engines.gaudi import generation, library, quantization
 from workloads.one_pass import encoded_prompts, generate_once
-from workloads.parameters import CalibrationParameters
+from workloads.workloads.fp8_calibration import CalibrationParameters
 
 
 def run(request: Request, context: JobContext) -> Result:
@@ -25,7 +25,8 @@ def run(request: Request, context: JobContext) -> Result:
     context.resident(f"{request.residency_key}|measured", lambda: None)  # others' models make room
     engine = generation.load(request, device)
     load_s = context.clock() - began
-    prompts = encoded_prompts(engine, request.dataset, parameters.prompts)
+    dataset = load_dataset(request.dataset, parameters.reading())
+    prompts = encoded_prompts(engine, dataset.examples, parameters.prompts)
     context.enter_phase("measure")
     _, sample = generate_once(
         engine,
@@ -54,7 +55,7 @@ def run(request: Request, context: JobContext) -> Result:
         weight_bytes=engine.weights.weight_bytes,
         parameter_count=engine.weights.parameter_count,
         random_weights=engine.random_weights,
-        synthetic_data=find_dataset(request.dataset).synthetic,
+        synthetic_data=dataset.synthetic,
         precision_detail=engine.weights.detail,
         details={**engine.details, "calibration": str(directory)},
     )

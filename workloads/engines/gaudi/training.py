@@ -20,6 +20,7 @@ from transformers import TrainerCallback
 
 from workloads import weights
 from workloads.api import JobContext, Request, Result, Sample
+from workloads.data.catalog import Dataset, load_dataset
 from workloads.devices.monitoring.host_memory import HostMemoryPeak, resident_bytes
 from workloads.engines.gaudi import generation, library
 from workloads.errors import BadConfiguration
@@ -57,7 +58,7 @@ def run(request: Request, context: JobContext) -> Result:
     applied.model.to(hpu.torch_device)
     load_s = context.clock() - began
 
-    samples, synthetic = _samples(request, method, tokenizer, source)
+    samples, dataset = _samples(request, method, tokenizer, source)
     rows = [_row(sample, method.max_length, tokenizer.pad_token_id or 0) for sample in samples]
     steps = _Steps(context, request.measure.time_limit_s, rows, request.batch_size)
     warmup = max(request.measure.warmup, WARMUP_STEPS if not request.probe else 0)
@@ -109,6 +110,7 @@ def run(request: Request, context: JobContext) -> Result:
         trainer.train()
     after = _loss(applied.model, first, hpu)
     details = {
+        "learned": dataset.learned,
         "method": method.method,
         "trainer": "GaudiTrainer",
         "optimum_habana": version,
@@ -141,7 +143,7 @@ def run(request: Request, context: JobContext) -> Result:
         peak_host_memory_bytes=host_memory.bytes,
         peak_device_memory_bytes=hpu.peak_memory_bytes(),
         random_weights=source.random_weights,
-        synthetic_data=synthetic,
+        synthetic_data=dataset.synthetic,
         precision_detail=applied.detail,
         metrics={"first_batch_loss_before": before, "first_batch_loss_after": after},
         details=details,
@@ -211,18 +213,17 @@ class _Steps(TrainerCallback):  # type: ignore[misc]
 
 def _samples(
     request: Request, method: MethodParameters, tokenizer: Any, source: Any
-) -> tuple[list[TrainingSample], bool]:
-    """Whole batches of training samples, and whether the dataset is synthetic."""
-    from workloads.data.catalog import find_dataset, load_examples
+) -> tuple[list[TrainingSample], Dataset]:
+    """Whole batches of training samples, and their dataset."""
 
     if request.batch_size < 1:
         raise BadConfiguration(f"batch size {request.batch_size}; at least 1 is needed")
     count = max(method.samples // request.batch_size, 1) * request.batch_size
-    examples = load_examples(request.dataset)
-    samples = encode_samples(examples, count, tokenizer, source, method.max_length)
+    dataset = load_dataset(request.dataset, method.reading())
+    samples = encode_samples(dataset.examples, count, tokenizer, source, method.max_length)
     if request.probe:  # the longest samples decide whether a batch fits
         samples = sorted(samples, key=lambda sample: -len(sample.ids))[: request.batch_size]
-    return samples, find_dataset(request.dataset).synthetic
+    return samples, dataset
 
 
 def _row(sample: TrainingSample, length: int, pad_token_id: int) -> dict[str, torch.Tensor]:

@@ -1,0 +1,89 @@
+"""An agent on a node in Ray: a placement group with all of the node's free cards, and the actor."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from orchestrator.domain.topology import Node
+from orchestrator.on_ray.actors import NodeAgent
+from orchestrator.on_ray.predecessors import owned
+from orchestrator.worker.leftovers import VARIABLE, Owner
+from workloads.devices import DeviceSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A placement group that holds a node's cards in Ray's accounts, and the call that starts its
+    agent."""
+
+    group: Any  # placement group with one bundle
+    agent: Any
+    serve: Any
+
+
+def start_agent(run: str, node: Node, serve: Sequence[Any]) -> Opened | None:
+    """Claim a node's free cards, and start the agent that holds them; None if none is free."""
+    from ray.util import placement_group
+
+    bundle = _free_bundle(node)
+    if not bundle:
+        return None
+    group = placement_group(
+        [bundle],
+        strategy="STRICT_PACK",
+        bundle_label_selector=[{"ray.io/node-id": node.node_id}],
+        name=owned(f"cards of {node.name} {time.monotonic_ns()}"),
+    )
+    name = f"{run} agent of {node.name} {time.monotonic_ns()}"
+    agent = _agent_in(group, node.accelerator.spec, bundle, owned(name))
+    return Opened(group=group, agent=agent, serve=agent.serve.remote(*serve))
+
+
+def end_agent(opened: Opened) -> None:
+    import ray
+    from ray.util import remove_placement_group
+
+    ray.kill(opened.agent)
+    remove_placement_group(opened.group)
+
+
+def _runtime_env() -> dict[str, Any]:
+    """Ray runs its workers at niceness 15, which a benchmark would feel. What they start can be
+    told to be this driver's (``worker/leftovers.py``)."""
+    variables = {"RAY_worker_niceness": "0"}
+    if owner := Owner.of_this_process():
+        variables[VARIABLE] = str(owner)
+    return {"env_vars": variables}
+
+
+def _agent_in(group: Any, spec: DeviceSpec, bundle: Mapping[str, float], name: str) -> Any:
+    """Start the agent of a node, which holds all cards of the bundle."""
+    import ray
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    options: dict[str, Any] = {
+        "num_cpus": 0,
+        **spec.ray_request(int(bundle[spec.ray_resource])),
+        "max_restarts": 0,
+        "max_task_retries": 0,
+        "runtime_env": _runtime_env(),
+        "name": name,
+        "scheduling_strategy": PlacementGroupSchedulingStrategy(group, 0),
+    }
+    remote: Any = ray.remote  # whose types do not know groups
+    agent = remote(concurrency_groups={"submit": 1, "exchange": 1})(NodeAgent)
+    return agent.options(**options).remote()
+
+
+def _free_bundle(node: Node) -> dict[str, float]:
+    """The cards of the node that Ray has free; empty when there are none."""
+    from ray._private.state import available_resources_per_node
+
+    spec = node.accelerator.spec
+    free = int(available_resources_per_node().get(node.node_id, {}).get(spec.ray_resource, 0))
+    if not spec.ray_indices and free < len(node.card_indices):
+        return {}
+    return {spec.ray_resource: free} if free else {}

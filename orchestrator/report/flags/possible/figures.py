@@ -1,0 +1,164 @@
+"""Figures against the samples they were computed from, and against each other."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from itertools import pairwise
+
+from orchestrator.domain.measurement import Measurement
+from orchestrator.report.flags.possible.recount import Check, Recount, Totals, near
+from orchestrator.report.units import number, seconds
+from orchestrator.results.schema import OUT_OF_RANGE
+from workloads.confidence import percentile
+
+_COUNTS: dict[str, Callable[[Totals], int]] = {
+    "generated_tokens_per_s": lambda total: total.output_tokens,
+    "total_tokens_per_s": lambda total: total.input_tokens + total.output_tokens,
+    "items_per_s": lambda total: total.items,
+}
+
+#: Figures of which none may exceed the next.
+_ASCENDING = (
+    ("throughput_low", "throughput", "throughput_high"),
+    ("ttft_s", "ttft_p95_s"),
+    ("tpot_p50_s", "tpot_p95_s", "tpot_p99_s"),
+    ("latency_p50_s", "latency_p95_s"),
+    ("generated_tokens_per_s", "total_tokens_per_s"),
+)
+_PERCENTILES = (("tpot_p50_s", 50), ("tpot_p95_s", 95), ("tpot_p99_s", 99))
+
+
+def _admitted(row: Measurement, _: Recount | None) -> str | None:
+    odd = row.details.get(OUT_OF_RANGE)
+    return f"it has numbers that cannot be: {odd}" if odd else None
+
+
+def _order(row: Measurement, _: Recount | None) -> str | None:
+    for names in _ASCENDING:
+        known = [(n, v) for n in names if (v := getattr(row.metrics, n)) is not None]
+        for (name, value), (above, limit) in pairwise(known):
+            if value > limit * (1 + 1e-9) and not near(value, limit):
+                return f"{name} is {number(value)} and {above} only {number(limit)}"
+    return None
+
+
+def _primary(row: Measurement, _: Recount | None) -> str | None:
+    metrics = row.metrics
+    if metrics.throughput is None:
+        return None
+    rates = [r for r in (metrics.generated_tokens_per_s, metrics.items_per_s) if r is not None]
+    if not rates or any(near(metrics.throughput, rate) for rate in rates):
+        return None
+    told = " and ".join(map(number, rates))
+    return f"throughput is {number(metrics.throughput)}, its rates are {told}"
+
+
+def _half_width(row: Measurement, _: Recount | None) -> str | None:
+    metrics = row.metrics
+    ends = (metrics.throughput_low, metrics.throughput_high)
+    if None in (*ends, metrics.relative_half_width, metrics.throughput) or not metrics.throughput:
+        return None
+    assert ends[0] is not None and ends[1] is not None and metrics.relative_half_width is not None
+    half = (ends[1] - ends[0]) / 2 / abs(metrics.throughput)
+    if not math.isfinite(half) or near(half, metrics.relative_half_width, 0.01):
+        return None
+    said = metrics.relative_half_width
+    return f"relative_half_width is {number(said)}, its interval is {number(half)} wide"
+
+
+def _rates(row: Measurement, raw: Recount | None) -> str | None:
+    if raw is None or not all(total.wall_s > 0 for total in raw.rated):
+        return None
+    for name, count in _COUNTS.items():
+        value = getattr(row.metrics, name)
+        if value is None:
+            continue
+        rates = [count(total) / total.wall_s for total in raw.rated]
+        mean = math.fsum(rates) / len(rates)
+        wall_s = math.fsum(total.wall_s for total in raw.rated)
+        joined = sum(count(total) for total in raw.rated) / wall_s
+        if not near(value, joined if raw.trains and raw.repeats else mean):
+            return f"{name} is {number(value)}, its samples give {number(mean)}"
+    return None
+
+
+def _repeats(row: Measurement, raw: Recount | None) -> str | None:
+    if raw is None or row.metrics.repeats == len(raw.repeats):
+        return None
+    return f"it counts {row.metrics.repeats} repeats, its samples have {len(raw.repeats)}"
+
+
+def _durations(row: Measurement, raw: Recount | None) -> str | None:
+    if raw is None:
+        return None
+    found = {
+        "measure_s": raw.whole.wall_s,
+        "cpu_s": math.fsum(sample.cpu_s for sample in raw.timed),
+    }
+    for name, value in found.items():
+        said = getattr(row.metrics, name)
+        if said is not None and not near(said, value):
+            return f"{name} is {seconds(said)}, its samples took {seconds(value)}"
+    return None
+
+
+def _first_tokens(row: Measurement, raw: Recount | None) -> str | None:
+    if raw is None or row.metrics.ttft_s is None:
+        return None
+    known = [sample.ttft_s for sample in raw.counted if sample.ttft_s is not None]
+    middle = percentile(known, 50)
+    if middle is None or near(row.metrics.ttft_s, middle):
+        return None
+    return f"ttft_s is {seconds(row.metrics.ttft_s)}, its samples give {seconds(middle)}"
+
+
+def _token_times(row: Measurement, raw: Recount | None) -> str | None:
+    if raw is None or row.metrics.tpot_p50_s is None:
+        return None
+    steps = sorted(step for sample in raw.counted for step in sample.step_s)
+    for name, percent in _PERCENTILES:
+        said, found = getattr(row.metrics, name), percentile(steps, percent)
+        if said is not None and found is not None and not near(said, found):
+            return f"{name} is {seconds(said)}, its steps give {seconds(found)}"
+    return None
+
+
+def _latencies(row: Measurement, raw: Recount | None) -> str | None:
+    if raw is None or not raw.items:
+        return None
+    times = sorted(item.latency_s for item in raw.items)
+    for name, percent in (("latency_p50_s", 50), ("latency_p95_s", 95)):
+        said, found = getattr(row.metrics, name), percentile(times, percent)
+        if said is not None and found is not None and not near(said, found):
+            return f"{name} is {seconds(said)}, its prompts give {seconds(found)}"
+    return None
+
+
+def _losses(row: Measurement, raw: Recount | None) -> str | None:
+    if raw is None or not raw.trains:
+        return None
+    steps: dict[tuple[int, int], list[float]] = {}
+    for _, sample in row.samples:
+        if sample.loss is not None:
+            steps.setdefault((sample.repeat, sample.batch), []).append(sample.loss)
+    for name, key in (("loss_first", min(steps)), ("loss_last", max(steps))):
+        said, found = getattr(row.metrics, name), math.fsum(steps[key]) / len(steps[key])
+        if said is not None and not near(said, found):
+            return f"{name} is {number(said)}, its samples give {number(found)}"
+    return None
+
+
+CHECKS: tuple[Check, ...] = (
+    _admitted,
+    _order,
+    _primary,
+    _half_width,
+    _rates,
+    _repeats,
+    _durations,
+    _first_tokens,
+    _token_times,
+    _latencies,
+    _losses,
+)

@@ -1,0 +1,73 @@
+"""The columns of each row that planning and estimating need."""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from orchestrator.domain.declared import as_declared
+from orchestrator.domain.history import PastRow
+from orchestrator.domain.job import Accelerator, Scalar, State
+from orchestrator.results.scan import scan_rows
+
+_COLUMNS = (
+    "job_id",
+    "attempt_number",
+    "state",
+    "final",
+    "emulated",
+    "workload",
+    "model",
+    "precision",
+    "batch_size",
+    "engine",
+    "accelerator",
+    "cards",
+    "parameters",
+    "load_s",
+    "reason",
+    "started_at",
+    "ended_at",
+    "recorded_at",
+)
+
+
+def past_rows(directory: Path) -> list[PastRow]:
+    """The rows in a directory, oldest first."""
+    scan = scan_rows(directory, _COLUMNS)
+    rows = scan.joined().to_pylist() if scan.tables else []
+    rows.sort(key=lambda row: (row["recorded_at"] is not None, row["recorded_at"] or 0))
+    return [_past_row(row) for row in rows]
+
+
+@lru_cache(maxsize=4096)
+def _parameters(
+    workload: str, engine: str, pairs: tuple[tuple[str, str], ...]
+) -> tuple[tuple[str, Scalar], ...]:
+    """A job's parameters from their JSON, as a job of this version has them; most rows share theirs
+    with others."""
+    said = {name: json.loads(text) for name, text in pairs}
+    return tuple(sorted(as_declared(workload, engine, said).items()))
+
+
+def _past_row(row: dict[str, Any]) -> PastRow:
+    started, ended = row["started_at"], row["ended_at"]
+    return PastRow(
+        job_id=row["job_id"],
+        state=State(row["state"]),
+        final=row["final"],
+        emulated=row["emulated"],
+        workload=row["workload"],
+        model=row["model"],
+        precision=row["precision"],
+        batch_size=row["batch_size"],
+        accelerator=Accelerator(row["accelerator"]),
+        cards=row["cards"],
+        parameters=_parameters(row["workload"], row["engine"], tuple(row["parameters"] or ())),
+        busy_s=(ended - started).total_seconds() if started and ended else None,
+        load_s=row["load_s"],
+        reason=row["reason"] or "",
+        attempt_number=row["attempt_number"],
+    )

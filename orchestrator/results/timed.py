@@ -1,0 +1,68 @@
+"""The timed part of an attempt, and the figures that metrics derive from it.
+
+Only complete timed repeats count: those that every rank finished, without warm-up.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+
+from workloads.api import Item, Sample
+from workloads.metrics import Metric, Timed
+
+_LOG = logging.getLogger("nightgrid.metrics")
+
+
+def complete_repeats(
+    timed: Iterable[tuple[int, Sample]],
+) -> dict[int, list[tuple[int, Sample]]]:
+    """The samples of each repeat that every rank finished, by repeat; none of them is warm-up."""
+    ranks: set[int] = set()
+    repeats: dict[int, list[tuple[int, Sample]]] = {}
+    for rank, sample in timed:
+        ranks.add(rank)
+        repeats.setdefault(sample.repeat, []).append((rank, sample))
+    return {
+        number: pairs
+        for number, pairs in sorted(repeats.items())
+        if all(sample.complete for _, sample in pairs) and {rank for rank, _ in pairs} == ranks
+    }
+
+
+def derived_figures(
+    metrics: Mapping[str, Metric],
+    samples: Sequence[tuple[int, Sample]],
+    items: Sequence[tuple[int, Item]] = (),
+) -> dict[str, float]:
+    """The figures, by name, of those metrics that derive theirs from raw samples.
+
+    One that fails, or gives no finite number, is left out: a row is worth more than its figure.
+    """
+    deriving = [metric for metric in metrics.values() if metric.figure is not None]
+    if not deriving:
+        return {}
+    repeats = complete_repeats((rank, s) for rank, s in samples if not s.warmup)
+    counted = tuple(sample for pairs in repeats.values() for _, sample in pairs)
+    if not counted:
+        return {}
+    timed = Timed(samples=counted, items=tuple(item for _, item in items))
+    found = {metric.name: _figure(metric, timed) for metric in deriving}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _figure(metric: Metric, timed: Timed) -> float | None:
+    assert metric.figure is not None
+    try:
+        value = metric.figure(timed)
+        return float(value) if value is not None and math.isfinite(value) else None
+    except Exception as error:
+        _warn(metric.name, repr(error))
+        return None
+
+
+@cache
+def _warn(name: str, error: str) -> None:
+    _LOG.warning("metric %s is left out of rows: its function failed: %s", name, error)

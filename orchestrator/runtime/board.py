@@ -1,0 +1,271 @@
+"""The board of a run: its state, kept from events and commands.
+
+``Board`` watches the same events and commands that pass between schedule and executor, and says
+on request how things stand. Nothing here does I/O.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter, defaultdict, deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from orchestrator.domain.events import (
+    AttemptEnded,
+    Command,
+    Event,
+    NodeJoined,
+    NodeLeft,
+    RecordRow,
+    RunAttempt,
+    RunFinished,
+    StartWorker,
+    StopRequested,
+    WorkerReady,
+    WorkerStopped,
+)
+from orchestrator.domain.executor import Progress
+from orchestrator.domain.job import State
+from orchestrator.domain.measurement import Measurement
+from orchestrator.domain.topology import Card, CardSet, Node
+from orchestrator.planning.plan import Action, Plan
+from orchestrator.runtime.status import CardStatus, FailedAttempt, Rate, RunStatus
+from workloads.devices.monitoring.telemetry import CardTelemetry
+
+#: Number of last failures whose messages are kept; all failures are counted.
+KEPT_FAILURES = 5
+REASON_LENGTH = 400
+_FAILED = (State.FAILED, State.TIMED_OUT, State.LOST)
+
+
+@dataclass(slots=True)
+class _Seat:
+    """A card and what sits on it."""
+
+    card: Card
+    worker_id: str = ""
+    phase: str = "free"
+    since: float = 0.0
+    job: str = ""
+    attempt_id: str = ""
+
+
+@dataclass(slots=True)
+class Board:
+    """Keeps count of a run from its events and commands. Its times are of the events' clock."""
+
+    run: str
+    plan: Plan
+    started_at: float
+    _nodes: dict[str, Node] = field(default_factory=dict)
+    _seats: dict[Card, _Seat] = field(default_factory=dict)
+    _workers: dict[str, Card] = field(default_factory=dict)
+    _counts: Counter[str] = field(default_factory=Counter)
+    _estimates: dict[str, float] = field(default_factory=dict)  # of jobs still to be done
+    _card_s_to_do: float = 0.0
+    _card_s_done: float = 0.0
+    _attempts: int = 0
+    _jobs_run: int = 0
+    # By unit: tokens or samples, the seconds that they took, and the jobs that did them.
+    _work: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    _timed_s: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    _timed_jobs: Counter[str] = field(default_factory=Counter)
+    _failures: deque[FailedAttempt] = field(default_factory=lambda: deque(maxlen=KEPT_FAILURES))
+    _failure_counts: Counter[str] = field(default_factory=Counter)
+    paused: str = ""
+    trouble: str = ""
+    _stopping: str = ""
+    _finished: bool = False
+
+    def __post_init__(self) -> None:
+        for planned in self.plan.jobs:
+            if planned.action is Action.RUN:
+                self._estimates[planned.job.job_id] = planned.estimate_s * planned.job.cards
+            elif planned.action is not Action.UNSUPPORTED:
+                self._counts["reused" if planned.action is Action.REUSE else "skipped"] += 1
+        self._card_s_to_do = sum(self._estimates.values())
+
+    @property
+    def total(self) -> int:
+        """Jobs of the grid."""
+        return len(self.plan.jobs)
+
+    @property
+    def done(self) -> int:
+        """Jobs that are terminal, reused ones included."""
+        return sum(self._counts.values())
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """Every node that joined, those that left again included."""
+        return tuple(self._nodes.values())
+
+    def nodes_of(self, cards: CardSet) -> tuple[Node, ...]:
+        """The nodes of cards, each once; those that never joined left out."""
+        ids = dict.fromkeys(card.node_id for card in cards)
+        return tuple(self._nodes[node_id] for node_id in ids if node_id in self._nodes)
+
+    def node_name(self, node_id: str) -> str:
+        """The name people know the node by."""
+        node = self._nodes.get(node_id)
+        return node.name if node else node_id
+
+    def card_name(self, card: Card) -> str:
+        """E.g. ``hpu-1/HPU3``."""
+        return f"{self.node_name(card.node_id)}/{card.accelerator}{card.index}"
+
+    def saw(self, event: Event) -> None:
+        """Take note of something that happened."""
+        if isinstance(event, NodeJoined):
+            self._nodes[event.node.node_id] = event.node
+            for card in event.node.cards:
+                self._seats.setdefault(card, _Seat(card=card))
+        elif isinstance(event, NodeLeft):
+            for card in [card for card in self._seats if card.node_id == event.node_id]:
+                self._workers.pop(self._seats.pop(card).worker_id, None)
+        elif isinstance(event, WorkerReady):
+            self._seat(event.worker_id, "idle", event.at)
+        elif isinstance(event, WorkerStopped):
+            self._seat(event.worker_id, "free", event.at)
+            held = self._workers.pop(event.worker_id, None)
+            if held in self._seats:
+                self._seats[held].worker_id = ""
+        elif isinstance(event, AttemptEnded):
+            self._attempts += 1
+            for seat in self._seats.values():
+                if seat.attempt_id == event.outcome.attempt_id:
+                    self._seat(seat.worker_id, "idle", event.at)
+        elif isinstance(event, StopRequested):
+            self._stopping = event.reason
+
+    def did(self, command: Command, at: float) -> None:
+        """Take note of a command that was carried out."""
+        if isinstance(command, StartWorker):
+            seat = self._seats.setdefault(command.card, _Seat(card=command.card))
+            seat.worker_id = command.worker_id
+            self._workers[command.worker_id] = command.card
+            self._seat(command.worker_id, "starting", at)
+        elif isinstance(command, RunAttempt):
+            for worker_id in command.worker_ids:
+                attempt = command.attempt
+                self._seat(worker_id, "start", at, attempt.job.label, attempt.attempt_id)
+        elif isinstance(command, RecordRow) and command.final:
+            self._counts[command.state.value] += 1
+            self._card_s_done += self._estimates.pop(command.job.job_id, 0.0)
+            self._jobs_run += command.attempt is not None
+        elif isinstance(command, RunFinished):
+            self._finished = True
+
+    def measured(self, row: RecordRow, measurement: Measurement, at: float) -> None:
+        """Take note of the row that an attempt left."""
+        metrics, attempt = measurement.metrics, row.attempt
+        if measurement.failure_class:
+            self._failure_counts[measurement.failure_class] += 1
+        if row.state in _FAILED and attempt is not None:
+            self._failures.appendleft(
+                FailedAttempt(
+                    at=at,
+                    job=attempt.job.label,
+                    state=row.state.value,
+                    failure_class=measurement.failure_class or "",
+                    reason=" ".join(measurement.reason.split())[:REASON_LENGTH],
+                    card=self.card_name(attempt.cards[0]),
+                    final=row.final,
+                )
+            )
+        if row.state is State.SUCCEEDED and row.final and metrics.throughput and metrics.measure_s:
+            unit = metrics.throughput_unit
+            self._work[unit] += metrics.throughput * metrics.measure_s
+            self._timed_s[unit] += metrics.measure_s
+            self._timed_jobs[unit] += 1
+
+    def status(
+        self,
+        now: float,
+        progress: Mapping[str, Progress],
+        telemetry: Mapping[Card, CardTelemetry] | None = None,
+        *,
+        at: float | None = None,
+    ) -> RunStatus:
+        """The run's state at ``now``, by what workers and cards last reported.
+
+        ``at`` is the time of day; None where the events are counted by it.
+        """
+        read = telemetry or {}
+        at = now if at is None else at
+        for seat in self._seats.values():
+            self._hear(seat, now, progress)
+        return RunStatus(
+            run=self.run,
+            at=at,
+            started_at=at - (now - self.started_at),
+            total=self.total,
+            done=self.done,
+            counts=dict(self._counts),
+            attempts=self._attempts,
+            emulated=any(node.emulated for node in self._nodes.values()),
+            cards=tuple(
+                self._card_status(seat, now, read.get(seat.card, CardTelemetry()))
+                for seat in sorted(
+                    self._seats.values(),
+                    key=lambda seat: (self.node_name(seat.card.node_id), seat.card),
+                )
+            ),
+            eta_s=self._eta_s(now),
+            stopping=self._stopping,
+            paused=self.paused,
+            trouble=self.trouble,
+            finished=self._finished,
+            jobs_run=self._jobs_run,
+            rates=tuple(
+                Rate(unit=unit, per_s=self._work[unit] / self._timed_s[unit], jobs=jobs)
+                for unit, jobs in sorted(self._timed_jobs.items(), reverse=True)
+            ),
+            failures=tuple(
+                dataclasses.replace(failed, at=at - (now - failed.at)) for failed in self._failures
+            ),
+            failure_counts=dict(self._failure_counts),
+        )
+
+    def _seat(
+        self, worker_id: str, phase: str, at: float, job: str = "", attempt_id: str = ""
+    ) -> None:
+        card = self._workers.get(worker_id)
+        if card in self._seats:
+            seat = self._seats[card]
+            seat.phase, seat.since, seat.job, seat.attempt_id = phase, at, job, attempt_id
+
+    def _hear(self, seat: _Seat, now: float, progress: Mapping[str, Progress]) -> None:
+        """A phase counts from when it is first heard of: clocks of other hosts may be wrong."""
+        heard = progress.get(seat.worker_id)
+        if heard is None or not seat.attempt_id or heard.attempt_id != seat.attempt_id:
+            return
+        if heard.phase != seat.phase:
+            seat.phase, seat.since = heard.phase, now
+
+    def _card_status(self, seat: _Seat, now: float, read: CardTelemetry) -> CardStatus:
+        return CardStatus(
+            card=self.card_name(seat.card),
+            worker_id=seat.worker_id,
+            phase=seat.phase,
+            phase_age_s=round(max(0.0, now - seat.since), 1) if seat.worker_id else 0.0,
+            job=seat.job,
+            attempt_id=seat.attempt_id,
+            power_w=read.power_w,
+            temperature_c=read.temperature_c,
+            utilization_percent=read.utilization_percent,
+            memory_used_bytes=read.memory_used_bytes,
+        )
+
+    def _eta_s(self, now: float) -> float | None:
+        """Estimates say how the work done compares with the work to do; the time that the
+        former really took gives the scale, once a twentieth of it is done."""
+        if not self._estimates:
+            return 0.0
+        if not self._card_s_to_do:
+            return None
+        left = sum(self._estimates.values())
+        if self._card_s_done >= 0.05 * self._card_s_to_do:
+            return (now - self.started_at) * left / self._card_s_done
+        return left / len(self._seats) if self._seats else None

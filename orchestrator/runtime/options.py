@@ -1,0 +1,83 @@
+"""Options of a run, and those of them that its directory keeps for a run that is resumed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.results import paths
+from orchestrator.results.directory import default_results_dir
+from workloads import files
+
+if TYPE_CHECKING:
+    from orchestrator.runtime.supervised import Charge
+
+#: Options that say which cards a run was given; it keeps them for ``with_cards_of``.
+_PLACE = ("emulate", "address", "in_process", "card_memory_bytes")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """Options of a run: its cluster, its directory, and the jobs that are measured again."""
+
+    results: Path = field(default_factory=default_results_dir)
+    name: str | None = None  # of the run; None: the grid's
+    overrides: tuple[str, ...] = ()  # PATH=VALUE each, set in the grid's file
+    emulate: str | None = None  # e.g. "2x8"; None: the Ray cluster, unless ``in_process``
+    address: str | None = None  # of the Ray cluster; None: RAY_ADDRESS
+    in_process: bool = False
+    card_memory_bytes: int | None = None  # of an emulated card; None: its share of this machine
+    retry_failed: bool = False
+    force: bool = False
+    quiet: bool = False  # show no progress
+    resume: bool = False  # go on with a run that exists, although its driver may only seem dead
+    adopt: tuple[str, ...] = ()  # former run ids whose spilled rows are brought home
+    remote_code: tuple[str, ...] = ()  # models that may run the Python code they come with
+    ends_at: float | None = None  # when the report must be there, seconds since the epoch
+    budget: bool = False  # ``ends_at`` was counted from the start: no clock that is set moves it
+    charge: Charge | None = None  # of a driver that has a supervisor
+
+
+def kept_options(options: RunOptions, seed: int) -> str:
+    """The content of ``options.json``; ``seed`` draws the order of replicates."""
+    return json.dumps({name: getattr(options, name) for name in _PLACE} | {"seed": seed})
+
+
+def seed_of(run: Path) -> int:
+    """The seed that a run began with, so that it is resumed in the same order; a new one for a run
+    that has none."""
+    seed = _kept(run).get("seed")
+    return seed % 2**32 if type(seed) is int else secrets.randbits(32)
+
+
+def _kept(run: Path) -> Mapping[str, object]:
+    """What ``options.json`` holds; nothing where it cannot be read."""
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        kept = json.loads(files.read_text(run / paths.OPTIONS))
+        if isinstance(kept, dict):
+            return kept
+    return {}
+
+
+def with_cards_of(run: Path, options: RunOptions) -> RunOptions:
+    """``options`` with the cards that the run had so far, unless they name some themselves."""
+    if any(getattr(options, name) for name in _PLACE):
+        return options
+    kept = _kept(run)
+    places = {name: kept[name] for name in _PLACE if name in kept}
+    known: dict[str, Any] = {n: value for n, value in places.items() if _is_place(n, value)}
+    return replace(options, **known)
+
+
+def _is_place(name: str, value: object) -> bool:
+    """Return whether a value from a run's directory can be that option."""
+    if name == "in_process":
+        return isinstance(value, bool)
+    if name == "card_memory_bytes":
+        return value is None or (type(value) is int and 0 < value < 2**50)
+    return value is None or isinstance(value, str)

@@ -1,0 +1,136 @@
+"""Values that the command line sets in a grid: what changes, what stays, what is refused."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from orchestrator.errors import GridError
+from orchestrator.grid.overrides import overridden
+from orchestrator.grid.reader import load_grid
+from orchestrator.grid.strict_yaml import parse
+
+GRID = """\
+name: night  # of November
+defaults:
+  workload: text-generation
+  model: tiny-chatglm3
+experiments:
+  - name: first  # the plain one
+    dataset: advertisegen-sample
+    axes:
+      batch_size:  # small first
+        - 1
+        - 2
+
+      # a remark
+      precision: [fp32, bf16]
+    measure: {max_repeats: 3}
+  - {name: v1.second, dataset: advertisegen-sample, axes: {}}
+  - axes:
+    name: third
+"""
+
+
+def changed(*texts: str) -> dict[str, Any]:
+    return overridden(parse(GRID.encode(), "g.yaml"), texts).data
+
+
+def test_a_setting_goes_to_every_experiment() -> None:
+    """`KEY=VALUE` is put where it stands, or added."""
+    assert [e["dataset"] for e in changed("dataset=other")["experiments"]] == ["other"] * 3
+
+
+@pytest.mark.parametrize(
+    ("text", "experiment", "keys", "value"),
+    [
+        ("axes.batch_size=1..8", 0, ("axes", "batch_size"), "1..8"),
+        ("axes.batch_size=1..64 *2", 0, ("axes", "batch_size"), "1..64 *2"),
+        ("axes.batch_size=[4, 8]", 1, ("axes", "batch_size"), [4, 8]),
+        ("axes.batch_size=[4, 8]", 2, ("axes", "batch_size"), [4, 8]),
+        ("measure.max_repeats=5", 0, ("measure", "max_repeats"), 5),
+        ("measure.max_repeats=5", 1, ("measure", "max_repeats"), 5),
+        ("v1.second.output_tokens=9", 1, ("output_tokens",), 9),
+        ("first.model=a: b # c", 0, ("model",), "a: b # c"),
+    ],
+)
+def test_a_value_stands_where_its_path_says(
+    text: str, experiment: int, keys: tuple[str, ...], value: object
+) -> None:
+    """Whether a block, a list in brackets, an empty mapping or nothing stood there."""
+    here: Any = changed(text)["experiments"][experiment]
+    for key in keys:
+        here = here[key]
+    assert here == value
+
+
+def test_comments_stay() -> None:
+    """What the user wrote about other values is in the run's grid too."""
+    text = overridden(parse(GRID.encode(), "g.yaml"), ["axes.batch_size=4"]).text
+    assert all(said in text for said in ("# of November", "# the plain one", "# a remark"))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["", "first.", "v1.second.", "third."]),
+            st.sampled_from(["axes.batch_size", "axes.precision", "measure.seed", "dataset", "zz"]),
+            st.sampled_from([("7", 7), ("[1, x]", [1, "x"]), ("1..4", "1..4"), ("a'b", "a'b")]),
+        ),
+        max_size=5,
+    )
+)
+def test_nothing_else_changes(edits: list[tuple[str, str, tuple[str, object]]]) -> None:
+    """The values are those of the file with the same edits made in memory."""
+    expected = copy.deepcopy(parse(GRID.encode(), "g.yaml").data)
+    for name, path, (_, value) in edits:
+        for experiment in expected["experiments"]:
+            if name in ("", experiment["name"] + "."):
+                *groups, key = path.split(".")
+                here = experiment
+                for group in groups:
+                    here[group] = here.get(group) or {}
+                    here = here[group]
+                here[key] = value
+    assert changed(*(f"{name}{path}={text}" for name, path, (text, _) in edits)) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("batch_size", "has no value"),
+        ("axes=3", "leads to nothing"),
+        ("fourth.axes.batch_size=3", "leads to nothing"),
+        ("axes.batch_size.deep=3", "leads to nothing"),
+        (".=3", "leads to nothing"),
+        ("axes.batch_size=[1,", "is no list"),
+    ],
+)
+def test_a_path_that_leads_nowhere_is_refused(text: str, message: str) -> None:
+    """The error names what was typed and the experiments that there are."""
+    with pytest.raises(GridError, match=message) as refused:
+        changed(text)
+    assert f"--set {text}" in str(refused.value)
+
+
+def test_an_alias_is_not_changed_behind_the_users_back() -> None:
+    """Its value stands in another place too."""
+    grid = "a: &b [1]\nexperiments:\n- name: x\n  axes: *b\n"
+    with pytest.raises(GridError, match="by an alias"):
+        overridden(parse(grid.encode(), "g.yaml"), ["axes.batch_size=3"])
+
+
+def test_an_unknown_key_is_refused_as_in_the_file(tmp_path: Path) -> None:
+    """With the names that are near, and with what was set."""
+    grid = tmp_path / "g.yaml"
+    grid.write_text(GRID.split("  - {name")[0])
+    with pytest.raises(GridError) as refused:
+        load_grid(grid, overrides=["axes.batchsize=3"])
+    assert 'unknown key "batchsize"' in str(refused.value)
+    assert "(with --set axes.batchsize=3)" in str(refused.value)

@@ -1,0 +1,123 @@
+"""Reasons of UNSUPPORTED are true: what one says would be right is right, by the specs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any, Literal, get_args, get_origin
+
+from workloads.devices import DEVICES
+from workloads.engines import ENGINES, engines_for
+from workloads.precision import PRECISIONS, support
+from workloads.refusal import Asked
+from workloads.registry import WORKLOADS, WorkloadEntry
+
+#: Of each setting that is no choice, a value that some device or engine lacks or is content with.
+_NUMBERS = {"tensor_parallel": 2, "gradient_accumulation": 2, "prefetch_batches": 4}
+_ENGINES = re.compile(rf"\bengines? ((?:{'|'.join(engines_for(None))})(?![\w-])(?: and [\w-]+)*)")
+_WRITE = re.compile(r"(\w+): ([\w-]+)((?: as well)?(?: and \w+: [\w-]+)*)")
+_LEAVE_OUT = re.compile(r"leave (\w+) out")
+
+
+def _values(annotation: Any) -> Iterator[Any]:
+    for kind in (annotation, *get_args(annotation)):
+        if get_origin(kind) is Literal:
+            yield from get_args(kind)
+        elif kind is bool:
+            yield True
+
+
+def _jobs(entry: WorkloadEntry) -> Iterator[Asked]:
+    """A job of each engine, precision, device and number of cards, and one for each value of each
+    setting beside them."""
+    for engine in entry.engines:
+        model = entry.model(engine)
+        defaults = entry.validate({}, engine)
+        variants = [defaults]
+        for name, info in model.model_fields.items():
+            tried = [*_values(info.annotation), *([_NUMBERS[name]] if name in _NUMBERS else [])]
+            variants += [{**defaults, name: value} for value in tried if value != defaults[name]]
+        for device in DEVICES.own:
+            for precision in PRECISIONS:
+                for parameters in variants:
+                    for cards in (1, 2):
+                        yield Asked(
+                            model="tiny-chatglm3",
+                            dataset="advertisegen-synthetic",
+                            precision=precision,
+                            device=device,
+                            batch_size=8,
+                            cards=cards,
+                            parameters=parameters,
+                            engine=engine,
+                        )
+
+
+def _remedies(text: str, asked: Asked, defaults: Mapping[str, Any]) -> Iterator[Asked]:
+    """The jobs that a text says would be right."""
+    for match in _ENGINES.finditer(text):
+        engines = re.split(" and ", match[1])
+        yield from (replace(asked, engine=name) for name in engines if name != asked.engine)
+    for match in _WRITE.finditer(text):
+        pairs = dict(re.findall(r"(\w+): ([\w-]+)", match[0]))
+        if pairs.keys() <= {*defaults, *asked.__dataclass_fields__}:
+            yield _changed(asked, {name: _parsed(value) for name, value in pairs.items()})
+    for match in _LEAVE_OUT.finditer(text):
+        if match[1] in defaults:
+            yield _changed(asked, {match[1]: defaults[match[1]]})
+
+
+def _parsed(text: str) -> Any:
+    words = {"true": True, "false": False}
+    return int(text) if text.isdigit() else words.get(text, text)
+
+
+def _changed(asked: Asked, values: Mapping[str, Any]) -> Asked:
+    own = {name: value for name, value in values.items() if name in asked.__dataclass_fields__}
+    parameters = {**asked.parameters, **{n: v for n, v in values.items() if n not in own}}
+    return replace(asked, parameters=parameters, **own)
+
+
+def test_what_a_refusal_advises_lifts_it() -> None:
+    """Of each job that a device or an engine refuses, the engine or the value that the reason or
+    the hint names is not refused for that setting."""
+    met: set[tuple[str, ...]] = set()
+    wrong = []
+    for entry in WORKLOADS.values():
+        for asked in _jobs(entry):
+            refusals = entry.refusals(asked)
+            if not all(refusal.unsupported for refusal in refusals):
+                continue  # the grid is refused, and no row says anything
+            for refusal in refusals:
+                key = (entry.name, asked.engine, asked.device, refusal.reason, refusal.hint)
+                if key in met:
+                    continue
+                met.add(key)
+                text = f"{refusal.reason}; {refusal.hint}"
+                for other in _remedies(text, asked, entry.validate({}, asked.engine)):
+                    if refusal.setting in {each.setting for each in entry.refusals(other)}:
+                        wrong.append(f"{entry.name} on {asked.device}, {asked.engine}: {text}")
+    assert not wrong, "\n".join(wrong)
+    assert len(met) > 40
+
+
+def test_reasons_of_precisions_name_the_engines_that_do_them() -> None:
+    """Where some engine generates in a precision on a device, the reason of another says so, and
+    no reason says that nothing does; an engine that is named does it."""
+    for precision in PRECISIONS:
+        for device in DEVICES.own:
+            able = {
+                name
+                for name in engines_for("generate")
+                if ENGINES[name].runs_on(device) and support(precision, device, name).supported
+            }
+            for name in ("", *engines_for("generate")):
+                entry = support(precision, device, name)
+                if entry.supported:
+                    continue
+                told = {each for each in able if re.search(rf"\b{each}\b", entry.reason)}
+                assert told == able, entry.reason
+                assert not (able and re.search(r"\bno engine\b", entry.reason)), entry.reason
+                for other in re.findall(r"\bwrite (\w+)", entry.reason):
+                    assert support(other, device, name).supported, entry.reason

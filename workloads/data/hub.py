@@ -1,0 +1,36 @@
+"""Records of a dataset of the Hugging Face hub, through its own library."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from workloads.data.records import Placed
+from workloads.errors import DataMissing
+
+
+def hub_records(name: str, split: str = "train", revision: str = "") -> Iterator[Placed]:
+    """The records of a split, from the cache of this node or over the network.
+
+    Code that comes with a dataset is never run: ``datasets`` has no way to since its version 4.
+
+    Args:
+        name: the hub id, ``org/name``.
+        split: as ``datasets`` takes it, such as ``train`` or ``train[:1000]``.
+        revision: a branch, tag or commit; "" is the newest.
+
+    Raises:
+        DataMissing: it cannot be had.
+    """
+    import datasets
+    from datasets.exceptions import DatasetsError
+
+    try:
+        table: Any = datasets.load_dataset(name, split=split, revision=revision or None)
+    except (OSError, ValueError, RuntimeError, DatasetsError) as error:
+        raise DataMissing(
+            f"dataset {name} of the Hugging Face hub, split {split}: {error}; if a path was meant, "
+            "there is no such path on this node"
+        ) from error
+    for number, record in enumerate(table, 1):
+        yield f"{name}: example {number}", record

@@ -1,0 +1,249 @@
+"""The shapes that examples come in, and what each means: a prompt, and the answer to learn.
+
+content, summary            AdvertiseGen's
+instruction, input, output  Alpaca's; ``input`` may be empty, and stands below the instruction
+messages                    a chat: a list of turns with ``role`` and ``content``
+conversations               ShareGPT's: turns with ``from`` and ``value``
+prompt, completion          two texts, or two lists of turns
+text                        plain text
+
+A file has one shape, told by the columns of its first example; ``columns:`` names others.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from workloads.data.examples import Example, Role, Turn
+from workloads.errors import BadConfiguration
+
+#: A record of a file: values by column.
+Record = Mapping[str, Any]
+
+_ROLES: dict[str, Role] = {
+    "system": "system",
+    "user": "user",
+    "human": "user",
+    "assistant": "assistant",
+    "gpt": "assistant",
+    "bot": "assistant",
+}
+
+
+class BadExample(BadConfiguration):
+    """An example has not the shape of its file; another node would find it no better."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """One way to write an example."""
+
+    name: str
+    needs: tuple[str, ...]  # columns that each example has
+    may_have: tuple[str, ...] = ()
+    learned: str  # what fine-tuning learns of an example, as the row says it
+    read: Callable[[Record], Example]
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """All columns that are looked at."""
+        return (*self.needs, *self.may_have)
+
+
+def _content(record: Record) -> Example:
+    return Example(content=_text(record, "content"), summary=_text(record, "summary", empty=True))
+
+
+def _alpaca(record: Record) -> Example:
+    asked, about = _text(record, "instruction"), _text(record, "input", empty=True)
+    content = f"{asked}\n\n{about}" if about.strip() else asked
+    return Example(content=content, summary=_text(record, "output", empty=True))
+
+
+def _prompt(record: Record) -> Example:
+    if not isinstance(record.get("prompt"), list):
+        return Example(
+            content=_text(record, "prompt"), summary=_text(record, "completion", empty=True)
+        )
+    turns = [*_turns(record, "prompt")]
+    if record.get("completion"):
+        turns += _turns(record, "completion")
+    return _of_turns(turns)
+
+
+def _plain(record: Record) -> Example:
+    return Example(content=_text(record, "text"))
+
+
+def _messages(record: Record) -> Example:
+    return _of_turns(_turns(record, "messages"))
+
+
+def _conversations(record: Record) -> Example:
+    return _of_turns(_turns(record, "conversations"))
+
+
+_ANSWER = "the answer"
+_LAST = "the last answer of each conversation"
+
+#: The first whose columns an example has is its shape.
+SHAPES = (
+    Shape(
+        name="AdvertiseGen",
+        needs=("content",),
+        may_have=("summary",),
+        learned=_ANSWER,
+        read=_content,
+    ),
+    Shape(
+        name="Alpaca",
+        needs=("instruction", "output"),
+        may_have=("input",),
+        learned=_ANSWER,
+        read=_alpaca,
+    ),
+    Shape(name="chat", needs=("messages",), learned=_LAST, read=_messages),
+    Shape(name="ShareGPT", needs=("conversations",), learned=_LAST, read=_conversations),
+    Shape(
+        name="prompt and completion",
+        needs=("prompt",),
+        may_have=("completion",),
+        learned=_ANSWER,
+        read=_prompt,
+    ),
+    Shape(name="text", needs=("text",), learned="every token of the text", read=_plain),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """A shape, and the names that its columns have in one dataset."""
+
+    shape: Shape
+    names: tuple[tuple[str, str], ...] = ()  # from the shape's to the dataset's, where they differ
+
+    def example(self, record: object, where: str) -> Example:
+        """The example of a record.
+
+        Raises:
+            BadExample: it has another shape; the message begins with ``where``.
+        """
+        if not isinstance(record, Mapping):
+            raise BadExample(f"{where}: a {type(record).__name__}; {_expected()}")
+        if self.names:
+            record = {ours: record.get(theirs) for ours, theirs in self._all()}
+        try:
+            example = self.shape.read(record)
+        except _Wrong as error:
+            raise BadExample(f"{where}: {self._in_their_words(error)}; {_expected()}") from None
+        return replace(example, synthetic=record.get("synthetic", False) is True)
+
+    def _all(self) -> list[tuple[str, str]]:
+        names = dict(self.names)
+        return [(ours, names.get(ours, ours)) for ours in (*self.shape.columns, "synthetic")]
+
+    def _in_their_words(self, error: _Wrong) -> str:
+        name = dict(self.names).get(error.column, error.column)
+        return error.said.format(column=f'"{name}"')
+
+
+def columns_named(text: str) -> Columns:
+    """Read what ``columns:`` of a grid says: ``prompt=question, completion=reply``.
+
+    Raises:
+        BadConfiguration: it fits no shape.
+    """
+    names: dict[str, str] = {}
+    for part in text.split(","):
+        ours, equals, theirs = (word.strip() for word in part.partition("="))
+        if not (ours and equals and theirs):
+            raise BadConfiguration(
+                f"columns: {part.strip()!r} is no pair; write columns: prompt=question, "
+                "completion=reply"
+            )
+        names[ours] = theirs
+    known = {column for shape in SHAPES for column in shape.columns}
+    for name in names:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            meant = f"did you mean {close[0]}? " if close else ""
+            raise BadConfiguration(f"columns: there is no {name!r}; {meant}{_expected()}")
+    for shape in SHAPES:
+        if set(names) <= set(shape.columns) and set(shape.needs) & set(names):
+            return Columns(shape, tuple(sorted(names.items())))
+    raise BadConfiguration(f"columns: {', '.join(names)} belong to no one shape; {_expected()}")
+
+
+def columns_of(record: object, where: str) -> Columns:
+    """Tell the shape of a dataset by its first record.
+
+    Raises:
+        BadExample: it is none that is known.
+    """
+    if not isinstance(record, Mapping):
+        raise BadExample(f"{where}: a {type(record).__name__}; {_expected()}")
+    for shape in SHAPES:
+        if all(name in record for name in shape.needs):
+            return Columns(shape)
+    found = ", ".join(map(str, record)) or "nothing"
+    hint = "or name them, such as columns: prompt=question, completion=reply"
+    raise BadExample(f"{where}: has {found:.200}; {_expected()}, {hint}")
+
+
+def _expected() -> str:
+    shapes = "; ".join(", ".join(shape.columns) for shape in SHAPES)
+    return f"expected the columns of one of these: {shapes}"
+
+
+class _Wrong(Exception):
+    """One column is not what its shape wants; ``said`` has ``{column}`` where its name goes."""
+
+    def __init__(self, column: str, said: str) -> None:
+        super().__init__(said)
+        self.column = column
+        self.said = said
+
+
+def _text(record: Record, name: str, *, empty: bool = False) -> str:
+    value = record.get(name)
+    if value is None and empty:
+        return ""
+    if not isinstance(value, str) and not (value is None or isinstance(value, (list, Mapping))):
+        raise _Wrong(name, f"{{column}} is a {type(value).__name__}, no text")
+    if not isinstance(value, str) or (not empty and not value.strip()):
+        raise _Wrong(name, "no text under {column}")
+    return value
+
+
+def _turns(record: Record, name: str) -> list[Turn]:
+    value = record.get(name)
+    if not isinstance(value, Sequence) or isinstance(value, str) or not len(value):
+        raise _Wrong(name, "{column} is no list of turns")
+    turns = []
+    for number, entry in enumerate(value, 1):
+        if not isinstance(entry, Mapping):
+            raise _Wrong(name, f"turn {number} of {{column}} is a {type(entry).__name__}")
+        role = _ROLES.get(str(entry.get("role", entry.get("from"))).lower())
+        text = entry.get("content", entry.get("value"))
+        if role is None:
+            known = ", ".join(_ROLES)
+            raise _Wrong(name, f"turn {number} of {{column}} has none of the roles {known}")
+        if not isinstance(text, str):
+            raise _Wrong(name, f"turn {number} of {{column}} has no text")
+        turns.append(Turn(role=role, text=text))
+    return turns
+
+
+def _of_turns(turns: list[Turn]) -> Example:
+    """The last answer is what is learned; all before it is the prompt."""
+    answers = [index for index, turn in enumerate(turns) if turn.role == "assistant"]
+    summary = ""
+    if answers:
+        summary = turns[answers[-1]].text
+        turns = turns[: answers[-1]]
+    if not turns or turns[-1].role != "user":
+        raise _Wrong("messages", "no turn of the user stands before the last answer")
+    return Example(content=turns[-1].text, summary=summary, earlier=tuple(turns[:-1]))

@@ -1,0 +1,63 @@
+"""Verification: whether an engine generates what stock transformers would."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from workloads.generation_rules import refuse
+from workloads.metrics import TOKENS
+from workloads.parameters import DatasetParameters
+from workloads.settings import setting
+from workloads.workloads.base import WorkloadSpec
+
+
+class VerificationParameters(DatasetParameters):
+    """An engine's greedy tokens and logits against those of stock transformers."""
+
+    prompts: int = setting(
+        4,
+        role="work",
+        length=True,
+        always_in_id=True,
+        ge=1,
+        le=1000,
+        description="How many prompts of the dataset are compared.",
+    )
+    output_tokens: int = setting(
+        16,
+        role="work",
+        length=True,
+        always_in_id=True,
+        ge=1,
+        le=4096,
+        description="How many tokens after each prompt.",
+    )
+    attention: Literal["eager", "sdpa", "flash_attention_2"] = setting(
+        "sdpa",
+        role="choice",
+        loads=True,
+        always_in_id=True,
+        description="Attention implementation of the engine, as in text-generation.",
+    )
+    adapter: str | None = setting(
+        None,
+        role="work",
+        loads=True,
+        consumes="adapter",
+        always_in_id=True,
+        min_length=1,
+        description="A trained adapter to put on the model.",
+    )
+
+
+SPEC = WorkloadSpec(
+    name="verification",
+    function="workloads.verification:run",
+    parameters=VerificationParameters,
+    summary="An engine's greedy tokens and logits against those of stock transformers.",
+    ability="generate",
+    tasks=("causal-lm",),
+    throughput=TOKENS,
+    refuse=refuse,
+    moved={"hpu_mode": None},
+)
