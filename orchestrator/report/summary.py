@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from orchestrator.domain.job import State
 from orchestrator.domain.measurement import Measurement
+from orchestrator.domain.passport import SlowCard
 from orchestrator.report.causes import (
     SETTLED,
     STATE_ORDER,
@@ -38,7 +39,13 @@ from orchestrator.report.grouping import (
 )
 from orchestrator.report.labels import labels_of
 from orchestrator.report.progress import Underway
-from orchestrator.report.provenance import Banner, Provenance, banners_of, provenance_of
+from orchestrator.report.provenance import (
+    Banner,
+    Provenance,
+    banners_of,
+    provenance_of,
+    slow_cards_banner,
+)
 from orchestrator.report.published import Comparison, against_published
 from orchestrator.report.reference_data import Reference
 from orchestrator.report.replicates import Joined, drift_banner, join
@@ -192,6 +199,7 @@ def summarize(
     *,
     underway: Underway | None = None,
     reference: Reference | None = None,
+    slow_cards: Sequence[SlowCard] = (),
 ) -> Summary:
     """The summary of one run's rows, in the order in which they were written.
 
@@ -200,6 +208,7 @@ def summarize(
         damaged: names of files that should have held rows and could not be read.
         underway: how far the run is, where it is not finished.
         reference: what others published, to compare with.
+        slow_cards: of the run, by their passports.
     """
     reference = reference or Reference()
     rows = newest_final(measurements)
@@ -215,7 +224,11 @@ def summarize(
         attempts=sum(1 for row in measurements if row.started_at is not None),
         damaged=tuple(damaged),
         counts={s: counted[s] for s in reversed(STATE_ORDER) if counted[s]},
-        banners=(*banners_of(rows), *drift_banner(joined.night_drift)),
+        banners=(
+            *banners_of(rows),
+            *slow_cards_banner(rows, slow_cards),
+            *drift_banner(joined.night_drift),
+        ),
         raised=raised,
         shared=shared_facts(sorted(set(settings.values()))),
         contests=contests,

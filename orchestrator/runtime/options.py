@@ -39,6 +39,7 @@ class RunOptions:
     adopt: tuple[str, ...] = ()  # former run ids whose spilled rows are brought home
     remote_code: tuple[str, ...] = ()  # models that may run the Python code they come with
     ends_at: float | None = None  # when the report must be there, seconds since the epoch
+    passports: bool = True  # whether each card's speed is taken before its first job
     budget: bool = False  # ``ends_at`` was counted from the start: no clock that is set moves it
     charge: Charge | None = None  # of a driver that has a supervisor
 

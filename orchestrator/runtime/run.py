@@ -297,6 +297,7 @@ def _drive(
     from orchestrator.runtime.clean_output import CleanView, clean_row
     from orchestrator.runtime.driver import Driver
     from orchestrator.runtime.in_process import InProcessExecutor
+    from orchestrator.runtime.passports import PassportBook
     from orchestrator.runtime.stop_signal import StopSignal
     from orchestrator.runtime.watchdog import Watchdog
     from orchestrator.scheduling.schedule import Schedule, ScheduleSettings
@@ -331,7 +332,7 @@ def _drive(
         stop = signals.enter_context(StopSignal().on_signals())
         view = stack.enter_context(contextlib.closing(open_view(quiet=options.quiet)))
         history = history_of(store)
-        settings = ScheduleSettings(seed=seed)
+        settings = ScheduleSettings(seed=seed, passports=options.passports)
         if deadline is not None:
             until, stop_s = deadline.work_until, deadline.stop_s
             settings = replace(
@@ -356,6 +357,7 @@ def _drive(
             publish=session.publish,
             trouble=lambda: getattr(executor, "trouble", ""),
             write_status=lambda text: store.write_file(paths.STATUS, redact(text, os.environ)),
+            passports=PassportBook(store, time.time) if options.passports else None,
             # In this very process a watchdog could end nothing but the whole run.
             watchdog=None if options.in_process else Watchdog(),
             stop=stop,

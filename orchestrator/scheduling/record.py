@@ -48,6 +48,7 @@ class ScheduleSettings:
     stop_s: float = 30.0  # after that: for workers to end before the run counts as over
     stop_patience_s: float = 120.0  # with a worker that was told to stop and does not end
     seed: int = 0  # draws the order of replicates
+    passports: bool = False  # whether the first attempt on each card begins with its passport
 
 
 class Estimates(Protocol):
