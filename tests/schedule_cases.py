@@ -30,6 +30,27 @@ from orchestrator.planning.plan import Action, PlannedJob
 from orchestrator.scheduling.estimate import Estimate
 from orchestrator.scheduling.invariants import Invariants
 from orchestrator.scheduling.schedule import Schedule, ScheduleSettings
+from workloads.api import Result, Sample
+
+
+def result_of(size: int, rate: float) -> Result:
+    """Three repeats of a batch at so many tokens a second."""
+    samples = tuple(
+        Sample(
+            repeat=repeat,
+            batch=0,
+            warmup=False,
+            complete=True,
+            wall_s=size / (rate * (1 + (repeat - 1) / 1e4)),
+            cpu_s=0.0,
+            items=size,
+            input_tokens=size,
+            output_tokens=size,
+            computed_tokens=size,
+        )
+        for repeat in range(3)
+    )
+    return Result(samples=samples, stop_reason="max_repeats")
 
 
 def job(name: str = "a", **changes: object) -> Job:
@@ -192,6 +213,7 @@ class Cluster:
         *,
         took: float = 100.0,
         ranks: Iterable[int] = (0,),
+        result: Result | None = None,
     ) -> list[Command]:
         """An attempt ends, current or not."""
         self.running.pop(attempt.attempt_id, None)
@@ -208,6 +230,7 @@ class Cluster:
                     started_at=self.now - took,
                     ended_at=self.now,
                     failure=failure,
+                    result=result,
                 )
                 for rank in ranks
             ),

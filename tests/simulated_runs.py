@@ -69,7 +69,7 @@ def grids(draw: st.DrawFn) -> list[PlannedJob]:
             model=random.choice(["m1", "m2", "m3"]),
             accelerator=random.choice([Accelerator.HPU] * 3 + [Accelerator.GPU]),
             cards=random.choice([1] * 6 + [2, 2, 3, 4, 8, 16]),
-            batch_size=random.choice([1, 2, 4, 8, 16, 32, MAX]),
+            batch_size=random.choice([1, 2, 4, 8, 16, 32, MAX, "best(cap=32)", "max(cap=7)"]),
             isolation=random.choice(["warm"] * 4 + ["process"]),
         )
         jobs.append(PlannedJob(job=this, action=action, reason="as drawn"))
@@ -113,7 +113,6 @@ def schedules(draw: st.DrawFn) -> ScheduleSettings:
         wait_for_nodes_s=draw(st.sampled_from([0.0, 60.0])),
         breaker_failures=draw(st.sampled_from([2, 5, 10_000])),
         finish_running=draw(st.booleans()),
-        max_batch_size=draw(st.sampled_from([1, 7, 64])),
         urgency=draw(st.sampled_from([0.0, 1.5, 100.0])),
         work_until=draw(st.one_of(st.just(inf), st.floats(0, 4000))),
         stop_s=draw(st.sampled_from([0.0, 30.0])),

@@ -30,6 +30,7 @@ SECTIONS = {
     "Guide": (
         "index.md",
         "first-grid.md",
+        "data.md",
         "real-checkpoint.md",
         "cluster.md",
         "overnight.md",
@@ -42,6 +43,7 @@ SECTIONS = {
     "Reference": (
         "cli.md",
         "grids.md",
+        "measuring.md",
         "schema.md",
         "techniques.md",
         "ray.md",

@@ -21,6 +21,9 @@ Phase = Literal["start", "queued", "load", "compile", "warmup", "measure", "fini
 
 StopReason = Literal["confidence", "max_repeats", "time_limit"]
 
+#: Why warm-up ended: all shapes were met and steps were steady, or ``warmup_limit_s`` ran out.
+WarmupEnd = Literal["complete", "limit"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
@@ -90,6 +93,13 @@ class Result:
     load_s: float = 0.0  # 0 when the model was resident already
     compile_s: float = 0.0
     warmup_s: float = 0.0
+    warmup_steps: int | None = None  # untimed batches, optimizer steps and rehearsals
+    warmup_end: WarmupEnd | None = None  # None where no warm-up was asked for
+    shapes: int | None = None  # distinct shapes of the timed part
+    shapes_unmet: int | None = None  # of these, those that warm-up has not met
+    timed_parts: int | None = None  # how often timing began; all but the last are warm-up
+    timed_compilations: int | None = None  # graphs compiled in the timed part; None: not counted
+    timed_cpu_fallbacks: int | None = None  # operations in it that a card left to the host
     weight_bytes: int | None = None
     parameter_count: int | None = None
     trainable_parameter_count: int | None = None  # None where nothing is trained

@@ -5,6 +5,10 @@ is the machine, and a confidence interval of their throughput says how much. The
 that interval is tight, after ``max_repeats``, or when the time is up, and says which. A pass that
 the time limit cuts keeps its samples, marked incomplete; at least one batch is always measured.
 
+Warm-up (``warmup.py``) is over when steps are steady. That shows in the timed repeats themselves,
+so steady work pays nothing for the question: where their beginning proves slow, those repeats were
+warm-up, too, and timing begins anew. So it does, once, where the timed part compiled something.
+
 All ranks of a gang start a repeat together and decide from the same gathered figures whether to
 go on, so none of them waits for one that has stopped. Clocks and ``synchronize`` are injected.
 """
@@ -13,11 +17,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
 
-from workloads.api import Collective, MeasureSettings, Phase, Sample, StopReason
+from workloads.api import Collective, JobContext, MeasureSettings, Phase, Sample, StopReason
+from workloads.compilations import Compilations
 from workloads.confidence import mean_interval
+from workloads.steadiness import Step, drift
+from workloads.warmup import Warmth, WarmupPlan, rehearse
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +59,19 @@ class Instruments:
     synchronize: Callable[[], None]  # waits until the device has done what was queued
     collective: Collective
     enter_phase: Callable[[Phase], None]
+    compilations: Callable[[], Compilations] = Compilations  # of this process, so far
+
+
+def instruments_of(context: JobContext, *, counted: bool = True) -> Instruments:
+    """The instruments of a job. ``counted``: its engine compiles in this process."""
+    return Instruments(
+        clock=context.clock,
+        cpu_clock=context.cpu_clock,
+        synchronize=context.device.synchronize,
+        collective=context.collective,
+        enter_phase=context.enter_phase,
+        compilations=context.device.compilations if counted else Compilations,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +80,24 @@ class Measured:
 
     samples: tuple[Sample, ...]
     stop_reason: StopReason
-    warmup_s: float
+    warmth: Warmth
+    compilations: Compilations = field(default_factory=Compilations)  # of the timed part
+
+    @property
+    def warmup_s(self) -> float:
+        """Seconds before the timed part."""
+        return self.warmth.warmup_s
+
+    @property
+    def warmup(self) -> dict[str, Any]:
+        """The cost of warm-up, and what it left, as fields of ``api.Result``."""
+        return {each.name: getattr(self.warmth, each.name) for each in fields(self.warmth)}
+
+    @property
+    def details(self) -> dict[str, str]:
+        """Details of what was compiled in the timed part, for the row."""
+        told = self.compilations.told()
+        return {"compiled_in_timed_part": told} if told else {}
 
     @property
     def representative_repeat(self) -> int:
@@ -74,10 +112,12 @@ class _Pass:
     """One rank's part of one repeat, as the ranks tell each other."""
 
     output_tokens: int
+    computed_tokens: int
     items: int
     wall_s: float
     finished: bool  # no batch was left out
     time_is_up: bool
+    may_restart: bool  # there is time for more warm-up
 
 
 def measure(
@@ -85,6 +125,7 @@ def measure(
     batches: int,
     settings: MeasureSettings,
     instruments: Instruments,
+    plan: WarmupPlan | None = None,
 ) -> Measured:
     """Time ``run_batch(repeat, batch)`` for every batch, repeat after repeat.
 
@@ -92,31 +133,103 @@ def measure(
         run_batch: does the work of one batch of one repeat (counted from 0, warm-up included)
             and returns a function that says what was done, called when the clock has stopped.
         batches: how many batches this rank has in a repeat, at least 1.
-        settings: when to stop. ``warmup`` passes come first and take ``time_limit_s`` at most.
+        settings: when to stop. ``warmup`` passes come first, at least.
         instruments: clocks and hooks.
+        plan: what warm-up has to meet; None: what the batches themselves are.
     """
     if batches < 1:
         raise ValueError("nothing to measure: a repeat needs at least one batch")
-    loop = _Loop(run_batch, batches, instruments)
+    plan = plan or WarmupPlan()
     instruments.enter_phase("warmup")
     began = instruments.clock()
-    for repeat in range(settings.warmup):
-        loop.run_pass(repeat, deadline=began + settings.time_limit_s, warmup=True)
-    warmup_s = instruments.clock() - began if settings.warmup else 0.0
+    warmup_until = began + (settings.warmup_limit_s if settings.warmup else 0.0)
+    loop = _Loop(run_batch, batches, instruments, warmup_until)
+    warmth = _warm_up(loop, settings, plan)
+    parts, repeated = 0, False
+    while True:
+        parts += 1
+        timed_from = instruments.clock()
+        part = _time(loop, settings, plan)
+        if part.stop_reason is not None:
+            compiled = any(instruments.collective.gather(part.compilations.graphs or 0))
+            if not compiled or repeated or not settings.warmup or not plan.restarts:
+                break
+            repeated = True
+        loop.timed_was_warm_up()
+    instruments.enter_phase("finish")  # what follows is no part of what was timed
+    untimed = sum(sample.warmup for sample in loop.samples)
+    return Measured(
+        samples=tuple(loop.samples),
+        stop_reason=part.stop_reason,
+        compilations=part.compilations,
+        warmth=dataclasses.replace(
+            warmth,
+            warmup_s=timed_from - began if untimed or warmth.warmup_steps else 0.0,
+            warmup_steps=(warmth.warmup_steps or 0) + untimed,
+            timed_parts=parts,
+            timed_compilations=part.compilations.graphs,
+            timed_cpu_fallbacks=part.compilations.cpu_fallbacks,
+        ),
+    )
 
+
+def _warm_up(loop: _Loop, settings: MeasureSettings, plan: WarmupPlan) -> Warmth:
+    """Meet every shape; ``warmup_steps`` are rehearsals only, since samples tell of the others."""
+    shapes = {*plan.shapes}
+    if not settings.warmup:
+        return Warmth(shapes=len(shapes) or None)
+    cut, steps, met = False, 0, frozenset[Hashable]()
+    if plan.rehearse is not None:
+        instruments = loop.instruments
+        done = rehearse(plan, instruments.clock, loop.warmup_until, instruments.collective)
+        cut, steps, met = done.cut, done.steps, done.met
+    while not cut and loop.repeat < max(settings.warmup, plan.passes):
+        passes = loop.run_pass(deadline=loop.warmup_until, warmup=True)
+        cut = not all(done.finished for done in passes)
+    if plan.rehearse is None and plan.shapes:
+        met = frozenset(plan.shapes[sample.batch] for sample in loop.samples)
+    return Warmth(
+        warmup_steps=steps,
+        warmup_end="limit" if cut else "complete",
+        shapes=len(shapes) or None,
+        shapes_unmet=len(shapes - met) if shapes else None,
+    )
+
+
+@dataclass(slots=True)
+class _Part:
+    """One beginning of the timed part."""
+
+    stop_reason: StopReason | None = None  # None: what it timed was still warm-up
+    compilations: Compilations = field(default_factory=Compilations)
+
+
+def _time(loop: _Loop, settings: MeasureSettings, plan: WarmupPlan) -> _Part:
+    """Time repeats until there is a reason to stop, or until they prove to be warm-up."""
+    instruments = loop.instruments
     instruments.enter_phase("measure")
+    before = instruments.compilations()
     deadline = instruments.clock() + settings.time_limit_s
     rates: list[float] = []
-    repeat = settings.warmup
+    steps: list[Step] = []
     while True:
-        passes = loop.run_pass(repeat, deadline=deadline, warmup=False)
+        passes = loop.run_pass(deadline=deadline, warmup=False)
         if all(done.finished for done in passes):
             rates.append(throughput(passes))
+            steps.append(_step(passes))
+            slow = plan.restarts and (drift(steps) or 0.0) > 0.0
+            if slow and all(done.may_restart for done in passes):
+                return _Part()
         stop_reason = _why_stop(rates, passes, settings)
         if stop_reason is not None:
-            instruments.enter_phase("finish")  # what follows is no part of what was timed
-            return Measured(samples=tuple(loop.samples), stop_reason=stop_reason, warmup_s=warmup_s)
-        repeat += 1
+            return _Part(stop_reason, instruments.compilations().since(before))
+
+
+def _step(passes: Sequence[_Pass]) -> Step:
+    """A repeat of all ranks together, as a step."""
+    tokens = sum(done.computed_tokens for done in passes)
+    items = sum(done.items for done in passes)
+    return Step((tokens, items), max(done.wall_s for done in passes), tokens or items)
 
 
 def throughput(passes: Sequence[_Pass]) -> float:
@@ -151,16 +264,24 @@ class _Loop:
         run_batch: RunBatch,
         batches: int,
         instruments: Instruments,
+        warmup_until: float,
     ) -> None:
         self._run_batch = run_batch
         self._batches = batches
-        self._instruments = instruments
+        self.instruments = instruments
+        self.warmup_until = warmup_until
         self.samples: list[Sample] = []
+        self.repeat = 0  # the next one's number
 
-    def run_pass(self, repeat: int, *, deadline: float, warmup: bool) -> list[_Pass]:
+    def timed_was_warm_up(self) -> None:
+        """Count all that was done so far as warm-up."""
+        self.samples = [dataclasses.replace(sample, warmup=True) for sample in self.samples]
+
+    def run_pass(self, *, deadline: float, warmup: bool) -> list[_Pass]:
         """One repeat of this rank; what every rank did in it, in rank order."""
-        clock = self._instruments.clock
-        self._instruments.collective.barrier()
+        repeat, self.repeat = self.repeat, self.repeat + 1
+        clock = self.instruments.clock
+        self.instruments.collective.barrier()
         # Only a first timed batch may start late: without it there would be nothing to report.
         forced = not warmup and not any(not sample.warmup for sample in self.samples)
         taken: list[Sample] = []
@@ -168,13 +289,15 @@ class _Loop:
             if clock() >= deadline and not (forced and batch == 0):
                 break
             taken.append(self._time(repeat, batch, warmup))
-        passes = self._instruments.collective.gather(
+        passes = self.instruments.collective.gather(
             _Pass(
                 output_tokens=sum(sample.output_tokens for sample in taken),
+                computed_tokens=sum(sample.computed_tokens for sample in taken),
                 items=sum(sample.items for sample in taken),
                 wall_s=math.fsum(sample.wall_s for sample in taken),
                 finished=len(taken) == self._batches,
                 time_is_up=clock() >= deadline,
+                may_restart=clock() < self.warmup_until,
             )
         )
         complete = all(done.finished for done in passes)
@@ -182,7 +305,7 @@ class _Loop:
         return passes
 
     def _time(self, repeat: int, batch: int, warmup: bool) -> Sample:
-        instruments = self._instruments
+        instruments = self.instruments
         instruments.synchronize()
         cpu_began, began = instruments.cpu_clock(), instruments.clock()
         observe = self._run_batch(repeat, batch)

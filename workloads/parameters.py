@@ -37,5 +37,5 @@ class DatasetParameters(WorkloadParameters):
     )
 
     def reading(self) -> Reading:
-        """How the dataset of a job is read."""
+        """Return the way in which the dataset of a job is read."""
         return Reading(columns=self.columns, split=self.split, revision=self.revision)

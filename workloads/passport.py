@@ -1,9 +1,9 @@
 """A short passport of a card: how fast it multiplies, copies and exchanges, in a fifth of a second.
 
 Cards of one kind are not equally fast: one runs hot, one was put into a slower slot, one has a link
-that retrains. Each figure is the best of several short pieces, since whatever disturbs a piece makes
-it slower and nothing makes it faster; a card that is slow is slow in every piece. The sizes are
-small, so these are figures to hold cards against each other with, and no peaks.
+that retrains. Each figure is the best of several short pieces, since whatever disturbs a piece
+makes it slower and nothing makes it faster; a card that is slow is slow in every piece. The sizes
+are small, so these are figures to hold cards against each other with, and no peaks.
 """
 
 from __future__ import annotations

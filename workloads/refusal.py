@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from workloads.devices import DeviceSpec, device_spec
 from workloads.errors import BadConfiguration, Unsupported
@@ -23,7 +23,7 @@ class Asked:
     dataset: str
     precision: str
     device: str  # by its name, as in ``workloads/devices``
-    batch_size: int | Literal["max"]  # per card
+    batch_size: int | str  # per card; text: it is searched for
     cards: int
     parameters: Mapping[str, Any]  # the workload's own, all of them
     engine: str

@@ -20,11 +20,12 @@ from typing import TYPE_CHECKING
 
 from workloads.api import Item, JobContext, Request, Result
 from workloads.devices.monitoring.host_memory import HostMemoryPeak, resident_bytes
-from workloads.engines import engine_function
+from workloads.engines import engine_function, find_engine
 from workloads.engines.base import EngineLoader, Generated, GenerationEngine
 from workloads.errors import BadConfiguration
-from workloads.measure import Instruments, Measured, Observation, measure
+from workloads.measure import Measured, Observation, instruments_of, measure
 from workloads.parallel.layout import Layout
+from workloads.warmup import WarmupPlan
 from workloads.workloads.text_generation import TextGenerationParameters
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ def run(request: Request, context: JobContext) -> Result:
     # Loading passes through more memory than running; the peaks are those of running.
     context.device.release_memory()
     context.device.reset_peak_memory()
+    spec = find_engine(request.engine)
     generation: Generation | ContinuousGeneration
     if parameters.batching == "continuous":
         from workloads.generation.continuous_generation import ContinuousGeneration
@@ -90,20 +92,15 @@ def run(request: Request, context: JobContext) -> Result:
             generation.run_batch,
             len(batches),
             request.measure,
-            Instruments(
-                clock=context.clock,
-                cpu_clock=context.cpu_clock,
-                synchronize=context.device.synchronize,
-                collective=context.collective,
-                enter_phase=context.enter_phase,
-            ),
+            instruments_of(context, counted=spec.counts_compilations),
+            WarmupPlan(shapes=_shapes(batches, engine), passes=spec.warmup_passes),
         )
     return Result(
         samples=measured.samples,
         items=generation.items(measured),
         stop_reason=measured.stop_reason,
         load_s=load_s,
-        warmup_s=measured.warmup_s,
+        **measured.warmup,
         weight_bytes=engine.weights.weight_bytes,
         parameter_count=engine.weights.parameter_count,
         baseline_host_memory_bytes=resident.baseline_host_memory_bytes,
@@ -112,7 +109,11 @@ def run(request: Request, context: JobContext) -> Result:
         random_weights=engine.random_weights,
         synthetic_data=synthetic,
         precision_detail=engine.weights.detail,
-        details={**engine.details, "host_memory_peak": host_memory.method},
+        details={
+            **engine.details,
+            **measured.details,
+            "host_memory_peak": host_memory.method,
+        },
     )
 
 
@@ -194,6 +195,14 @@ def _batches(prompts: list[Prompt], size: int, batching: str) -> list[list[Promp
     if batching == "sorted":
         prompts = sorted(prompts, key=lambda prompt: len(prompt.ids))
     return [prompts[start : start + size] for start in range(0, len(prompts), size)]
+
+
+def _shapes(batches: list[list[Prompt]], engine: GenerationEngine) -> list[tuple[int, int]]:
+    """Rows and positions of each batch, as the engine pads it."""
+    return [
+        (len(batch), engine.padded_length(max(len(prompt.ids) for prompt in batch)))
+        for batch in batches
+    ]
 
 
 def _check_length(

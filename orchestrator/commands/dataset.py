@@ -1,4 +1,4 @@
-"""``nightgrid dataset``: lengths of AdvertiseGen and a small sample of it; a synthetic twin."""
+"""``nightgrid dataset``: lengths of a dataset and a small sample of it; a synthetic twin."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from orchestrator.host import output
 
 if TYPE_CHECKING:
     from workloads.data.advertisegen import Description
+    from workloads.data.examples import Example
     from workloads.data.lengths import Distribution
 
 T = TypeVar("T")
@@ -22,7 +23,8 @@ MOST_EXAMPLES = 10_000_000
 
 EPILOG = """\
 examples:
-  nightgrid dataset advertisegen AdvertiseGen/ --tiny tiny.json   lengths, and 100 samples of them
+  nightgrid dataset lengths alpaca.jsonl                          in tokens: prompts, answers
+  nightgrid dataset advertisegen AdvertiseGen/ --tiny tiny.json   the same, and 100 samples
   nightgrid dataset synthetic made/ --count 1000                  a made-up twin to try things with
 """
 
@@ -37,18 +39,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="print the lengths of AdvertiseGen's train.json and dev.json; sample them by length",
     )
     real.add_argument("directory", type=Path, metavar="DIR", help="has train.json and dev.json")
-    real.add_argument("--tiny", type=Path, metavar="OUT", help="write the sample to this file")
-    real.add_argument(
-        "--count", type=_positive, default=100, help="examples in the sample (default: 100)"
+    of_any = kinds.add_parser(
+        "lengths",
+        help="print the lengths of any dataset (docs/data.md); sample it by length",
     )
-    real.add_argument(
-        "--tokenizer",
-        metavar="MODEL",
-        default="tiny-chatglm3",
-        help="whose tokens are counted (default: tiny-chatglm3, the embedded model's)",
-    )
-    real.add_argument("--json", action="store_true", help="print JSON instead of text")
-    real.add_argument("--force", action="store_true", help="overwrite OUT")
+    of_any.add_argument("dataset", metavar="DATASET", help="as `dataset:` of a grid names it")
+    of_any.add_argument("--columns", default="", help="as in a grid: prompt=question, …")
+    of_any.add_argument("--split", default="train", help="of a dataset of the hub (default: train)")
+    of_any.add_argument("--revision", default="", help="of a dataset of the hub")
+    for kind in (real, of_any):
+        kind.add_argument("--tiny", type=Path, metavar="OUT", help="write the sample to this file")
+        kind.add_argument(
+            "--count", type=_positive, default=100, help="examples in the sample (default: 100)"
+        )
+        kind.add_argument(
+            "--tokenizer",
+            metavar="MODEL",
+            default="tiny-chatglm3",
+            help="whose tokens are counted (default: tiny-chatglm3, the embedded model's)",
+        )
+        kind.add_argument("--json", action="store_true", help="print JSON instead of text")
+        kind.add_argument("--force", action="store_true", help="overwrite OUT")
     twin = kinds.add_parser(
         "synthetic", help="write a made-up train.json and dev.json of AdvertiseGen's shape"
     )
@@ -62,7 +73,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Carry the command out; see ``add_arguments``."""
-    return _synthetic(args) if args.kind == "synthetic" else _advertisegen(args)
+    if args.kind == "synthetic":
+        return _synthetic(args)
+    if args.kind == "advertisegen":
+        from workloads.data.advertisegen import read_directory
+
+        return _lengths(
+            args, "directory", str(args.directory), lambda: read_directory(args.directory)
+        )
+    from workloads.data.catalog import Reading, load_examples
+
+    reading = Reading(columns=args.columns, split=args.split, revision=args.revision)
+    return _lengths(
+        args, "dataset", args.dataset, lambda: {args.dataset: load_examples(args.dataset, reading)}
+    )
 
 
 def _positive(text: str) -> int:
@@ -77,13 +101,18 @@ def _positive(text: str) -> int:
     return value
 
 
-def _advertisegen(args: argparse.Namespace) -> int:
+def _lengths(
+    args: argparse.Namespace,
+    kind: str,
+    name: str,
+    read: Callable[[], dict[str, list[Example]]],
+) -> int:
     from workloads.data import advertisegen
 
     out = args.tiny / "tiny.json" if args.tiny and args.tiny.is_dir() else args.tiny
     if out is not None:
         _refuse_overwriting([out], args.force)
-    files = advertisegen.read_directory(args.directory)
+    files = read()
 
     from workloads.models.loading import load_tokenizer, open_model
 
@@ -94,11 +123,11 @@ def _advertisegen(args: argparse.Namespace) -> int:
     if out is not None:
         written = _writing(out, lambda: advertisegen.write_tiny(out, files, lengths, args.count))
     if args.json:
-        report = asdict(description) | {"directory": str(args.directory)}
+        report = asdict(description) | {kind: name}
         report |= {"tokenizer": args.tokenizer, "tiny": str(out) if out else None}
         output.say_json(report | {"tiny_count": written}, indent=2, ensure_ascii=False)
         return 0
-    output.say(_text(args.directory, args.tokenizer, description))
+    output.say(_text(name, args.tokenizer, description))
     if out is not None:
         output.say(f"\n{written} examples at equal distance in total length -> {out}")
     return 0
@@ -138,10 +167,10 @@ def _writing(path: Path, act: Callable[[], T]) -> T:
         raise NightgridError(f"cannot write {path}: {error.strerror or error}") from error
 
 
-def _text(directory: Path, tokenizer: str, description: Description) -> str:
+def _text(name: str, tokenizer: str, description: Description) -> str:
     total = sum(description.counts.values())
     counts = ", ".join(f"{name} {count:,}" for name, count in description.counts.items())
-    lines = [f"{directory}: {total:,} examples ({counts})"]
+    lines = [f"{name}: {total:,} examples ({counts})"]
     if description.synthetic:
         lines.append("SYNTHETIC: these texts were made up by a program")
     lines.append(f"length in tokens of {tokenizer}, without the prompt layout")

@@ -15,8 +15,9 @@ from orchestrator.domain.processor import ProcessorUse, Turn
 from orchestrator.domain.topology import Card, CardSet
 from workloads.api import MeasureSettings, Result
 
-#: ``probe`` asks only whether a batch size fits (``batch_size: max``); ``measure`` is the real one.
-Purpose = Literal["measure", "probe"]
+#: ``probe`` asks only whether a batch size fits (``batch_size: max``), ``trial`` times one roughly
+#: (``best``); ``measure`` is the real one.
+Purpose = Literal["measure", "probe", "trial"]
 
 
 _json = json.JSONEncoder(separators=(",", ":")).encode
@@ -43,7 +44,7 @@ class _Written:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt(_Written):
     """One try. ``job_id`` is the grid's job; ``job`` is what runs, which differs from it only in
-    ``batch_size`` when the grid asked for ``max``."""
+    ``batch_size`` when the grid asked for a search, and in the timing of its trials."""
 
     attempt_id: str  # "<job_id>-<number>", unique in the run
     job_id: str

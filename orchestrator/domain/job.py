@@ -17,8 +17,8 @@ Scalar = str | int | float | bool | None
 #: A workload's own settings, sorted by name.
 Parameters = tuple[tuple[str, Scalar], ...]
 
-#: ``batch_size: max`` asks for the largest batch that fits.
-MAX = "max"
+#: ``batch_size: max`` asks for the largest batch that fits, ``best`` for the fastest.
+MAX, BEST = "max", "best"
 
 
 class _Declared(type):
@@ -128,7 +128,7 @@ class Job(_Identified):
     accelerator: Accelerator
     cards: int
     precision: str
-    batch_size: int | Literal["max"]
+    batch_size: int | str  # a number, or the text of a search (``batch_size.py``)
     engine: str = field(default_factory=default_engine)
     isolation: Literal["warm", "process"] = "warm"
     parameters: Parameters = ()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from orchestrator.domain.batch_size import LARGEST_CAP, PATTERN, from_mapping
 from workloads.devices import own_devices
 from workloads.engines import default_engine
 from workloads.settings import Settings, declarations, setting
@@ -42,8 +44,9 @@ class JobFields(Settings):
         role="work",
         always_in_id=True,
         min_length=1,
-        description="An embedded dataset (advertisegen-synthetic, english-prompts), a file of JSON "
-        "lines with `content` and `summary`, or an AdvertiseGen directory.",
+        description="An embedded dataset (advertisegen-synthetic, english-prompts), a file (JSON "
+        "lines or list, CSV, TSV, Parquet), a directory of them such as AdvertiseGen's, or a hub "
+        "id. Examples are pairs of texts, chats or plain text (docs/data.md).",
     )
     accelerator: str = setting(
         own_devices()[0].accelerator,
@@ -68,13 +71,17 @@ class JobFields(Settings):
         always_in_id=True,
         description="Format of the weights; `nightgrid schema precisions` says what each means.",
     )
-    batch_size: Annotated[int, Field(ge=1, le=1_000_000)] | Literal["max"] = setting(
+    batch_size: (
+        Annotated[int, Field(ge=1, le=LARGEST_CAP)]
+        | Literal["max", "best"]
+        | Annotated[str, Field(pattern=PATTERN)]
+    ) = setting(
         1,
         role="choice",
         length=True,
         always_in_id=True,
         description="Prompts (or training samples) per batch and card; `max` finds the largest "
-        "that fits.",
+        "that fits, `best` the fastest.",
     )
     engine: str = setting(
         default_engine(),
@@ -93,3 +100,6 @@ class JobFields(Settings):
 
 
 FIELDS = declarations(JobFields)
+
+#: Settings that a grid may also write as a mapping, and what makes a value of it.
+MAPPINGS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {"batch_size": from_mapping}

@@ -41,13 +41,12 @@ class Metrics:
     cpu_s: float | None = None  # CPU time of the timed part, all ranks
     loss_first: float | None = None
     loss_last: float | None = None
-    # Of repeats that did the same work (``results/steadiness.py``); None: too few.
-    drift: float | None = None
-    hump_ratio: float | None = None
+    hump_ratio: float | None = None  # of repeats of two speeds; 1: of one
     # Of all cards in the timed part, its pauses included; None where it is not known.
     energy_j: float | None = None
     power_w: float | None = None
     energy_source: Source | None = None
+    drift: float | None = None  # share by which a slow beginning slows the whole; below 0: slower
 
     @property
     def work_per_joule(self) -> float | None:
@@ -80,8 +79,8 @@ class Measurement:
     accelerator: Accelerator
     cards: int
     precision: str
-    batch_size: int | None  # per card; None for `max` when nothing fitted or ran
-    batch_size_requested: str  # "8", or "max"
+    batch_size: int | None  # per card; None for a search when nothing fitted or ran
+    batch_size_requested: str  # "8", "max", "best(cap=64)"
     engine: str
     isolation: str
     parameters: Mapping[str, Scalar]
@@ -129,6 +128,13 @@ class Measurement:
     load_s: float | None = None
     compile_s: float | None = None
     warmup_s: float | None = None
+    warmup_steps: int | None = None
+    warmup_end: str | None = None
+    shapes: int | None = None
+    shapes_unmet: int | None = None
+    timed_parts: int | None = None
+    timed_compilations: int | None = None
+    timed_cpu_fallbacks: int | None = None
     weight_bytes: int | None = None
     parameter_count: int | None = None
     trainable_parameter_count: int | None = None

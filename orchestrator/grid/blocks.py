@@ -13,7 +13,11 @@ class MeasureBlock(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, defer_build=True)
 
     warmup: int = Field(
-        default=1, ge=0, le=1000, description="Untimed repeats before timing starts."
+        default=1,
+        ge=0,
+        le=1000,
+        description="Untimed repeats before timing starts, at least: warm-up ends when every shape "
+        "was met and steps are steady. 0: none at all, and the first meeting is timed.",
     )
     min_repeats: int = Field(default=3, ge=1, le=100_000, description="Timed repeats, at least.")
     max_repeats: int = Field(default=20, ge=1, le=100_000, description="Timed repeats, at most.")
@@ -28,6 +32,12 @@ class MeasureBlock(BaseModel):
     )
     time_limit_s: float = Field(
         default=120.0, gt=0, le=604_800, description="Most seconds of the timed part of one job."
+    )
+    warmup_limit_s: float = Field(
+        default=1800.0,
+        gt=0,
+        le=604_800,
+        description="Most seconds of warm-up; where they run out the row is flagged as not steady.",
     )
 
 

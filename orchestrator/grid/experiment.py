@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 STRUCTURE = tuple(ExperimentBlock.model_fields)
 
+#: In place of a value that was complained of.
+_REFUSED = object()
+
 #: Values of one setting, each with its place in the file.
 Values = list[tuple[Scalar, Path_]]
 
@@ -162,6 +165,9 @@ class ExperimentReader:
             experiment.fixed.pop(name, None)
             experiment.axes.append(Axis((name,), tuple((value,) for value, _ in values)))
             return
+        raw = self._said(path, name, raw)
+        if raw is _REFUSED:
+            return
         if isinstance(raw, (list, Mapping)) or (name != "model" and looks_like_range(raw)):
             what = "a range" if isinstance(raw, str) else shown(raw)
             hint = f"several values go under `axes:`, as `{name}: …`"
@@ -181,7 +187,7 @@ class ExperimentReader:
         if fault is not None:
             hint = fault.hint
             if name == "batch_size" and not hint:
-                hint = f"a whole number from 1, or max; {RANGE_HINT}"
+                hint = f"a whole number from 1, or max or best; {RANGE_HINT}"
             self.grid.complain(path, fault.message, hint)
             return []
         self.origins.setdefault((name, made), path)
@@ -206,7 +212,18 @@ class ExperimentReader:
                 values.append((value, place))
         return values
 
+    def _said(self, path: Path_, name: str, raw: Any) -> Any:
+        """The value that a mapping stands for; all else as it is."""
+        made, fault = self.grid.vocabulary.written(name, raw)
+        if fault is not None:
+            self.grid.complain(path, fault.message, fault.hint)
+            return _REFUSED
+        return raw if made is None else made
+
     def _entry(self, path: Path_, name: str, entry: Any) -> Values:
+        entry = self._said(path, name, entry)
+        if entry is _REFUSED:
+            return []
         if isinstance(entry, (list, Mapping)):
             hint = "values are written [fp32, bf16] or 1..64 *2"
             self.grid.complain(path, f"{shown(entry)} where one value belongs", hint)

@@ -17,7 +17,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from orchestrator.domain.job import Accelerator, Scalar
-from orchestrator.domain.job_fields import FIELDS, JobFields
+from orchestrator.domain.job_fields import FIELDS, MAPPINGS, JobFields
 from workloads.settings import declarations
 
 FIELD_NAMES = tuple(JobFields.model_fields)
@@ -105,6 +105,17 @@ class Vocabulary:
             entry = self.workloads.get(workload or "")
             declared = {} if entry is None else declarations(entry.parameters)
         return declared[name].current(value) if name in declared else value
+
+    def written(self, name: str, value: object) -> tuple[Scalar, Fault | None]:
+        """The value that a mapping stands for, as ``{max: {cap: 64}}`` for a batch size, or what is
+        wrong with it; None for a setting that is never written so."""
+        if name not in MAPPINGS or not isinstance(value, Mapping):
+            return None, None
+        try:
+            return MAPPINGS[name](value), None
+        except ValueError as error:
+            message, _, hint = str(error).partition("; ")
+            return None, Fault(message, hint)
 
     def _check(self, workload: str | None, name: str, value: Scalar) -> tuple[Scalar, Fault | None]:
         if name not in FIELD_NAMES:
@@ -205,11 +216,13 @@ def explain(details: list[Any], value: object) -> Fault:
             choices += str(detail["ctx"]["expected"]).replace(" or ", ", ").split(", ")
         elif kind in _WANTED:
             wanted.append(_WANTED[kind])
+        elif kind == "string_pattern_mismatch" and len(details) > 1:
+            continue  # one of several forms: the others say what is wanted
         else:
             limits.append(detail["msg"].removeprefix("Input ").removeprefix("Value error, "))
     if limits:
         return Fault(f"{shown(value)}: {limits[0]}")
-    choices = [choice.strip("'") for choice in choices]
+    choices = list(dict.fromkeys(choice.strip("'") for choice in choices))
     wanted = list(dict.fromkeys(wanted))
     if choices and not wanted:
         return _not_among(value, choices, "possible value") or Fault(f"{shown(value)} is refused")

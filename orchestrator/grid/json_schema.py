@@ -13,6 +13,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from orchestrator.domain.batch_size import CAP, GOALS, LARGEST_CAP
 from orchestrator.domain.job import Accelerator
 from orchestrator.domain.job_fields import FIELDS, JobFields
 from orchestrator.grid.blocks import ExperimentBlock, GridFile, MeasureBlock
@@ -102,6 +103,7 @@ def _settings(vocabulary: Vocabulary) -> dict[str, Schema]:
         name: {**schema, "description": f"{schema['description']} (Role: {FIELDS[name].role}.)"}
         for name, schema in _properties(JobFields).items()
     }
+    settings["batch_size"]["anyOf"].append(_searches())
     settings["workload"]["enum"] = list(vocabulary.workloads)
     settings["accelerator"]["enum"] = list(Accelerator)
     settings["precision"]["enum"] = list(vocabulary.precisions)
@@ -114,6 +116,32 @@ def _settings(vocabulary: Vocabulary) -> dict[str, Schema]:
             if model := spec.settings(ability):
                 _add(settings, model, f"Setting of the engine {spec.name}")
     return settings
+
+
+def _searches() -> Schema:
+    """The mapping that asks for a search: ``{max: {cap: 4096, tolerance: 0.05}}``."""
+    limits = _mapping(
+        {
+            "cap": {
+                "type": "integer",
+                "minimum": 1,
+                "maximum": LARGEST_CAP,
+                "description": f"The largest size that is tried; {CAP} if left out.",
+            },
+            "tolerance": {
+                "type": "number",
+                "minimum": 0,
+                "exclusiveMaximum": 1,
+                "description": "max: by how much of it a larger size may be missed. best: how much "
+                "slower counts as equal.",
+            },
+        }
+    )
+    return {
+        **_mapping({goal: {"anyOf": [limits, {"type": "null"}]} for goal in GOALS}),
+        "minProperties": 1,
+        "maxProperties": 1,
+    }
 
 
 def _add(settings: dict[str, Schema], model: type[BaseModel], whose: str) -> None:

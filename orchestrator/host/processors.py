@@ -9,8 +9,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-_SIBLINGS = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
-_GROUPS = Path("/sys/fs/cgroup")
+SIBLINGS = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
+GROUPS = Path("/sys/fs/cgroup")
 _OLD_QUOTA, _OLD_PERIOD = "cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"
 
 
@@ -30,7 +30,7 @@ def usable_cores() -> tuple[int, ...]:
 def _siblings(number: int) -> str:
     """The hardware threads of a core as the kernel lists them; alone where it does not."""
     try:
-        return Path(_SIBLINGS.format(number)).read_text().strip() or str(number)
+        return Path(SIBLINGS.format(number)).read_text().strip() or str(number)
     except OSError:
         return str(number)
 
@@ -43,11 +43,11 @@ def _quotas() -> Iterator[float]:
         for line in Path("/proc/self/cgroup").read_text().splitlines():
             if line.startswith("0::/"):
                 own = line[4:]
-    for directory in {_GROUPS, _GROUPS / own}:
+    for directory in {GROUPS, GROUPS / own}:
         with contextlib.suppress(OSError, ValueError, ZeroDivisionError):
             most, period = (directory / "cpu.max").read_text().split()
             yield float(most) / float(period)  # "max" is no number: no limit
     with contextlib.suppress(OSError, ValueError, ZeroDivisionError):  # of the older kind
-        quota = float((_GROUPS / _OLD_QUOTA).read_text())
+        quota = float((GROUPS / _OLD_QUOTA).read_text())
         if quota > 0:
-            yield quota / float((_GROUPS / _OLD_PERIOD).read_text())
+            yield quota / float((GROUPS / _OLD_PERIOD).read_text())

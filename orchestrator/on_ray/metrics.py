@@ -64,7 +64,7 @@ def readings_of(status: RunStatus) -> Iterator[Reading]:
     for failure_class, count in status.failure_counts.items():
         yield reading("nightgrid_failures", count, failure_class=failure_class)
     yield reading("nightgrid_cards", len(status.cards))
-    yield reading("nightgrid_cards_busy", status.busy)
+    yield reading("nightgrid_cards_busy", status.assigned)
     yield reading("nightgrid_cards_emulated", status.emulated)
     yield reading("nightgrid_paused", bool(status.paused))
     for rate in status.rates:

@@ -146,6 +146,20 @@ def leader(one: Leader, chosen: str) -> str:
     return f"{chosen}: {units.number(one.value)} {one.metric.unit}".rstrip() + tied
 
 
+def warm_up(row: Measurement) -> str:
+    """Cost of warm-up and what it met: ``12 steps, 4 of 4 shapes, timed anew 1 time``."""
+    if row.warmup_steps is None:
+        return ""
+    parts = [f"{row.warmup_steps} steps"]
+    if row.shapes is not None and row.shapes_unmet is not None:
+        parts.append(f"{row.shapes - row.shapes_unmet} of {row.shapes} shapes met")
+    if anew := (row.timed_parts or 1) - 1:
+        parts.append(f"timing began anew {anew} times")
+    if row.timed_compilations:
+        parts.append(f"{row.timed_compilations} graphs compiled while timed")
+    return ", ".join(parts)
+
+
 def where(row: Measurement) -> str:
     """Node and cards of a row: ``hpu-1 [0-3]``."""
     if not row.nodes:

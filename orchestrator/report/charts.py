@@ -196,7 +196,7 @@ def cards_chart(timeline: Timeline, title: str) -> str:
     for number, lane in enumerate(lanes):
         y = 24 + high * number + high - 4
         parts.append(_text(left - 6, y, one_line(lane.name, 17), "small", "end"))
-        parts.append(_text(WIDE, y, units.percent(lane.utilization), "small", "end"))
+        parts.append(_text(WIDE, y, units.percent(lane.assigned), "small", "end"))
     states: dict[str, None] = {}
     for number, span, _ in shown_spans(timeline):
         if number >= len(lanes):
@@ -206,7 +206,7 @@ def cards_chart(timeline: Timeline, title: str) -> str:
         wide = max(0.7, (span.end - span.start) * scale - 0.6)
         state = str(span.row.state)
         states[state] = None
-        faint = ' opacity="0.5"' if span.row.purpose == "probe" else ""
+        faint = ' opacity="0.5"' if span.row.purpose != "measure" else ""
         parts.append(
             f'<rect class="state s-{state.lower()}" x="{x:.1f}" y="{25 + high * number}" '
             f'width="{wide:.1f}" height="{high - 2}"{faint}/>'
@@ -223,7 +223,7 @@ def cards_chart(timeline: Timeline, title: str) -> str:
         x = left + 118 * place
         parts.append(f'<rect class="state s-{state.lower()}" x="{x}" y="3" width="9" height="9"/>')
         parts.append(_text(x + 13, 12, state, "small"))
-    parts.append(_text(WIDE, 12, "used", "small", "end"))
+    parts.append(_text(WIDE, 12, "assigned", "small", "end"))
     return svg(title, *parts, size=(WIDE, foot + 20))
 
 

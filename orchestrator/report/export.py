@@ -135,8 +135,8 @@ def _document(summary: Summary) -> dict[str, object]:
                 "card": lane.card,
                 "accelerator": lane.accelerator,
                 "attempts": len(lane.spans),
-                "busy_s": finite(lane.busy_s),
-                "idle_s": finite(lane.idle_s),
+                "assigned_s": finite(lane.assigned_s),
+                "unassigned_s": finite(lane.unassigned_s),
             }
             for lane in summary.timeline.lanes
         ],

@@ -180,13 +180,15 @@ def _cards(summary: Summary) -> str:
         [
             markdown(lane.name),
             str(len(lane.spans)),
-            units.seconds(lane.busy_s),
-            units.seconds(lane.idle_s),
-            units.percent(lane.utilization, 3),
+            units.seconds(lane.assigned_s),
+            units.seconds(lane.unassigned_s),
+            units.percent(lane.assigned, 3),
         ]
         for lane in lanes
     ]
-    return "## Cards\n\n" + _grid(("card", "attempts", "busy", "idle", "used"), lines, range(1, 5))
+    return "## Cards\n\n" + _grid(
+        ("card", "attempts", "time assigned", "unassigned", "share"), lines, range(1, 5)
+    )
 
 
 def _provenance(summary: Summary) -> str:

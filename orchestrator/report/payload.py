@@ -92,6 +92,7 @@ def _columns(
         "flags": lambda r: one_line("; ".join(map(str, summary.raised.get(r.job_id, ()))), 900),
         "failure_class": lambda r: r.failure_class or "",
         "stop_reason": lambda r: r.stop_reason or "",
+        "warm_up": cells.warm_up,
         "energy_source": lambda r: r.metrics.energy_source or "",
         "precision_detail": lambda r: r.precision_detail or "",
         "driver": lambda r: r.driver_version or "",
@@ -239,8 +240,8 @@ def _timeline(summary: Summary, index: dict[str, int]) -> Json:
                 "node": visible(lane.node),
                 "card": lane.card,
                 "kind": lane.accelerator,
-                "busy": finite(lane.busy_s),
-                "idle": finite(lane.idle_s),
+                "assigned": finite(lane.assigned_s),
+                "unassigned": finite(lane.unassigned_s),
             }
             for lane in timeline.lanes
         ],
@@ -250,7 +251,7 @@ def _timeline(summary: Summary, index: dict[str, int]) -> Json:
         "row": [index.get(span.row.job_id, -1) for _, span in spans],
         "state": [states.index(str(span.row.state)) for _, span in spans],
         "attempt": [span.row.attempt_number for _, span in spans],
-        "probe": [int(span.row.purpose == "probe") for _, span in spans],
+        "probe": [int(span.row.purpose != "measure") for _, span in spans],
     }
     return told | ({"jobs": jobs} if jobs else {})
 
@@ -273,7 +274,7 @@ def _merged(lane: Lane, slot_s: float) -> Iterable[tuple[Span, int]]:
     """The spans of a lane, those that start within one slot of time and ended alike as one."""
     slots: dict[object, tuple[Span, int]] = {}
     for span in lane.spans:
-        key = (span.start // slot_s, span.row.state, span.row.purpose == "probe")
+        key = (span.start // slot_s, span.row.state, span.row.purpose != "measure")
         first, count = slots.get(key, (span, 0))
         end = max(first.end, span.end)
         slots[key] = (first if first.end == end else replace(first, end=end), count + 1)

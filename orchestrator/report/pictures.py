@@ -133,7 +133,7 @@ def _pictures(summary: Summary) -> Iterator[Picture]:
         drawing = charts.published_chart(one, title)
         yield Picture(name=f"published-{n:02d}", title=title, drawing=drawing)
     if lanes := summary.timeline.lanes:
-        title = f"{len(lanes)} cards, busy {units.percent(summary.timeline.utilization, 3)}"
+        title = f"{len(lanes)} cards, time assigned {units.percent(summary.timeline.assigned, 3)}"
         yield Picture(
             name="cards", title=title, drawing=charts.cards_chart(summary.timeline, title)
         )

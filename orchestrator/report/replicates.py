@@ -11,9 +11,10 @@ report says "within one process".
 from __future__ import annotations
 
 import math
+import typing
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from orchestrator.domain.job import State
@@ -22,12 +23,16 @@ from orchestrator.report.flags import Raised, barred
 from orchestrator.report.grouping import Setting
 from orchestrator.report.provenance import Banner
 from orchestrator.report.ratio import rate_of
-from orchestrator.results.steadiness import LEAST_SAMPLES, LEVEL, mann_kendall, slope_of
+from orchestrator.results.series import LEAST_SAMPLES, LEVEL, mann_kendall, slope_of
 from workloads.confidence import NestedInterval, nested_interval
 
 _SUMS = ("repeats", "measure_s", "cpu_s", "energy_j")
-_OWN = ("drift", "hump_ratio", "energy_source", "throughput_unit")  # of one process alone
-_MEANS = tuple(each.name for each in fields(Metrics) if each.name not in (*_SUMS, *_OWN))
+_OWN = ("drift", "hump_ratio")  # of one process alone
+_MEANS = tuple(
+    name
+    for name, kind in typing.get_type_hints(Metrics).items()
+    if kind in (float, float | None) and name not in (*_SUMS, *_OWN)
+)
 _LARGEST = ("peak_host_memory_bytes", "peak_device_memory_bytes", "baseline_host_memory_bytes")
 
 
@@ -165,7 +170,7 @@ def _averaged(rows: Sequence[Measurement]) -> Metrics:
     """The figures of all rows: means of rates and times, sums of amounts; None where one lacks
     it."""
     every = [row.metrics for row in rows]
-    changes: dict[str, Any] = {"drift": None, "hump_ratio": None}
+    changes: dict[str, Any] = dict.fromkeys(_OWN)
     for name in (*_MEANS, *_SUMS):
         values = [getattr(metrics, name) for metrics in every]
         if None in values:

@@ -93,7 +93,7 @@ class Table:
     about: Mapping[str, str]  # what tells it from the other tables, besides model and device
     unit: str  # of the throughput; "" when nothing succeeded
     precisions: tuple[str, ...]  # rows, wide to narrow
-    batch_sizes: tuple[str, ...]  # columns: "1", "2", …, "max"
+    batch_sizes: tuple[str, ...]  # columns: "1", "2", …, "best", "max"
     cells: Mapping[tuple[str, str], Measurement]  # by (precision, batch size)
     best: str | None  # job id of the clear winner
     tied: frozenset[str]  # job ids that share the first place, since their intervals overlap
@@ -251,7 +251,7 @@ def summarize(
 
 
 def batch_column(row: Measurement) -> str:
-    """The column of a row: the batch size the grid asked for, which may be ``max``."""
+    """The column of a row: the batch size the grid asked for, which may be a search."""
     return row.batch_size_requested
 
 
@@ -293,5 +293,5 @@ def _table(
     )
 
 
-def _batch_rank(column: str) -> tuple[int, int]:
-    return (0, int(column)) if column.isdecimal() else (1, 0)
+def _batch_rank(column: str) -> tuple[int, int, str]:
+    return (0, int(column), "") if column.isdecimal() else (1, 0, column)

@@ -265,7 +265,7 @@ def _cards(summary: Summary, console: Console) -> None:
         return
     _heading(
         console,
-        f"Cards: {len(timeline.lanes)} busy {units.percent(timeline.utilization, 3)} "
+        f"Cards: {len(timeline.lanes)}, time assigned {units.percent(timeline.assigned, 3)} "
         f"of {units.seconds(timeline.wall_s)}",
     )
     by_card = len(timeline.lanes) <= MOST_CARDS
@@ -274,17 +274,19 @@ def _cards(summary: Summary, console: Console) -> None:
         groups.setdefault(lane.name if by_card else lane.node, []).append(lane)
     grid = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
     grid.add_column("card" if by_card else "node")
-    for name in ("cards", "attempts", "busy", "idle", "used"):
+    for name in ("cards", "attempts", "time assigned", "unassigned", "share"):
         grid.add_column(name, justify="right")
     for name, lanes in list(groups.items())[:MOST_LINES]:
-        busy = sum(lane.busy_s for lane in lanes)
+        assigned = sum(lane.assigned_s for lane in lanes)
         grid.add_row(
             Text(one_line(name)),
             f"{len(lanes)}",
             f"{sum(len(lane.spans) for lane in lanes):,}",
-            units.seconds(busy),
-            units.seconds(sum(lane.idle_s for lane in lanes)),
-            units.percent(busy / (timeline.wall_s * len(lanes)) if timeline.wall_s else None, 3),
+            units.seconds(assigned),
+            units.seconds(sum(lane.unassigned_s for lane in lanes)),
+            units.percent(
+                assigned / (timeline.wall_s * len(lanes)) if timeline.wall_s else None, 3
+            ),
         )
     console.print(grid)
     _cut(console, len(groups), MOST_LINES, "card" if by_card else "node")

@@ -26,14 +26,14 @@ class Span:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lane:
-    """One card. ``busy_s + idle_s`` is the length of all windows."""
+    """One card. ``assigned_s + unassigned_s`` is the length of all windows."""
 
     node: str
     card: int
     accelerator: str
     spans: tuple[Span, ...]
-    busy_s: float
-    idle_s: float
+    assigned_s: float  # to attempts, whatever the card did meanwhile
+    unassigned_s: float
 
     @property
     def name(self) -> str:
@@ -41,10 +41,11 @@ class Lane:
         return f"{self.node}/{self.accelerator}{self.card}"
 
     @property
-    def utilization(self) -> float:
-        """Busy share of the windows, 0 to 1."""
-        whole = self.busy_s + self.idle_s
-        return self.busy_s / whole if whole else 0.0
+    def assigned(self) -> float:
+        """Share of the windows in which attempts had the card, 0 to 1. Not its utilization: a
+        card may wait for its host all that time."""
+        whole = self.assigned_s + self.unassigned_s
+        return self.assigned_s / whole if whole else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,11 +61,11 @@ class Timeline:
         return sum(end - start for start, end in self.windows)
 
     @property
-    def utilization(self) -> float:
-        """Busy share of all cards, 0 to 1."""
-        busy = sum(lane.busy_s for lane in self.lanes)
+    def assigned(self) -> float:
+        """Share of the time of all cards in which attempts had them, 0 to 1."""
+        assigned = sum(lane.assigned_s for lane in self.lanes)
         whole = self.wall_s * len(self.lanes)
-        return busy / whole if whole else 0.0
+        return assigned / whole if whole else 0.0
 
 
 def timeline_of(measurements: Sequence[Measurement]) -> Timeline:
@@ -86,15 +87,15 @@ def timeline_of(measurements: Sequence[Measurement]) -> Timeline:
     wall = sum(end - start for start, end in merged)
     lanes = []
     for (node, card, accelerator), group in sorted(spans.items(), key=lambda kv: natural(kv[0])):
-        busy = sum(end - start for start, end in union((s.start, s.end) for s in group))
+        assigned = sum(end - start for start, end in union((s.start, s.end) for s in group))
         lanes.append(
             Lane(
                 node=node,
                 card=card,
                 accelerator=accelerator,
                 spans=tuple(sorted(group, key=lambda s: (s.start, s.end, s.attempt_id))),
-                busy_s=busy,
-                idle_s=max(0.0, wall - busy),
+                assigned_s=assigned,
+                unassigned_s=max(0.0, wall - assigned),
             )
         )
     return Timeline(windows=merged, lanes=tuple(lanes))

@@ -22,18 +22,25 @@ from orchestrator.domain.job import Accelerator, State
 from orchestrator.domain.measurement import Measurement, Metrics
 from orchestrator.domain.topology import Node
 from orchestrator.results.schema import SCHEMA_VERSION
-from orchestrator.results.steadiness import drift_of, hump_ratio_of
+from orchestrator.results.series import hump_ratio_of
 from orchestrator.results.timed import complete_repeats, derived_figures
 from workloads import registry
 from workloads.api import Item, Result, Sample
 from workloads.confidence import mean_interval, percentile, ratio_interval, tail_percentile
 from workloads.metrics import SAMPLES, TOKENS, Throughput, of_ranks
+from workloads.steadiness import Step, drift
 
 #: Figures that a rank reports once, and of which a gang's largest counts.
 _LARGEST = (
     "load_s",
     "compile_s",
     "warmup_s",
+    "warmup_steps",
+    "shapes",
+    "shapes_unmet",
+    "timed_parts",
+    "timed_compilations",
+    "timed_cpu_fallbacks",
     "weight_bytes",
     "parameter_count",
     "trainable_parameter_count",
@@ -117,7 +124,6 @@ def metrics_of(
     first_tokens = [sample.ttft_s for _, sample in counted if sample.ttft_s is not None]
     latencies = [item.latency_s for _, item in items]
     losses = _losses(samples)
-    speeds = _speeds_of_equal_repeats(complete.values())
     means: dict[str, Any] = {name: _mean(values) for name, values in rates.items()}
     return Metrics(
         **means,
@@ -138,8 +144,8 @@ def metrics_of(
         cpu_s=math.fsum(sample.cpu_s for _, sample in timed),
         loss_first=losses[0] if losses else None,
         loss_last=losses[-1] if losses else None,
-        drift=drift_of(speeds),
-        hump_ratio=hump_ratio_of(speeds),
+        drift=drift([_step(repeat) for repeat in complete.values()]),
+        hump_ratio=hump_ratio_of(_speeds_of_equal_repeats(complete.values())),
     )
 
 
@@ -153,6 +159,13 @@ def _speeds_of_equal_repeats(repeats: Iterable[Sequence[tuple[int, Sample]]]) ->
         sizes.add((total.items, total.output_tokens, computed))
         times.append(total.wall_s)
     return [1 / time for time in times] if len(sizes) == 1 and min(times) > 0 else []
+
+
+def _step(repeat: Sequence[tuple[int, Sample]]) -> Step:
+    """A repeat of all ranks as one step of a series."""
+    total = _totals(repeat)
+    tokens = sum(sample.computed_tokens for _, sample in repeat)
+    return Step((tokens, total.items), total.wall_s, tokens or total.items)
 
 
 def _totals(pairs: Iterable[tuple[int, Sample]]) -> _Totals:
@@ -385,6 +398,7 @@ def _numbers(results: Sequence[Result]) -> dict[str, Any]:
         values = tuple(map(_most, zip(*map(_largest, results), strict=True)))
     return dict(zip(_LARGEST, values, strict=True)) | {
         "stop_reason": first.stop_reason,
+        "warmup_end": first.warmup_end,
         "random_weights": any(result.random_weights for result in results),
         "synthetic_data": any(result.synthetic_data for result in results),
         "precision_detail": first.precision_detail or None,

@@ -49,6 +49,7 @@ _TIMES = ("recorded_at", "started_at", "ended_at")
 _METRICS = {field.name for field in fields(Metrics)}
 _json = json.JSONEncoder(separators=(",", ":")).encode
 _RAW_TYPES: dict[str, type] = {"samples": Sample, "items": Item}
+_NESTED: dict[str, type] = {**_RAW_TYPES, "measure": MeasureSettings}
 
 
 @lru_cache(maxsize=1)
@@ -235,6 +236,9 @@ def _as_expected(column: pa.ChunkedArray, field: pa.Field, source: str) -> pa.Ch
     import pyarrow as pa
 
     if not column.type.equals(field.type):
+        if record := _NESTED.get(field.name):
+            chunks = [_completed(chunk, field.type, record) for chunk in column.chunks]
+            column = pa.chunked_array(chunks) if chunks else column
         if not _bare(pa.field(field.name, column.type)).type.equals(field.type):
             raise StoreError(
                 f"{source} is not a Nightgrid table: its {field.name} are {column.type}, "
@@ -246,6 +250,34 @@ def _as_expected(column: pa.ChunkedArray, field: pa.Field, source: str) -> pa.Ch
         values = [default if value is None else value for value in column.to_pylist()]
         column = pa.chunked_array([pa.array(values, field.type)])
     return column
+
+
+def _completed(array: pa.Array, kind: pa.DataType, record: type) -> pa.Array:
+    """Nested values of an older table with what its record has got since, at its defaults; as they
+    are where they lack something else."""
+    import pyarrow as pa
+
+    if pa.types.is_list(kind) and pa.types.is_list(array.type) and not array.null_count:
+        values = _completed(array.flatten(), kind.value_type, record)
+        begins = array.offsets.to_numpy()
+        return pa.ListArray.from_arrays(pa.array(begins - begins[0], pa.int32()), values)
+    if not (pa.types.is_struct(kind) and pa.types.is_struct(array.type)):
+        return array
+    present = {child.name for child in array.type}
+    lacking = {child.name for child in kind} - present
+    if not lacking or lacking & required(record) or not present <= {child.name for child in kind}:
+        return array
+    rules = _rules(record)
+    parts = []
+    for child in kind:
+        if child.name in present:
+            parts.append(array.field(child.name))
+        else:
+            default = rules[child.name][0].default if child.name in rules else None
+            value = None if default in (MISSING, ()) else default
+            parts.append(pa.repeat(pa.scalar(value, child.type), len(array)))
+    fields_ = [child.with_type(part.type) for child, part in zip(kind, parts, strict=True)]
+    return pa.StructArray.from_arrays(parts, fields=fields_, mask=array.is_null())
 
 
 def _absent(field: pa.Field, rows: int, source: str) -> pa.ChunkedArray:

@@ -69,7 +69,10 @@ _COLUMNS: _Entries = {
         Range(high=999_999_999),
     ),
     "final": ("", "whether this is the job's one terminal row of its invocation"),
-    "purpose": ("", "measure, or probe: asked only whether a batch size fits"),
+    "purpose": (
+        "",
+        "measure; probe: asked only whether a batch size fits; trial: timed it roughly, for best",
+    ),
     "recorded_at": ("", "when the driver made the row", MOMENT),
     # what was asked
     "experiment": ("", "name of the experiment in the grid file"),
@@ -84,7 +87,7 @@ _COLUMNS: _Entries = {
         "prompts or training samples per card that ran together; null if none ran",
         Range(low=1, high=2**31),
     ),
-    "batch_size_requested": ("", "batch size in the grid: a number, or max"),
+    "batch_size_requested": ("", "batch size in the grid: a number, max or best"),
     "engine": ("", "library that runs the model"),
     "isolation": ("", "warm: workers keep models between jobs; process: each job its own"),
     "parameters": ("", "the workload's own settings; values are JSON"),
@@ -170,19 +173,19 @@ _COLUMNS: _Entries = {
     "cpu_s": ("s", "CPU time of all timed batches, all ranks"),
     "loss_first": ("", "loss of the first step, warm-up included, mean over ranks", ANY),
     "loss_last": ("", "loss of the last step, mean over ranks", ANY),
-    "drift": (
-        "",
-        "relative change of speed from the first repeat to the last; 0: no significant trend; "
-        "null: fewer than 10 repeats of equal size",
-        FINITE,
-    ),
     "hump_ratio": (
         "",
-        "where repeats are of two speeds, the faster over the slower; 1: of one; null: as drift",
+        "where repeats are of two speeds, the faster over the slower; 1: of one; null: fewer than "
+        "10 repeats of equal size",
         FROM_1,
     ),
     "energy_j": ("J", "energy of all cards in the timed part, pauses included; null: not known"),
     "power_w": ("W", "mean power of all cards together in the timed part"),
+    "drift": (
+        "",
+        "share by which a slow beginning makes the timed part slower; below 0: steps became slower",
+        FINITE,
+    ),
     "energy_source": ("", "counter: the cards' own; power: integrated from readings of power"),
     # numbers that a rank reports once; of a gang the largest
     "stop_reason": ("", "why timing stopped: confidence, max_repeats or time_limit"),
@@ -191,7 +194,14 @@ _COLUMNS: _Entries = {
         "s",
         "time to compile graphs that no cache held; on Gaudi the node has one on disk",
     ),
-    "warmup_s": ("s", "time of the untimed repeats"),
+    "warmup_s": ("s", "time of the untimed repeats and of what they met first"),
+    "warmup_steps": ("", "untimed batches, optimizer steps and rehearsals of steps"),
+    "warmup_end": ("", "complete: all shapes met, steps steady; limit: warmup_limit_s ran out"),
+    "shapes": ("", "distinct shapes (rows x length) of the timed part"),
+    "shapes_unmet": ("", "of these, those that were met first while the clock ran"),
+    "timed_parts": ("", "how often timing began; all but the last count as warm-up"),
+    "timed_compilations": ("", "graphs compiled in the timed part; null: nobody counts them"),
+    "timed_cpu_fallbacks": ("", "operations of the timed part that the card left to the host"),
     "weight_bytes": ("bytes", "weights on one card"),
     "parameter_count": ("", "parameters of the model"),
     "trainable_parameter_count": ("", "of these and of adapters, those that were trained"),
@@ -219,12 +229,13 @@ _COLUMNS: _Entries = {
 
 _NESTED: dict[str, _Entries] = {
     "MeasureSettings": {
-        "warmup": ("", "untimed repeats"),
+        "warmup": ("", "untimed repeats, at least"),
         "min_repeats": ("", "fewest timed repeats"),
         "max_repeats": ("", "most timed repeats"),
         "confidence": ("", "level of the interval", Range(low=0.01, high=0.999_999_999)),
         "relative_half_width": ("", "timing stops when the interval is this tight"),
         "time_limit_s": ("s", "limit of the timed part"),
+        "warmup_limit_s": ("s", "limit of warm-up"),
     },
     "Sample": {
         "repeat": ("", "number of the repeat, from 0; warm-up is numbered too"),

@@ -99,7 +99,7 @@ class RunStatus:
         return 3600 * self.jobs_run / self.elapsed_s if known else None
 
     @property
-    def busy(self) -> int:
+    def assigned(self) -> int:
         """Cards with an attempt on them."""
         return sum(1 for card in self.cards if card.attempt_id)
 

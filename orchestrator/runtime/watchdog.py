@@ -23,11 +23,12 @@ LIMITS: Mapping[str, float] = {
     "start": 600.0,
     "load": 3600.0,
     "compile": 7200.0,
-    "warmup": 3600.0,
+    "warmup": 1800.0,
     "measure": 1800.0,
     "finish": 600.0,
 }
-#: The timed part is cut short after its time limit, but one batch is always finished.
+#: Warm-up and timed part are cut short after the limits that their job asks for, but a batch that
+#: has begun is always finished: a compilation, say.
 MEASURE_FACTOR = 3.0
 #: The driver looks every second. Of a longer pause between two looks so much counts.
 LONGEST_PAUSE_S = 5.0
@@ -48,7 +49,8 @@ class Watchdog:
 
     limits: Mapping[str, float] = field(default_factory=lambda: LIMITS)
     longest_pause_s: float = LONGEST_PAUSE_S
-    _asked_s: dict[str, float] = field(default_factory=dict)  # worker -> time limit of its job
+    #: Worker -> limits that its job asks for, by phase.
+    _asked_s: dict[str, dict[str, float]] = field(default_factory=dict)
     _seen: dict[str, _Seen] = field(default_factory=dict)
     _told: set[str] = field(default_factory=set)
     _looked_at: float | None = None
@@ -57,7 +59,13 @@ class Watchdog:
         """Take note of what a worker was given to do."""
         if isinstance(command, RunAttempt):
             for worker_id in command.worker_ids:
-                self._asked_s[worker_id] = command.attempt.job.measure.time_limit_s
+                measure = command.attempt.job.measure
+                warmup_s = measure.warmup_limit_s if measure.warmup else 0.0
+                self._asked_s[worker_id] = {
+                    "warmup": warmup_s,
+                    # Until then, what was timed may prove to be warm-up.
+                    "measure": warmup_s + MEASURE_FACTOR * measure.time_limit_s,
+                }
 
     def overdue(self, cards: Iterable[CardStatus], now: float) -> list[WorkerOverdue]:
         """The workers that have been in their phase for longer than its limit."""
@@ -92,9 +100,9 @@ class Watchdog:
 
     def _limit(self, card: CardStatus) -> float | None:
         limit = self.limits.get(card.phase)  # None: idle or free
-        if limit is not None and card.phase == "measure":
-            limit += MEASURE_FACTOR * self._asked_s.get(card.worker_id, 0.0)
-        return limit
+        if limit is None:
+            return None
+        return limit + self._asked_s.get(card.worker_id, {}).get(card.phase, 0.0)
 
     def _forget_all_but(self, worker_ids: set[str]) -> None:
         for kept in (self._asked_s, self._seen):

@@ -1,40 +1,223 @@
-"""The largest batch size that fits: doubling until one does not, then bisection.
+"""Decisions of the searches for a batch size: the largest that fits, and the fastest. Pure.
 
-What a batch needs grows with its size, so the sizes that fit are 1..n and n is to be found. The
-probes cost a forward pass each while an out-of-memory may cost a worker, hence doubling from
-below: at most one failure before the bisection. The history is a mapping from batch size to
-whether it fitted; a later verdict on the same size replaces an earlier one.
+*Largest.* What a batch needs grows with its size, so the sizes that fit are 1..n and n is to be
+found. Memory grows about as a straight line, so two sizes that fitted, or one and what is known of
+other jobs of the model (``memory_line.py``), say where the line meets the card's memory, and the
+search jumps there. Where the card tells no memory it doubles until a size does not fit and bisects.
+It ends when no size can fit that is larger than the answer by more than the tolerance.
+
+*Fastest.* Throughput rises with the batch size and may fall again, so its peak is looked for among
+powers of two by golden section. Two sizes are tied if their intervals overlap and their means are
+within the tolerance: then neither side of them is given up, and of tied sizes the smaller is the
+answer. A size that does not fit counts as a fall.
+
+The history maps sizes to trials; a later trial of a size replaces an earlier one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from math import ceil, floor, log
+
+from orchestrator.domain.batch_size import Search
+from orchestrator.scheduling.memory_line import MemoryLine
+from workloads.confidence import Interval
+
+#: Jumps of one search; a memory that is no line is then searched by halving.
+MOST_JUMPS = 6
+#: A line through known sizes says nothing of sizes that are so many times larger.
+TRUSTED = 16
+_GOLDEN = (5**0.5 - 1) / 2
 
 
-def largest_fit(history: Mapping[int, bool]) -> int | None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """Outcome of one size."""
+
+    fits: bool
+    rate: Interval | None = None  # throughput, where it was measured
+
+
+History = Mapping[int, Trial]
+
+
+def next_size(history: History, search: Search, line: MemoryLine | None = None) -> int | None:
+    """The size to try next; None when ``answer`` is one."""
+    if search.goal == "best":
+        return next_faster(history, search)
+    return next_larger(history, search, line)
+
+
+def answer(history: History, search: Search) -> int | None:
+    """The size that is looked for, as far as is known; None if no size fits."""
+    return fastest(history, search) if search.goal == "best" else largest_fit(history)
+
+
+def why(history: History, search: Search) -> str:
+    """The reason for which the search stopped, in a few words."""
+    return (why_fastest if search.goal == "best" else why_largest)(history, search)
+
+
+def largest_fit(history: History) -> int | None:
     """The largest size known to fit and below every size known not to; None if there is none."""
     ceiling = _smallest_misfit(history)
-    fits = [size for size, fitted in history.items() if fitted and _below(size, ceiling)]
+    fits = [size for size, trial in history.items() if trial.fits and _below(size, ceiling)]
     return max(fits, default=None)
 
 
-def next_probe(history: Mapping[int, bool], cap: int) -> int | None:
-    """The size to try next, at most ``cap``; None when ``largest_fit`` is the answer.
-
-    Raises:
-        ValueError: ``cap`` is below 1.
-    """
-    if cap < 1:
-        raise ValueError(f"the largest batch size to try must be at least 1, not {cap}")
-    fit = largest_fit(history) or 0
-    misfit = _smallest_misfit(history)
+def next_larger(history: History, search: Search, line: MemoryLine | None = None) -> int | None:
+    """The size to probe next for the largest; None when ``largest_fit`` is the answer."""
+    fit, misfit = largest_fit(history) or 0, _smallest_misfit(history)
+    upper = search.cap if misfit is None else min(search.cap, misfit - 1)
+    missed = floor(fit * search.tolerance)  # a larger answer that is not looked for
+    if upper - fit <= (missed if misfit is not None else 0):
+        return None
+    proof = min(fit + missed + 1, upper)  # if this does not fit, the search is over
+    if line is not None and fit and len(history) < MOST_JUMPS + 2:
+        return min(max(_jump(history, line, fit, misfit, proof), proof), upper)
     if misfit is None:
-        return None if fit >= cap else min(max(2 * fit, 1), cap)
-    return None if misfit - fit <= 1 else (fit + misfit) // 2
+        return min(max(2 * fit, 1), search.cap)
+    return max((fit + misfit) // 2, proof)
 
 
-def _smallest_misfit(history: Mapping[int, bool]) -> int | None:
-    return min((size for size, fitted in history.items() if not fitted), default=None)
+def _jump(history: History, line: MemoryLine, fit: int, misfit: int | None, proof: int) -> int:
+    """The size at which the line meets the card's memory, or near it once that was tried."""
+    aim = min(line.largest, TRUSTED * fit)
+    if misfit is None:
+        if aim > fit:
+            return aim
+        below = max(
+            (size for size, trial in history.items() if trial.fits and size < fit), default=0
+        )
+        return max(proof, fit + min(2 * (fit - below), fit)) if 2 * below > fit else proof
+    if fit < aim < misfit:
+        return aim
+    if aim <= fit:
+        return proof
+    misfits = sum(not trial.fits for trial in history.values())
+    back = misfit - max(1, misfit // 32) * 4 ** (misfits - 1)
+    return back if back > fit else (fit + misfit) // 2
+
+
+def why_largest(history: History, search: Search) -> str:
+    """The reason for which the search for the largest stopped, in a few words."""
+    fit, misfit = largest_fit(history), _smallest_misfit(history)
+    probes = f"{len(history)} probe{'s' if len(history) > 1 else ''}"
+    if fit is None:
+        return f"not even batch size {misfit} fits" if misfit is not None else "nothing was tried"
+    if misfit is None:
+        return (
+            f"batch size {fit} is the cap of the search, and a larger one may fit ({probes}); "
+            f"batch_size: {{max: {{cap: {2 * fit}}}}} tries more"
+        )
+    within = f", and none up to {misfit} was tried" if misfit - fit > 1 else ""
+    return f"batch size {fit} fits and {misfit} does not{within} ({probes})"
+
+
+# ---------------------------------------------------------------- the fastest
+
+
+def powers(cap: int) -> list[int]:
+    """The sizes among which the fastest is looked for."""
+    return [1 << exponent for exponent in range(cap.bit_length())]
+
+
+def most_trials(cap: int) -> int:
+    """Trials after which a search for the fastest stops: those of golden section, and three."""
+    return ceil(log(max(len(powers(cap)), 2)) / -log(_GOLDEN)) + 3
+
+
+def tied(one: Interval, other: Interval, tolerance: float) -> bool:
+    """Return whether two throughputs cannot be told apart, and need not be."""
+    overlap = one.low <= other.high and other.low <= one.high
+    return overlap and abs(one.mean - other.mean) <= tolerance * max(one.mean, other.mean)
+
+
+def next_faster(history: History, search: Search) -> int | None:
+    """The size to measure next for the fastest; None when ``fastest`` is the answer."""
+    ceiling = _smallest_misfit(history)
+    sizes = [size for size in powers(search.cap) if _below(size, ceiling)]
+    rates = _rates(history, sizes)
+    if not sizes or len(history) >= most_trials(search.cap):
+        return None
+    if not rates:
+        return sizes[round((1 - _GOLDEN) * (len(sizes) - 1))]
+    top = max(rates, key=lambda at: rates[at].mean)
+    for apart in (False, True):  # first what lies beside the best, then beyond what is tied with it
+        left, right = _bracket(rates, top, len(sizes), search.tolerance, beyond_ties=apart)
+        gaps = [range(left + 1, top), range(top + 1, right)]
+        unmeasured = [[at for at in gap if at not in rates] for gap in gaps]
+        if any(unmeasured):
+            below, above = unmeasured
+            return sizes[_golden(above, nearest=0) if len(above) >= len(below) else _golden(below)]
+    return None
+
+
+def _bracket(
+    rates: Mapping[int, Interval], top: int, count: int, tolerance: float, *, beyond_ties: bool
+) -> tuple[int, int]:
+    """The positions around the best between which the peak lies, both excluded."""
+    known = [at for at in rates if not (beyond_ties and tied(rates[at], rates[top], tolerance))]
+    left = max((at for at in known if at < top), default=-1)
+    return left, min((at for at in known if at > top), default=count)
+
+
+def _golden(positions: list[int], nearest: int = -1) -> int:
+    """The position that cuts a gap by the golden section, seen from its end at the best."""
+    step = round((1 - _GOLDEN) * (len(positions) - 1))
+    return positions[step] if nearest == 0 else positions[-1 - step]
+
+
+def fastest(history: History, search: Search) -> int | None:
+    """The smallest size that is tied with the highest throughput; None if none was measured."""
+    ceiling = _smallest_misfit(history)
+    rates = {
+        size: trial.rate
+        for size, trial in history.items()
+        if trial.fits and trial.rate is not None and _below(size, ceiling)
+    }
+    if not rates:
+        return largest_fit(history)
+    top = rates[max(rates, key=lambda size: rates[size].mean)]
+    return min(size for size, rate in rates.items() if tied(rate, top, search.tolerance))
+
+
+def why_fastest(history: History, search: Search) -> str:
+    """The reason for which a size is the fastest, in a few words."""
+    chosen = fastest(history, search)
+    if chosen is None:
+        return why_largest(history, search)
+    tried = ", ".join(map(str, sorted(history)))
+    rate = history[chosen].rate
+    said = f"batch size {chosen} is the fastest of {tried}"
+    ties = [
+        size
+        for size, trial in sorted(history.items())
+        if size != chosen and rate and trial.fits and trial.rate
+        if trial.rate.mean >= rate.mean and tied(trial.rate, rate, search.tolerance)
+    ]
+    if ties:
+        said += f"; tied with {', '.join(map(str, ties))}, which need more memory"
+    if (misfit := _smallest_misfit(history)) is not None:
+        said += f"; {misfit} does not fit"
+    elif chosen * 2 > search.cap:
+        said += f"; the cap of the search is {search.cap}"
+    return said
+
+
+def _rates(history: History, sizes: list[int]) -> dict[int, Interval]:
+    """Throughput by position among the sizes."""
+    found = {}
+    for at, size in enumerate(sizes):
+        trial = history.get(size)
+        if trial is not None and trial.rate is not None:
+            found[at] = trial.rate
+    return found
+
+
+def _smallest_misfit(history: History) -> int | None:
+    return min((size for size, trial in history.items() if not trial.fits), default=None)
 
 
 def _below(size: int, ceiling: int | None) -> bool:

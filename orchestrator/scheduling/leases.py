@@ -67,7 +67,8 @@ class Leases:
         slots = tuple(sorted(slots, key=lambda slot: slot.order))
         lease = self._open(record, slots, now + self.start_s, record.estimate.total_s)
         gang = record.width > 1
-        lease.asks_passports = any([self._asks_passport(s.card, gang=gang) for s in slots])
+        asked = [self._asks_passport(slot.card, gang=gang) for slot in slots]
+        lease.asks_passports = any(asked)
         for rank, slot in enumerate(slots):
             worker = slot.worker
             if worker is None:

@@ -8,10 +8,14 @@ from enum import Enum
 from math import inf
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
+from orchestrator.domain.attempt import Purpose
+from orchestrator.domain.batch_size import Search, search_of
 from orchestrator.domain.failure import FailureClass
 from orchestrator.domain.job import Job, State
 from orchestrator.domain.topology import Card
+from orchestrator.scheduling.batch_search import Trial, next_size
 from orchestrator.scheduling.estimate import PRIOR_START_S, SEARCH_FACTOR, Estimate
+from orchestrator.scheduling.trials import purpose_of, timed_roughly
 from workloads.measure_settings import MeasureSettings
 
 if TYPE_CHECKING:
@@ -41,7 +45,6 @@ class ScheduleSettings:
     breaker_failures: int = 5  # first failures, all alike and at once, that stop the run
     breaker_within_s: float = 30.0  # how soon a failure is "at once"
     finish_running: bool = True  # after StopRequested; a second request stops them too
-    max_batch_size: int = 1024  # the most that ``batch_size: max`` tries
     urgency: float = 1.5  # a job goes first if this many times its length is all that is left
     work_until: float = inf  # the time of day by which the last attempt must have ended
     follow_clock: bool = True  # when the time of day is set, so is the time left; a budget stays
@@ -96,9 +99,10 @@ class JobRecord:
     failed_on: dict[Card | str, None] = field(default_factory=dict)  # cards, node ids; newest last
     avoided: frozenset[Card | str] = frozenset()  # the newest of these, as many as now is possible
     suspects: set[Card] = field(default_factory=set)  # blamed should it work elsewhere
-    search: dict[int, bool] | None = None  # ``batch_size: max``: size -> whether it fitted
+    wish: Search | None = field(init=False)  # ``batch_size: max`` or ``best``
+    search: dict[int, Trial] | None = None  # of such a job: the sizes tried so far
     batch_size: int = 1  # of the next attempt
-    purpose: Literal["measure", "probe"] = "measure"
+    purpose: Purpose = "measure"
     queue: DurationQueue | None = None
     token: int = 0  # of its newest entry in a queue; older ones are void
     reservation: Reservation | None = None
@@ -114,10 +118,13 @@ class JobRecord:
         number = self.job.replicate
         self.key = self.job.residency_key + (f"|replicate {number}" if number > 1 else "")
         self.expect(self.estimate)
+        self.wish = search_of(self.job.batch_size)
         if isinstance(self.job.batch_size, int):
             self.batch_size = self.job.batch_size
-        else:
-            self.search, self.purpose = {}, "probe"
+        elif self.wish is not None:
+            self.search = {}
+            self.purpose = purpose_of(self.wish.goal)
+            self.batch_size = next_size({}, self.wish) or 1
 
     def expect(self, estimate: Estimate) -> None:
         """Reckon with this estimate from now on; not while the job waits in a queue."""
@@ -160,7 +167,8 @@ class JobRecord:
         """The job as its next attempt runs it."""
         if self.search is None:
             return self.job
-        return replace(self.job, batch_size=self.batch_size)
+        job = replace(self.job, batch_size=self.batch_size)
+        return timed_roughly(job, self.wish) if self.wish and self.purpose == "trial" else job
 
 
 def configuration_of(job: Job) -> Job:

@@ -14,14 +14,15 @@ from orchestrator.domain.events import Command, RunAttempt, StartWorker, StopWor
 from orchestrator.domain.failure import Failure, FailureClass
 from orchestrator.domain.job import State
 from orchestrator.domain.topology import Node
-from orchestrator.scheduling.batch_search import largest_fit, next_probe
+from orchestrator.scheduling.batch_search import why
 from orchestrator.scheduling.breaker import Breaker
-from orchestrator.scheduling.cards import Worker, WorkerState
+from orchestrator.scheduling.cards import Worker
 from orchestrator.scheduling.leases import Lease
 from orchestrator.scheduling.ledger import Ledger
 from orchestrator.scheduling.pool import Pool, blamed_cards
 from orchestrator.scheduling.record import JobRecord
 from orchestrator.scheduling.retry import POLICIES, failure_class_of, judge
+from orchestrator.scheduling.searching import Searches
 
 
 class Verdicts:
@@ -34,6 +35,7 @@ class Verdicts:
         self._attempts = Breaker("attempts", *limits)
         self._starts = Breaker("workers", *limits)
         self._cards: dict[str, str] = {}  # of workers that were started
+        self._searches = Searches(ledger)
 
     @property
     def tripped(self) -> str:
@@ -67,16 +69,18 @@ class Verdicts:
         succeeded = outcome.state is State.SUCCEEDED
         failure_class = None if succeeded else failure_class_of(outcome)
         self._tell_breaker(record, outcome, failure_class)
-        probed = succeeded and lease.attempt.purpose == "probe"
+        tried = succeeded and lease.attempt.purpose != "measure"
         searching = record.search is not None and (
-            probed or failure_class is FailureClass.OUT_OF_MEMORY
+            tried or failure_class is FailureClass.OUT_OF_MEMORY
         )
+        self._searches.learn(lease, outcome)
         if searching:
-            yield from self._note_probe(lease, outcome, fits=succeeded)
+            yield from self._searches.note(lease, outcome, fits=succeeded)
         elif failure_class is None:
-            yield self.ledger.finish(
-                pool, record, State.SUCCEEDED, "measured", lease.attempt, outcome
-            )
+            reason = "measured"
+            if record.search is not None and record.wish is not None:
+                reason = f"measured; {why(record.search, record.wish)}"
+            yield self.ledger.finish(pool, record, State.SUCCEEDED, reason, lease.attempt, outcome)
         else:
             yield from self._fail(pool, lease, outcome, failure_class)
         if succeeded:
@@ -86,7 +90,7 @@ class Verdicts:
             if reason:
                 yield from pool.leases.stop(worker, reason)
         if searching:
-            yield from self._continue_search(pool, record, workers)
+            yield from self._searches.proceed(pool, record, workers)
 
     def _fail(
         self, pool: Pool, lease: Lease, outcome: Outcome, failure_class: FailureClass
@@ -222,44 +226,6 @@ class Verdicts:
         if failure_class is not None and POLICIES[failure_class].replace_worker:
             return f"not trusted after {failure_class}"
         return "not trusted after an out-of-memory" if worker.spoiled else ""
-
-    # ------------------------------------------------------------ batch_size: max
-
-    def _note_probe(self, lease: Lease, outcome: Outcome, *, fits: bool) -> Iterator[Command]:
-        record = lease.record
-        assert record.search is not None
-        record.search[record.batch_size] = fits
-        reason = f"batch size {record.batch_size} {'fits' if fits else 'does not fit'}"
-        yield self.ledger.row(record, outcome.state, reason, lease.attempt, outcome)
-
-    def _continue_search(
-        self, pool: Pool, record: JobRecord, workers: list[Worker]
-    ) -> Iterator[Command]:
-        """Probe on, on the same worker while it is there; then measure, in a clean process."""
-        assert record.search is not None
-        worker = next((worker for worker in workers if worker.state is WorkerState.IDLE), None)
-        size = next_probe(record.search, self.settings.max_batch_size)
-        record.purpose = "measure" if size is None else "probe"
-        size = largest_fit(record.search) if size is None else size
-        if self.ledger.stopping:
-            yield self.ledger.finish(pool, record, State.NOT_STARTED, self.ledger.stopping)
-        elif size is not None and self.ledger.now + record.next_s > self.ledger.work_until:
-            reason = f"its search got to batch size {size}, too late to measure before the deadline"
-            yield self.ledger.finish(pool, record, State.NOT_STARTED, reason)
-        elif size is None:
-            reason = "not even batch size 1 fits"
-            yield self.ledger.finish(pool, record, State.OUT_OF_MEMORY, reason)
-        else:
-            record.batch_size = size
-            if worker is not None and record.purpose == "measure" and worker.spoiled:
-                yield from pool.leases.lease_fresh(record, (worker.slot,), self.ledger.now)
-            elif worker is not None:
-                yield from pool.leases.lease_warm(record, worker, self.ledger.now)
-            else:
-                pool.enqueue(record)
-            return
-        if worker is not None and worker.spoiled:
-            yield from pool.leases.stop(worker, "not trusted after an out-of-memory")
 
 
 def made_up(lease: Lease, state: State, failure: Failure, ledger: Ledger, rank: int = 0) -> Outcome:

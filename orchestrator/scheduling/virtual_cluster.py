@@ -36,6 +36,7 @@ from orchestrator.domain.topology import Card, Node
 from orchestrator.scheduling.estimate import Estimate
 from orchestrator.scheduling.invariants import Invariants, InvariantViolated
 from orchestrator.scheduling.schedule import Schedule
+from orchestrator.scheduling.virtual_results import simulated_result
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -281,7 +282,7 @@ class VirtualCluster:
         lasts = estimate.run_s * self._scatter()
         if any(p is not None and p.key != attempt.job.residency_key for p in processes):
             lasts += estimate.load_s * self._scatter()
-        if attempt.purpose == "probe":
+        if attempt.purpose != "measure":
             lasts /= 4
         for process in processes:
             if process is not None:
@@ -295,6 +296,13 @@ class VirtualCluster:
         )
         if state is State.SUCCEEDED and attempt.purpose == "measure":
             self.ran[attempt.job_id] = lasts
+        elif state is State.SUCCEEDED:
+            result = simulated_result(
+                attempt.job, self.settings.faults.fits_up_to, self.settings.noise / 10, self.random
+            )
+            outcome = replace(
+                outcome, ranks=tuple(replace(each, result=result) for each in outcome.ranks)
+            )
         self.later(at, AttemptEnded(at=at, outcome=outcome))
 
     def _fate(self, command: RunAttempt) -> tuple[State, Failure | None, float]:

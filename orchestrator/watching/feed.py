@@ -53,6 +53,7 @@ _COLUMNS = (
     "model",
     "precision",
     "batch_size",
+    "batch_size_requested",
     "accelerator",
     "cards",
     "nodes",
@@ -206,7 +207,7 @@ def _is_file(path: Path) -> bool:
 def _status_values(status: RunStatus) -> dict[str, Any]:
     """The status with what follows from it; reasons harmless to look at."""
     values = dataclasses.asdict(status)
-    values |= {"busy": status.busy, "jobs_per_h": status.jobs_per_h}
+    values |= {"assigned": status.assigned, "jobs_per_h": status.jobs_per_h}
     for failure in values["failures"]:
         failure["reason"] = one_line(failure["reason"], REASON_LENGTH)
     return values
@@ -223,7 +224,7 @@ def _row_values(row: Row) -> dict[str, Any]:
         figure = f"{number(row['throughput'])} {row['throughput_unit']}"
         if row["relative_half_width"] is not None:
             figure += f" ±{100 * row['relative_half_width']:.1f}%"
-    batch = "max" if row["batch_size"] is None else row["batch_size"]
+    batch = row["batch_size_requested"] if row["batch_size"] is None else row["batch_size"]
     words = [row["model"], row["workload"], row["precision"], f"b={batch}"]
     words += [f"×{row['cards']}"] if row["cards"] > 1 else []
     return {

@@ -62,8 +62,8 @@ def render(status: RunStatus, *, height: int | None = None) -> RenderableType:
         counts.append(f"{count} {state}  ", style=_style(state))
     if status.emulated:
         counts.append("EMULATED CARDS", style="magenta")
-    busy = f"{status.busy}/{len(status.cards)} cards busy"
-    rates = Text("   ".join([busy, *rate_texts(status)]), overflow="ellipsis", no_wrap=True)
+    assigned = f"{status.assigned}/{len(status.cards)} cards assigned"
+    rates = Text("   ".join([assigned, *rate_texts(status)]), overflow="ellipsis", no_wrap=True)
     failures = status.failures[:SHOWN_FAILURES]
     after: list[RenderableType] = [_failure_lines(failures, status.at)] if failures else []
     told = (
@@ -96,7 +96,7 @@ def _card_lines(cards: Sequence[CardStatus], room: int | None) -> RenderableType
                 table, card.card, card.phase, duration(card.phase_age_s), card.job, style=style
             )
         return table
-    _add_columns(table, "server", "cards", "busy", f"longest in its phase   ({_LEGEND})")
+    _add_columns(table, "server", "cards", "assigned", f"longest in its phase   ({_LEGEND})")
     servers: dict[str, list[CardStatus]] = {}
     for card in cards:
         servers.setdefault(card.card.rpartition("/")[0], []).append(card)

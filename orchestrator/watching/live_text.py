@@ -37,7 +37,7 @@ def summary_line(status: RunStatus) -> str:
     parts += [f"{count} {state}" for state, count in sorted(status.counts.items()) if count]
     starting = sum(1 for card in status.cards if card.phase == "starting")
     emulated = " emulated" if status.emulated else ""
-    parts.append(f"{status.busy}/{len(status.cards)}{emulated} cards busy")
+    parts.append(f"{status.assigned}/{len(status.cards)}{emulated} cards assigned")
     if starting:
         parts.append(f"{starting} starting")
     parts += rate_texts(status)

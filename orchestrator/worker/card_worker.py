@@ -91,6 +91,7 @@ class CardWorker:
         self._timed_until: ProcessorReading | None = None
         self._turn: Turn | None = None
         self._passport: dict[str, float] | None = None
+        self._cores = usable_cores()
         self._jobs_before = 0
 
     def start(self) -> WorkerInfo:
@@ -131,7 +132,7 @@ class CardWorker:
             visible_cards=os.environ.get(self.config.card.accelerator.spec.visible_variable, ""),
             threads=torch.get_num_threads(),
             niceness=os.getpriority(os.PRIO_PROCESS, 0),
-            cores=len(usable_cores()),
+            cores=len(self._cores),
             versions=versions(),
         )
         return self._info
@@ -295,7 +296,12 @@ class CardWorker:
                 f"workload {attempt.job.workload} gave back {type(result).__name__}, not a Result"
             )
         self._enter(attempt.attempt_id, "finish")
-        details = {**settings, **self.device.memory_details(), **result.details}
+        details = {
+            **settings,
+            **self.device.memory_details(),
+            **self._memory_limit(),
+            **result.details,
+        }
         return dataclasses.replace(
             result,
             metrics={str(name): float(value) for name, value in result.metrics.items()},
@@ -317,6 +323,12 @@ class CardWorker:
                 reading = self.device.telemetry().get(self.config.card.index)
                 if reading is not None and reading.sm_clock_mhz is not None:
                     self._passport["clock_mhz"] = reading.sm_clock_mhz
+
+    def _memory_limit(self) -> dict[str, str]:
+        """The memory of the card, or the limit of an emulated one, for the row."""
+        assert self.device is not None
+        limit = self._limit.memory_bytes if self._limit else self.device.memory_limit_bytes()
+        return {} if limit is None else {"card_memory_bytes": str(limit)}
 
     @contextlib.contextmanager
     def _collective(
@@ -350,7 +362,7 @@ class CardWorker:
             yield
             return
         self._enter(attempt.attempt_id, "queued")
-        with turn(collective, rank, self.config.threads) as self._turn:
+        with turn(collective, rank, self.config.threads, self._cores) as self._turn:
             self._enter(attempt.attempt_id, "start")
             yield
 

@@ -23,9 +23,11 @@ if TYPE_CHECKING:
 TAIL_LINES = 40
 #: Messages of a refusal of memory by the kernel, besides MemoryError: torch's allocator, C++,
 #: and oneDNN without room for its code or buffers (its "primitive descriptor" is another thing).
+#: Where not even the allocator's message found room, it is the 15 bytes that need no block.
 _REFUSED = re.compile(
     r"can't allocate memory|cannot allocate memory|bad_alloc|bad allocation"
-    r"|could not create a (primitive|memory object|memory)\s*$",
+    r"|could not create a (primitive|memory object|memory)\s*$"
+    r"|^\[enforce fail a$",
     re.IGNORECASE,
 )
 

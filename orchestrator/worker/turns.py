@@ -31,7 +31,6 @@ from pathlib import Path
 from typing import ClassVar
 
 from orchestrator.domain.processor import Turn
-from orchestrator.host.processors import usable_cores
 from workloads import files
 from workloads.api import Collective
 from workloads.process_stat import process_stat
@@ -195,9 +194,9 @@ def turn(
     collective: Collective,
     rank: int,
     threads: int,
+    cores: Sequence[int],
     *,
     paths: Sequence[Path] = PATHS,
-    cores: Sequence[int] | None = None,
 ) -> Iterator[Turn | None]:
     """Wait for the turn of a job and keep it within the block; None where there are no turns.
 
@@ -209,11 +208,11 @@ def turn(
         collective: what the ranks do together; all of them call this.
         rank: this one.
         threads: of this rank.
+        cores: of this host, those that this process may use (``usable_cores``).
         paths: the file to use, the first that can be opened.
-        cores: of this host, those to share; None: all that this process may use.
     """
     began = time.monotonic()
-    locks, cores = _locks(paths), usable_cores() if cores is None else cores
+    locks = _locks(paths)
     own = locks.identity if locks else ""
     ranks: list[tuple[str, int]] = collective.gather((own, threads))
     wanted = sum(count for file, count in ranks if file == own)

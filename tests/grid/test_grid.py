@@ -143,6 +143,17 @@ def test_lists_may_hold_ranges_and_max() -> None:
     ]
 
 
+def test_a_search_written_as_a_mapping_is_a_value_like_any_other() -> None:
+    """Beside numbers in an axis, in `defaults`, and in a pattern of `exclude`; an old `max` has the
+    id that it always had."""
+    axis = "axes: {batch_size: [1, {max: {cap: 64}}, best]}"
+    assert points(axis, "batch_size") == [(1,), ("max(cap=64)",), ("best",)]
+    pattern = "exclude: [{batch_size: {max: {cap: 64, tolerance: 0}}}]"
+    without = experiments(f"  - {{name: e, {axis}, {pattern}}}\n")
+    assert [job.batch_size for job in without.jobs()] == [1, "best"]
+    assert points("batch_size: {max: {cap: 1024}}", "batch_size") == [("max",)]
+
+
 def test_batch_size_max_may_stand_alone() -> None:
     """As a setting and as an axis."""
     assert points("batch_size: max", "batch_size") == [("max",)]

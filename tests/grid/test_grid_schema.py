@@ -69,6 +69,8 @@ def test_shipped_grids_load(path: Path) -> None:
 
 
 GOOD = [
+    "  - {name: e, batch_size: {max: {cap: 4096, tolerance: 0.05}}}\n",
+    "  - {name: e, axes: {batch_size: [best, max, {best: {cap: 64}}, {max: {tolerance: 0.1}}]}}\n",
     "  - {name: e, accelerator: [HPU, CPU], batch_size: max}\n",
     "  - {name: e, axes: {batch_size: [1..64 *2, max], input_tokens: [null, 5]}}\n",
     "  - {name: e, axes: {batch_size: 1..8, cards: 2}, exclude: [{batch_size: [1, 2]}]}\n",
@@ -76,6 +78,11 @@ GOOD = [
     "  - {name: e, zip: [{cards: [1, 2], prompts: [1, 2]}], include: [{cards: 4, prompts: 1}]}\n",
 ]
 WRONG = [
+    "  - {name: e, batch_size: {max: {cap: 0}}}\n",
+    "  - {name: e, batch_size: {max: {caps: 4}}}\n",
+    "  - {name: e, batch_size: {max: null, best: null}}\n",
+    "  - {name: e, axes: {batch_size: [{best: {tolerance: 1}}]}}\n",
+    "  - {name: e, cards: {max: {cap: 4}}}\n",
     "  - {axes: {}}\n",
     "  - {name: e, batchsize: 1}\n",
     "  - {name: e, cards: [1]}\n",

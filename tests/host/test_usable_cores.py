@@ -16,8 +16,8 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A host of eight hardware threads in pairs, {0,4} {1,5} {2,6} {3,7}, all of them allowed."""
     for number in range(8):
         (tmp_path / f"siblings{number}").write_text(f"{number % 4},{number % 4 + 4}\n")
-    monkeypatch.setattr(processors, "_SIBLINGS", str(tmp_path / "siblings{}"))
-    monkeypatch.setattr(processors, "_GROUPS", tmp_path)
+    monkeypatch.setattr(processors, "SIBLINGS", str(tmp_path / "siblings{}"))
+    monkeypatch.setattr(processors, "GROUPS", tmp_path)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
     return tmp_path
 

@@ -247,10 +247,22 @@ def a_job(**changes: object) -> Job:
 
 
 def with_interval(row: Measurement, value: float, half: float | None) -> Measurement:
-    """The row with this throughput and half width of its interval."""
+    """The row, read without raw samples, with this throughput and half width of its interval."""
     low, high = (None, None) if half is None else (value - half, value + half)
-    metrics = replace(row.metrics, throughput=value, throughput_low=low, throughput_high=high)
-    return replace(row, metrics=metrics)
+    times = value / row.metrics.throughput if row.metrics.throughput else 0.0
+    rates = ("throughput", "generated_tokens_per_s", "total_tokens_per_s", "items_per_s")
+    scaled = {name: times * (getattr(row.metrics, name) or 0.0) for name in rates}
+    metrics = replace(
+        row.metrics,
+        **scaled,
+        throughput_low=low,
+        throughput_high=high,
+        relative_half_width=None if half is None else half / value,
+        tpot_p50_s=None,
+        tpot_p95_s=None,
+        tpot_p99_s=None,
+    )
+    return replace(row, metrics=metrics, samples=(), items=())
 
 
 def precision_grid(

@@ -83,13 +83,13 @@ def test_rows_of_one_process_stay_within_one_process() -> None:
 def test_a_flagged_or_failed_replicate_is_left_out() -> None:
     """The others make the figure; where all are flagged, so is the cell."""
     good = [replicate(n, 100.0 + n) for n in (1, 2)]
-    drifting = replicate(3, 50.0)
-    drifting = replace(drifting, metrics=replace(drifting.metrics, drift=-0.4))
+    humped = replicate(3, 50.0)
+    humped = replace(humped, metrics=replace(humped.metrics, hump_ratio=1.4))
     failed = replicate(4, 0.0, state=State.FAILED, metrics=Metrics())
-    (cell,) = joined(*good, drifting, failed).cells
+    (cell,) = joined(*good, humped, failed).cells
     assert cell.row.metrics.throughput == 101.5 and cell.row.metrics.processes == 2
     assert len(cell.replicates) == 4 and len(cell.counted) == 2
-    (all_bad,) = joined(drifting, replace(drifting, job_id="other", replicate=2)).cells
+    (all_bad,) = joined(humped, replace(humped, job_id="other", replicate=2)).cells
     assert all_bad.row.job_id == "other"  # flagged itself, so the cell ranks nowhere
     (nothing,) = joined(failed, replace(failed, job_id="x", replicate=2)).cells
     assert nothing.row.state is State.FAILED and nothing.spread is None

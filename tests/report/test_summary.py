@@ -256,7 +256,7 @@ def test_idle_time_is_counted_within_invocations_only() -> None:
     later = replace(first, invocation_id="night-2", started_at=86_400.0, ended_at=86_410.0)
     timeline = timeline_of([first, other, later])
     assert timeline.wall_s == 20.0
-    by_card = {lane.card: (lane.busy_s, lane.idle_s) for lane in timeline.lanes}
+    by_card = {lane.card: (lane.assigned_s, lane.unassigned_s) for lane in timeline.lanes}
     assert by_card == {first.card_indices[0]: (20.0, 0.0), 5: (4.0, 16.0)}
 
 

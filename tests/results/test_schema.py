@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from measurement_strategies import measurements
-from measurements import row
+from measurements import row, sample
 
 from orchestrator.domain.measurement import Measurement, Metrics
 from orchestrator.errors import SchemaMismatch, StoreError
@@ -122,6 +122,24 @@ def test_an_older_table_is_filled_up_and_upgraded(monkeypatch: pytest.MonkeyPatc
     (back,) = from_table(old)
     assert back.reason == "rewritten"
     assert back.details == {} and back.recorded_at is None
+
+
+def test_nested_fields_that_were_added_since_are_filled_up() -> None:
+    """A table from before ``measure.warmup_limit_s`` and a sample's communication reads as any
+    other, whole or in slices; what is missing is at its default."""
+    taken = ((0, sample(communication_s=0.5)), (1, sample(step_s=(0.1, 0.2))))
+    made = row(samples=taken, measure=MeasureSettings(warmup_limit_s=7.0))
+    table = to_table([made] * 3)
+    for name, gone in (("measure", "warmup_limit_s"), ("samples", "communication_s")):
+        at, kind = table.column_names.index(name), table.schema.field(name).type
+        nested = pa.types.is_list(kind)
+        record = pa.struct([f for f in (kind.value_type if nested else kind) if f.name != gone])
+        values = pa.array(table.column(name).to_pylist(), pa.list_(record) if nested else record)
+        table = table.set_column(at, name, values)
+    samples = tuple((rank, dataclasses.replace(s, communication_s=None)) for rank, s in taken)
+    older = row(samples=samples)
+    assert from_table(table) == [older] * 3
+    assert from_table(table.slice(1, 1)) == [older]
 
 
 def test_columns_of_a_later_program_are_ignored() -> None:

@@ -80,7 +80,20 @@ def test_the_timed_part_may_take_what_the_grid_asked_for() -> None:
     watchdog.did(RunAttempt(attempt=attempt(long, node().cards[0]), worker_ids=("w1",)))
     measuring = dataclasses.replace(BUSY, phase="measure")
     assert looks(watchdog, measuring, 0, 7200 + 1800) == []
-    assert looks(watchdog, measuring, 3 * 7200 + 1800 + 1, since=7200 + 1800) != []
+    assert looks(watchdog, measuring, 3 * 7200 + 1800 + 1800 + 1, since=7200 + 1800) != []
+
+
+@pytest.mark.parametrize(("warmup", "limit"), [(1, LIMITS["warmup"] + 5000), (0, LIMITS["warmup"])])
+def test_warm_up_may_take_what_the_grid_allows(warmup: int, limit: float) -> None:
+    """A long ``warmup_limit_s`` lengthens the limit of warm-up, where the job has one."""
+    one = job(1)
+    settings = dataclasses.replace(one.measure, warmup=warmup, warmup_limit_s=5000.0)
+    one = dataclasses.replace(one, measure=settings)
+    watchdog = Watchdog()
+    watchdog.did(RunAttempt(attempt=attempt(one, node().cards[0]), worker_ids=("w1",)))
+    warming = dataclasses.replace(BUSY, phase="warmup")
+    assert looks(watchdog, warming, 0, limit) == []
+    assert looks(watchdog, warming, limit + 1) != []
 
 
 def test_a_new_worker_on_the_card_is_not_blamed_for_the_old() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from schedule_cases import Cluster, job, kinds, node, planned
+from schedule_cases import Cluster, job, kinds, node, planned, result_of
 
 from orchestrator.domain.events import RunAttempt
 from orchestrator.domain.failure import Failure, FailureClass
@@ -53,6 +53,44 @@ def test_max_probes_and_then_measures_the_largest_that_fits() -> None:
     assert len({row.attempt.attempt_id for row in cluster.rows if row.attempt}) == 7
 
 
+def test_the_row_says_why_the_search_stopped() -> None:
+    """The next size that did not fit, or the cap and how to raise it."""
+    reasons = []
+    for wish in (MAX, "max(cap=2)"):
+        cluster = Cluster(planned(job(batch_size=wish)))
+        cluster.join(node())
+        play_search(cluster, fits=3)
+        reasons.append(cluster.finals()["a"].reason)
+    assert reasons[0] == "measured; batch size 3 fits and 4 does not (4 probes)"
+    assert "batch size 2 is the cap of the search" in reasons[1]
+
+
+def test_best_times_trials_and_then_measures_the_fastest_anew() -> None:
+    """Trials are timed roughly; the final row has the batch size that won and the grid's timing."""
+    wanted = job(batch_size="best(cap=64)")
+    cluster = Cluster(planned(wanted))
+    cluster.join(node())
+    cluster.ready()
+    ran = []
+    while cluster.finished is None and len(ran) < 20:
+        if not cluster.running:
+            cluster.stopped()
+            continue
+        attempt = cluster.only()
+        size = int(attempt.job.batch_size)
+        ran.append((attempt.purpose, size))
+        roughly = attempt.job.measure.time_limit_s < wanted.measure.time_limit_s
+        assert roughly == (attempt.purpose == "trial")
+        cluster.ends(attempt, result=result_of(size, rate=100.0 - abs(size - 16)))
+    trials = [size for purpose, size in ran if purpose == "trial"]
+    assert ran == [*(("trial", size) for size in trials), ("measure", 16)]
+    assert len(trials) <= 5 and len(set(trials)) == len(trials)
+    last = cluster.rows[-1]
+    assert last.final and last.reason.startswith("measured; batch size 16 is the fastest of")
+    assert [row.final for row in cluster.rows] == [False] * len(trials) + [True]
+    assert f"batch size {trials[0]} gives" in cluster.rows[0].reason
+
+
 def test_probes_share_a_worker_and_the_measurement_gets_a_clean_one() -> None:
     """An allocator that has run dry is good enough to probe, not to measure."""
     cluster = Cluster(planned(job(batch_size=MAX)))
@@ -65,7 +103,7 @@ def test_probes_share_a_worker_and_the_measurement_gets_a_clean_one() -> None:
 
 def test_without_a_failure_the_measurement_stays_on_the_warm_worker() -> None:
     """The cap is reached: nothing has spoilt the worker."""
-    cluster = Cluster(planned(job(batch_size=MAX)), max_batch_size=4)
+    cluster = Cluster(planned(job(batch_size="max(cap=4)")))
     cluster.join(node())
     play_search(cluster, fits=99)
     assert len({c.worker_ids for c in cluster.log if isinstance(c, RunAttempt)}) == 1
@@ -103,7 +141,7 @@ def test_a_search_whose_worker_dies_goes_on_elsewhere() -> None:
 
 def test_a_measurement_that_does_not_fit_after_all_tries_smaller() -> None:
     """The probe of 8 fitted, its measurement did not: the next smaller answer is measured."""
-    cluster = Cluster(planned(job(batch_size=MAX)), max_batch_size=8)
+    cluster = Cluster(planned(job(batch_size="max(cap=8)")))
     cluster.join(node())
     cluster.ready()
     while cluster.only().purpose == "probe":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -15,10 +16,12 @@ from orchestrator.domain.events import Command, Event, NodeJoined, StopRequested
 from orchestrator.domain.job import MAX, Job, State
 from orchestrator.domain.topology import Node
 from orchestrator.planning.plan import PlannedJob
+from orchestrator.scheduling.batch_search import most_trials
 from orchestrator.scheduling.estimate import Estimate
 from orchestrator.scheduling.invariants import InvariantViolated
 from orchestrator.scheduling.schedule import Schedule, ScheduleSettings
 from orchestrator.scheduling.simulate import Faults, SimulationResult, SimulationSettings, simulate
+from orchestrator.scheduling.virtual_results import true_rate
 
 QUIET = SimulationSettings(noise=0.0, start_s=8.0, stop_s=0.5)
 
@@ -103,6 +106,20 @@ def test_out_of_memory_prunes_and_searches() -> None:
     assert by_size[16].state is by_size[32].state is State.PRUNED
     found = by_size[MAX].attempt
     assert found is not None and found.job.batch_size == 5
+
+
+def test_best_is_found_among_the_sizes_that_fit() -> None:
+    """The simulator's curve has one peak; the search ends there, or below where memory ends."""
+    jobs = planned(*(job(f"w{n}", batch_size="best(cap=512)") for n in range(12)))
+    result = simulate(jobs, [node(cards=4)], Fixed(), settings=SimulationSettings(noise=0.05))
+    for row in result.rows:
+        assert row.state is State.SUCCEEDED and row.attempt is not None
+        sizes = [replace(row.attempt.job, batch_size=2**power) for power in range(10)]
+        assert true_rate(row.attempt.job) >= 0.95 * max(map(true_rate, sizes))
+    assert result.other_rows <= 12 * most_trials(512)
+    faults = Faults(fits_up_to=3)
+    result = simulate(jobs, [node(cards=4)], Fixed(), settings=SimulationSettings(faults=faults))
+    assert {row.attempt.job.batch_size for row in result.rows if row.attempt} == {2}
 
 
 def test_a_lost_node_costs_time_but_no_row() -> None:

@@ -49,7 +49,7 @@ def test_a_run_under_way_says_how_far_it_is(directory: RunDirectory) -> None:
     state = RunFeed(directory.store).snapshot()
     json.dumps(state, allow_nan=False)
     assert state["sentence"] == "Under way: 17 of 48 jobs done, 1 running, about 2 min 10 s left."
-    assert state["status"]["busy"] == 1
+    assert state["status"]["assigned"] == 1
     assert state["status"]["jobs_per_h"] == pytest.approx(3600 * 15 / 65, rel=1e-3)
     assert state["emulated"] and not state["stale"]
 

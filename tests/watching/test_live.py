@@ -44,7 +44,7 @@ def test_durations_read_well(seconds: float, text: str) -> None:
 def test_the_summary_line_has_counts_cards_and_time() -> None:
     """One line answers: how far, how it went, what is busy, how long."""
     assert summary_line(STATUS) == (
-        "17/48 jobs | 2 FAILED | 15 SUCCEEDED | 1/3 emulated cards busy | 1 starting | "
+        "17/48 jobs | 2 FAILED | 15 SUCCEEDED | 1/3 emulated cards assigned | 1 starting | "
         "1m05s so far | about 2m10s left"
     )
 

@@ -90,7 +90,10 @@ def test_rates_stand_apart_by_unit() -> None:
         Rate(unit="samples/s", per_s=8.123, jobs=1),
     )
     text = text_of(dataclasses.replace(STATUS, rates=rates, jobs_run=13))
-    assert "1/3 cards busy   1,204 tokens/s (12 jobs)   8.12 samples/s (1 job)   720 jobs/h" in text
+    assert (
+        "1/3 cards assigned   1,204 tokens/s (12 jobs)   8.12 samples/s (1 job)   720 jobs/h"
+        in text
+    )
 
 
 def test_the_last_three_failures_say_job_class_and_reason() -> None:

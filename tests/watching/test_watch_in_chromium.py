@@ -109,7 +109,7 @@ def test_what_sensors_say_and_why_nothing_new_starts_is_shown(
     with serving(directory) as server:
         browser.open(f"http://127.0.0.1:{server.server_address[1]}/")
         browser.wait_for("document.querySelectorAll('#cards li').length === 3")
-        assert text(browser, "#cards .sensors") == "412 W · 61 °C · 97% busy · 80 GiB"
+        assert text(browser, "#cards .sensors") == "412 W · 61 °C · 97% utilization · 80 GiB"
         assert "412 W" in text(browser, "#key") and "of 1 card" in text(browser, "#key")
         assert "no room for results on /data" in text(browser, "#banners")
         assert browser.errors == []

@@ -17,6 +17,7 @@ REFUSALS = [
     RuntimeError("std::bad_alloc"),
     RuntimeError("could not create a primitive"),
     RuntimeError("could not create a memory object"),
+    RuntimeError("[enforce fail a"),
     OSError(errno.ENOMEM, "Cannot allocate memory"),
     MemoryError(),
 ]
@@ -34,6 +35,7 @@ def test_refused_memory_is_out_of_memory_on_a_card_with_a_limit(error: Exception
     "error",
     [
         RuntimeError("could not create a primitive descriptor for a matmul primitive"),
+        RuntimeError("[enforce fail at tensor.h:91] wrong type"),
         RuntimeError("shape '[2, 3]' is invalid for input of size 5"),
         OSError(errno.EACCES, "Permission denied"),
     ],

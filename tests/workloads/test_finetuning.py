@@ -217,6 +217,40 @@ def test_a_plain_text_is_learned_whole() -> None:
 
 
 @pytest.mark.parametrize(
+    ("record", "parameters", "learned"),
+    [
+        (
+            {"instruction": "Name a colour.", "input": "Not red.", "output": "Blue."},
+            {},
+            "the answer",
+        ),
+        (
+            {
+                "messages": [
+                    {"role": "user", "content": "One?"},
+                    {"role": "assistant", "content": "1"},
+                    {"role": "user", "content": "Two?"},
+                    {"role": "assistant", "content": "2"},
+                ]
+            },
+            {},
+            "the last answer of each conversation",
+        ),
+        ({"q": "One?", "a": "1"}, {"columns": "prompt=q, completion=a"}, "the answer"),
+    ],
+)
+def test_data_of_ones_own_is_learned_from(
+    tmp_path: Path, record: dict[str, Any], parameters: dict[str, Any], learned: str
+) -> None:
+    """In the shapes that people have it; the row says what was learned."""
+    path = tmp_path / "mine.jsonl"
+    path.write_text(f"{json.dumps(record)}\n" * 8)
+    result = train(dataset=str(path), samples=8, steps=1, **parameters)
+    assert result.details["learned"] == learned
+    assert losses(result)[0] > 0 and not result.synthetic_data
+
+
+@pytest.mark.parametrize(
     ("changes", "error", "words"),
     [
         ({"batch_size": 0}, BadConfiguration, "batch size 0"),
@@ -237,8 +271,9 @@ def test_what_cannot_run_says_why(
 
 def test_the_answer_of_a_chat_template_follows_its_prompt() -> None:
     """For models with a template the answer is what the template adds, its ending included."""
+    from workloads.data.examples import Turn
     from workloads.models.loading import load_tokenizer, open_model
-    from workloads.models.prompt import encode_answer
+    from workloads.models.prompt import encode_answer, encode_prompt
 
     tokenizer = load_tokenizer(open_model("tiny-chatglm3"))
     tokenizer.init_kwargs.pop("prompt_layout")
@@ -248,6 +283,14 @@ def test_the_answer_of_a_chat_template_follows_its_prompt() -> None:
     )
     ids = encode_answer(tokenizer, "问", "显瘦")
     assert tokenizer.decode(ids).strip() == "显瘦</s>"
+    earlier = (Turn(role="user", text="一"), Turn(role="assistant", text="二"))
+    asked = encode_prompt(tokenizer, None, "问", earlier)
+    whole = [*asked, *encode_answer(tokenizer, "问", "显瘦", earlier)]
+    text = "<user>一</s><assistant>二</s><user>问</s><assistant>显瘦</s>"
+    assert tokenizer.decode(whole).replace(" ", "") == text
+    tokenizer.chat_template = "{{ raise_exception('no system turn') }}"
+    with pytest.raises(BadConfiguration, match="refuses the turns user, assistant, user: no sys"):
+        encode_prompt(tokenizer, None, "问", earlier)
     tokenizer.chat_template = None
     assert encode_answer(tokenizer, "问", "显瘦")[-1] == tokenizer.eos_token_id
 

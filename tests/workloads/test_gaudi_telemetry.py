@@ -242,6 +242,15 @@ class FakeLibrary:
         value._obj.aip = self.cards[handle.value].busy
         return 0
 
+    def do_device_get_clock_info(self, handle: Any, clock: int, value: Any) -> int:
+        assert int(clock) == 2  # of the matrix engines
+        value._obj.value = 1650
+        return 0
+
+    def do_device_get_current_clocks_throttle_reasons(self, handle: Any, value: Any) -> int:
+        value._obj.value = self.cards[handle.value].busy  # the bits of both reasons, or none
+        return 0
+
     def do_device_get_memory_info(self, handle: Any, value: Any) -> int:
         value._obj.total = 98304 * MIB
         value._obj.used = self.cards[handle.value].used * MIB
@@ -265,6 +274,8 @@ def test_hlml_tells_energy_in_joules_and_power_in_watts(library: FakeLibrary) ->
         energy_j=5000.0,
         temperature_c=26,
         utilization_percent=0.0,
+        sm_clock_mhz=1650.0,
+        throttled=frozenset(),
         memory_used_bytes=768 * MIB,
         memory_total_bytes=98304 * MIB,
     )
@@ -273,6 +284,7 @@ def test_hlml_tells_energy_in_joules_and_power_in_watts(library: FakeLibrary) ->
 def test_what_the_driver_does_not_support_stays_unknown(library: FakeLibrary) -> None:
     """One reading fails, on one card; the others are there."""
     readings = hlml.telemetry()
+    assert readings[0].throttled == {"power cap", "temperature (hardware)"}
     assert readings[0].energy_j is None and readings[0].power_w == 101.0
     assert readings[4].energy_j == 5000.0
 

@@ -120,10 +120,12 @@ def test_only_the_last_repeat_can_be_incomplete(
     done = bench.measure(batches, settings)
     assert [(s.repeat, s.batch) for s in done.samples] == bench.ran
     last = max(s.repeat for s in done.samples)
+    first = min(s.repeat for s in done.samples if not s.warmup)
+    assert first >= settings.warmup
     for sample in done.samples:
         whole = sum(s.repeat == sample.repeat for s in done.samples) == batches
         assert sample.complete == whole
-        assert sample.warmup == (sample.repeat < settings.warmup)
+        assert sample.warmup == (sample.repeat < first)
         if not sample.warmup and not sample.complete:
             assert sample.repeat == last
     timed = [s for s in done.samples if not s.warmup]
@@ -141,8 +143,10 @@ def test_samples_carry_the_clocks_differences(times: list[float]) -> None:
         assert sample.wall_s == pytest.approx(times[sample.repeat * 2 + sample.batch])
         assert sample.cpu_s == pytest.approx(2 * sample.wall_s)
     assert bench.synchronized == 2 * len(done.samples)
-    assert done.warmup_s == pytest.approx(times[0] + times[1])
-    assert bench.phases == ["warmup", "measure", "finish"]
+    untimed = [sample.wall_s for sample in done.samples if sample.warmup]
+    assert done.warmth.warmup_s == pytest.approx(sum(untimed))
+    assert done.warmth.warmup_steps == len(untimed)
+    assert bench.phases == ["warmup", *["measure"] * done.warmth.timed_parts, "finish"]
 
 
 def test_counting_is_not_timed() -> None:
@@ -175,13 +179,17 @@ def test_one_repeat_is_no_interval() -> None:
     assert (done.stop_reason, len(done.samples)) == ("confidence", 2)
 
 
-def test_a_warm_up_without_end_is_cut_by_the_time_limit() -> None:
-    """The warm-up may take the time limit once, then one batch is measured all the same."""
-    bench = Bench(lambda r, b: 30.0)
-    done = bench.measure(10, MeasureSettings(warmup=5, time_limit_s=60))
+def test_a_warm_up_without_end_is_cut_by_its_own_limit() -> None:
+    """The time limit of the timed part says nothing of warm-up; where ``warmup_limit_s`` cuts it,
+    one batch is measured all the same, and the end of the warm-up is told."""
+    settings = MeasureSettings(warmup=5, time_limit_s=1, warmup_limit_s=60)
+    done = Bench(lambda r, b: 30.0).measure(10, settings)
     assert [s.warmup for s in done.samples].count(True) == 2
-    assert [s.warmup for s in done.samples].count(False) == 2
-    assert done.stop_reason == "time_limit"
+    assert [s.warmup for s in done.samples].count(False) == 1
+    assert (done.stop_reason, done.warmth.warmup_end) == ("time_limit", "limit")
+    whole = Bench(lambda r, b: 30.0).measure(10, MeasureSettings(warmup=5, time_limit_s=1))
+    assert [s.warmup for s in whole.samples].count(True) == 50
+    assert whole.warmth.warmup_end == "complete"
 
 
 def test_a_cut_repeat_is_no_evidence() -> None:
@@ -262,4 +270,5 @@ def test_all_ranks_of_a_gang_stop_together(
         timed = [s for s in measured.samples if not s.warmup]
         last = max(s.repeat for other in done.values() for s in other.samples)
         earlier = sum(s.wall_s for s in timed if s.repeat < last)
-        assert earlier < settings.time_limit_s + 1e-9 or last == settings.warmup
+        first = min(s.repeat for s in timed)
+        assert earlier < settings.time_limit_s + 1e-9 or last == first

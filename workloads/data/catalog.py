@@ -40,7 +40,7 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}\Z")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """How a dataset is read, as the settings of a job say it."""
+    """A way to read a dataset, as the settings of a job say it."""
 
     columns: str = ""  # "": its shape is told by its first example
     split: str = "train"  # of a dataset of the hub

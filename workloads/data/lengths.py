@@ -54,7 +54,8 @@ class Distribution:
 
 def token_lengths(examples: Sequence[Example], tokenizer: Any) -> list[Lengths]:
     """Tokens of every example's input and output, in order."""
-    inputs = _count(tokenizer, [example.content for example in examples])
+    given = ["".join([*(t.text for t in e.earlier), e.content]) for e in examples]
+    inputs = _count(tokenizer, given)
     outputs = _count(tokenizer, [example.summary for example in examples])
     return [Lengths(input=i, output=o) for i, o in zip(inputs, outputs, strict=True)]
 

@@ -59,6 +59,9 @@ class GraphEngine:
     def prepare(self, prompts: Sequence[Sequence[int]]) -> Prompts:
         return self.generator.prepare(prompts)
 
+    def padded_length(self, longest: int) -> int:
+        return longest
+
     def generate(
         self,
         prepared: Prompts,

@@ -14,6 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from workloads.compilations import Compilations, of_torch
 from workloads.devices import DeviceSpec, Texts
 from workloads.errors import CardFaulty, CollectiveFailed, CompileFailed, OutOfMemory, WorkloadError
 
@@ -117,6 +118,11 @@ class Device(ABC):
         """Memory of this process and of its card beyond ``peak_memory_bytes``, by name and in
         bytes, for the row; asked when a job has ended and still holds what it took."""
         return {}
+
+    def compilations(self) -> Compilations:
+        """Compilations of this process so far: by torch.compile, and by the device's own software
+        where it has the capability ``compilation_counters``."""
+        return of_torch()
 
     def stamp(self) -> Any:
         """A moment in the card's own order of work, for ``seconds_between``; None where the card

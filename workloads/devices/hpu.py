@@ -10,12 +10,14 @@ the process has to be replaced.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gc
 import importlib
 import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from workloads.compilations import Compilations
 from workloads.devices import NF4, CardProcess, DeviceSpec, Texts, aligned_groups
 from workloads.devices.base import Device, command_output
 from workloads.devices.monitoring import gaudi_server
@@ -63,12 +65,38 @@ def _variables(process: CardProcess) -> dict[str, str]:
         # Without it the bridge takes LOCAL_RANK as an index into the list of one visible module.
         "HLS_MODULE_ID": str(process.card_index),
         "PT_HPU_LAZY_MODE": "1" if lazy else "0",
+        "PT_HPU_ENABLE_CACHE_METRICS": "1",  # hits and misses of the recipe cache
     }
     if lazy and process.cards > 1:  # else "collective nonSFG is not supported" in captured graphs
         variables["PT_HPU_ENABLE_LAZY_COLLECTIVES"] = "true"
     if process.scratch is not None:  # the node's processes share compiled graphs
         variables[RECIPE_CACHE] = f"{process.scratch}/hpu-recipes,false,{_RECIPES_MIB}"
     return variables
+
+
+#: The bridge's metrics, and of each the figures that stand in rows, by their names there.
+_METRICS: Mapping[str, Mapping[str, str]] = {
+    "graph_compilation": {"TotalNumber": "number", "TotalTime": "time"},
+    "cpu_fallback": {"TotalNumber": "number"},
+    "recipe_cache": {"TotalHit": "hits", "TotalMiss": "misses"},
+}
+
+
+def _metrics() -> dict[str, float]:
+    """The bridge's counters of this process, from when they were first asked for; without those
+    that this bridge has not."""
+    try:
+        metrics = importlib.import_module("habana_frameworks.torch.hpu.metrics")
+    except ImportError:
+        return {}
+    found = {}
+    for metric, figures in _METRICS.items():
+        known = metrics.metric_global(metric)
+        stats = dict(known.stats()) if known is not None else {}
+        for name, figure in figures.items():
+            if name in stats:
+                found[f"{metric}_{figure}"] = float(stats[name])
+    return found
 
 
 SPEC = DeviceSpec(
@@ -108,7 +136,7 @@ SPEC = DeviceSpec(
     capabilities=frozenset(
         {
             *("own_memory", "native_eager", "graphs", "streams", "pinned_memory"),
-            *("fused_optimizer", "nf4_any_width"),
+            *("fused_optimizer", "nf4_any_width", "compilation_counters"),
         }
     ),
     errors=_ERRORS,
@@ -210,6 +238,18 @@ class HpuDevice(Device):
 
     def mark_step(self) -> None:
         importlib.import_module("habana_frameworks.torch.core").mark_step()
+
+    def compilations(self) -> Compilations:
+        known = super().compilations()
+        counters = _metrics()
+        if "graph_compilation_number" not in counters:
+            return dataclasses.replace(known, graphs=None)  # a bridge without its metrics
+        fallbacks = counters.get("cpu_fallback_number")
+        return Compilations(
+            graphs=(known.graphs or 0) + int(counters["graph_compilation_number"]),
+            cpu_fallbacks=None if fallbacks is None else int(fallbacks),
+            named={**known.named, **counters},
+        )
 
     def stamp(self) -> Any:
         return None  # operations are collected and run later; only whole steps have a time

@@ -92,6 +92,10 @@ class EngineSpec:
     #: What settings of workloads may ask for: ``tensor_parallel`` splits matrices over cards,
     #: ``continuous_batching`` gives rows that have ended to the next prompt.
     features: frozenset[str] = frozenset()
+    #: Untimed passes over every shape that its own way to measure makes.
+    warmup_passes: int = 1
+    #: Whether it compiles in the process that times it, so that its compilations can be counted.
+    counts_compilations: bool = True
 
     def runs_on(self, device: str) -> bool:
         """Tell if it runs on a device, by its name."""
@@ -162,6 +166,10 @@ class GenerationEngine(Protocol):
 
     def prepare(self, prompts: Sequence[Sequence[int]]) -> Any:
         """A batch ready on the card, to be generated for as often as wanted."""
+
+    def padded_length(self, longest: int) -> int:
+        """Tokens that each prompt of a batch has after padding, from those of its longest: with
+        the number of prompts the shape that the engine computes with."""
 
     def generate(
         self,

@@ -115,4 +115,5 @@ SPEC = EngineSpec(
         ),
     },
     calibrations={"fp8": "fp8-calibration"},
+    warmup_passes=3,  # a shape is compiled, captured and replayed
 )

@@ -92,7 +92,6 @@ class TransformersEngine:
         return Batch(ids.to(card), mask.to(card))
 
     def padded_length(self, longest: int) -> int:
-        """To how many tokens a batch is padded whose longest prompt has so many."""
         return longest
 
     def generate(

@@ -50,6 +50,9 @@ class VllmEngine:
     def prepare(self, prompts: Sequence[Sequence[int]]) -> list[dict[str, list[int]]]:
         return [{"prompt_token_ids": list(prompt)} for prompt in prompts]
 
+    def padded_length(self, longest: int) -> int:
+        return longest
+
     def generate(
         self,
         prepared: list[dict[str, list[int]]],

@@ -35,10 +35,10 @@ class GradientAccumulation(Technique):
         parts = self.gradient_accumulation
         if parts == 1:
             return
-        if asked.batch_size == "max":
+        if not isinstance(asked.batch_size, int):
             yield Refusal(
                 setting="gradient_accumulation",
-                reason="batch_size max looks for what fits in one pass",
+                reason=f"batch_size {asked.batch_size} looks for what fits in one pass",
                 hint="write the batch size as a number, or gradient_accumulation: 1",
             )
         elif asked.batch_size % parts:

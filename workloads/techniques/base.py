@@ -84,6 +84,11 @@ class StepBatch:
     #: of cards, since gradients of cards are averaged.
     loss_tokens: float
 
+    @property
+    def shape(self) -> tuple[tuple[int, ...], ...]:
+        """Rows and positions of each micro-batch."""
+        return tuple(tuple(inputs.input_ids.shape) for inputs in self.micro_batches)
+
     def pin_memory(self) -> StepBatch:
         """The same in page-locked memory, from which a card copies without the host's help; the
         name by which torch's DataLoader asks for it."""
@@ -138,6 +143,8 @@ class Training:
     around_micro_batch: list[Callable[[bool], AbstractContextManager[Any]]] = field(
         default_factory=list
     )
+    #: Entered around a pass of which nothing shall remain: cards exchange no gradients in it.
+    around_rehearsal: list[Callable[[], AbstractContextManager[Any]]] = field(default_factory=list)
     #: Labels [rows, positions] -> the positions whose logits are needed; None: of all.
     positions: Callable[[torch.Tensor], torch.Tensor | None] = lambda labels: None
     #: Logits, labels and the positions that the logits are of (None: all) -> summed loss.

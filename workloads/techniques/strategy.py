@@ -205,6 +205,7 @@ def _ddp(training: Training, group: Any) -> None:
     training.wrapper = wrapper
     training.exchanges.append(Overlapped(wrapper))
     training.around_micro_batch.append(exchange)
+    training.around_rehearsal.append(wrapper.no_sync)
 
 
 SPEC = Strategy

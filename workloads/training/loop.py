@@ -15,21 +15,23 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from workloads.api import JobContext, MeasureSettings, Request, Result, Sample
+from workloads.api import JobContext, Request, Result, Sample
 from workloads.data.catalog import Dataset, load_dataset
 from workloads.devices.monitoring.host_memory import HostMemoryPeak, resident_bytes
+from workloads.engines import find_engine
 from workloads.errors import BadConfiguration
 from workloads.finetuning_parameters import MethodParameters, method_for
-from workloads.measure import Instruments, Measured, measure
+from workloads.measure import Measured, instruments_of, measure
 from workloads.parallel.layout import Layout, tensor_size
 from workloads.techniques import chosen
-from workloads.techniques.base import DataPlan, Loading, Technique, Training
+from workloads.techniques.base import DataPlan, Loading, StepBatch, Technique, Training
 from workloads.techniques.optimizers import state_bytes
 from workloads.training import adapters, methods
 from workloads.training.base_model import BaseModel, load_base
 from workloads.training.flops import train_flops_per_token
 from workloads.training.samples import TrainingSample
 from workloads.training.step import Steps, batch_maker, plan_data
+from workloads.warmup import WarmupPlan, repeated_if_compiled
 from workloads.weights import held_bytes
 
 _evicting = itertools.count()
@@ -56,8 +58,12 @@ class _Whole:
 
 def run(request: Request, context: JobContext) -> Result:
     """Train, step by timed step; see ``workloads.api.Workload``."""
-    with contextlib.ExitStack() as ending:
-        return _run(request, context, ending)
+
+    def once() -> Result:
+        with contextlib.ExitStack() as ending:
+            return _run(request, context, ending)
+
+    return repeated_if_compiled(once, request, context)
 
 
 def _run(request: Request, context: JobContext, ending: contextlib.ExitStack) -> Result:
@@ -94,7 +100,7 @@ def _run(request: Request, context: JobContext, ending: contextlib.ExitStack) ->
     if context.world_size > 1:
         training.details["weight_bytes_per_card"] = str(held_bytes(training.model))
     with HostMemoryPeak() as host_memory:
-        measured = _measure(steps, method, request.measure, context)
+        measured = _measure(steps, make, method, request, context)
     peak_device_memory_bytes = context.device.peak_memory_bytes()
     for technique in techniques:
         technique.after_steps(training)
@@ -104,6 +110,7 @@ def _run(request: Request, context: JobContext, ending: contextlib.ExitStack) ->
         "learned": dataset.learned,
         **training.details,
         "optimizer_state_bytes": str(state_bytes(training.optimizer)),
+        **measured.details,
         "host_memory_peak": host_memory.method,
     }
     metrics, flag = _losses(measured.samples, context.collective.gather, steps.evaluate(make(0)))
@@ -117,7 +124,7 @@ def _run(request: Request, context: JobContext, ending: contextlib.ExitStack) ->
         stop_reason=measured.stop_reason,
         load_s=loaded.load_s,
         compile_s=training.compile_s,
-        warmup_s=measured.warmup_s,
+        **measured.warmup,
         weight_bytes=loaded.applied.weights.weight_bytes,
         parameter_count=loaded.applied.weights.parameter_count,
         trainable_parameter_count=whole.trainable,
@@ -260,9 +267,24 @@ def _training(
 
 
 def _measure(
-    steps: Steps, method: MethodParameters, settings: MeasureSettings, context: JobContext
+    steps: Steps,
+    make: Callable[[int], StepBatch],
+    method: MethodParameters,
+    request: Request,
+    context: JobContext,
 ) -> Measured:
-    """Warm-up steps, then exactly the steps asked for unless the time is up."""
+    """Rehearsals and warm-up steps, then exactly the steps asked for unless the time is up.
+
+    How many rehearsals there are, hangs on the clock; what is learned must not, so each leaves
+    weights, gradients and random numbers as they are before the first step.
+    """
+    settings, spec = request.measure, find_engine(request.engine)
+    timed = range(settings.warmup, settings.warmup + method.steps) if settings.warmup else ()
+
+    def rehearse(number: int) -> None:
+        steps.rehearse(make(timed[number]))
+        context.device.seed(0)
+
     once = dataclasses.replace(
         settings,
         min_repeats=method.steps,
@@ -273,13 +295,8 @@ def _measure(
         steps.run_batch,
         1,
         once,
-        Instruments(
-            clock=context.clock,
-            cpu_clock=context.cpu_clock,
-            synchronize=context.device.synchronize,
-            collective=context.collective,
-            enter_phase=context.enter_phase,
-        ),
+        instruments_of(context, counted=spec.counts_compilations),
+        WarmupPlan(shapes=[make(step).shape for step in timed], rehearse=rehearse, restarts=False),
     )
 
 

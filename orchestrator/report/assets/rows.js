@@ -28,7 +28,7 @@ const FACTS = [
   ["Per output token, p95", "tpot95", seconds], ["Per output token, p99", "tpot99", seconds],
   ["Latency of a prompt, p95", "latency95", seconds], ["Timed part", "measured", seconds],
   ["Energy of the timed part", "energy", (joules) => `${digits(joules)} J`], ["Mean power of its cards", "power", (watts) => `${digits(watts)} W`], ["Work per joule", "per_joule", digits], ["Energy read from", "energy_source"],
-  ["Load time", "load", seconds], ["Compile time", "compile", seconds], ["Warm-up time", "warmup", seconds],
+  ["Load time", "load", seconds], ["Compile time", "compile", seconds], ["Warm-up time", "warmup", seconds], ["Warm-up", "warm_up"],
   ["Weights", "weights", size], ["Parameters of the model", "parameter_count", (value) => value.toLocaleString("en-US")],
   ["Model was resident", "resident", flag], ["Jobs this worker ran before", "jobs_before"],
   ["Threads", "threads"], ["Niceness", "niceness"], ["Started", "started", moment], ["Failure class", "failure_class"],

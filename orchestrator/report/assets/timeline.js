@@ -52,7 +52,7 @@ if (timeline) {
         pen.beginPath(); pen.moveTo(x, HEAD - 6); pen.lineTo(x, y + 2); pen.stroke();
         pen.fillStyle = soft;
         const pad = (n) => String(n).padStart(2, "0");
-        if (width < 520 && x + 54 > width - 40) continue; // there stands "used"
+        if (width < 520 && x + 54 > width - 56) continue; // there stands "assigned"
         pen.fillText(step < 60 ? `${Math.floor(t / 60)}:${pad(t % 60)} min` : `${Math.floor(t / 3600)}:${pad(Math.floor((t % 3600) / 60))} h`, x, 13);
       }
       if (w) {
@@ -111,12 +111,12 @@ if (timeline) {
       if (row >= 15) {
         pen.fillStyle = soft;
         pen.textAlign = "right";
-        pen.fillText(`${Math.round((100 * lane.busy) / (lane.busy + lane.idle || 1))}%`, width - 10, middle);
+        pen.fillText(`${Math.round((100 * lane.assigned) / (lane.assigned + lane.unassigned || 1))}%`, width - 10, middle);
       }
     });
     pen.fillStyle = soft;
     pen.textAlign = "right";
-    pen.fillText("used", width - 10, 13);
+    pen.fillText("assigned", width - 10, 13);
     pen.textAlign = "left";
     if (width >= 520) pen.fillText("node, card", 10, 13);
   });

@@ -44,7 +44,7 @@ function key(state) {
   const facts = [];
   if (status) {
     facts.push(["Jobs done", `${status.done.toLocaleString("en")} of ${status.total.toLocaleString("en")}`, ""]);
-    facts.push(["Cards busy", `${status.busy} of ${status.cards.length}`, ""]);
+    facts.push(["Cards assigned", `${status.assigned} of ${status.cards.length}`, ""]);
     facts.push(["Duration", duration(status.at - status.started_at), ""]);
     if (!status.finished && status.eta_s) facts.push(["Time left, estimated", duration(status.eta_s), ""]);
     for (const rate of status.rates)
@@ -100,7 +100,7 @@ function sensors(card) {
   const parts = [];
   if (card.power_w != null) parts.push(`${number(card.power_w)} W`);
   if (card.temperature_c != null) parts.push(`${Math.round(card.temperature_c)} °C`);
-  if (card.utilization_percent != null) parts.push(`${Math.round(card.utilization_percent)}% busy`);
+  if (card.utilization_percent != null) parts.push(`${Math.round(card.utilization_percent)}% utilization`);
   if (card.memory_used_bytes != null) parts.push(`${number(card.memory_used_bytes / 2 ** 30)} GiB`);
   return parts.join(" · ");
 }
@@ -121,7 +121,7 @@ function cards(state) {
     box.append(head, element("ul"));
     return box;
   }, (box, [, group]) => {
-    setText(box.querySelector("small"), `${group.filter((card) => card.attempt_id).length} of ${group.length} busy`);
+    setText(box.querySelector("small"), `${group.filter((card) => card.attempt_id).length} of ${group.length} assigned`);
     keyed(box.lastChild, group, (card) => card.card, () => {
       const item = element("li");
       const top = element("p", "top");

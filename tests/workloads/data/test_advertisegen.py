@@ -153,3 +153,17 @@ def test_real_tokens_of_the_embedded_model(
     longest = max(len(tokenizer.encode(e.content, add_special_tokens=False)) for e in examples)
     assert report["input"]["percentiles"]["max"] == longest
     assert report["total"]["count"] == 120
+
+
+@pytest.mark.usefixtures("by_character")
+def test_any_dataset_has_lengths(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A chat's earlier turns are part of what the model is given; columns may be named."""
+    turns = [{"role": r, "content": r} for r in ("user", "assistant", "user", "assistant")]
+    path = tmp_path / "chat.jsonl"
+    path.write_text(json.dumps({"turns": turns}) + "\n")
+    assert run("lengths", path) == 1
+    assert "has turns; expected the columns of one of these" in capsys.readouterr().err
+    assert run("lengths", path, "--columns", "messages=turns", "--json") == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["input"]["percentiles"]["max"] == len("user" + "assistant" + "user")
+    assert report["output"]["percentiles"]["max"] == len("assistant")

@@ -1,9 +1,9 @@
 """Read Gaudi cards by HLML, the library beneath hl-smi, through Habana's ``pyhlml``.
 
-It tells what hl-smi does not, the energy counter, and it never acquires a card. The package is in
-Habana's images; the library comes with the driver. Units are those of pyhlml's docstrings: power in
-milliwatts, energy in millijoules since the driver was loaded, memory in bytes, utilization over the
-past second.
+It tells what hl-smi does not, the energy counter, clocks and why they are lowered, and it never
+acquires a card. The package is in Habana's images; the library comes with the driver. Units are
+those of pyhlml's docstrings: power in milliwatts, energy in millijoules since the driver was
+loaded, memory in bytes, clocks in MHz, utilization over the past second.
 """
 
 from __future__ import annotations
@@ -51,14 +51,27 @@ def _card(hlml: Any, handle: Any) -> tuple[int, CardTelemetry]:
     energy_mj = _read(hlml.hlmlDeviceGetTotalEnergyConsumption, handle)
     sensor = hlml.hlml_t.HLML_TEMP_SENS.HLML_TEMPERATURE_ON_AIP
     utilization = _read(hlml.hlmlDeviceGetUtilizationRates, handle)
+    clock = _read(hlml.hlmlDeviceGetClockInfo, handle, hlml.hlml_t.HLML_CLOCK_TYPE.HLML_CLOCK_MME)
+    reasons = _read(hlml.hlmlDeviceGetCurrentClocksThrottleReasons, handle)
     return module_id, CardTelemetry(
         power_w=None if power_mw is None else power_mw / 1000,
         energy_j=None if energy_mj is None else energy_mj / 1000,
         temperature_c=_read(hlml.hlmlDeviceGetTemperature, handle, sensor),
         utilization_percent=None if utilization is None else float(utilization.aip),
+        sm_clock_mhz=None if clock is None else float(clock),
+        throttled=None if reasons is None else _throttled(hlml, int(reasons)),
         memory_used_bytes=None if memory is None else int(memory.used),
         memory_total_bytes=None if memory is None else int(memory.total),
     )
+
+
+def _throttled(hlml: Any, reasons: int) -> frozenset[str]:
+    """The reasons for a lowered clock, by name, of the driver's bits."""
+    bits = {
+        "power cap": hlml.hlml_t.HLML_DEFINE.HLML_CLOCKS_THROTTLE_REASON_POWER,
+        "temperature (hardware)": hlml.hlml_t.HLML_DEFINE.HLML_CLOCKS_THROTTLE_REASON_THERMAL,
+    }
+    return frozenset(name for name, bit in bits.items() if reasons & int(bit))
 
 
 def _read(function: Callable[..., Any], *arguments: Any) -> Any:

@@ -22,7 +22,7 @@ class CardTelemetry:
     energy_j: float | None = None
     temperature_c: float | None = None
     utilization_percent: float | None = None  # share of time with work on the card, 0 to 100
-    sm_clock_mhz: float | None = None  # of the units that compute
+    sm_clock_mhz: float | None = None  # of the units that compute; on Gaudi its MMEs
     #: Why the clock is lower than it could be, in NVML's words; empty: it is not held back.
     throttled: frozenset[str] | None = None
     memory_used_bytes: int | None = None

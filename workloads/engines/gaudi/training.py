@@ -19,10 +19,12 @@ import torch
 from transformers import TrainerCallback
 
 from workloads import weights
-from workloads.api import JobContext, Request, Result, Sample
+from workloads.api import JobContext, MeasureSettings, Request, Result, Sample
+from workloads.compilations import Compilations
 from workloads.data.catalog import Dataset, load_dataset
 from workloads.devices.monitoring.host_memory import HostMemoryPeak, resident_bytes
 from workloads.engines.gaudi import generation, library
+from workloads.engines.optimum_habana import SPEC
 from workloads.errors import BadConfiguration
 from workloads.finetuning_parameters import MethodParameters, method_for
 from workloads.models.loading import load_tokenizer, open_model
@@ -30,16 +32,18 @@ from workloads.training import adapters, methods
 from workloads.training.flops import train_flops_per_token
 from workloads.training.losses import next_token_loss
 from workloads.training.samples import NOT_LEARNED, TrainingSample, encode_samples
+from workloads.warmup import repeated_if_compiled
 
 if TYPE_CHECKING:
     from workloads.devices.hpu import HpuDevice
 
-#: Steps that compile and capture graphs; the library's own advice for its throughput figures.
-WARMUP_STEPS = 3
-
 
 def run(request: Request, context: JobContext) -> Result:
     """Fine-tune with ``GaudiTrainer``; see ``workloads.api.Workload``."""
+    return repeated_if_compiled(lambda: _run(request, context), request, context)
+
+
+def _run(request: Request, context: JobContext) -> Result:
     method = method_for(request.parameters, probe=request.probe)
     version = library.prepare(context.device)
     hpu: HpuDevice = context.device  # type: ignore[assignment]  # prepare() takes no other
@@ -60,9 +64,8 @@ def run(request: Request, context: JobContext) -> Result:
 
     samples, dataset = _samples(request, method, tokenizer, source)
     rows = [_row(sample, method.max_length, tokenizer.pad_token_id or 0) for sample in samples]
-    steps = _Steps(context, request.measure.time_limit_s, rows, request.batch_size)
-    warmup = max(request.measure.warmup, WARMUP_STEPS if not request.probe else 0)
-    steps.warmup = warmup
+    warmup = max(request.measure.warmup, SPEC.warmup_passes) if request.measure.warmup else 0
+    steps = _Steps(context, request.measure, warmup, rows, request.batch_size)
 
     class Trainer(GaudiTrainer):  # type: ignore[misc]
         """Takes rows in order, and keeps each step's loss on the card."""
@@ -120,6 +123,7 @@ def run(request: Request, context: JobContext) -> Result:
         "adapter": applied.adapter,
         "optimizer": "the bridge's fused AdamW, gradients clipped to a norm of 1",
         "host_memory_peak": host_memory.method,
+        **steps.compiled(),
     }
     if not after < before:
         details["loss_flag"] = f"the loss on the first batch did not fall: {before:.6g} before"
@@ -132,7 +136,7 @@ def run(request: Request, context: JobContext) -> Result:
         samples=steps.samples(),
         stop_reason="time_limit" if steps.cut else "max_repeats",
         load_s=load_s,
-        warmup_s=steps.warmup_s,
+        **steps.warmth(),
         weight_bytes=found.weight_bytes,
         parameter_count=found.parameter_count,
         trainable_parameter_count=sum(
@@ -154,16 +158,22 @@ class _Steps(TrainerCallback):  # type: ignore[misc]
     """Times each step and ends training when its time is up."""
 
     def __init__(
-        self, context: JobContext, limit_s: float, rows: Sequence[dict[str, Any]], batch_size: int
+        self,
+        context: JobContext,
+        settings: MeasureSettings,
+        warmup: int,
+        rows: Sequence[dict[str, Any]],
+        batch_size: int,
     ) -> None:
-        self._context, self._limit_s = context, limit_s
+        self._context, self._settings = context, settings
         self._rows, self._batch_size = rows, batch_size
         self._times: list[tuple[float, float]] = []  # wall and CPU seconds of each step
         self._began = (0.0, 0.0)
         self._first = 0.0
-        self._timed_from = 0.0
-        self.warmup = 0
-        self.warmup_s = 0.0
+        self._timed_from: float | None = None
+        self._warmup = warmup
+        self._warmup_cut = False
+        self._compiled = Compilations()
         self.cut = False
         self.losses: list[torch.Tensor] = []
 
@@ -171,19 +181,44 @@ class _Steps(TrainerCallback):  # type: ignore[misc]
         self._context.device.synchronize()
         now = self._context.clock()
         self._first = self._first or now
-        if len(self._times) == self.warmup:
+        late = now - self._first > self._settings.warmup_limit_s
+        if self._timed_from is None and (late or len(self._times) == self._warmup):
             self._context.enter_phase("measure")
-            self._timed_from, self.warmup_s = now, now - self._first
+            self._warmup_cut = len(self._times) < self._warmup
+            self._warmup = len(self._times)
+            self._compiled = self._context.device.compilations()
+            self._timed_from = now
         self._began = (now, self._context.cpu_clock())
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._context.device.synchronize()
         now, cpu = self._context.clock(), self._context.cpu_clock()
         self._times.append((now - self._began[0], cpu - self._began[1]))
-        timed = len(self._times) - self.warmup
-        if timed >= 1 and now - self._timed_from > self._limit_s:
+        if self._timed_from is not None and now - self._timed_from > self._settings.time_limit_s:
             self.cut = state.global_step < state.max_steps
             control.should_training_stop = True
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._compiled = self._context.device.compilations().since(self._compiled)
+
+    def warmth(self) -> dict[str, Any]:
+        """The cost of warm-up, and what it left. All steps have one shape."""
+        asked = bool(self._settings.warmup)
+        return {
+            "warmup_s": (self._timed_from or self._first) - self._first,
+            "warmup_steps": self._warmup,
+            "warmup_end": ("limit" if self._warmup_cut else "complete") if asked else None,
+            "shapes": 1,
+            "shapes_unmet": 0 if asked else None,
+            "timed_parts": 1,
+            "timed_compilations": self._compiled.graphs,
+            "timed_cpu_fallbacks": self._compiled.cpu_fallbacks,
+        }
+
+    def compiled(self) -> dict[str, str]:
+        """Details of what was compiled in the timed part, for the row."""
+        told = self._compiled.told()
+        return {"compiled_in_timed_part": told} if told else {}
 
     def samples(self) -> tuple[Sample, ...]:
         """One sample a step, warm-up included."""
@@ -197,7 +232,7 @@ class _Steps(TrainerCallback):  # type: ignore[misc]
                 Sample(
                     repeat=step,
                     batch=0,
-                    warmup=step < self.warmup,
+                    warmup=step < self._warmup,
                     complete=True,
                     wall_s=wall_s,
                     cpu_s=cpu_s,

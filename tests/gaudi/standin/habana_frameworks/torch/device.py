@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from .hpu import metrics
+
 _FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
@@ -51,4 +53,5 @@ def install() -> None:
 
 def compile_graph(module: Any, example_inputs: Any, **options: Any) -> Any:
     """The backend ``hpu_backend`` of torch.compile: it runs the captured graph as it is."""
+    metrics.met_graph(known=False)
     return module.forward

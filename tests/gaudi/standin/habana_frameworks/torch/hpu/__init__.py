@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from . import random
+from . import metrics, random
 
 _LIMIT_BYTES = 94_600_000_000
 
@@ -84,14 +84,29 @@ def wrap_in_hpu_graph(module: Any, *_: Any, **__: Any) -> Any:
         raise AttributeError("wrap_in_hpu_graph exists in lazy mode only")
     graphs_made += 1
     forward = module.forward
+    captured: set[Any] = set()  # shapes that a graph was made for
 
     def without_the_switch(*args: Any, bypass_hpu_graphs: bool = False, **kwargs: Any) -> Any:
+        shapes = _shapes((args, kwargs))
+        metrics.met_graph(known=shapes in captured)
+        captured.add(shapes)
         return forward(*args, **kwargs)
 
     module.forward = without_the_switch
     module.clear_inputs = lambda *_: None
     module.clear_cache = lambda *_: None
     return module
+
+
+def _shapes(value: Any) -> Any:
+    """Shapes of all tensors within a value, and all else that a captured graph is fixed to."""
+    if isinstance(value, (list, tuple)):
+        return tuple(map(_shapes, value))
+    if isinstance(value, dict):
+        return tuple((name, _shapes(item)) for name, item in sorted(value.items()))
+    if hasattr(value, "shape"):
+        return tuple(value.shape), str(value.dtype)
+    return value if isinstance(value, (bool, int, str)) else type(value).__name__
 
 
 class Stream:

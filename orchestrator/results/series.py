@@ -1,8 +1,9 @@
-"""Tests of whether repeats are of one kind: a trend over time, and two humps. Pure.
+"""Tests of whether a series is of one kind: a trend over time, and two humps. Pure.
 
-The mean and its interval describe repeats that scatter around one value. Two things spoil that and
-are found here: speed that drifts while it is measured (a card that heats up, a host that fills),
-and speed that jumps between two values (two clock states, a neighbour that comes and goes).
+The mean and its interval describe values that scatter around one. Two things spoil that and are
+found here: speed that drifts over the night (a rack that heats up, a host that fills), and speed
+that jumps between two values (two clock states, a neighbour that comes and goes). Whether a row's
+own repeats are steady is decided in ``workloads/steadiness.py``.
 
 The trend is tested by Mann and Kendall (H. B. Mann, Econometrica 13, 1945) and measured by Theil
 and Sen's slope, neither of which an outlier moves. Two humps are tested by the cluster index of
@@ -34,17 +35,6 @@ _CRITICAL = (
     *((10, 0.092), (12, 0.118), (15, 0.143), (20, 0.169), (30, 0.206), (50, 0.243), (100, 0.279)),
     *((200, 0.305), (500, 0.328), (1000, 0.338), (3000, 0.349)),
 )
-
-
-def drift_of(speeds: Sequence[float]) -> float | None:
-    """The relative change of the speed from the first sample to the last, 0 where the trend is not
-    significant; None for fewer than ``LEAST_SAMPLES``, or where a speed is not positive."""
-    count = len(speeds)
-    if count < LEAST_SAMPLES or min(speeds) <= 0:
-        return None
-    if mann_kendall(speeds) > LEVEL:
-        return 0.0
-    return slope_of(speeds) * (count - 1) / statistics.median(speeds)
 
 
 def slope_of(values: Sequence[float]) -> float:

@@ -1,0 +1,60 @@
+"""Trials of a search: how they are timed, and the throughput that they gave. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from orchestrator.domain.attempt import Outcome, Purpose
+from orchestrator.domain.batch_size import Goal, Search
+from orchestrator.domain.job import Job
+from workloads import registry
+from workloads.confidence import Interval, mean_interval
+
+
+def purpose_of(goal: Goal) -> Purpose:
+    """Purpose of the trials of a search."""
+    return "trial" if goal == "best" else "probe"
+
+
+def timed_roughly(job: Job, wish: Search) -> Job:
+    """The job with the timing of a trial: as tight as the search can tell sizes apart, in a third
+    of the time."""
+    measure = job.measure
+    return replace(
+        job,
+        measure=replace(
+            measure,
+            relative_half_width=max(measure.relative_half_width, wish.tolerance),
+            time_limit_s=measure.time_limit_s / 3,
+        ),
+    )
+
+
+def rate_of(job: Job, outcome: Outcome) -> Interval | None:
+    """Throughput of an attempt with its interval over complete repeats; without one where there is
+    a single repeat."""
+    counts = registry.throughput_of(job.workload)
+    field = counts.counts if counts is not None else "items"
+    work: dict[int, float] = {}
+    walls: dict[int, dict[int, float]] = {}
+    cut: set[int] = set()
+    for rank in outcome.ranks:
+        for sample in rank.result.samples if rank.result is not None else ():
+            if sample.warmup:
+                continue
+            if not sample.complete:
+                cut.add(sample.repeat)
+            work[sample.repeat] = work.get(sample.repeat, 0.0) + getattr(sample, field)
+            of_ranks = walls.setdefault(sample.repeat, {})
+            of_ranks[rank.rank] = of_ranks.get(rank.rank, 0.0) + sample.wall_s
+    whole = work.keys() - cut or work.keys()
+    rates = [work[n] / max(walls[n].values()) for n in whole if max(walls[n].values()) > 0]
+    if len(rates) == 1:
+        return Interval(mean=rates[0], low=rates[0], high=rates[0])
+    return mean_interval(rates, job.measure.confidence)
+
+
+def unit_of(job: Job) -> str:
+    """The unit of a job's throughput."""
+    counts = registry.throughput_of(job.workload)
+    return counts.unit if counts is not None else "samples/s"

@@ -1,0 +1,149 @@
+"""The first job of a process is no different from the next: a cost that every shape has once a
+process, planted under the model's products, is paid in warm-up, whatever generates or trains."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from finetuning_cases import losses, train
+from generation_cases import PROMPTS, Worker, write_dataset
+
+from workloads.api import MeasureSettings, Result
+from workloads.decoding import layers
+from workloads.training.loop import Steps
+
+COST_S = 0.05
+SETTINGS = MeasureSettings(warmup=1, min_repeats=2, max_repeats=2, time_limit_s=600)
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Seven prompts of as many lengths: in batches of three the last is a partial one."""
+    return write_dataset(tmp_path_factory.mktemp("prompts") / "prompts.jsonl", PROMPTS[:7])
+
+
+@pytest.fixture(scope="module")
+def worker() -> Worker:
+    return Worker()
+
+
+class Planted:
+    """Each first product of so many rows takes 50 ms more; ``paid`` says in which phase."""
+
+    def __init__(self, worker: Worker) -> None:
+        self.worker = worker
+        self.known: set[tuple[int, ...]] = set()
+        self.paid: list[str] = []
+
+    def meet(self, given: torch.Tensor) -> None:
+        shape = tuple(given.shape[:-1])
+        if shape not in self.known:
+            self.known.add(shape)
+            self.paid.append(self.worker.phases[-1])
+            time.sleep(COST_S)
+
+    def during(self, job: Callable[[], Result]) -> tuple[Result, dict[str, int]]:
+        """What a job measured, and how often it paid in each phase."""
+        self.paid.clear()
+        result = job()
+        return result, {phase: self.paid.count(phase) for phase in self.paid}
+
+
+@pytest.fixture
+def planted(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> Planted:
+    found, forward, linear = Planted(worker), torch.nn.Linear.forward, layers.linear
+
+    def module(self: torch.nn.Linear, given: torch.Tensor) -> torch.Tensor:
+        found.meet(given)
+        return forward(self, given)
+
+    def function(given: torch.Tensor, *others: Any) -> torch.Tensor:
+        found.meet(given)
+        return linear(given, *others)
+
+    monkeypatch.setattr(torch.nn.Linear, "forward", module)
+    monkeypatch.setattr(layers, "linear", function)  # of the engine graph
+    return found
+
+
+@pytest.mark.parametrize(
+    ("engine", "batching", "shapes"),
+    [
+        ("transformers", "static", 3),
+        ("transformers", "sorted", 3),
+        ("transformers", "continuous", 1),
+        ("graph", "static", 3),
+    ],
+)
+def test_the_first_generation_of_a_process_is_timed_like_the_next(
+    worker: Worker, planted: Planted, dataset: str, engine: str, batching: str, shapes: int
+) -> None:
+    """All shapes are met before timing, the partial batch's, too; the second job meets nothing
+    new. Without warm-up the clock would have run meanwhile."""
+
+    def job(**changes: Any) -> Result:
+        chosen = {"engine": engine, "batching": batching, "measure": SETTINGS} | changes
+        precision = "bf16" if engine == "graph" else "fp32"
+        return worker.run(
+            dataset, precision=precision, batch_size=3, prompts=7, output_tokens=4, **chosen
+        )
+
+    first, paid = planted.during(job)
+    assert "measure" not in paid and paid["warmup"] >= 3
+    assert (first.shapes, first.shapes_unmet, first.warmup_end) == (shapes, 0, "complete")
+    assert first.warmup_s > paid["warmup"] * COST_S
+    second, paid = planted.during(job)
+    assert paid == {} and second.warmup_s < first.warmup_s
+    planted.known.clear()
+    cold, paid = planted.during(lambda: job(measure=replace(SETTINGS, warmup=0, max_repeats=2)))
+    assert "measure" in paid and cold.shapes_unmet is None and cold.warmup_end is None
+
+
+@pytest.mark.parametrize("padding", ["dynamic", "fixed"])
+def test_the_first_training_of_a_process_is_timed_like_the_next(
+    worker: Worker, planted: Planted, padding: str
+) -> None:
+    """Steps of other lengths are rehearsed once each, and nothing of that is learned: the losses
+    are those of a job that rehearsed nothing."""
+
+    def job(warmup: int = 1) -> Result:
+        settings = MeasureSettings(warmup=warmup, time_limit_s=600)
+        return train(worker, measure=settings, padding=padding, steps=5, samples=24)
+
+    first, paid = planted.during(job)
+    assert paid.keys() == {"warmup"}
+    lengths = {sample.computed_tokens for sample in first.samples if not sample.warmup}
+    assert first.shapes == len(lengths) and (first.shapes > 1) == (padding == "dynamic")
+    assert (first.shapes_unmet, first.warmup_end) == (0, "complete")
+    assert first.warmup_steps is not None and first.shapes is not None
+    assert first.warmup_steps >= first.shapes + 2  # one shape settles, and one step is real
+    second, paid = planted.during(job)
+    assert paid == {} and losses(second) == losses(first)
+    planted.known.clear()
+    cold, paid = planted.during(lambda: job(0))
+    assert "measure" in paid
+    assert losses(cold) == losses(first)[:5]
+
+
+def test_rehearsals_of_training_stop_at_the_limit_of_warm_up(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With no time for warm-up one shape is met; the row tells of the others, and trains whole."""
+    rehearsed: list[set[tuple[int, ...]]] = []
+    rehearse = Steps.rehearse
+
+    def seen(self: Steps, step: Any) -> set[tuple[int, ...]]:
+        rehearsed.append(rehearse(self, step))
+        return rehearsed[-1]
+
+    monkeypatch.setattr(Steps, "rehearse", seen)
+    settings = MeasureSettings(warmup=1, time_limit_s=600, warmup_limit_s=1e-6)
+    result = train(worker, measure=settings, steps=4, samples=24)
+    assert len(rehearsed) == 1
+    assert (result.warmup_end, result.shapes_unmet) == ("limit", (result.shapes or 0) - 1)
+    assert sum(not sample.warmup for sample in result.samples) == 4

@@ -1,0 +1,141 @@
+"""Steadiness of series of step times: drifting, two-humped, constant, with outliers."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import settings as examples
+from hypothesis import strategies as st
+
+from workloads.steadiness import LEAST_STEPS, TOLERANCE, Step, drift, settled
+
+
+def of(times: list[float], tokens: float = 64.0) -> list[Step]:
+    """Steps of one shape."""
+    return [Step("a", seconds, tokens) for seconds in times]
+
+
+def noisy(times: list[float], seed: int, spread: float = 0.01) -> list[float]:
+    draw = random.Random(seed)
+    return [time * draw.uniform(1 - spread, 1 + spread) for time in times]
+
+
+lengths = st.integers(LEAST_STEPS, 40)
+seeds = st.integers(0, 10_000)
+scales = st.floats(1e-4, 1e3)
+
+
+@examples(deadline=None)
+@given(count=lengths, seconds=scales, seed=seeds)
+def test_constant_steps_are_steady(count: int, seconds: float, seed: int) -> None:
+    """Equal steps, and equal steps with a percent of noise, do not drift."""
+    assert drift(of([seconds] * count)) == 0
+    assert drift(of(noisy([seconds] * count, seed))) == 0
+
+
+@examples(deadline=None)
+@given(count=st.integers(6, 40), factor=st.floats(1.7, 10), seconds=scales, seed=seeds)
+def test_steps_that_become_faster_all_the_time_are_not_steady(
+    count: int, factor: float, seconds: float, seed: int
+) -> None:
+    """A series that falls evenly from ``factor`` to 1 has no steady part."""
+    times = [seconds * (factor - (factor - 1) * n / (count - 1)) for n in range(count)]
+    found = drift(of(noisy(times, seed)))
+    assert found is not None and found > TOLERANCE
+
+
+@examples(deadline=None)
+@given(count=st.integers(12, 40), factor=st.floats(2, 10), seconds=scales, seed=seeds)
+def test_steps_that_become_slower_are_told_with_a_sign(
+    count: int, factor: float, seconds: float, seed: int
+) -> None:
+    """Throttling is drift, too, and no warm-up ends it."""
+    times = [seconds * (1 + (factor - 1) * n / (count - 1)) for n in range(count)]
+    found = drift(of(noisy(times, seed)))
+    assert found is not None and found < -TOLERANCE
+
+
+@examples(deadline=None)
+@given(
+    count=lengths,
+    slow=st.integers(1, 4),
+    factor=st.floats(2, 100),
+    seconds=scales,
+    seed=seeds,
+)
+def test_a_slow_beginning_is_found_and_its_cost_told(
+    count: int, slow: int, factor: float, seconds: float, seed: int
+) -> None:
+    """One-off costs of the first steps, where they change the figure by more than a little."""
+    slow = min(slow, count // 2)
+    times = [seconds * factor] * slow + [seconds] * (count - slow)
+    cost = slow * (factor - 1) / count
+    found = drift(of(noisy(times, seed)))
+    assert found is not None
+    if cost > 1.5 * TOLERANCE:
+        assert found == pytest.approx(cost, rel=0.1)
+    elif cost < TOLERANCE / 1.5:
+        assert found == 0
+
+
+@examples(deadline=None)
+@given(count=st.integers(4, 40), at=st.integers(1, 39), factor=st.floats(0.1, 100), seed=seeds)
+def test_one_outlier_after_the_first_step_is_no_drift(
+    count: int, at: int, factor: float, seed: int
+) -> None:
+    """A hiccup, fast or slow, leaves the others as they are: more warm-up would not help."""
+    times = [1.0] * count
+    times[min(at, count - 1)] = factor
+    assert drift(of(noisy(times, seed))) == 0
+
+
+def test_two_humps_are_no_drift_unless_one_comes_first() -> None:
+    """Steps that jump between two values at random are steady in 97 of 100 series of 20; those
+    that are slow first and fast then are not."""
+    draw = random.Random(1)
+    series = [[draw.choice((1.0, 1.5)) for _ in range(20)] for _ in range(300)]
+    assert sum(drift(of(noisy(times, n))) != 0 for n, times in enumerate(series)) <= 9
+    found = drift(of(noisy([1.5] * 10 + [1.0] * 10, 0)))
+    assert found is not None and found > TOLERANCE
+
+
+@examples(deadline=None)
+@given(seed=seeds, count=lengths, factor=st.floats(2, 50))
+def test_steps_of_many_shapes_are_compared_by_shape_or_by_token(
+    seed: int, count: int, factor: float
+) -> None:
+    """Work that grows or falls is no drift: a step is held against its own shape, and where no
+    shape comes twice against the time of a token."""
+    tokens = [64.0 * (count - n) for n in range(count)]  # shrinking
+    once = [Step(n, 1e-3 * size, size) for n, size in enumerate(tokens)]
+    assert drift(once) == 0
+    twice = [Step(n % 2, 1.0 + n % 2, 1.0) for n in range(2 * count)]
+    assert drift(twice) == 0
+    slow = [Step(once[0].shape, factor * once[0].seconds, once[0].tokens), *once[1:]]
+    found = drift(slow)
+    assert found is not None
+    assert found > 0 or (factor - 1) / count < 1.2 * TOLERANCE
+
+
+@examples(deadline=None)
+@given(times=st.lists(st.floats(0.1, 10), max_size=30), scale=scales)
+def test_a_verdict_hangs_on_no_unit_and_is_none_for_few(times: list[float], scale: float) -> None:
+    """Seconds or milliseconds, the share is the same; fewer than three steps say nothing."""
+    found, scaled = drift(of(times)), drift(of([scale * time for time in times]))
+    if len(times) < LEAST_STEPS:
+        assert found is None and scaled is None
+    else:
+        assert found is not None and found >= -0.5
+        assert scaled == pytest.approx(found, abs=1e-6) or 0 in (found, scaled)
+
+
+def test_meetings_of_a_shape_settle_when_they_stop_becoming_faster() -> None:
+    """Once says nothing; a second that is as slow, or slower, settles it."""
+    assert not settled([])
+    assert not settled([1.0])
+    assert settled([1.0, 0.95])
+    assert settled([1.0, 3.0])
+    assert not settled([10.0, 1.0])
+    assert settled([10.0, 1.0, 1.0])

@@ -1,0 +1,215 @@
+"""Warm-up ends when every shape was met and steps are steady, on clocks that work alone moves."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import settings as examples
+from hypothesis import strategies as st
+from patience import patience
+from test_measure import Bench, Meeting, rates
+
+from workloads.api import MeasureSettings, Result, Sample
+from workloads.collective import OneCard
+from workloads.compilations import Compilations
+from workloads.measure import Measured, Observation, measure
+from workloads.warmup import WarmupPlan, rehearse, repeated_if_compiled, to_rehearse
+
+
+class Compiling(Bench):
+    """Batches of given shapes; the first meeting of each costs what a compilation does."""
+
+    def __init__(self, shapes: list[str], work_s: float, compile_s: float) -> None:
+        super().__init__(lambda repeat, batch: self.met(shapes[batch], work_s, compile_s))
+        self.shapes = shapes
+        self.known: set[str] = set()
+        self.instruments = replace(
+            self.instruments, compilations=lambda: Compilations(graphs=len(self.known))
+        )
+
+    def met(self, shape: str, work_s: float, compile_s: float) -> float:
+        first = shape not in self.known
+        self.known.add(shape)
+        return work_s + (compile_s if first else 0.0)
+
+    def run_batch(self, repeat: int, batch: int) -> Callable[[], Observation]:
+        self.ran.append((repeat, batch))
+        self.now += self.durations(repeat, batch)
+        return lambda: Observation(items=1, output_tokens=128, computed_tokens=256)
+
+    def run(self, settings: MeasureSettings, passes: int = 1) -> Measured:
+        plan = WarmupPlan(shapes=self.shapes, passes=passes)
+        return measure(self.run_batch, len(self.shapes), settings, self.instruments, plan)
+
+
+def test_a_time_limit_cuts_no_first_meeting_of_a_shape() -> None:
+    """Four shapes whose compilation takes a minute each, timed for 100 s at most: the row tells
+    256 tokens/s, not the 30 that it told when the time limit ended the warm-up."""
+    bench = Compiling(["1x128", "2x128", "1x256", "2x256"], work_s=0.5, compile_s=60.0)
+    done = bench.run(MeasureSettings(time_limit_s=100.0))
+    assert rates(list(done.samples)) == pytest.approx([256.0] * 3)
+    warmth = done.warmth
+    assert warmth.warmup_s == pytest.approx(242.0)
+    assert (warmth.warmup_end, warmth.warmup_steps) == ("complete", 4)
+    assert (warmth.shapes, warmth.shapes_unmet, warmth.timed_compilations) == (4, 0, 0)
+
+
+def test_where_the_limit_of_warm_up_runs_out_the_row_says_so() -> None:
+    """One shape of three is met within 50 s; the two others are compiled while the clock runs,
+    which is told, and told again after the timed part was repeated."""
+    settings = MeasureSettings(time_limit_s=100.0, warmup_limit_s=50.0, max_repeats=3)
+    done = Compiling(["a", "b", "c"], work_s=0.5, compile_s=60.0).run(settings)
+    warmth = done.warmth
+    assert (warmth.warmup_end, warmth.shapes, warmth.shapes_unmet) == ("limit", 3, 2)
+    assert warmth.timed_parts == 2 and warmth.timed_compilations == 0
+
+
+def test_a_timed_part_that_compiled_is_repeated_once_and_then_tells() -> None:
+    """Something that is compiled in the fourth repeat costs one more timed part; what is compiled
+    in every repeat cannot be got rid of, and its number stands in the row."""
+    settings = MeasureSettings(min_repeats=4, max_repeats=4)
+
+    def run(compiles_in: Callable[[int], bool]) -> Measured:
+        bench = Bench(lambda repeat, batch: 1.0)
+        graphs = 0
+
+        def work(repeat: int, batch: int) -> Callable[[], Observation]:
+            nonlocal graphs
+            graphs += compiles_in(repeat)
+            return bench.run_batch(repeat, batch)
+
+        counted = replace(
+            bench.instruments,
+            compilations=lambda: Compilations(graphs=graphs, named={"torch_graphs": graphs}),
+        )
+        return measure(work, 1, settings, counted)
+
+    once = run(lambda repeat: repeat == 4)
+    assert [sample.warmup for sample in once.samples] == [True] * 5 + [False] * 4
+    assert (once.warmth.timed_parts, once.warmth.timed_compilations) == (2, 0)
+    assert once.warmth.warmup_s == pytest.approx(5.0) and once.details == {}
+    always = run(lambda repeat: True)
+    assert (always.warmth.timed_parts, always.warmth.timed_compilations) == (2, 4)
+    assert always.details == {"compiled_in_timed_part": "torch_graphs 4"}
+    never = run(lambda repeat: False)
+    assert (never.warmth.timed_parts, never.warmth.warmup_steps) == (1, 1)
+
+
+def test_timed_repeats_that_prove_slow_at_first_were_warm_up() -> None:
+    """Work that needs three passes to become fast is timed from the fourth; the row's figure is
+    that of the steady ones."""
+    settings = MeasureSettings(warmup=1, min_repeats=3, max_repeats=8)
+    done = Bench(lambda repeat, batch: 9.0 - 2.0 * min(repeat, 4)).measure(1, settings)
+    timed = [sample for sample in done.samples if not sample.warmup]
+    assert {sample.wall_s for sample in timed} == {1.0} and len(timed) == 3
+    assert done.warmth.timed_parts > 1 and done.warmth.warmup_end == "complete"
+
+
+@examples(deadline=None)
+@given(batches=st.integers(1, 4), work=st.floats(1e-3, 10.0))
+def test_steady_work_pays_nothing_for_the_question(batches: int, work: float) -> None:
+    """One warm-up pass and three timed ones, as many as without any judgement."""
+    done = Bench(lambda repeat, batch: work).measure(batches, MeasureSettings())
+    assert len(done.samples) == 4 * batches and done.warmth.timed_parts == 1
+
+
+def test_work_that_never_becomes_steady_ends_with_the_limit_of_warm_up() -> None:
+    """Passes that are faster each time by a tenth: timing begins anew until 60 s are over."""
+    settings = MeasureSettings(max_repeats=6, warmup_limit_s=60.0)
+    bench = Bench(lambda repeat, batch: 10 * 0.9**repeat + 1.0)
+    done = bench.measure(1, settings)
+    assert done.warmth.timed_parts > 1
+    assert done.warmth.warmup_s < 60.0 + 11.0
+
+
+@examples(deadline=None)
+@given(shapes=st.lists(st.lists(st.integers(0, 3), min_size=6, max_size=6), min_size=1, max_size=3))
+def test_every_rank_meets_every_shape_of_its_own(shapes: list[list[int]]) -> None:
+    """All ranks rehearse the same steps, no step that shows nobody anything new."""
+    numbers = to_rehearse(shapes)
+    for own in shapes:
+        assert {own[number] for number in numbers} == {*own}
+    for count, number in enumerate(numbers):
+        assert any(own[number] not in {own[n] for n in numbers[:count]} for own in shapes)
+
+
+def test_rehearsals_meet_each_shape_and_go_on_until_one_settles() -> None:
+    """The last shape is met again until it has stopped becoming faster."""
+    bench = Bench(lambda repeat, batch: 0.0)
+    met: list[int] = []
+
+    def work(number: int) -> None:
+        bench.now += [8.0, 8.0, 4.0, 1.0, 1.0][len(met)]
+        met.append(number)
+
+    plan = WarmupPlan(shapes=["a", "a", "b", "a", "b"], rehearse=work)
+    done = rehearse(plan, lambda: bench.now, bench.now + 60, OneCard())
+    assert met == [0, 2, 2, 2, 2] and (done.steps, done.cut) == (5, False)
+    met.clear()
+    cut = rehearse(plan, lambda: bench.now, bench.now + 5, OneCard())
+    assert met == [0] and cut.cut and cut.met == {"a"}
+
+
+def test_ranks_of_a_gang_begin_anew_together() -> None:
+    """One rank is slow at first: all of them count those repeats as warm-up."""
+    meeting, done = Meeting(2), dict[int, Measured]()
+
+    def rank(number: int) -> None:
+        bench = Bench(
+            lambda repeat, batch: 9.0 if number and repeat < 3 else 1.0, meeting.of_rank(number)
+        )
+        done[number] = bench.measure(2, MeasureSettings(max_repeats=8))
+
+    threads = [threading.Thread(target=rank, args=(n,), daemon=True) for n in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(patience(30))
+    first = [min(s.repeat for s in done[n].samples if not s.warmup) for n in range(2)]
+    assert first[0] == first[1] >= 3 and done[0].warmth.timed_parts == done[1].warmth.timed_parts
+
+
+def test_what_learns_is_run_again_whole_where_it_compiled() -> None:
+    """The second result counts; what the first took is its warm-up. A job without warm-up is left
+    as it is."""
+    bench = Bench(lambda repeat, batch: 0.0)
+    sample = Sample(
+        repeat=1, batch=0, warmup=False, complete=True, wall_s=1.0, cpu_s=1.0, items=1,
+        input_tokens=1, output_tokens=0, computed_tokens=1,
+    )  # fmt: skip
+
+    def job(*compiled: int, warmup: int = 1) -> Result:
+        left = list(compiled)
+
+        def once() -> Result:
+            bench.now += 10.0
+            return Result(
+                samples=(sample,), stop_reason="max_repeats", warmup_s=2.0, warmup_steps=3,
+                timed_parts=1, timed_compilations=left.pop(0),
+            )  # fmt: skip
+
+        request: Any = type("Request", (), {"measure": MeasureSettings(warmup=warmup)})
+        context: Any = type("Context", (), {"clock": lambda: bench.now, "collective": OneCard()})
+        return repeated_if_compiled(once, request, context)
+
+    assert job(0).timed_parts == 1
+    again = job(2, 0)
+    assert (again.timed_parts, again.timed_compilations) == (2, 0)
+    assert (again.warmup_s, again.warmup_steps) == (12.0, 7)
+    assert job(2, 2).timed_compilations == 2
+    assert job(2, warmup=0).timed_parts == 1
+
+
+def test_counters_since_a_reading() -> None:
+    """What nobody counts is not known, and counters that stand still are not told."""
+    before = Compilations(graphs=2, cpu_fallbacks=None, named={"a": 2, "b": 1})
+    after = Compilations(graphs=5, cpu_fallbacks=3, named={"a": 2, "b": 4, "c": 1})
+    grown = after.since(before)
+    assert (grown.graphs, grown.cpu_fallbacks) == (3, None)
+    assert grown.told() == "b 3, c 1"
+    assert Compilations().since(before).graphs is None
