@@ -74,6 +74,7 @@ class Test:
     fixtures: tuple[str, ...] = ()
     seconds: float = 0.0
     outcomes: set[str] = field(default_factory=set)
+    imports: int | None = None  # that lead to the module of a defect; None: its lines are recorded
 
     @property
     def file(self) -> str:
@@ -206,7 +207,11 @@ class Record:
         known = sorted(tests, key=lambda test: (test.name not in names, test.seconds))
         near = self._imports.executing(defect.path) if self._imports else {}
         others = sorted(near.keys() & self._unrecorded.keys(), key=lambda file: (near[file], file))
-        return [*known, *(test for file in others for test in self._unrecorded[file])]
+        for file in others:
+            for test in self._unrecorded[file]:
+                test.imports = near[file]
+                known.append(test)
+        return known
 
     def _importing(self, path: str) -> set[str]:
         """The test files in whose run a module was imported."""
