@@ -210,7 +210,7 @@ def test_a_successful_attempt() -> None:
     row = measured(record, provenance=Provenance(git_commit="abc1234", git_dirty=False))
     assert (row.job_id, row.attempt_id) == (asked.job_id, f"{asked.job_id}-2")
     assert (row.batch_size, row.batch_size_requested) == (16, "max")
-    assert row.parameters == {"ignore_eos": True, "output_tokens": 16}
+    assert row.parameters == dict(asked.parameters)
     assert (row.nodes, row.card_indices, row.emulated) == (("hpu-1",), (0,), True)
     assert (row.started_at, row.ended_at) == (1000.0, 1010.0)
     assert row.versions == {"python": "3.11.7", "torch": "2.9.0"}
