@@ -208,7 +208,11 @@ class Record:
         known = sorted(tests, key=lambda test: (test.name not in names, test.seconds))
         near = self._imports.executing(defect.path) if self._imports else {}
         near = {file: imports for file, imports in near.items() if imports <= self._reach}
-        others = sorted(near.keys() & self._unrecorded.keys(), key=lambda file: (near[file], file))
+        name = Path(defect.path).stem.strip("_")
+        others = sorted(
+            near.keys() & self._unrecorded.keys(),
+            key=lambda file: (near[file], name not in file, file),  # named as the module: first
+        )
         for file in others:
             for test in self._unrecorded[file]:
                 test.imports = near[file]
