@@ -22,6 +22,7 @@ from orchestrator.report.causes import SETTLED, STATE_ORDER
 from orchestrator.report.contests import interval, work_of
 from orchestrator.report.drawing import precision_style
 from orchestrator.report.figures import clipped, throughput_curve
+from orchestrator.report.findings import replicates
 from orchestrator.report.grouping import Differences, Setting, described, unusual
 from orchestrator.report.labels import label
 from orchestrator.report.payload import payload
@@ -79,6 +80,7 @@ def render(
             data=script_json(payload(summary, measurements, listed)),
             jobs=jobs,
             left_out=left_out,
+            replicates=replicates(summary),
             cells=cells,
             units=units,
             State=State,

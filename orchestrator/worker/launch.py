@@ -45,6 +45,7 @@ def launch_of(
         rank=command.rank,
         local_rank=command.local_rank,
         world_size=command.world_size,
+        passport=command.passport,
         environment=environments[command.kind],
         kind=command.kind,
     )

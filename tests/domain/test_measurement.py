@@ -108,22 +108,43 @@ def test_a_repeat_that_a_rank_did_not_finish_is_incomplete_for_the_gang() -> Non
 
 
 def test_percentiles_of_steps_and_batches() -> None:
-    """TPOT percentiles are over all steps, TTFT's median over batches, latency's over prompts."""
+    """TPOT percentiles are over all steps, TTFT's over batches, latency's over prompts."""
     metrics = metrics_of(
         [
-            (0, sample(batch=0, ttft_s=0.1, step_s=(0.01, 0.02))),
-            (0, sample(batch=1, ttft_s=0.3, step_s=(0.03,))),
+            (0, sample(batch=batch, ttft_s=float(batch), step_s=(0.01, 0.02, 0.03, 0.04, 0.05)))
+            for batch in range(61)
         ],
         [
             (0, Item(index=i, input_tokens=1, output_tokens=1, latency_s=float(i)))
             for i in range(101)
         ],
     )
-    assert metrics.ttft_s == pytest.approx(0.2)
-    assert metrics.ttft_p95_s == pytest.approx(0.29)
-    assert metrics.tpot_p50_s == pytest.approx(0.02)
-    assert metrics.tpot_p95_s == pytest.approx(0.029)
+    assert metrics.ttft_s == 30.0 and metrics.ttft_p95_s == 57.0
+    assert metrics.tpot_p50_s == 0.03 and metrics.tpot_p95_s == 0.05 and metrics.tpot_p99_s == 0.05
     assert metrics.latency_p50_s == 50.0 and metrics.latency_p95_s == 95.0
+
+
+@pytest.mark.parametrize(
+    ("confidence", "p95", "p99"), [(0.95, 59, 299), (0.99, 90, 459)], ids=["95%", "99%"]
+)
+def test_no_percentile_that_too_few_samples_support(confidence: float, p95: int, p99: int) -> None:
+    """One sample less than it needs, and the figure is null; medians need none so many."""
+
+    def steps(count: int) -> Metrics:
+        return metrics_of([(0, sample(step_s=(0.01,) * count))], confidence=confidence)
+
+    for count, has_p95, has_p99 in (
+        (p95 - 1, False, False),
+        (p95, True, False),
+        (p99 - 1, True, False),
+        (p99, True, True),
+    ):
+        metrics = steps(count)
+        assert metrics.tpot_p50_s == 0.01
+        assert (metrics.tpot_p95_s is not None, metrics.tpot_p99_s is not None) == (
+            has_p95,
+            has_p99,
+        )
 
 
 def test_training_is_counted_in_samples() -> None:

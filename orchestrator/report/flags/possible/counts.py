@@ -32,26 +32,29 @@ def _prompts(_: Measurement, raw: Recount) -> str | None:
     return None
 
 
+def asked_lengths(row: Measurement) -> tuple[int | None, bool, int | None]:
+    """Tokens that each prompt generates at most, whether it is exactly so many, and tokens that it
+    has; None where the job does not fix them."""
+    most, read = row.parameters.get("output_tokens"), row.parameters.get("input_tokens")
+    exact = row.parameters.get("ignore_eos") is True
+    return most if type(most) is int else None, exact, read if type(read) is int else None
+
+
 def _lengths(row: Measurement, raw: Recount) -> str | None:
-    """Lengths that the job fixed, and the most that it allowed."""
-    most, exact = row.parameters.get("output_tokens"), row.parameters.get("ignore_eos") is True
-    read = row.parameters.get("input_tokens")
+    most, exact, read = asked_lengths(row)
     for sample in raw.timed:
-        if isinstance(most, int) and sample.output_tokens:
+        of = plural(sample.items, "prompt")
+        if most is not None and sample.output_tokens:
             limit = sample.items * most
             if sample.output_tokens > limit or (exact and sample.output_tokens != limit):
-                of = plural(sample.items, "prompt")
                 return f"a batch generated {sample.output_tokens:,} tokens for {of} of {most} each"
-        of = plural(sample.items, "prompt")
-        short = isinstance(read, int) and sample.input_tokens != sample.items * read
-        if short and sample.output_tokens:
+        if read is not None and sample.output_tokens and sample.input_tokens != sample.items * read:
             return f"a batch read {sample.input_tokens:,} tokens of {of} with {read} each"
     for item in raw.items:
-        if isinstance(most, int) and (
-            item.output_tokens > most or (exact and item.output_tokens != most)
-        ):
-            return f"a prompt generated {item.output_tokens:,} tokens where {most} were asked for"
-        if isinstance(read, int) and item.input_tokens != read:
+        written = item.output_tokens
+        if most is not None and (written > most or (exact and written != most)):
+            return f"a prompt generated {written:,} tokens where {most} were asked for"
+        if read is not None and item.input_tokens != read:
             return f"a prompt has {item.input_tokens:,} tokens where {read} were asked for"
     return None
 

@@ -13,7 +13,7 @@ SHARE, SLACK_S = 0.01, 0.005
 #: An attempt is timed by the clock of the day, which is set now and then.
 SPAN_SHARE, SPAN_SLACK_S = 0.05, 2.0
 
-_PARTS = ("data_s", "forward_s", "backward_s", "optimizer_s")
+PARTS = ("data_s", "forward_s", "backward_s", "optimizer_s")
 
 
 def _walls(_: Measurement, raw: Recount) -> str | None:
@@ -26,10 +26,10 @@ def _walls(_: Measurement, raw: Recount) -> str | None:
 def _steps(row: Measurement, raw: Recount) -> str | None:
     """First token and steps of a batch. Under continuous batching prompts are read between steps,
     and the time to first token is their mean, so that the two overlap."""
-    apart = _apart(row)
+    read_first = apart(row)
     for sample in raw.timed:
         steps_s, first_s = math.fsum(sample.step_s), sample.ttft_s or 0.0
-        parts_s = first_s + steps_s if apart else max(first_s, steps_s)
+        parts_s = first_s + steps_s if read_first else max(first_s, steps_s)
         if parts_s > _most(sample.wall_s):
             return f"the steps of a batch took {seconds(parts_s)} of its {seconds(sample.wall_s)}"
     return None
@@ -37,7 +37,7 @@ def _steps(row: Measurement, raw: Recount) -> str | None:
 
 def _unexplained(row: Measurement, raw: Recount) -> str | None:
     """A batch whose every step was timed has nothing else to do that takes as long again."""
-    if not _apart(row):
+    if not apart(row):
         return None
     for sample in raw.timed:
         if sample.step_s and sample.ttft_s is not None:
@@ -52,7 +52,7 @@ def _unexplained(row: Measurement, raw: Recount) -> str | None:
 
 def _training_step(_: Measurement, raw: Recount) -> str | None:
     for sample in raw.timed:
-        parts_s = math.fsum(getattr(sample, name) or 0.0 for name in _PARTS)
+        parts_s = math.fsum(getattr(sample, name) or 0.0 for name in PARTS)
         longest_s = max(parts_s, sample.communication_s or 0.0)
         if longest_s > _most(sample.wall_s):
             return f"parts of a step took {seconds(longest_s)} of its {seconds(sample.wall_s)}"
@@ -78,7 +78,7 @@ def _prompt_steps(row: Measurement, raw: Recount) -> str | None:
     """The tokens of a prompt cannot come faster than the fastest step of its repeat. (Under
     continuous batching a prompt that came last does not wait for the reading of others, which is
     a part of every recorded step.)"""
-    if not raw.items or not _apart(row):
+    if not raw.items or not apart(row):
         return None
     fastest_s = min((step for sample in raw.last for step in sample.step_s), default=0.0)
     for item in raw.items:
@@ -111,7 +111,7 @@ def _warmup(row: Measurement, _: Recount) -> str | None:
     return f"warm-up took {seconds(row.warmup_s)}, its batches {seconds(spent_s)}"
 
 
-def _apart(row: Measurement) -> bool:
+def apart(row: Measurement) -> bool:
     """Return whether a batch is read as a whole before its steps begin."""
     return row.parameters.get("batching", "static") in ("static", "sorted")
 
