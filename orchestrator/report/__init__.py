@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.errors import StoreError
 from orchestrator.results import disk, paths
+from orchestrator.results.lock import driver_lives
 from workloads import files
 from workloads.files import SMALL_BYTES
 
@@ -110,7 +111,7 @@ def _read_large(store: Store) -> tuple[Summary, tuple[Measurement, ...]]:
     from orchestrator.report.steps import step_times_of
     from orchestrator.results.bulk import read_lean, with_raw
 
-    summary, measurements = _read(store, lambda: read_lean(store))
+    summary, measurements = _read(store, lambda: _judged(store, read_lean(store)))
     if len(measurements) <= ORDINARY_ROWS:
         return _read(store, store.read)
     trained = {
@@ -124,6 +125,24 @@ def _read_large(store: Store) -> tuple[Summary, tuple[Measurement, ...]]:
             steps[row.job_id] = replace(one, row=trained[row.job_id])
     in_order = tuple(steps[job_id] for job_id in trained if job_id in steps)
     return replace(summary, steps=in_order), measurements
+
+
+def _judged(store: Store, contents: Contents) -> Contents:
+    """The contents with the raw values of those rows whose flags hang on them."""
+    from orchestrator.domain.job import State
+    from orchestrator.report.flags.possible.many import COLUMNS, doubtful
+    from orchestrator.results.bulk import raw_batches, with_raw
+
+    measured = [row for row in contents.measurements if row.final and row.state is State.SUCCEEDED]
+    unclear: list[Measurement] = []
+    for rows, batch in raw_batches(store, measured, *COLUMNS):
+        verdicts = doubtful(rows, batch)
+        unclear += [row for row, doubt in zip(rows, verdicts, strict=True) if doubt]
+    filled = {(row.attempt_id, row.recorded_at): row for row in with_raw(store, unclear, *COLUMNS)}
+    if not filled:
+        return contents
+    rows = [filled.get((row.attempt_id, row.recorded_at), row) for row in contents.measurements]
+    return replace(contents, measurements=tuple(rows))
 
 
 def _read(store: Store, read: Callable[[], Contents]) -> tuple[Summary, tuple[Measurement, ...]]:
@@ -149,9 +168,12 @@ def read_status(store: Store) -> RunStatus | None:
     from orchestrator.runtime.status import RunStatus
 
     try:
-        return RunStatus.from_json(disk.read(store.path / paths.STATUS, SMALL_BYTES).decode())
+        status = RunStatus.from_json(disk.read(store.path / paths.STATUS, SMALL_BYTES).decode())
     except (OSError, ValueError):
         return None
+    if not status.finished and driver_lives(store.path) is False:
+        return status.without_driver()
+    return status
 
 
 def write_aside(path: Path, text: str | Iterable[str]) -> Path:

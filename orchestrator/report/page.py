@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from orchestrator.domain.job import State
 from orchestrator.domain.measurement import Measurement
 from orchestrator.report import cells, units
+from orchestrator.report.cards_figure import cards_figure
 from orchestrator.report.causes import SETTLED, STATE_ORDER
 from orchestrator.report.contests import interval, work_of
 from orchestrator.report.drawing import precision_style
@@ -98,6 +99,7 @@ def render(
             MOST_FLAGGED=MOST_FLAGGED,
             MOST_LINES=MOST_LINES,
             REFERENCES=REFERENCES,
+            cards_figure=cards_figure,
             curve=throughput_curve,
             clipped=clipped,
             front_figure=front_figure,

@@ -16,7 +16,7 @@ from orchestrator.domain.events import Command, RunAttempt, StartWorker, StopWor
 from orchestrator.domain.topology import Card
 from orchestrator.scheduling.cards import CardPool, Slot, SlotSet, Worker, WorkerState
 from orchestrator.scheduling.pending import Bucket, PendingJobs
-from orchestrator.scheduling.record import JobRecord, ScheduleSettings
+from orchestrator.scheduling.record import JobRecord, Phase, ScheduleSettings
 
 #: Weight of the newest observation in the estimate of how long a worker takes to start.
 _START_LEARNING = 0.2
@@ -181,6 +181,7 @@ class Leases:
         return max(0.0, self._ends - self._cards * now)
 
     def _open(self, record: JobRecord, slots: SlotSet, runs_at: float, lasts_s: float) -> Lease:
+        record.phase = Phase.LEASED
         record.number += 1
         attempt = Attempt(
             attempt_id=f"{record.job_id}-{record.number}",

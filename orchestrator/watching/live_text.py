@@ -55,6 +55,8 @@ def summary_line(status: RunStatus) -> str:
         parts.append(f"TROUBLE: {status.trouble}")
     if status.stopping:
         parts.append(f"stopping: {status.stopping}")
+    if status.driver_died:
+        parts.append("NO DRIVER: it died; the same `nightgrid run` goes on from here")
     return " | ".join(parts)
 
 

@@ -116,7 +116,8 @@ def _table(plan: Plan) -> tuple[dict[str, str], list[Column]]:
         runs = item.action is Action.RUN
         estimates.append(durations[item.estimate_s] if runs else "")
         actions.append(str(item.action))
-        waits = f"after {', '.join(item.needs)}" if runs and item.needs else ""
+        before = (*item.needs, *item.after)
+        waits = f"after {', '.join(before)}" if runs and before else ""
         reasons.append(item.reason or waits)
     columns += [("estimate", estimates), ("action", actions), ("reason", reasons)]
     return shared, columns

@@ -139,6 +139,16 @@ def test_a_defect_meets_the_tests_that_execute_its_line(project: Project, tmp_pa
     assert "equivalent: no matter" in text
 
 
+@pytest.mark.slow
+def test_imports_tell_what_no_recording_does(project: Project, tmp_path: Path) -> None:
+    """Without a recording a defect meets all tests that may execute its module."""
+    defects = [named(project, after) for after in ("return (a + b)", "return 8", "return (a / 2)")]
+    written = tmp_path / "results.jsonl"
+    plant(project, defects, Record(tmp_path / "executed", project), written)
+    whole = [each.outcome for each in results(written).values() if each.suite == "whole"]
+    assert whole == ["caught", "caught", "survived"]
+
+
 SOURCES = {
     str(path.relative_to(ROOT)): path.read_text()
     for path in [*ROOT.glob("orchestrator/scheduling/*.py"), *ROOT.glob("workloads/devices/*.py")]

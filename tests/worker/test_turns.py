@@ -251,7 +251,7 @@ def test_a_gang_of_two_hosts_takes_its_turn_on_both(
 ) -> None:
     """Two ranks with a file of locks each: the gang begins when it has both, takes the first one
     while it waits for the second, and keeps others from both."""
-    monkeypatch.setattr(turns, "_ROUND_S", 0.1)
+    monkeypatch.setattr(turns, "ROUND_S", 0.1)
     paths = sorted(
         (directory / "here.lock", directory / "there.lock"),
         key=lambda path: Locks.of(path).identity,

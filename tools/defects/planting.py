@@ -19,6 +19,7 @@ from pathlib import Path
 
 from defects import plugin
 from defects.executed import Project, Record, Test, pytest_command
+from defects.imports import mirrors
 from defects.mutations import Mutation
 
 #: A run of tests may take this many times as long as when it was recorded, and a minute.
@@ -98,16 +99,16 @@ def plant(
 
 def _catching(project: Project, defect: Mutation, tests: list[Test], work: Path) -> str:
     """The test that catches a planted defect, by name; empty if none does."""
-    flawed: set[str] = set()
-    while tests := [test for test in _by_file(tests) if test.name not in flawed]:
+    tests = _by_file(tests)
+    while tests:
         run = _with(project, defect, tests, work)
         if run.status in (0, 5):
             return ""
-        suspects = [test for test in tests if test.name == run.failed] or tests[:1]
-        sound = _pytest(project, suspects, work).status == 0
-        if sound and _with(project, defect, suspects, work).status not in (0, 5):
+        at = next((at for at, test in enumerate(tests) if test.name == run.failed), 0)
+        sound = _pytest(project, tests[at : at + 1], work).status == 0
+        if sound and _with(project, defect, tests[at : at + 1], work).status not in (0, 5):
             return run.failed or ("no end" if run.status < 0 else "collection of the tests")
-        flawed.update(test.name for test in suspects)  # it fails without the defect, or by chance
+        tests = tests[at + 1 :]  # it fails without the defect, or by chance
     return ""
 
 
@@ -123,13 +124,18 @@ def _with(project: Project, defect: Mutation, tests: list[Test], work: Path) -> 
 
 
 def _stages(tests: list[Test], path: str, first: frozenset[str]) -> Iterator[list[Test]]:
-    """Tests of the folder that mirrors that of a module catch most of its defects: the files of
-    all others are collected only if those do not."""
-    package, _, rest = path.rpartition("/")[0].partition("/")
-    mirrors = {f"tests/{rest}", f"tests/{package}/{rest}".rstrip("/")}
-    near = [t for t in tests if t.name in first or t.file.rpartition("/")[0] in mirrors]
-    near.sort(key=lambda test: test.name not in first)
-    yield from filter(None, (near, [test for test in tests if test not in near]))
+    """Tests that import a module themselves, and those of the folder that mirrors its own, catch
+    most of its defects: the files of all others are collected only if those do not."""
+    folders = mirrors(path)
+    wanted = (
+        lambda test: test.name in first,
+        lambda test: test.imports is not None and test.imports <= 1,
+        lambda test: test.file.rpartition("/")[0] in folders,
+        lambda test: True,
+    )
+    for among in wanted:
+        yield from filter(None, [[test for test in tests if among(test)]])
+        tests = [test for test in tests if not among(test)]
 
 
 def _by_file(tests: list[Test]) -> list[Test]:
