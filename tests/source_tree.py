@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import ast
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def imported(path: Path, *, top_level_only: bool = False) -> set[str]:
+def syntax(source: str) -> list[ast.AST]:
+    """All nodes of a module's syntax tree, itself first."""
+    return list(ast.walk(ast.parse(source)))
+
+
+@cache
+def imported(path: Path, *, top_level_only: bool = False) -> frozenset[str]:
     """Dotted names of all modules that a file imports, type-checking blocks left out."""
-    tree = ast.parse(path.read_text())
     names: set[str] = set()
 
     def visit(node: ast.AST) -> None:
@@ -26,8 +32,8 @@ def imported(path: Path, *, top_level_only: bool = False) -> set[str]:
         for child in ast.iter_child_nodes(node):
             visit(child)
 
-    visit(tree)
-    return names
+    visit(syntax(path.read_text(encoding="utf-8"))[0])
+    return frozenset(names)
 
 
 def modules(package: str) -> list[Path]:

@@ -77,14 +77,15 @@ def _late_start(times: Sequence[float]) -> float:
     beyond what the rest takes; 0 where none stands out.
 
     A beginning stands out where even its fastest step is slower than the rest, by more than the
-    rest spreads; the slowest fifth of the rest may be outliers.
+    rest spreads and by more than the tolerance; the slowest fifth of the rest may be outliers.
     """
     found = 0.0
     for count in range(1, len(times) // 2 + 1):
         rest = sorted(times[count:])
         upper = rest[-1 - len(rest) // 5]
         usual = median(rest)
-        if min(times[:count]) - upper <= upper - rest[0]:
+        beyond = min(times[:count]) - upper
+        if beyond <= max(upper - rest[0], TOLERANCE * usual):
             continue
         excess = sum(time - usual for time in times[:count]) / (len(times) * usual)
         found = max(found, excess)

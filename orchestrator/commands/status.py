@@ -123,12 +123,15 @@ def run_lines(store: Store) -> str:
         return f"{store.run}: {final_rows(store)} final rows, no status of a driver"
     lines = [f"{store.run}: {summary_line(status)}"]
     age = time.time() - status.at
-    if not status.finished:
+    if status.driver_died:
+        lines.append(f"  last heard of {duration(age)} ago")
+    elif not status.finished:
         silent = abs(age) > 60  # from the future: one of the two clocks was set
         when = f"{duration(age)} ago" if age > -60 else f"{duration(-age)} from now by this clock"
         lines.append(f"  as of {when}" + " (is its driver alive?)" * silent)
     for card in status.cards:
         if card.job:
             lines.append(f"  {card.card}  {card.phase} {duration(card.phase_age_s)}  {card.job}")
+    lines += [f"  SLOW card {slow}" for slow in status.slow_cards]
     lines.append(f"  rows: {store.tables_path.resolve()}")
     return "\n".join(lines)

@@ -65,6 +65,10 @@ def make_plan(
         estimate_s = estimator.estimate(job).total_s if action is Action.RUN else 0.0
         planned.append(PlannedJob(job=job, action=action, reason=reason, estimate_s=estimate_s))
     planned = with_needs(planned)
+    if any(job.replicate > 1 for job in grid.jobs()):
+        from orchestrator.planning.replicates import with_fresh_processes
+
+        planned = with_fresh_processes(planned)
     if grid.jobs() and planner.nowhere == len(grid.jobs()):
         wanted = ", ".join(map(str, grid.accelerators()))
         have = ", ".join(dict.fromkeys(str(node.accelerator) for node in nodes)) or "none"

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.errors import StoreError
 from orchestrator.results import disk, paths
+from orchestrator.results.lock import driver_lives
 from workloads import files
 from workloads.files import SMALL_BYTES
 
@@ -110,7 +111,7 @@ def _read_large(store: Store) -> tuple[Summary, tuple[Measurement, ...]]:
     from orchestrator.report.steps import step_times_of
     from orchestrator.results.bulk import read_lean, with_raw
 
-    summary, measurements = _read(store, lambda: read_lean(store))
+    summary, measurements = _read(store, lambda: _judged(store, read_lean(store)))
     if len(measurements) <= ORDINARY_ROWS:
         return _read(store, store.read)
     trained = {
@@ -126,10 +127,29 @@ def _read_large(store: Store) -> tuple[Summary, tuple[Measurement, ...]]:
     return replace(summary, steps=in_order), measurements
 
 
+def _judged(store: Store, contents: Contents) -> Contents:
+    """The contents with the raw values of those rows whose flags hang on them."""
+    from orchestrator.domain.job import State
+    from orchestrator.report.flags.possible.many import COLUMNS, doubtful
+    from orchestrator.results.bulk import raw_batches, with_raw
+
+    measured = [row for row in contents.measurements if row.final and row.state is State.SUCCEEDED]
+    unclear: list[Measurement] = []
+    for rows, batch in raw_batches(store, measured, *COLUMNS):
+        verdicts = doubtful(rows, batch)
+        unclear += [row for row, doubt in zip(rows, verdicts, strict=True) if doubt]
+    filled = {(row.attempt_id, row.recorded_at): row for row in with_raw(store, unclear, *COLUMNS)}
+    if not filled:
+        return contents
+    rows = [filled.get((row.attempt_id, row.recorded_at), row) for row in contents.measurements]
+    return replace(contents, measurements=tuple(rows))
+
+
 def _read(store: Store, read: Callable[[], Contents]) -> tuple[Summary, tuple[Measurement, ...]]:
     from orchestrator.report.progress import underway_of
     from orchestrator.report.reference_data import reference
     from orchestrator.report.summary import summarize
+    from orchestrator.results.passports import slow_cards_of
 
     status = read_status(store)  # before the rows, so that it never counts more of them
     contents = read()
@@ -138,6 +158,7 @@ def _read(store: Store, read: Callable[[], Contents]) -> tuple[Summary, tuple[Me
         [f"{damage.path.name} ({damage.reason})" for damage in contents.damaged],
         underway=underway_of(status, time.time()),
         reference=reference(),
+        slow_cards=slow_cards_of(store.path),
     )
     return summary, contents.measurements
 
@@ -147,9 +168,12 @@ def read_status(store: Store) -> RunStatus | None:
     from orchestrator.runtime.status import RunStatus
 
     try:
-        return RunStatus.from_json(disk.read(store.path / paths.STATUS, SMALL_BYTES).decode())
+        status = RunStatus.from_json(disk.read(store.path / paths.STATUS, SMALL_BYTES).decode())
     except (OSError, ValueError):
         return None
+    if not status.finished and driver_lives(store.path) is False:
+        return status.without_driver()
+    return status
 
 
 def write_aside(path: Path, text: str | Iterable[str]) -> Path:

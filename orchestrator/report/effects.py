@@ -199,7 +199,7 @@ def baseline(seen: Sequence[Choices], defaults: Choices, *, share: float = 0.0) 
 
 
 def _place(row: Measurement, choices: Choices) -> tuple[str, str, Technique]:
-    """What the rows of a pair have in common, and their choices."""
+    """Unit, batch size and choices of a row: two rows of one place did the same."""
     return row.metrics.throughput_unit, row.batch_size_requested, frozenset(choices.items())
 
 

@@ -26,6 +26,7 @@ class Underway:
     eta_s: float | None
     silent_s: float  # between the driver's last word and this report
     stopping: str
+    driver_died: bool
     cards: tuple[CardStatus, ...]  # that run something
 
     @property
@@ -37,6 +38,11 @@ class Underway:
     def sentence(self) -> str:
         """``Under way: 12 of 48 jobs done, 8 running, about 42 min 00 s left.``"""
         words = [f"{self.done:,} of {plural(self.total, 'job')} done"]
+        if self.driver_died:
+            return (
+                f"Not finished: {words[0]}. Its driver died; the same `nightgrid run` goes on from "
+                f"there. Last heard of at {moment(self.at)}."
+            )
         if self.stale:
             return (
                 f"Not finished: {words[0]}. The driver has been silent for "
@@ -63,5 +69,6 @@ def underway_of(status: RunStatus | None, now: float) -> Underway | None:
         eta_s=status.eta_s,
         silent_s=max(0.0, now - status.at),
         stopping=status.stopping,
+        driver_died=status.driver_died,
         cards=tuple(card for card in status.cards if card.job),
     )

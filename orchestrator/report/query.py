@@ -23,6 +23,8 @@ from orchestrator.errors import ExtraMissing, QueryError
 if TYPE_CHECKING:
     import pyarrow as pa
 
+#: Rows whose flags are derived together.
+_TOGETHER = 1024
 _KEYS = "run, invocation_id, attempt_id, job_id, final"
 _VIEWS = {
     "rows": "CREATE VIEW rows AS SELECT * EXCLUDE (samples, items) FROM measurements",
@@ -61,8 +63,9 @@ def query(results: Path, sql: str, runs: Sequence[str] = ()) -> Answer:
     except ImportError as error:
         raise ExtraMissing("duckdb", extra="query", wanted_for="Queries") from error
     raw = re.search(r"\b(samples|items|measurements)\b", sql, re.IGNORECASE) is not None
-    table, damaged = read_runs(results, runs, raw=raw)
-    if _may_read_flags(sql):
+    flags = _may_read_flags(sql)
+    table, damaged = read_runs(results, runs, raw=raw or flags)
+    if flags:
         table = _with_flags(table)
     connection = duckdb.connect(config={"threads": 2})
     try:
@@ -130,9 +133,19 @@ def _with_flags(table: pa.Table) -> pa.Table:
     import pyarrow as pa
 
     from orchestrator.report.flags import raised_on
+    from orchestrator.report.flags.possible.many import COLUMNS, doubtful
     from orchestrator.results.bulk import measurements_of
+    from orchestrator.results.schema import from_table
 
-    texts = ["; ".join(map(str, raised_on(row))) or None for row in measurements_of(table)]
+    texts: list[str | None] = []
+    for start in range(0, table.num_rows, _TOGETHER):
+        part = table.slice(start, _TOGETHER).combine_chunks()
+        rows = list(measurements_of(part))
+        for batch in part.select(list(COLUMNS)).to_batches():
+            for number, doubt in enumerate(doubtful(rows, batch)):
+                if doubt:
+                    rows[number] = from_table(part.slice(number, 1))[0]
+        texts += ["; ".join(map(str, raised_on(row))) or None for row in rows]
     return table.append_column("flags", pa.array(texts, pa.string()))
 
 

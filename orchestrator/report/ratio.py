@@ -63,7 +63,8 @@ def rate_of(metrics: Metrics, confidence: float) -> Rate | None:
     value = metrics.throughput
     if value is None or not math.isfinite(value) or value <= 0:
         return None
-    low, high, degrees = metrics.throughput_low, metrics.throughput_high, metrics.repeats - 1
+    low, high = metrics.throughput_low, metrics.throughput_high
+    degrees = (metrics.processes if metrics.processes > 1 else metrics.repeats) - 1
     if low is None or high is None or degrees < 1 or not math.isfinite(high - low):
         return Rate(value=value, error=None, degrees=0)
     quantile = student_t_quantile((1 + confidence) / 2, degrees)

@@ -107,10 +107,21 @@ def read_lean(store: Store) -> Contents:
     return Contents(measurements=tuple(rows), damaged=(*scan.damaged, *earlier))
 
 
-def with_raw(store: Store, rows: Iterable[Measurement], column: str) -> Iterator[Measurement]:
-    """Rows of ``read_lean`` with their ``samples`` or ``items``, in no order; a row whose file has
-    gone meanwhile is left out. A few thousand rows at a time are in memory, not millions of items.
-    """
+def with_raw(store: Store, rows: Iterable[Measurement], *names: str) -> Iterator[Measurement]:
+    """Rows of ``read_lean`` with their ``samples`` or ``items`` or both, in no order; a row whose
+    file has gone meanwhile is left out. A few thousand rows at a time are in memory, not millions
+    of items."""
+    for found, batch in raw_batches(store, rows, *names):
+        raw = {name: batch[name].to_pylist() for name in names}
+        for number, row in enumerate(found):
+            changes: dict[str, Any] = {n: _value(n, raw[n][number]) or () for n in names}
+            yield replace(row, **changes)
+
+
+def raw_batches(
+    store: Store, rows: Iterable[Measurement], *names: str
+) -> Iterator[tuple[list[Measurement], pa.RecordBatch]]:
+    """The rows of ``read_lean`` in batches, each with its raw columns, in no order."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -119,8 +130,8 @@ def with_raw(store: Store, rows: Iterable[Measurement], column: str) -> Iterator
         (row.invocation_id, row.attempt_id, row.final, row.state, row.recorded_at): row
         for row in rows
     }
-    columns = [*_KEY, column]
-    for name in sorted(disk.names(store.tables_path)):
+    columns = [*_KEY, *names]
+    for name in sorted(disk.names(store.tables_path)) if wanted else ():
         if fragments.partial_target(name) is not None or not wanted:
             continue
         try:
@@ -130,23 +141,23 @@ def with_raw(store: Store, rows: Iterable[Measurement], column: str) -> Iterator
                 for batch in file.iter_batches(
                     ROWS_TOGETHER // 8, columns=columns, use_threads=False
                 ):
-                    yield from _filled(batch, wanted, column)
+                    yield _wanted(batch, wanted)
         except (OSError, pa.ArrowException, *_UNEXPECTED):
             continue  # ``read_lean`` has told of it
     pa.default_memory_pool().release_unused()
 
 
-def _filled(
-    batch: pa.RecordBatch, wanted: dict[tuple[Any, ...], Measurement], column: str
-) -> Iterator[Measurement]:
-    """The wanted rows of a batch with their raw values; they are wanted no more."""
+def _wanted(
+    batch: pa.RecordBatch, wanted: dict[tuple[Any, ...], Measurement]
+) -> tuple[list[Measurement], pa.RecordBatch]:
+    """The wanted rows of a batch; they are wanted no more."""
     keys = zip(*(_as_python(name, batch[name], {}) for name in _KEY), strict=True)
-    found = [(number, key) for number, key in enumerate(keys) if key in wanted]
-    raw = batch[column].take(_indices([number for number, _ in found])).to_pylist()
-    for (_, key), values in zip(found, raw, strict=True):
-        changes: dict[str, Any] = {column: _value(column, values) or ()}
-        if (row := wanted.pop(key, None)) is not None:
-            yield replace(row, **changes)
+    found = [
+        (number, row)
+        for number, key in enumerate(keys)
+        if (row := wanted.pop(key, None)) is not None
+    ]
+    return [row for _, row in found], batch.take(_indices([number for number, _ in found]))
 
 
 def _indices(numbers: list[int]) -> Any:

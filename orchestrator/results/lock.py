@@ -84,6 +84,17 @@ class Holder:
         return self.boot_id == here.boot_id and bool(self.boot_id or self.host == here.host)
 
 
+def driver_lives(directory: Path) -> bool | None:
+    """Tell if the driver that took the lock of a run's directory lives; None where that cannot be
+    known from here, or nobody has taken it. Takes nothing and writes nothing."""
+    lock, here = RunLock(directory), Holder.this_process()
+    try:
+        holder = lock.holder()
+        return None if holder is None else lock.alive(holder, here)
+    except (OSError, StoreError):
+        return None
+
+
 class RunLock:
     """The lock of one run directory. ``acquire``, ``still_mine`` before each write, ``release``."""
 
@@ -144,9 +155,7 @@ class RunLock:
         holder = self.holder()
         if holder is None:
             return None
-        alive = holder.alive(me)
-        if alive is None and holder.on_kernel_of(me) and holder.flocked:
-            alive = not _flock_is_free(self.path)
+        alive = self.alive(holder, me)
         if alive is None and self._silent_s() > self.silence_means_death_s:
             alive = False
         if alive is not False:
@@ -200,6 +209,13 @@ class RunLock:
                 os.close(file)
             with contextlib.suppress(OSError):
                 aside.unlink()
+
+    def alive(self, holder: Holder, here: Holder) -> bool | None:
+        """Return whether a holder still runs, by its process or by the lock on the file."""
+        alive = holder.alive(here)
+        if alive is None and holder.on_kernel_of(here) and holder.flocked:
+            alive = not _flock_is_free(self.path)
+        return alive
 
     def holder(self) -> Holder | None:
         """Return the holder of the lock; None when it is free.

@@ -11,7 +11,7 @@ import functools
 import json
 import typing
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 STATUS_VERSION = 1
@@ -80,11 +80,19 @@ class RunStatus:
     stopping: str = ""  # the reason, once an end was asked for
     paused: str = ""  # why nothing new is started for now; empty while all is well
     trouble: str = ""  # what is wrong with the cluster, while work goes on
+    slow_cards: tuple[str, ...] = ()  # sentences, the slowest first (``domain/passport.py``)
     finished: bool = False
     jobs_run: int = 0  # terminal after at least one attempt, in this invocation
     rates: tuple[Rate, ...] = ()
     failures: tuple[FailedAttempt, ...] = ()  # the last ones, newest first
     failure_counts: Mapping[str, int] = field(default_factory=dict)  # attempts by failure class
+    #: Found out by whoever reads the status: no driver is there any more, and it did not finish.
+    driver_died: bool = False
+
+    def without_driver(self) -> RunStatus:
+        """The status of a run whose driver has died: nothing runs, and nothing will."""
+        idle = tuple(CardStatus(card=card.card) for card in self.cards)
+        return replace(self, driver_died=True, cards=idle, eta_s=None)
 
     @property
     def elapsed_s(self) -> float:
@@ -123,10 +131,12 @@ class RunStatus:
         try:
             values = dict(json.loads(text))
             version = values.pop("version")
+            values.pop("driver_died", None)  # no driver can say it
             if version != STATUS_VERSION:
                 raise ValueError(f"status version {version}; this program reads {STATUS_VERSION}")
             values["cards"] = tuple(_known(CardStatus, card) for card in values["cards"])
             values["rates"] = tuple(_known(Rate, rate) for rate in values.get("rates", ()))
+            values["slow_cards"] = tuple(map(str, values.get("slow_cards", ())))
             failures = values.get("failures", ())
             values["failures"] = tuple(_known(FailedAttempt, failure) for failure in failures)
             return _known(cls, values)

@@ -27,6 +27,7 @@ from orchestrator.report.progress import STALE_AFTER_S, underway_of
 from orchestrator.report.safe import one_line
 from orchestrator.report.units import number, plural, seconds
 from orchestrator.results import disk, paths
+from orchestrator.results.lock import driver_lives
 from orchestrator.results.scan import scan_rows
 from orchestrator.runtime.status import RunStatus
 from workloads.files import SMALL_BYTES
@@ -102,13 +103,15 @@ class RunFeed:
         self._follow_rows()
         now = self._clock()
         status, silent_s = self._status, self._silent_s(now)
+        if status is not None and not status.finished and driver_lives(self._store.path) is False:
+            status = status.without_driver()
         stale = status is not None and not status.finished and silent_s > STALE_AFTER_S
         return {
             "run": self._store.run,
             "now": now,
             "silent_s": silent_s,
             "stale": stale,
-            "sentence": self._sentence(silent_s),
+            "sentence": self._sentence(status, silent_s),
             "trouble": [text for text in (self._status_trouble, self._rows_trouble) if text],
             "reading": self._reader is not None and self._reader.is_alive(),
             "emulated": any(row["emulated"] for row in self._rows)
@@ -176,8 +179,7 @@ class RunFeed:
             return self._steady() - self._changed_at
         return max(0.0, now - self._status.at)
 
-    def _sentence(self, silent_s: float) -> str:
-        status = self._status
+    def _sentence(self, status: RunStatus | None, silent_s: float) -> str:
         if status is None:
             rows = plural(len(self._rows), "row")
             return f"No driver has written a status for this run; it has {rows}."

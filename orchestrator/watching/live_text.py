@@ -46,10 +46,17 @@ def summary_line(status: RunStatus) -> str:
         parts.append(f"about {duration(status.eta_s)} left")
     if status.paused:
         parts.append(f"PAUSED: {status.paused}")
+    if status.slow_cards:
+        cards = (
+            "1 slow card" if len(status.slow_cards) == 1 else f"{len(status.slow_cards)} slow cards"
+        )
+        parts.append(cards)
     if status.trouble:
         parts.append(f"TROUBLE: {status.trouble}")
     if status.stopping:
         parts.append(f"stopping: {status.stopping}")
+    if status.driver_died:
+        parts.append("NO DRIVER: it died; the same `nightgrid run` goes on from here")
     return " | ".join(parts)
 
 

@@ -8,13 +8,16 @@ import pytest
 from measurements import row
 
 from benchmarks.emulated import Turn, lines_of
-from orchestrator.domain.measurement import Measurement
+from orchestrator.domain.measurement import Measurement, Metrics
 
 
 def measured(number: int, rate: float, wait_share: float = 0.0) -> Measurement:
     """The row of a cell with a throughput, whose process waited for a processor for a share."""
     made = row(number, processor_wait_share=wait_share, processor_cores=1 - wait_share)
-    return replace(made, metrics=replace(made.metrics, throughput=rate))
+    metrics = Metrics(
+        throughput=rate, generated_tokens_per_s=rate, throughput_unit="tokens/s", repeats=3
+    )
+    return replace(made, metrics=metrics, samples=(), items=())
 
 
 def test_cells_are_compared_that_rank_on_both_sides() -> None:

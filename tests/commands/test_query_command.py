@@ -77,7 +77,7 @@ def test_values_of_every_kind_become_json(
     (answer,) = asked(capsys, results, sql)
     assert answer == {
         "started_at": "1970-01-01T00:16:30",
-        "parameters": {"ignore_eos": "true", "output_tokens": "16"},
+        "parameters": {"ignore_eos": "true", "output_tokens": "25"},
         "nodes": ["hpu-1"],
         "x": None,
         "y": 1.5,
@@ -175,7 +175,7 @@ def test_the_exported_dataset_opens_with_its_own_library(
     directory = tmp_path / "dataset"
     options = ["--to", "datasets", "--results", str(results), "--json"]
     assert main(["export", str(directory), *options]) == 0
-    assert json.loads(capsys.readouterr().out)["written"] == {"rows": 6, "samples": 6, "items": 6}
+    assert json.loads(capsys.readouterr().out)["written"] == {"rows": 6, "samples": 6, "items": 24}
     datasets = pytest.importorskip("datasets")
     cache = str(tmp_path / "cache")
     read = {
@@ -183,7 +183,7 @@ def test_the_exported_dataset_opens_with_its_own_library(
         for name in ("rows", "samples", "items")
     }
     assert sorted(read["rows"]["throughput"]) == [100.0, 100.0, 101.0, 101.0, 102.0, 999.0]
-    assert json.loads(read["rows"][0]["parameters"]) == {"ignore_eos": True, "output_tokens": 16}
+    assert json.loads(read["rows"][0]["parameters"]) == {"ignore_eos": True, "output_tokens": 25}
     assert read["rows"][0]["started_at"].utctimetuple().tm_min == 16
     assert read["samples"][0]["step_s"] == [0.01, 0.02]
     assert set(read["items"]["job_id"]) == set(read["rows"]["job_id"])
@@ -244,7 +244,7 @@ def test_mlflow_gets_a_run_for_each_job_once(
     assert sorted(run.data.metrics["throughput"] for run in found) == [101.0, 102.0, 999.0]
     (again,) = [run for run in found if run.data.metrics["throughput"] == 999.0]
     assert again.data.params["precision"] == "bf16"
-    assert again.data.params["parameters.output_tokens"] == "16"
+    assert again.data.params["parameters.output_tokens"] == "25"
     assert again.data.tags["emulated"] == "true" and again.info.status == "FINISHED"
     assert again.info.end_time - again.info.start_time == 9500
 

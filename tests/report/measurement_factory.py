@@ -155,6 +155,8 @@ class Night:
         texts = [item.output_tokens for item in prompts] or [output] * batch * job.cards
         tokens_read = sum(item.input_tokens for item in prompts) or 90 * len(texts)
         wall = first + step * (max(texts) - 1)
+        # A processor that is as fast as a card has as many cores as that takes.
+        work_s = 2 * PARAMETERS.get(job.model, 1e9) * sum(texts) / 2e11
         walls = [wall * self.random.gauss(1, 0.01) for _ in range(3)]
         samples = tuple(
             Sample(
@@ -163,7 +165,7 @@ class Night:
                 warmup=repeat == 0,
                 complete=True,
                 wall_s=wall_s,
-                cpu_s=wall_s,
+                cpu_s=max(wall_s, work_s),
                 items=len(texts),
                 input_tokens=tokens_read,
                 output_tokens=sum(texts),
@@ -216,6 +218,24 @@ class Night:
         )
 
 
+def with_interval(
+    row: Measurement, value: float, half: float | None, **metrics: float
+) -> Measurement:
+    """The row with this throughput and half width of its interval, and without the samples that
+    would give another."""
+    changed = replace(
+        row.metrics,
+        throughput=value,
+        generated_tokens_per_s=value,
+        total_tokens_per_s=1.7 * value,
+        throughput_low=None if half is None else value - half,
+        throughput_high=None if half is None else value + half,
+        relative_half_width=None if half is None else half / value if value else None,
+        **metrics,  # type: ignore[arg-type]
+    )
+    return replace(row, metrics=changed, samples=(), items=())
+
+
 def step_time(job: Job, batch: int) -> float:
     """Seconds of one decoding step: read the weights once, and pay a little for each sequence."""
     bandwidth = DEVICES[job.accelerator][2]
@@ -244,13 +264,6 @@ def a_job(**changes: object) -> Job:
         "measure": MeasureSettings(),
     }
     return Job(**{**known, **changes})  # type: ignore[arg-type]
-
-
-def with_interval(row: Measurement, value: float, half: float | None) -> Measurement:
-    """The row with this throughput and half width of its interval."""
-    low, high = (None, None) if half is None else (value - half, value + half)
-    metrics = replace(row.metrics, throughput=value, throughput_low=low, throughput_high=high)
-    return replace(row, metrics=metrics)
 
 
 def precision_grid(

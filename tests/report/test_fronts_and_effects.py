@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from measurement_factory import Night, a_job, precision_grid
+from measurement_factory import Night, a_job, precision_grid, with_interval
 
 from orchestrator.domain.job import MAX, State
 from orchestrator.domain.measurement import Measurement
@@ -24,14 +24,7 @@ def with_rate(
     row: Measurement, value: float, half: float = 1.0, latency_s: float = 1.0
 ) -> Measurement:
     """The row with this throughput, half width of its interval, and latency."""
-    metrics = replace(
-        row.metrics,
-        throughput=value,
-        throughput_low=value - half,
-        throughput_high=value + half,
-        latency_p50_s=latency_s,
-    )
-    return replace(row, metrics=metrics)
+    return with_interval(row, value, half, latency_p50_s=latency_s, latency_p95_s=latency_s)
 
 
 @given(st.lists(st.tuples(st.integers(1, 30), st.integers(1, 30)), min_size=1, max_size=25))
@@ -127,11 +120,54 @@ def test_an_effect_within_noise_is_not_decided() -> None:
     assert not effect.ratio.decided
 
 
-def test_the_baseline_is_the_default_then_the_centre_of_the_star() -> None:
-    """Defaults win; without them the row with most neighbours at one step does."""
-    star = {((("a", x), ("b", y)), "8") for x, y in ("10", "00", "20", "01")}
-    assert baseline(star, {}) == (("a", "0"), ("b", "0"))
-    assert baseline(star, {"a": "2", "b": "0"}) == (("a", "2"), ("b", "0"))
+def test_the_baseline_is_the_default_or_else_the_commonest() -> None:
+    """Of each choice by itself; a default that no row has is none, nor where that is asked one
+    that hardly any has."""
+    seen = [{"a": a, "b": b} for a, b in ("10", "00", "20", "01")]
+    assert baseline(seen, {"a": "0", "b": "0"}) == {"a": "0", "b": "0"}
+    assert baseline(seen, {"a": "2", "b": "1"}) == {"a": "2", "b": "1"}
+    assert baseline(seen, {"a": "3", "b": "1"}, share=0.5) == {"a": "0", "b": "0"}
+
+
+def test_each_experiment_has_a_baseline_of_its_own() -> None:
+    """Precisions under another batching are compared there, and that batching with the default's
+    in the default precision."""
+    night = Night()
+    rows = []
+    for experiment, batching, factor in (("plain", "static", 1.0), ("other", "continuous", 1.5)):
+        for precision, rate in (("bf16", 100.0), ("fp32", 60.0), ("int8", 30.0)):
+            parameters = (("batching", batching), ("output_tokens", 128))
+            job = a_job(experiment=experiment, precision=precision, parameters=parameters)
+            rows.append(with_rate(night.add(job), rate * factor))
+    found = {
+        (e.name, e.before, e.after, e.told.parameters) for e in effects_of(rows, settings_of(rows))
+    }
+    there = (("batching", "continuous"),)
+    assert found == {
+        ("precision", "bf16", "fp32", ()),
+        ("precision", "bf16", "int8", ()),
+        ("precision", "bf16", "fp32", there),
+        ("precision", "bf16", "int8", there),
+        ("batching", "static", "continuous", ()),
+    }
+
+
+def test_a_change_that_needs_another_is_compared_with_that_alone() -> None:
+    """Compilation was measured with a fixed length only: it is held against that length."""
+    night = Night()
+    rows = [
+        with_rate(night.add(a_job(**finetuning(**changes))), rate)
+        for changes, rate in (
+            ({}, 100.0),
+            ({"padding": "fixed"}, 70.0),
+            ({"padding": "fixed", "torch_compile": True}, 105.0),
+            ({"padding": "packing", "attention": "eager", "torch_compile": True}, 500.0),
+        )
+    ]
+    assert effects(rows) == {
+        ("lora", "padding", "dynamic", "fixed"): 0.7,
+        ("lora", "torch_compile", "false", "true"): 1.5,
+    }
 
 
 def test_a_default_that_hardly_any_row_has_is_no_baseline() -> None:

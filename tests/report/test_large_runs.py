@@ -112,7 +112,7 @@ def in_one_table(count: int) -> list[Any]:
     """A run whose rows are all cells of one table."""
     night = Night()
     for number in range(count):
-        night.add(a_job(batch_size=1 + number), items=1)
+        night.add(a_job(batch_size=1 + number), items=0)
     return night.rows
 
 

@@ -199,7 +199,7 @@ def test_outputs_can_be_read_and_are_bounded() -> None:
 
 def test_the_scatter_is_sampled_and_keeps_the_slowest() -> None:
     """Of many prompts a fixed number is shown, the slowest always, and the total is said."""
-    rows = large_run(1200, items=10)
+    rows = large_run(1400, items=10)
     data = payload(summarize(rows), rows)["scatter"]
     latencies = [i.latency_s for r in rows for _, i in r.items if r.state is State.SUCCEEDED]
     assert data["total"] == len(latencies) > MOST_POINTS  # type: ignore[index]

@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from measurement_factory import Night, a_job
+from measurement_factory import Night, a_job, with_interval
 from pydantic.fields import FieldInfo
 
 from orchestrator.domain.job import MAX, Accelerator, Job
@@ -88,7 +88,7 @@ def changed(job: Job, name: str, value: Any) -> Job:
 def row_of(job: Job) -> Measurement:
     """A measured row; all are on one device and within each other's intervals."""
     row = replace(Night(emulated=False).add(job, items=0), device_name="card")
-    return replace(row, metrics=replace(row.metrics, throughput_low=0.0, throughput_high=1e12))
+    return with_interval(row, row.metrics.throughput or 0.0, row.metrics.throughput)
 
 
 @st.composite

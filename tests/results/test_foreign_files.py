@@ -13,7 +13,7 @@ from orchestrator.cli import main
 from orchestrator.report import reference_data
 from orchestrator.results import paths
 from orchestrator.runtime.options import RunOptions, with_cards_of
-from workloads.data.examples import read_json_lines
+from workloads.data.records import records
 from workloads.errors import BadConfiguration, DataMissing
 from workloads.models.chatglm3 import from_original_config, sizes_of
 from workloads.models.checkpoint_files import index_shards, read_config
@@ -76,7 +76,7 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path, name: str, capsys: Any) -> Non
         if name == "config.json":
             read_config(tmp_path)
         elif name == "train.json":
-            read_json_lines(tmp_path / name)
+            list(records(tmp_path / name))
         else:
             open_shard(tmp_path / name)
 

@@ -8,19 +8,26 @@ import os
 import signal
 import socket
 import time
+from dataclasses import replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 import pytest
 import store_processes
+from driver_cases import STATUS
 from measurements import note, row
 from patience import patience
 from store_processes import CONTEXT
 
+from orchestrator.cli import main
 from orchestrator.errors import StoreError, StoreLocked
+from orchestrator.report import read_status
+from orchestrator.report.progress import underway_of
 from orchestrator.results import lock, paths
+from orchestrator.results.lock import driver_lives
 from orchestrator.results.store import Store
+from orchestrator.watching.feed import RunFeed
 
 
 def holder(results: Path) -> BaseProcess:
@@ -212,3 +219,26 @@ def test_of_many_drivers_at_once_one_wins(tmp_path: Path, dead_holder: bool) -> 
     for process, ours in rivals:
         ours.close()
         process.join(patience(60))
+
+
+def test_a_driver_that_was_killed_reads_as_dead(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its last status says that cards are busy and when it will be done; neither is true now."""
+    first = holder(tmp_path)
+    directory = tmp_path / "night"
+    status = replace(STATUS, run="night", at=time.time())
+    (directory / paths.STATUS).write_text(status.to_json())
+    assert driver_lives(directory) is True
+    store = Store.existing(tmp_path, "night")
+    assert read_status(store) == status
+    kill(first)
+    assert driver_lives(directory) is False
+    dead = read_status(store)
+    assert dead is not None and dead.driver_died and not dead.running and dead.eta_s is None
+    assert main(["status", "night", "--results", str(tmp_path)]) == 0
+    told = capsys.readouterr().out
+    assert "it died; the same `nightgrid run` goes on" in told and "about" not in told
+    underway = underway_of(dead, time.time())
+    assert underway is not None and "Its driver died" in underway.sentence
+    assert "Its driver died" in RunFeed(store).snapshot()["sentence"]

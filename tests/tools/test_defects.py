@@ -51,7 +51,8 @@ def status() -> int:
 if __name__ == "__main__":
     sys.exit(status())
 """
-TESTS = """import pytest
+TESTS = """from pathlib import Path
+import pytest
 from tiny import product
 
 
@@ -62,6 +63,14 @@ def shared() -> int:
 
 def test_first(shared: int) -> None:
     assert product.met_and_not_held(1)
+
+
+def test_that_fails_by_chance() -> None:
+    once = Path(__file__).with_name("once")
+    planted = "(a - LIMIT)" in Path(product.__file__).read_text()
+    if product.met_and_not_held(1) and planted and not once.exists():
+        once.touch()
+        assert not planted
 
 
 def test_second(shared: int) -> None:
@@ -101,8 +110,8 @@ def named(project: Project, after: str) -> Mutation:
 @pytest.mark.slow
 def test_a_defect_meets_the_tests_that_execute_its_line(project: Project, tmp_path: Path) -> None:
     """The lines of a shared fixture are those of all its tests, and those of another process are
-    of the test that started it. A test that fails in any case catches nothing. What was found is
-    not looked for again, and the tree is as it was."""
+    of the test that started it. A test that fails in any case catches nothing, nor does one that
+    fails once. What was found is not looked for again, and the tree is as it was."""
     before = project.modules()
     record(project, project.test_files(), tmp_path / "executed", only_quick=False)
     expected = {
@@ -128,6 +137,16 @@ def test_a_defect_meets_the_tests_that_execute_its_line(project: Project, tmp_pa
     text = "\n".join(summary(list(found.values()), {defects["LIMIT = 50"].key: "no matter"}))
     assert "5 defects, 2 caught, 3 survived" in text
     assert "equivalent: no matter" in text
+
+
+@pytest.mark.slow
+def test_imports_tell_what_no_recording_does(project: Project, tmp_path: Path) -> None:
+    """Without a recording a defect meets all tests that may execute its module."""
+    defects = [named(project, after) for after in ("return (a + b)", "return 8", "return (a / 2)")]
+    written = tmp_path / "results.jsonl"
+    plant(project, defects, Record(tmp_path / "executed", project), written)
+    whole = [each.outcome for each in results(written).values() if each.suite == "whole"]
+    assert whole == ["caught", "caught", "survived"]
 
 
 SOURCES = {

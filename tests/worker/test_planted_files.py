@@ -18,7 +18,8 @@ from orchestrator.report import write_aside
 from orchestrator.results import disk
 from orchestrator.results.store import Store
 from orchestrator.watching.notify import hook_of
-from workloads.data.examples import Example, read_json_lines, write_json_lines
+from workloads.data.examples import Example, write_json_lines
+from workloads.data.records import records
 from workloads.errors import DataMissing
 from workloads.models.checkpoint_files import index_shards, read_config
 from workloads.training.adapters import find_adapter
@@ -84,7 +85,7 @@ def test_readers_refuse_at_once_and_name_the_file(
             read()
     if odd is not sparse:  # examples may be many, and are read line by line
         with pytest.raises(DataMissing, match="hook"):
-            read_json_lines(hook)
+            list(records(hook))
 
 
 @pytest.mark.parametrize("odd", ODD)

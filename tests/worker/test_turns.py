@@ -246,6 +246,43 @@ def test_a_gang_takes_its_turn_as_one(directory: Path, monkeypatch: pytest.Monke
     other.end()
 
 
+def test_a_gang_of_two_hosts_takes_its_turn_on_both(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two ranks with a file of locks each: the gang begins when it has both, takes the first one
+    while it waits for the second, and keeps others from both."""
+    monkeypatch.setattr(turns, "ROUND_S", 0.1)
+    paths = sorted(
+        (directory / "here.lock", directory / "there.lock"),
+        key=lambda path: Locks.of(path).identity,
+    )
+    others = [Taker(path, (0,)) for path in paths]
+    others[1].queue(1)
+    assert has_turn(others[1])
+    gang, begun, done = Gang(2), threading.Barrier(3), threading.Event()
+
+    def run(number: int) -> None:
+        with turn(gang.rank(number), number, 1, (0,), paths=(paths[1 - number],)):
+            begun.wait(patience(60))
+            done.wait(patience(60))
+
+    ranks = [threading.Thread(target=run, args=(number,)) for number in range(2)]
+    for each in ranks:
+        each.start()
+    time.sleep(0.3)
+    others[0].queue(1)
+    assert waits(others[0]) and begun.n_waiting == 0
+    others[1].leave()
+    begun.wait(patience(20))
+    others[1].queue(1)
+    assert waits(others[0]) and waits(others[1])
+    done.set()
+    assert has_turn(others[0]) and has_turn(others[1])
+    for rank, other in zip(ranks, others, strict=True):
+        rank.join()
+        other.end()
+
+
 def test_the_job_goes_on_where_there_is_no_file_of_locks(tmp_path: Path) -> None:
     """Of two files the first that can be opened counts; with neither there are no turns."""
     closed = tmp_path / "nowhere" / "turns.lock"

@@ -4,9 +4,10 @@
     PYTHONPATH=tools python -m defects plant --suite quick      plant, look, write results
     PYTHONPATH=tools python -m defects report                   the survivors
 
-Each goes on where it was interrupted. The commit named by --revision is copied into --output; the
-tests can be those of another commit (--tests), which shows what a changed suite catches.
-coverage.py must be installed.
+Each goes on where it was interrupted. Of test files that are not recorded, their imports say which
+modules they may execute: `plant` alone works, and takes longer where a defect survives. The commit
+named by --revision is copied into --output; the tests can be those of another commit (--tests),
+which shows what a changed suite catches. coverage.py must be installed.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import argparse
 import re
 import shutil
 import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -97,6 +97,15 @@ def main() -> None:
         default="",
         help="of modules to plant in, or of test files to record: a part of their paths",
     )
+    parser.add_argument(
+        "--without", default="-", help="modules to plant nothing in: part of a path"
+    )
+    parser.add_argument(
+        "--reach",
+        type=int,
+        default=99,
+        help="of tests that are not recorded: how many imports may lead to the module",
+    )
     parser.add_argument("--output", type=Path, default=ROOT / "defects")
     args = parser.parse_args()
     args.output = args.output.resolve()
@@ -115,16 +124,16 @@ def main() -> None:
     if args.action == "report":
         print("\n".join(summary(list(results(written).values()), _equivalent())))
         return
-    modules = {path: text for path, text in project.modules().items() if args.only in path}
+    modules = {
+        path: text
+        for path, text in project.modules().items()
+        if args.only in path and args.without not in path
+    }
     defects = chosen(modules, args.count, args.seed)
     if args.action == "list":
         print("\n".join(f"{each.kind:10} {each.key}" for each in defects))
         return
-    executed = Record(place / "executed")
-    if unknown := sorted(set(project.test_files()) - executed.files):
-        print(f"{len(unknown)} test files are not recorded, {unknown[0]} for one", file=sys.stderr)
-        if not executed.files:
-            sys.exit(f"record first: what commit {args.revision} executes is not known")
+    executed = Record(place / "executed", project, reach=args.reach)
     first = {each.by for each in results(args.first).values()} if args.first else set()
     suites = ("quick",) if args.suite == "quick" else ("quick", "whole")
     plant(

@@ -21,8 +21,11 @@ from pathlib import Path
 from coverage import CoverageData
 
 from defects import plugin
+from defects.imports import Imports
 from defects.mutations import Mutation, lines_of_functions
 
+#: What a test takes that was never timed.
+_UNKNOWN_S = 0.1
 HERE = Path(__file__).resolve().parent
 _RC = """[run]
 parallel = true
@@ -71,6 +74,7 @@ class Test:
     fixtures: tuple[str, ...] = ()
     seconds: float = 0.0
     outcomes: set[str] = field(default_factory=set)
+    imports: int | None = None  # that lead to the module of a defect; None: its lines are recorded
 
     @property
     def file(self) -> str:
@@ -123,10 +127,38 @@ def _combine(place: Path, rc: Path) -> None:
         raise RuntimeError(f"{place}: coverage combine said {done.stdout}{done.stderr}")
 
 
+def collected(project: Project, to: Path) -> list[Test]:
+    """All tests of a project, and whether they are quick; pytest is asked once."""
+    found = to / "collected.jsonl"
+    if not found.exists():
+        to.mkdir(parents=True, exist_ok=True)
+        partial = found.with_suffix(".partial")
+        partial.unlink(missing_ok=True)
+        environment = project.environment(
+            **{plugin.RESULTS: str(partial), plugin.QUICK: project.quick}
+        )
+        command = pytest_command("-p", "no:cacheprovider", "--collect-only")
+        done = subprocess.run(
+            command, cwd=project.root, env=environment, capture_output=True, text=True
+        )
+        if done.returncode:
+            raise RuntimeError(f"pytest cannot collect the tests: {done.stdout[-2000:]}")
+        partial.rename(found)
+    lines = map(json.loads, found.read_text().splitlines())
+    return [
+        Test(each["test"], quick=each["quick"], seconds=_UNKNOWN_S, outcomes={"passed"})
+        for each in lines
+        if "quick" in each
+    ]
+
+
 class Record:
     """Read recordings: which tests execute a line."""
 
-    def __init__(self, place: Path) -> None:
+    def __init__(self, place: Path, project: Project | None = None, *, reach: int = 99) -> None:
+        """Read what is recorded in a folder; of test files of ``project`` that are not, their
+        imports tell, up to ``reach`` of them in a row."""
+        self._reach = reach
         found = sorted(path.parent for path in place.glob("*/file.txt"))
         self._places = {path: (path / "file.txt").read_text() for path in found}
         self.files = set(self._places.values())
@@ -138,6 +170,13 @@ class Record:
             if "outcome" in line:
                 test.outcomes.add(line["outcome"])
                 test.seconds += line["seconds"]
+        self._unrecorded: dict[str, list[Test]] = {}
+        self._imports = None
+        if project is not None and not self.files.issuperset(project.test_files()):
+            self._imports = Imports(project.root, project.packages)
+            for test in collected(project, place):
+                if test.file not in self.files:
+                    self._unrecorded.setdefault(test.file, []).append(test)
         self._by_fixture: dict[str, set[str]] = {}
         for test in self.tests.values():
             for each in test.fixtures:
@@ -166,7 +205,15 @@ class Record:
         if defect.at_import:
             files |= self._importing(defect.path)
         tests = (test for test in self.tests.values() if test.passed and test.file in files)
-        return sorted(tests, key=lambda test: (test.name not in names, test.seconds))
+        known = sorted(tests, key=lambda test: (test.name not in names, test.seconds))
+        near = self._imports.executing(defect.path) if self._imports else {}
+        near = {file: imports for file, imports in near.items() if imports <= self._reach}
+        others = sorted(near.keys() & self._unrecorded.keys(), key=lambda file: (near[file], file))
+        for file in others:
+            for test in self._unrecorded[file]:
+                test.imports = near[file]
+                known.append(test)
+        return known
 
     def _importing(self, path: str) -> set[str]:
         """The test files in whose run a module was imported."""

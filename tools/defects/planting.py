@@ -1,12 +1,13 @@
 """Plant defects into a copy of the tree, one after the other, and let the tests look for them.
 
 A defect meets only the tests that execute its line, quick ones before all others and short ones
-before long ones, and the first that fails ends it. That test must then pass without the defect.
-Every result is a line of a file, so that an interrupted run goes on with the next defect.
+before long ones. The first that fails ends it, if it passes without the defect and fails with it
+again. Every result is a line of a file, so that an interrupted run goes on with the next defect.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -18,11 +19,13 @@ from pathlib import Path
 
 from defects import plugin
 from defects.executed import Project, Record, Test, pytest_command
+from defects.imports import mirrors
 from defects.mutations import Mutation
 
 #: A run of tests may take this many times as long as when it was recorded, and a minute.
 PATIENCE = 20.0
 _START_S = 60.0
+_LOOK_S = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,32 +99,43 @@ def plant(
 
 def _catching(project: Project, defect: Mutation, tests: list[Test], work: Path) -> str:
     """The test that catches a planted defect, by name; empty if none does."""
-    flawed: set[str] = set()
-    while tests := [test for test in _by_file(tests) if test.name not in flawed]:
-        path = project.root / defect.path
-        source = path.read_text()
-        try:
-            _write(path, defect.applied(source))
-            run = _pytest(project, tests, work)
-        finally:
-            _write(path, source)
+    tests = _by_file(tests)
+    while tests:
+        run = _with(project, defect, tests, work)
         if run.status in (0, 5):
             return ""
-        suspects = [test for test in tests if test.name == run.failed] or tests[:1]
-        if _pytest(project, suspects, work).status == 0:
+        at = next((at for at, test in enumerate(tests) if test.name == run.failed), 0)
+        sound = _pytest(project, tests[at : at + 1], work).status == 0
+        if sound and _with(project, defect, tests[at : at + 1], work).status not in (0, 5):
             return run.failed or ("no end" if run.status < 0 else "collection of the tests")
-        flawed.update(test.name for test in suspects)  # it fails without the defect too
+        tests = tests[at + 1 :]  # it fails without the defect, or by chance
     return ""
 
 
+def _with(project: Project, defect: Mutation, tests: list[Test], work: Path) -> _Run:
+    """Run tests while the defect is planted."""
+    path = project.root / defect.path
+    source = path.read_text()
+    try:
+        _write(path, defect.applied(source))
+        return _pytest(project, tests, work)
+    finally:
+        _write(path, source)
+
+
 def _stages(tests: list[Test], path: str, first: frozenset[str]) -> Iterator[list[Test]]:
-    """Tests of the folder that mirrors that of a module catch most of its defects: the files of
-    all others are collected only if those do not."""
-    package, _, rest = path.rpartition("/")[0].partition("/")
-    mirrors = {f"tests/{rest}", f"tests/{package}/{rest}".rstrip("/")}
-    near = [t for t in tests if t.name in first or t.file.rpartition("/")[0] in mirrors]
-    near.sort(key=lambda test: test.name not in first)
-    yield from filter(None, (near, [test for test in tests if test not in near]))
+    """Tests that import a module themselves, and those of the folder that mirrors its own, catch
+    most of its defects: the files of all others are collected only if those do not."""
+    folders = mirrors(path)
+    wanted = (
+        lambda test: test.name in first,
+        lambda test: test.imports is not None and test.imports <= 1,
+        lambda test: test.file.rpartition("/")[0] in folders,
+        lambda test: True,
+    )
+    for among in wanted:
+        yield from filter(None, [[test for test in tests if among(test)]])
+        tests = [test for test in tests if not among(test)]
 
 
 def _by_file(tests: list[Test]) -> list[Test]:
@@ -159,13 +173,20 @@ def _pytest(project: Project, tests: list[Test], work: Path) -> _Run:
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-        try:
-            status = process.wait(limit_s)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            status = -signal.SIGKILL
+        status = _ended(process, limit_s)
     lines = written.read_text().splitlines() if written.exists() else []
     outcomes = [json.loads(line) for line in lines]
     failed = [each["test"] for each in outcomes if each["outcome"] == "failed"]
     return _Run(status=status, failed=failed[0] if failed else "", finished=len(outcomes))
+
+
+def _ended(process: subprocess.Popen[bytes], limit_s: float) -> int:
+    """Wait for a process, and kill it when its time is over. On a machine where several tasks
+    share a core time passes slowly: tests that are only late have caught nothing."""
+    while limit_s > 0:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return process.wait(_LOOK_S)
+        limit_s -= _LOOK_S / max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    return -signal.SIGKILL

@@ -98,10 +98,10 @@ def load(request: Request, device: Device) -> GraphEngine:
         raise Unsupported(f"{request.precision} with the engine {request.engine}: {lacking}")
     source = open_model(request.model)
     tokenizer = load_tokenizer(source)
-    load_config(source)
     load_model = task_for(request.workload, source.entry).function("load")
     model = load_model(
         source,
+        config=load_config(source),
         attn_implementation="sdpa",
         device_map={"": device.torch_device},
         **{precisions.dtype_keyword(): precisions.compute_dtype(request.precision)},

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from orchestrator.domain.measurement import Measurement
 from orchestrator.report.flags.base import Flag
+from orchestrator.report.units import plural
 
 
 def _reason(row: Measurement) -> str | None:
     if not row.oversubscribed:
         return None
-    threads = f" of {row.threads} threads" if row.threads else ""
-    cores = f" on a host of {row.host_cores} cores" if row.host_cores else ""
-    return f"{row.cards} processes{threads}{cores}: they waited for each other"
+    threads = f" of {plural(row.threads, 'thread')}" if row.threads else ""
+    cores = f" on a host of {plural(row.host_cores, 'core')}" if row.host_cores else ""
+    many = plural(row.cards, "process", "processes")
+    return f"{many}{threads}{cores}: threads waited for each other"
 
 
 def _league(row: Measurement) -> str:

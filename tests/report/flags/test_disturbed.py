@@ -64,7 +64,7 @@ def test_oversubscribed_gangs_rank_among_gangs_of_their_size() -> None:
     summary = summarize(rows)
     assert [contest.contenders for contest in summary.contests] == [2, 1, 1]
     assert summary.contests[0].winner == rows[0]
-    assert "4 processes of 1 threads on a host of 2 cores" in to_markdown(summary)
+    assert "4 processes of 1 thread on a host of 2 cores" in to_markdown(summary)
 
 
 def test_a_row_without_a_complete_repeat_is_drawn_as_such() -> None:

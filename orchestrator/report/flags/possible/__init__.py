@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from orchestrator.domain.measurement import Measurement
 from orchestrator.report.flags.possible import card, counts, energy, figures, times
-from orchestrator.report.flags.possible.recount import Check, recount
+from orchestrator.report.flags.possible.recount import Check, RawCheck, recount
 
 _CHECKS: tuple[Check, ...] = (
     *figures.CHECKS,
@@ -21,12 +21,24 @@ _CHECKS: tuple[Check, ...] = (
     *card.CHECKS,
     *energy.CHECKS,
 )
+_RAW_CHECKS: tuple[RawCheck, ...] = (
+    *figures.RAW_CHECKS,
+    *counts.RAW_CHECKS,
+    *times.RAW_CHECKS,
+    *card.RAW_CHECKS,
+)
 
 
 def contradictions(row: Measurement) -> Iterator[str]:
     """Yield what about a succeeded row cannot be true."""
-    raw = recount(row)
     for check in _CHECKS:
-        reason = check(row, raw)
+        reason = check(row)
+        if reason is not None:
+            yield reason
+    raw = recount(row) if row.samples else None
+    if raw is None:
+        return
+    for raw_check in _RAW_CHECKS:
+        reason = raw_check(row, raw)
         if reason is not None:
             yield reason

@@ -8,11 +8,10 @@ from __future__ import annotations
 from functools import lru_cache
 
 from orchestrator.domain.measurement import Measurement
-from orchestrator.report.flags.possible.recount import Check, Recount
+from orchestrator.report.flags.possible.recount import Check, RawCheck, Recount
 from orchestrator.report.reference_data import DeviceSheet, reference
 from orchestrator.report.roofline import arithmetic_of, sheet_of
 from orchestrator.report.units import number, percent, seconds, size
-from workloads.api import Sample
 
 #: Shares of a data sheet's limits above which nothing is believed; its figures are rounded.
 MOST = 1.02
@@ -57,84 +56,114 @@ def _peak(row: Measurement, sheet: DeviceSheet) -> tuple[str, float] | None:
     return kind, known[kind]
 
 
-def _operations(row: Measurement, raw: Recount | None) -> str | None:
+def most_tokens_per_s(row: Measurement) -> tuple[float, str] | None:
+    """Tokens, or positions, that a card can work on in a second, and the peak that says so."""
     sheet, per_token = sheet_for(row), _per_token(row)
-    peak = _peak(row, sheet) if sheet is not None else None
-    if sheet is None or per_token is None or peak is None:
+    peak = _peak(row, sheet) if sheet is not None and per_token else None
+    if sheet is None or peak is None or not per_token:
         return None
-    rates = [(row.metrics.total_tokens_per_s or 0.0) / row.cards]
-    rates += [s.computed_tokens / s.wall_s / row.cards for s in _timed(raw) if s.wall_s > 0]
-    share = max(rates) * per_token / peak[1]
-    if share <= MOST:
-        return None
-    flops = number(max(rates) * per_token / 1e12)
-    return (
-        f"it did {flops} TFLOP/s a card, {percent(share, 3)} of the {peak[0]} peak of "
-        f"{sheet.device}, {number(peak[1] / 1e12)} TFLOP/s"
-    )
+    kind, flops = peak
+    words = f"the {kind} peak of {sheet.device}, {number(flops / 1e12)} TFLOP/s"
+    return MOST * flops / per_token, words
 
 
-def _core_operations(row: Measurement, raw: Recount | None) -> str | None:
-    """Decoding on a processor, where no more cores than threads work."""
+def least_step_s(row: Measurement) -> float | None:
+    """The time that reading all weights takes, as each decoding step and each first token does."""
+    sheet, weights = sheet_for(row), row.weight_bytes
+    if sheet is None or not sheet.bandwidth_bytes_per_s or not weights or weights < CACHED_BYTES:
+        return None
+    return weights / sheet.bandwidth_bytes_per_s / MOST
+
+
+def most_decoded_per_core_s(row: Measurement) -> float | None:
+    """Tokens that a core of a processor can decode in a second; None for a card's row."""
     if not (row.emulated or row.peak_device_memory_bytes is None) or not row.parameter_count:
         return None
-    if raw is None or not row.metrics.generated_tokens_per_s:
+    if not row.metrics.generated_tokens_per_s:
         return None
-    limit = CORE_FLOPS.get(row.precision, CORE_FLOPS[""])
-    for sample in raw.timed:
+    return CORE_FLOPS.get(row.precision, CORE_FLOPS[""]) / (2.0 * row.parameter_count)
+
+
+def longest_text(row: Measurement) -> int | None:
+    """The decoding steps of a batch at least, where the job fixed them."""
+    longest = row.parameters.get("output_tokens")
+    return longest if row.parameters.get("ignore_eos") is True and type(longest) is int else None
+
+
+def _operations(row: Measurement) -> str | None:
+    limit, rate = most_tokens_per_s(row), row.metrics.total_tokens_per_s
+    return None if limit is None or rate is None else _too_many(rate / row.cards, limit)
+
+
+def _positions(row: Measurement, raw: Recount) -> str | None:
+    limit = most_tokens_per_s(row)
+    rates = (s.computed_tokens / s.wall_s / row.cards for s in raw.timed if s.wall_s > 0)
+    return None if limit is None else _too_many(max(rates, default=0.0), limit)
+
+
+def _too_many(rate: float, limit: tuple[float, str]) -> str | None:
+    most, peak = limit
+    if rate <= most:
+        return None
+    share = percent(MOST * rate / most, 3)
+    return f"{number(rate)} tokens/s a card, padding included, are {share} of {peak}"
+
+
+def _core_operations(row: Measurement, raw: Recount) -> str | None:
+    """Decoding on a processor, where no more cores than threads work."""
+    most = most_decoded_per_core_s(row)
+    for sample in raw.timed if most is not None else ():
         cores_s = max(sample.cpu_s, sample.wall_s * (row.threads or 1))
-        done = 2.0 * row.parameter_count * sample.output_tokens
-        if done > limit * cores_s:
-            rate, most = number(done / cores_s / 1e9), number(limit / 1e9)
-            return f"a core did {rate} GFLOP/s; none does more than {most} in {row.precision}"
+        if most is not None and sample.output_tokens > most * cores_s:
+            rate = number(sample.output_tokens / cores_s) if cores_s else "any"
+            return (
+                f"a core decoded {rate} tokens/s; {number(most)} take all that a core can do in "
+                f"{row.precision}"
+            )
     return None
 
 
-def _bandwidth(row: Measurement, raw: Recount | None) -> str | None:
-    """Each decoding step, and the reading of a prompt, takes all weights from memory once."""
-    sheet, weights = sheet_for(row), row.weight_bytes
-    if sheet is None or sheet.bandwidth_bytes_per_s is None or not weights:
-        return None
-    if weights < CACHED_BYTES:
-        return None
-    least_s = weights / sheet.bandwidth_bytes_per_s / MOST
+def _bandwidth(row: Measurement) -> str | None:
+    least_s = least_step_s(row)
     known = {"a decoding step": row.metrics.tpot_p50_s, "a first token": row.metrics.ttft_s}
     for name, took_s in known.items():
-        if took_s is not None and took_s < least_s:
+        if least_s is not None and took_s is not None and took_s < least_s:
             return (
-                f"{name} took {seconds(took_s)}; reading {size(weights)} of weights takes "
-                f"{seconds(least_s)} on {sheet.device}"
+                f"{name} took {seconds(took_s)}; reading {size(row.weight_bytes)} of weights takes "
+                f"{seconds(least_s)} on {row.device_name}"
             )
-    # A job that tells of no step: each token of a text is a step of its own at least.
-    longest = row.parameters.get("output_tokens")
-    if row.parameters.get("ignore_eos") is True and isinstance(longest, int):
-        for sample in _timed(raw):
-            if sample.output_tokens and sample.wall_s < least_s * longest:
-                return (
-                    f"{longest} tokens of a text took {seconds(sample.wall_s)}; reading "
-                    f"{size(weights)} of weights for each takes {seconds(least_s * longest)}"
-                )
     return None
 
 
-def _prefill(row: Measurement, raw: Recount | None) -> str | None:
-    """The operations of reading prompts, before their first token."""
-    sheet, per_token = sheet_for(row), _per_token(row)
-    peak = _peak(row, sheet) if sheet is not None else None
-    if sheet is None or per_token is None or peak is None or row.train_flops_per_token is not None:
+def _text_bandwidth(row: Measurement, raw: Recount) -> str | None:
+    """Each token of a text is a step of its own at least, also where no step was told."""
+    least_s, longest = least_step_s(row), longest_text(row)
+    if least_s is None or longest is None:
         return None
-    for item in raw.items if raw is not None else ():
-        if item.ttft_s is not None:
-            done = item.input_tokens * per_token / row.cards
-            if done > MOST * peak[1] * item.ttft_s:
+    for sample in raw.timed:
+        if sample.output_tokens and sample.wall_s < least_s * longest:
+            return (
+                f"{longest} tokens of a text took {seconds(sample.wall_s)}; reading "
+                f"{size(row.weight_bytes)} of weights for each takes {seconds(least_s * longest)}"
+            )
+    return None
+
+
+def _prefill(row: Measurement, raw: Recount) -> str | None:
+    """The operations of reading a prompt, before its first token."""
+    limit = most_tokens_per_s(row)
+    for item in raw.items if limit is not None else ():
+        if limit is not None and item.ttft_s is not None:
+            most = limit[0] * row.cards
+            if item.input_tokens > most * item.ttft_s:
                 return (
                     f"a prompt of {item.input_tokens} tokens was read in {seconds(item.ttft_s)}; "
-                    f"at the {peak[0]} peak of {sheet.device} that takes {seconds(done / peak[1])}"
+                    f"at {limit[1]}, that takes {seconds(item.input_tokens / most)}"
                 )
     return None
 
 
-def _memory(row: Measurement, _: Recount | None) -> str | None:
+def _memory(row: Measurement) -> str | None:
     sheet, peak = sheet_for(row), row.peak_device_memory_bytes
     if sheet is None or sheet.memory_gb is None or peak is None:
         return None
@@ -144,7 +173,7 @@ def _memory(row: Measurement, _: Recount | None) -> str | None:
     return f"{size(peak)} were allocated on a card that has {size(has)}"
 
 
-def _weights(row: Measurement, _: Recount | None) -> str | None:
+def _weights(row: Measurement) -> str | None:
     if not row.weight_bytes or not row.parameter_count:
         return None
     each = row.weight_bytes / row.parameter_count
@@ -154,15 +183,5 @@ def _weights(row: Measurement, _: Recount | None) -> str | None:
     return f"{size(row.weight_bytes)} for {row.parameter_count:,} parameters, {number(each)} B each"
 
 
-def _timed(raw: Recount | None) -> tuple[Sample, ...]:
-    return raw.timed if raw is not None else ()
-
-
-CHECKS: tuple[Check, ...] = (
-    _operations,
-    _core_operations,
-    _bandwidth,
-    _prefill,
-    _memory,
-    _weights,
-)
+CHECKS: tuple[Check, ...] = (_operations, _bandwidth, _memory, _weights)
+RAW_CHECKS: tuple[RawCheck, ...] = (_positions, _core_operations, _text_bandwidth, _prefill)

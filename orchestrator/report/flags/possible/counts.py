@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from orchestrator.domain.measurement import Measurement
-from orchestrator.report.flags.possible.recount import Check, Recount
+from orchestrator.report.flags.possible.recount import Check, RawCheck, Recount
 from orchestrator.report.units import plural
 
 #: No vocabulary has a longer token, in bytes of UTF-8; runs of spaces are the longest.
 LONGEST_TOKEN = 256
 
 
-def _prompts(_: Measurement, raw: Recount | None) -> str | None:
-    if raw is None or not raw.items:
+def _prompts(_: Measurement, raw: Recount) -> str | None:
+    if not raw.items:
         return None
     pairs = (
         ("prompts", len(raw.items), sum(sample.items for sample in raw.last)),
@@ -32,34 +32,35 @@ def _prompts(_: Measurement, raw: Recount | None) -> str | None:
     return None
 
 
-def _lengths(row: Measurement, raw: Recount | None) -> str | None:
-    """Lengths that the job fixed, and the most that it allowed."""
-    most, exact = row.parameters.get("output_tokens"), row.parameters.get("ignore_eos") is True
-    read = row.parameters.get("input_tokens")
-    if raw is None:
-        return None
+def asked_lengths(row: Measurement) -> tuple[int | None, bool, int | None]:
+    """Tokens that each prompt generates at most, whether it is exactly so many, and tokens that it
+    has; None where the job does not fix them."""
+    most, read = row.parameters.get("output_tokens"), row.parameters.get("input_tokens")
+    exact = row.parameters.get("ignore_eos") is True
+    return most if type(most) is int else None, exact, read if type(read) is int else None
+
+
+def _lengths(row: Measurement, raw: Recount) -> str | None:
+    most, exact, read = asked_lengths(row)
     for sample in raw.timed:
-        if isinstance(most, int) and sample.output_tokens:
+        of = plural(sample.items, "prompt")
+        if most is not None and sample.output_tokens:
             limit = sample.items * most
             if sample.output_tokens > limit or (exact and sample.output_tokens != limit):
-                of = plural(sample.items, "prompt")
                 return f"a batch generated {sample.output_tokens:,} tokens for {of} of {most} each"
-        of = plural(sample.items, "prompt")
-        short = isinstance(read, int) and sample.input_tokens != sample.items * read
-        if short and sample.output_tokens:
+        if read is not None and sample.output_tokens and sample.input_tokens != sample.items * read:
             return f"a batch read {sample.input_tokens:,} tokens of {of} with {read} each"
     for item in raw.items:
-        if isinstance(most, int) and (
-            item.output_tokens > most or (exact and item.output_tokens != most)
-        ):
-            return f"a prompt generated {item.output_tokens:,} tokens where {most} were asked for"
-        if isinstance(read, int) and item.input_tokens != read:
+        written = item.output_tokens
+        if most is not None and (written > most or (exact and written != most)):
+            return f"a prompt generated {written:,} tokens where {most} were asked for"
+        if read is not None and item.input_tokens != read:
             return f"a prompt has {item.input_tokens:,} tokens where {read} were asked for"
     return None
 
 
-def _texts(_: Measurement, raw: Recount | None) -> str | None:
-    for item in raw.items if raw is not None else ():
+def _texts(_: Measurement, raw: Recount) -> str | None:
+    for item in raw.items:
         if item.output_text is not None:
             size = len(item.output_text.encode("utf-8", "replace"))
             if size > LONGEST_TOKEN * item.output_tokens:
@@ -67,9 +68,9 @@ def _texts(_: Measurement, raw: Recount | None) -> str | None:
     return None
 
 
-def _positions(_: Measurement, raw: Recount | None) -> str | None:
+def _positions(_: Measurement, raw: Recount) -> str | None:
     """The device works on every real token but the last of each text, and on padding."""
-    for sample in raw.timed if raw is not None else ():
+    for sample in raw.timed:
         real = sample.input_tokens + max(0, sample.output_tokens - sample.items)
         if sample.computed_tokens and real > sample.computed_tokens:
             return (
@@ -79,11 +80,12 @@ def _positions(_: Measurement, raw: Recount | None) -> str | None:
     return None
 
 
-def _batches(row: Measurement, raw: Recount | None) -> str | None:
+def _batches(row: Measurement) -> str | None:
     asked = row.batch_size_requested
     if not asked.isdecimal() or row.batch_size in (None, int(asked)):
         return None
     return f"batch_size is {row.batch_size}, {asked} was asked for"
 
 
-CHECKS: tuple[Check, ...] = (_prompts, _lengths, _texts, _positions, _batches)
+CHECKS: tuple[Check, ...] = (_batches,)
+RAW_CHECKS: tuple[RawCheck, ...] = (_prompts, _lengths, _texts, _positions)

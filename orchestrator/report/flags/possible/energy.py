@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from orchestrator.domain.measurement import Measurement
 from orchestrator.report.flags.possible.card import sheet_for
-from orchestrator.report.flags.possible.recount import Check, Recount
+from orchestrator.report.flags.possible.recount import Check
 from orchestrator.report.units import number, seconds
 
 #: Energy that covers less than this share of the timed part does not cover it. Readings of the
@@ -14,7 +14,7 @@ COVERED = 0.98
 MOST_POWER, LEAST_POWER = 1.15, 0.02
 
 
-def _covered(row: Measurement, _: Recount | None) -> str | None:
+def _covered(row: Measurement) -> str | None:
     metrics = row.metrics
     if not metrics.power_w or metrics.energy_j is None or metrics.measure_s is None:
         return None
@@ -31,7 +31,7 @@ def _covered(row: Measurement, _: Recount | None) -> str | None:
     return None
 
 
-def _power(row: Measurement, _: Recount | None) -> str | None:
+def _power(row: Measurement) -> str | None:
     sheet, power_w = sheet_for(row), row.metrics.power_w
     if sheet is None or sheet.tdp_w is None or power_w is None:
         return None

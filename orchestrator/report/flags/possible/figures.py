@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 from orchestrator.domain.measurement import Measurement
-from orchestrator.report.flags.possible.recount import Check, Recount, Totals, near
+from orchestrator.report.flags.possible.recount import (
+    ROUNDING,
+    Check,
+    RawCheck,
+    Recount,
+    Totals,
+    near,
+)
 from orchestrator.report.units import number, seconds
 from orchestrator.results.schema import OUT_OF_RANGE
 from workloads.confidence import percentile
@@ -26,15 +33,18 @@ _ASCENDING = (
     ("latency_p50_s", "latency_p95_s"),
     ("generated_tokens_per_s", "total_tokens_per_s"),
 )
-_PERCENTILES = (("tpot_p50_s", 50), ("tpot_p95_s", 95), ("tpot_p99_s", 99))
+
+Percentiles = tuple[tuple[str, int], ...]
+STEP_PERCENTILES: Percentiles = (("tpot_p50_s", 50), ("tpot_p95_s", 95), ("tpot_p99_s", 99))
+LATENCY_PERCENTILES: Percentiles = (("latency_p50_s", 50), ("latency_p95_s", 95))
 
 
-def _admitted(row: Measurement, _: Recount | None) -> str | None:
+def _admitted(row: Measurement) -> str | None:
     odd = row.details.get(OUT_OF_RANGE)
     return f"it has numbers that cannot be: {odd}" if odd else None
 
 
-def _order(row: Measurement, _: Recount | None) -> str | None:
+def _order(row: Measurement) -> str | None:
     for names in _ASCENDING:
         known = [(n, v) for n in names if (v := getattr(row.metrics, n)) is not None]
         for (name, value), (above, limit) in pairwise(known):
@@ -43,18 +53,20 @@ def _order(row: Measurement, _: Recount | None) -> str | None:
     return None
 
 
-def _primary(row: Measurement, _: Recount | None) -> str | None:
+def _primary(row: Measurement) -> str | None:
     metrics = row.metrics
     if metrics.throughput is None:
         return None
-    rates = [r for r in (metrics.generated_tokens_per_s, metrics.items_per_s) if r is not None]
-    if not rates or any(near(metrics.throughput, rate) for rate in rates):
+    tokens, items = metrics.generated_tokens_per_s, metrics.items_per_s
+    if tokens is None or items is None:
         return None
-    told = " and ".join(map(number, rates))
+    if near(metrics.throughput, tokens) or near(metrics.throughput, items):
+        return None
+    told = f"{number(tokens)} tokens/s and {number(items)} items/s"
     return f"throughput is {number(metrics.throughput)}, its rates are {told}"
 
 
-def _half_width(row: Measurement, _: Recount | None) -> str | None:
+def _half_width(row: Measurement) -> str | None:
     metrics = row.metrics
     ends = (metrics.throughput_low, metrics.throughput_high)
     if None in (*ends, metrics.relative_half_width, metrics.throughput) or not metrics.throughput:
@@ -67,31 +79,35 @@ def _half_width(row: Measurement, _: Recount | None) -> str | None:
     return f"relative_half_width is {number(said)}, its interval is {number(half)} wide"
 
 
-def _rates(row: Measurement, raw: Recount | None) -> str | None:
-    if raw is None or not all(total.wall_s > 0 for total in raw.rated):
+def _rates(row: Measurement, raw: Recount) -> str | None:
+    if not all(total.wall_s > 0 for total in raw.rated):
         return None
-    for name, count in _COUNTS.items():
+    found = {name: _rate(raw, count) for name, count in _COUNTS.items()}
+    for name, rate in found.items():
         value = getattr(row.metrics, name)
-        if value is None:
-            continue
-        rates = [count(total) / total.wall_s for total in raw.rated]
-        mean = math.fsum(rates) / len(rates)
+        if value is not None and not near(value, rate):
+            return f"{name} is {number(value)}, its samples give {number(rate)}"
+    value = row.metrics.throughput
+    if value is None or any(near(value, rate) for rate in found.values()):
+        return None
+    return f"throughput is {number(value)}, its samples give none of that"
+
+
+def _rate(raw: Recount, count: Callable[[Totals], int]) -> float:
+    """The mean over repeats; of training steps, which are of unlike work, the rate of all."""
+    if raw.trains and raw.repeats:
         wall_s = math.fsum(total.wall_s for total in raw.rated)
-        joined = sum(count(total) for total in raw.rated) / wall_s
-        if not near(value, joined if raw.trains and raw.repeats else mean):
-            return f"{name} is {number(value)}, its samples give {number(mean)}"
-    return None
+        return sum(count(total) for total in raw.rated) / wall_s
+    return math.fsum(count(total) / total.wall_s for total in raw.rated) / len(raw.rated)
 
 
-def _repeats(row: Measurement, raw: Recount | None) -> str | None:
-    if raw is None or row.metrics.repeats == len(raw.repeats):
+def _repeats(row: Measurement, raw: Recount) -> str | None:
+    if row.metrics.repeats == len(raw.repeats):
         return None
     return f"it counts {row.metrics.repeats} repeats, its samples have {len(raw.repeats)}"
 
 
-def _durations(row: Measurement, raw: Recount | None) -> str | None:
-    if raw is None:
-        return None
+def _durations(row: Measurement, raw: Recount) -> str | None:
     found = {
         "measure_s": raw.whole.wall_s,
         "cpu_s": math.fsum(sample.cpu_s for sample in raw.timed),
@@ -103,40 +119,38 @@ def _durations(row: Measurement, raw: Recount | None) -> str | None:
     return None
 
 
-def _first_tokens(row: Measurement, raw: Recount | None) -> str | None:
-    if raw is None or row.metrics.ttft_s is None:
-        return None
-    known = [sample.ttft_s for sample in raw.counted if sample.ttft_s is not None]
-    middle = percentile(known, 50)
-    if middle is None or near(row.metrics.ttft_s, middle):
-        return None
-    return f"ttft_s is {seconds(row.metrics.ttft_s)}, its samples give {seconds(middle)}"
+def _first_tokens(row: Measurement, raw: Recount) -> str | None:
+    known = sorted(sample.ttft_s for sample in raw.counted if sample.ttft_s is not None)
+    return _misplaced(row, known, (("ttft_s", 50),), "samples")
 
 
-def _token_times(row: Measurement, raw: Recount | None) -> str | None:
-    if raw is None or row.metrics.tpot_p50_s is None:
-        return None
+def _token_times(row: Measurement, raw: Recount) -> str | None:
     steps = sorted(step for sample in raw.counted for step in sample.step_s)
-    for name, percent in _PERCENTILES:
-        said, found = getattr(row.metrics, name), percentile(steps, percent)
-        if said is not None and found is not None and not near(said, found):
-            return f"{name} is {seconds(said)}, its steps give {seconds(found)}"
-    return None
+    return _misplaced(row, steps, STEP_PERCENTILES, "steps")
 
 
-def _latencies(row: Measurement, raw: Recount | None) -> str | None:
-    if raw is None or not raw.items:
-        return None
+def _latencies(row: Measurement, raw: Recount) -> str | None:
     times = sorted(item.latency_s for item in raw.items)
-    for name, percent in (("latency_p50_s", 50), ("latency_p95_s", 95)):
-        said, found = getattr(row.metrics, name), percentile(times, percent)
-        if said is not None and found is not None and not near(said, found):
-            return f"{name} is {seconds(said)}, its prompts give {seconds(found)}"
+    return _misplaced(row, times, LATENCY_PERCENTILES, "prompts")
+
+
+def _misplaced(
+    row: Measurement, ordered: Sequence[float], names: Percentiles, of: str
+) -> str | None:
+    """A percentile lies between two neighbours in the order of values, however it is computed."""
+    for name, percent in names:
+        said, found = getattr(row.metrics, name), percentile(ordered, percent)
+        if said is None or found is None:
+            continue
+        place = percent / 100 * (len(ordered) - 1)
+        low, high = ordered[math.floor(place)], ordered[math.ceil(place)]
+        if not low * (1 - ROUNDING) <= said <= high * (1 + ROUNDING):
+            return f"{name} is {seconds(said)}, its {of} give {seconds(found)}"
     return None
 
 
-def _losses(row: Measurement, raw: Recount | None) -> str | None:
-    if raw is None or not raw.trains:
+def _losses(row: Measurement, raw: Recount) -> str | None:
+    if not raw.trains:
         return None
     steps: dict[tuple[int, int], list[float]] = {}
     for _, sample in row.samples:
@@ -149,11 +163,8 @@ def _losses(row: Measurement, raw: Recount | None) -> str | None:
     return None
 
 
-CHECKS: tuple[Check, ...] = (
-    _admitted,
-    _order,
-    _primary,
-    _half_width,
+CHECKS: tuple[Check, ...] = (_admitted, _order, _primary, _half_width)
+RAW_CHECKS: tuple[RawCheck, ...] = (
     _rates,
     _repeats,
     _durations,

@@ -25,7 +25,7 @@ class Totals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recount:
-    """What the samples of a row add up to."""
+    """Sums over the samples of a row."""
 
     timed: tuple[Sample, ...]  # of all ranks, warm-up left out
     whole: Totals  # of all timed samples
@@ -37,12 +37,14 @@ class Recount:
 
     @property
     def rated(self) -> tuple[Totals, ...]:
-        """What rates are computed from."""
+        """The parts that rates are computed from."""
         return self.repeats or (self.whole,)
 
 
-#: A row and its recount (None where samples were not read) -> what cannot be true.
-Check = Callable[[Measurement, Recount | None], str | None]
+#: A row -> what of its plain columns cannot be true.
+Check = Callable[[Measurement], str | None]
+#: A row and its recount -> what cannot be true.
+RawCheck = Callable[[Measurement, Recount], str | None]
 
 
 def recount(row: Measurement) -> Recount | None:

@@ -1,0 +1,92 @@
+"""The gate: planted lies are caught with figure and limit, and honest rows pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from honest_rows import honest_rows
+from hypothesis import given, settings
+from measurement_factory import every_state, large_run
+from planted_lies import (
+    LIES,
+    Lie,
+    continuous,
+    generation,
+    rows_of_the_card,
+    stored,
+    times,
+    training,
+)
+
+from orchestrator.domain.measurement import Measurement
+from orchestrator.report.flags import FLAGS
+from orchestrator.report.flags.possible import contradictions
+from orchestrator.report.reference_data import reference
+from orchestrator.report.roofline import roofline_of
+
+NAMES = [name for name, *_ in LIES]
+
+
+@pytest.mark.parametrize(("make", "lie", "words"), [lie[1:] for lie in LIES], ids=NAMES)
+def test_a_planted_lie_is_caught(make: Callable[[], Measurement], lie: Lie, words: str) -> None:
+    """The row passes, and with the lie it is suspect for a reason that names the figure."""
+    assert FLAGS["suspect"].reason(make()) is None
+    found = list(contradictions(lie(make())))
+    assert any(word in reason for reason in found for word in words.split("|")), found
+
+
+def test_there_are_at_least_fifty_lies() -> None:
+    """All of them are told apart by name."""
+    assert len(set(NAMES)) == len(LIES) >= 50
+
+
+def test_an_unknown_card_has_no_limits_and_no_share_of_them() -> None:
+    """A card without a data sheet has no MFU; nothing is flagged for what is not known."""
+    fast = replace(times(training(), 0.2), device_name="A card of next year", started_at=None)
+    assert list(contradictions(fast)) == []
+    roofline = roofline_of([fast], reference().devices)
+    assert roofline.shares == () and roofline.unknown == ("A card of next year",)
+    assert list(contradictions(replace(fast, device_name=None))) == []
+
+
+def test_facts_that_are_not_known_never_flag() -> None:
+    """Taking any fact away from an honest row leaves it honest."""
+    names = [n for n in generation().metrics.__dataclass_fields__ if n != "repeats"]
+    for row in (generation(), training(), continuous()):
+        for name in names:
+            blank = "" if name == "throughput_unit" else None
+            assert not list(contradictions(stored(**{name: blank})(row))), name
+        for name in (
+            "weight_bytes",
+            "parameter_count",
+            "load_s",
+            "warmup_s",
+            "started_at",
+            "threads",
+            "peak_device_memory_bytes",
+            "train_flops_per_token",
+            "device_name",
+        ):
+            assert not list(contradictions(replace(row, **{name: None}))), name
+        assert not list(contradictions(replace(row, samples=(), items=())))
+
+
+# ---------------------------------------------------------------- honest rows
+
+
+@settings(max_examples=150, deadline=None)
+@given(honest_rows())
+def test_an_honest_row_passes(row: Measurement) -> None:
+    """Whatever ranks, batches, repeats and lengths, cut by the time limit or not."""
+    assert list(contradictions(row)) == []
+
+
+def test_a_thousand_clean_rows_raise_no_alarm() -> None:
+    """Those of a real card, and the nights that other tests of the report are made of."""
+    night = [*every_state(), *every_state(emulated=False), *large_run(900)]
+    clean = [*rows_of_the_card(), *night]
+    assert len(clean) >= 1000
+    alarms = {row.attempt_id: found for row in clean if (found := list(contradictions(row)))}
+    assert alarms == {}

@@ -1,0 +1,105 @@
+"""The report on rows of a real card, with all that disturbed them (results/h100)."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from orchestrator.domain.measurement import Measurement
+from orchestrator.report.flags import FLAGS
+from orchestrator.report.page import render
+from orchestrator.report.summary import Summary, summarize
+from orchestrator.results.schema import from_table
+
+ROWS = Path(__file__).resolve().parents[2] / "results" / "h100" / "grids.parquet"
+
+
+@cache
+def rows() -> tuple[Measurement, ...]:
+    """All rows of the seven grids."""
+    return tuple(from_table(pq.read_table(ROWS), source=str(ROWS)))
+
+
+@cache
+def summary(run: str) -> Summary:
+    """The summary of one grid."""
+    return summarize([row for row in rows() if row.run == run])
+
+
+def effects(run: str) -> dict[tuple[str, str, str, str], set[str]]:
+    """Method, name and the two values of each effect, with its batch sizes."""
+    found: dict[tuple[str, str, str, str], set[str]] = {}
+    for effect in summary(run).effects:
+        method = dict(effect.setting.parameters).get("method", "")
+        key = (method, effect.name, effect.before, effect.after)
+        found.setdefault(key, set()).update(p.row.batch_size_requested for p in effect.pairs)
+    return found
+
+
+def test_each_precision_is_held_against_bf16_at_every_batch_size_that_both_have() -> None:
+    """int8, which has one row, is compared at that one; bf16 stays the baseline."""
+    sizes: dict[str, set[str]] = {}
+    for row in summary("g2-precision").rows:
+        if row.metrics.throughput is not None:
+            sizes.setdefault(row.precision, set()).add(row.batch_size_requested)
+    assert sizes.keys() == {"bf16", "fp16", "fp32", "fp8", "int8", "int4"}
+    assert effects("g2-precision") == {
+        ("", "precision", "bf16", precision): found & sizes["bf16"]
+        for precision, found in sizes.items()
+        if precision != "bf16"
+    }
+
+
+def test_techniques_are_held_against_lora_and_optimizers_against_full() -> None:
+    """What was measured with another technique only is held against that one."""
+    assert effects("g4-finetune") == {
+        ("lora", "logits", "all", "learned"): {"16"},
+        ("lora", "padding", "dynamic", "packing"): {"16"},
+        ("lora", "padding", "dynamic", "fixed"): {"16"},
+        ("lora", "attention", "sdpa", "eager"): {"16"},
+        ("lora", "gradient_checkpointing", "false", "true"): {"16"},
+        ("lora", "torch_compile", "false", "true"): {"16"},  # with padding fixed
+        ("lora", "packed_attention", "masked", "apart"): {"16"},  # with padding packing
+        ("full", "optimizer", "adamw", "adamw-fused"): {"4"},
+        ("full", "optimizer", "adamw", "adamw-8bit"): {"4"},
+    }
+
+
+def test_continuous_batching_is_held_against_static() -> None:
+    """At both batch sizes, which are of unlike work."""
+    found = [e for e in summary("g3-batching").effects if e.after == "continuous"]
+    assert [(e.before, e.pairs[0].row.batch_size_requested) for e in found] == [
+        ("static", "32"),
+        ("static", "1"),
+    ]
+
+
+def test_every_pair_differs_in_one_choice() -> None:
+    """In one setting of that role, the batch size not among them."""
+    for run in {row.run for row in rows()}:
+        for effect in summary(run).effects:
+            for pair in effect.pairs:
+                one = {**pair.row.parameters, "precision": pair.row.precision}
+                other = {**pair.base.parameters, "precision": pair.base.precision}
+                assert [n for n in one if one[n] != other[n]] == [effect.name]
+                assert pair.row.batch_size_requested == pair.base.batch_size_requested
+
+
+def test_no_row_of_the_card_is_suspect() -> None:
+    """Slow and disturbed as some of them are, each is possible."""
+    suspect = FLAGS["suspect"]
+    told = [(row.attempt_id, suspect.reason(row)) for row in rows()]
+    assert len(told) == 86 and not [one for one in told if one[1] is not None]
+
+
+@pytest.mark.parametrize("run", ["g2-precision", "g4-finetune"])
+def test_the_page_shows_the_pairs(run: str) -> None:
+    """Each effect stands in the page's section of techniques."""
+    page = render(summary(run), summary(run).rows)
+    section = page[page.index('<section id="effects">') :]
+    for effect in summary(run).effects:
+        assert f"<b>{effect.name.replace('_', ' ')}</b>" in section
+        assert f"{effect.before} →</span> {effect.after}" in section
