@@ -9,6 +9,7 @@ from orchestrator.domain.job import State
 from orchestrator.domain.measurement import Measurement
 from orchestrator.report import units
 from orchestrator.report.contests import Contest, Leader, Verdict, memory_kind, peak_memory_bytes
+from orchestrator.report.quality import quality_note
 from orchestrator.report.summary import SHORT_STATE, Table
 from workloads.confidence import samples_needed
 
@@ -39,6 +40,8 @@ def cell_text(table: Table, precision: str, batch_size: str) -> CellText:
     note = plus_minus(row)
     if batch_size != str(row.batch_size) and row.batch_size is not None:
         note = f"b={row.batch_size}" + (f" {note}" if note else "")
+    if quality := quality_note(row):
+        note = f"{note}, {quality}" if note else quality
     value = figure(row)
     return CellText(value=value, note=note, mark=mark, state=row.state)
 
