@@ -140,7 +140,7 @@ def test_out_of_memory_while_comparing_costs_no_row(
     rows(worker, dataset)
     worker.loaded[f"{MODEL}|fp32|transformers"].quality.clear()
 
-    def full(*arguments: Any) -> None:
+    def full(*_: Any, **__: Any) -> None:
         raise OutOfMemory("tried to allocate 3 GiB")
 
     monkeypatch.setattr(quality, "generate_once", full)
