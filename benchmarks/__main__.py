@@ -29,6 +29,7 @@ NAMES = (
     "generation",
     "finetuning",
     "measuring",
+    "intervals",
     "orchestration",
     "grid",
     "emulated",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from orchestrator.domain.attempt import Attempt, Outcome, RankOutcome, WorkerInfo
+from orchestrator.domain.events import RecordRow
 from orchestrator.domain.job import Accelerator, Job, State
 from orchestrator.domain.measurement import Measurement
 from orchestrator.domain.topology import Card
@@ -88,6 +89,15 @@ def attempt(of: Job, cards: int = 1, number: int = 1) -> Attempt:
 def outcome(of: Attempt, *ranks: RankOutcome, state: State = State.SUCCEEDED) -> Outcome:
     """What became of an attempt."""
     return Outcome(attempt_id=of.attempt_id, state=state, ranks=ranks)
+
+
+def recorded(
+    of: Attempt, *ranks: RankOutcome, state: State = State.SUCCEEDED, reason: str = "measured"
+) -> RecordRow:
+    """The command to record an attempt whose ranks have ended so."""
+    ended = outcome(of, *ranks, state=state)
+    final = state is not State.LOST
+    return RecordRow(job=of.job, state=state, reason=reason, final=final, attempt=of, outcome=ended)
 
 
 def note(number: int = 0, run: str = "night") -> Note:

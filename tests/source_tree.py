@@ -9,10 +9,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 
 
-@cache
-def nodes(path: Path) -> list[ast.AST]:
-    """All nodes of a file's syntax tree, the module first."""
-    return list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+def syntax(source: str) -> list[ast.AST]:
+    """All nodes of a module's syntax tree, itself first."""
+    return list(ast.walk(ast.parse(source)))
 
 
 @cache
@@ -33,7 +32,7 @@ def imported(path: Path, *, top_level_only: bool = False) -> frozenset[str]:
         for child in ast.iter_child_nodes(node):
             visit(child)
 
-    visit(nodes(path)[0])
+    visit(syntax(path.read_text(encoding="utf-8"))[0])
     return frozenset(names)
 
 

@@ -22,7 +22,6 @@ from orchestrator import __version__
 from orchestrator.domain.job import Accelerator, Job
 from orchestrator.domain.topology import Node
 from orchestrator.on_ray import executor as executor_module
-from orchestrator.on_ray.actors import HostFacts
 from orchestrator.planning.plan import Action, Plan, PlannedJob
 from orchestrator.results.derive import measurement_of
 from orchestrator.results.notes import Notes
@@ -33,6 +32,7 @@ from orchestrator.runtime.watchdog import Watchdog
 from orchestrator.scheduling.estimate import Estimate
 from orchestrator.scheduling.schedule import Schedule, ScheduleSettings
 from orchestrator.watching.live import PlainView
+from orchestrator.worker.host_facts import HostFacts
 from orchestrator.worker.messages import PendingResponses, Request, ResponseBatch
 from orchestrator.worker.node_workers import NodeWorkers
 

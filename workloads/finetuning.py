@@ -16,9 +16,9 @@ from dataclasses import replace
 from workloads.api import JobContext, Request, Result, Workload
 from workloads.engines import engine_function
 from workloads.errors import BadConfiguration
-from workloads.finetuning_parameters import FinetuningParameters
 from workloads.refusal import Asked, require
 from workloads.registry import find_workload, refusals
+from workloads.workloads.finetuning import FinetuningParameters
 
 
 def run(request: Request, context: JobContext) -> Result:

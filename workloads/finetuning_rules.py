@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from workloads.errors import BadConfiguration
-from workloads.finetuning_parameters import ADAPTER_METHODS, MethodParameters, method_of
+from workloads.finetuning_method import ADAPTER_METHODS, MethodParameters, method_of
 from workloads.models import targets
 from workloads.precision import quantized, support
 from workloads.refusal import Asked, Refusal

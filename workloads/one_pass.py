@@ -4,10 +4,14 @@ rather than how fast."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from workloads.api import JobContext, Sample
 from workloads.data.examples import Example
 from workloads.engines.base import Generated, GenerationEngine
+
+if TYPE_CHECKING:
+    import torch
 
 #: Ids of one prompt.
 Prompt = tuple[int, ...]
@@ -61,3 +65,12 @@ def generate_once(
         computed_tokens=0,
     )
     return found, sample
+
+
+def by_prompt(batches: Sequence[Generated]) -> tuple[list[list[int]], list[torch.Tensor]]:
+    """For each prompt of all batches its tokens, and its logits [steps, vocabulary]."""
+    import torch
+
+    tokens = [list(row) for batch in batches for row in batch.tokens]
+    logits = [row for batch in batches for row in torch.stack(list(batch.logits), dim=1)]
+    return tokens, logits

@@ -15,11 +15,11 @@ from pydantic.fields import FieldInfo
 
 from workloads.devices import DEVICES
 from workloads.engines import default_engine
-from workloads.finetuning_parameters import FinetuningParameters
 from workloads.finetuning_rules import refuse
 from workloads.refusal import Asked, Refusal
 from workloads.techniques import TECHNIQUES
 from workloads.techniques.base import Technique
+from workloads.workloads.finetuning import FinetuningParameters
 
 #: Values to ask about where a setting has no list of them, and what has to be set beside some.
 _TRIED: dict[str, tuple[Any, ...]] = {"save_every": (10,), "data_workers": (2,)}

@@ -14,7 +14,7 @@ prompts are dealt out in turn (data-parallel): prompt i goes to rank i mod world
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -30,6 +30,7 @@ from workloads.workloads.text_generation import TextGenerationParameters
 
 if TYPE_CHECKING:
     from workloads.generation.continuous_generation import ContinuousGeneration
+    from workloads.quality import Figures
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,12 +41,17 @@ class Prompt:
     ids: tuple[int, ...]
 
 
+_NOT_ASKED: Figures = ({}, {})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Resident:
     """Model that stays loaded between jobs, and the memory in use before it."""
 
     engine: GenerationEngine
     baseline_host_memory_bytes: int
+    #: Figures of quality and what rows say of them, by the reference that was compared with.
+    quality: dict[str, Figures] = field(default_factory=dict)
 
 
 def run(request: Request, context: JobContext) -> Result:
@@ -95,6 +101,14 @@ def run(request: Request, context: JobContext) -> Result:
             instruments_of(context, counted=spec.counts_compilations),
             WarmupPlan(shapes=_shapes(batches, engine), passes=spec.warmup_passes),
         )
+    peak_device_memory_bytes = context.device.peak_memory_bytes()
+    quality, compared = _NOT_ASKED
+    if parameters.quality and not request.probe:
+        from workloads.quality import beside_speed
+
+        quality, compared = beside_speed(
+            engine, request, context, parameters.reading(), known=resident.quality
+        )
     return Result(
         samples=measured.samples,
         items=generation.items(measured),
@@ -105,13 +119,15 @@ def run(request: Request, context: JobContext) -> Result:
         parameter_count=engine.weights.parameter_count,
         baseline_host_memory_bytes=resident.baseline_host_memory_bytes,
         peak_host_memory_bytes=host_memory.bytes,
-        peak_device_memory_bytes=context.device.peak_memory_bytes(),
+        peak_device_memory_bytes=peak_device_memory_bytes,
         random_weights=engine.random_weights,
         synthetic_data=synthetic,
         precision_detail=engine.weights.detail,
+        metrics=quality,
         details={
             **engine.details,
             **measured.details,
+            **compared,
             "host_memory_peak": host_memory.method,
         },
     )

@@ -21,7 +21,7 @@ from workloads.api import JobContext, Request, Result
 from workloads.data.catalog import load_dataset
 from workloads.engines import engine_function
 from workloads.engines.base import EngineLoader
-from workloads.one_pass import encoded_prompts, generate_once
+from workloads.one_pass import by_prompt, encoded_prompts, generate_once
 from workloads.precision import quantized
 from workloads.stock_reference import Question, Reference, answer
 from workloads.workloads.verification import VerificationParameters
@@ -80,7 +80,6 @@ class Agreement:
 
 def run(request: Request, context: JobContext) -> Result:
     """Compare an engine with the reference; see ``workloads.api.Workload``."""
-    import torch
 
     parameters = VerificationParameters.model_validate(dict(request.parameters))
     context.device.seed(0)
@@ -99,8 +98,7 @@ def run(request: Request, context: JobContext) -> Result:
         on_step=lambda: None,
         keep_logits=True,
     )
-    tokens = [list(row) for batch in batches for row in batch.tokens]
-    logits = [row for batch in batches for row in torch.stack(list(batch.logits), dim=1)]
+    tokens, logits = by_prompt(batches)
     reference = answer(
         Question(
             model=request.model,

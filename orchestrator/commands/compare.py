@@ -126,15 +126,19 @@ def nothing(comparison: RunComparison) -> str:
 
 
 def newest_rows(results: Path, run: str) -> tuple[Measurement, ...]:
-    """The newest final row of each job of a run, with raw samples.
+    """The newest final row of each cell of a run, with raw samples; replicates are joined.
 
     Raises:
         StoreError: there is no such run, or it cannot be read.
     """
-    from orchestrator.report.grouping import newest_final
+    from orchestrator.report.flags import raised_by_job
+    from orchestrator.report.grouping import newest_final, settings_of
+    from orchestrator.report.replicates import join
     from orchestrator.results.finding import find_run
 
-    return newest_final(find_run(run, results).measurements())
+    rows = newest_final(find_run(run, results).measurements())
+    raised = raised_by_job(rows)
+    return join(rows, settings_of(rows, raised), raised).rows
 
 
 def share(text: str) -> float:

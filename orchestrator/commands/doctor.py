@@ -8,6 +8,7 @@ with the dashboard's address, by a job on the head node: a workstation cannot jo
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ from orchestrator.host import output
 from orchestrator.results.directory import default_results_dir
 
 if TYPE_CHECKING:
-    from orchestrator.doctor.facts import ClusterFacts
+    from orchestrator.doctor.facts import ClusterFacts, Finding
 
 EPILOG = """\
 examples:
@@ -90,12 +91,38 @@ def run(args: argparse.Namespace) -> int:
     from orchestrator.doctor.text import as_json, exit_code, lines
 
     facts = _examine(args)
-    findings = judge(facts)
+    findings = [*judge(facts), *slow_card_findings(args.results)]
     if args.json:
         output.say_json(as_json(facts, findings))
     else:
         output.say("\n".join(lines(facts, findings)))
     return exit_code(findings)
+
+
+def slow_card_findings(results: Path) -> list[Finding]:
+    """A finding for each card that was slow in the newest run with passports here."""
+    from orchestrator.doctor.facts import Finding, Level
+    from orchestrator.errors import StoreError
+    from orchestrator.results.passports import read_passports, slow_cards_of
+    from orchestrator.results.store import runs
+
+    with contextlib.suppress(StoreError):
+        newest = next((name for name in runs(results) if read_passports(results / name)), None)
+        for_real = newest is not None and not any(
+            each.emulated for each in read_passports(results / newest)
+        )
+        return [
+            Finding(
+                check="slow-card",
+                level=Level.WARNING if for_real else Level.NOTE,
+                where=slow.card,
+                message=f"{slow} (run {newest})",
+                remedy="look at its temperature, power limit and slot; leave it out of the run "
+                "until it is as fast as the others",
+            )
+            for slow in (slow_cards_of(results / newest) if newest is not None else ())
+        ]
+    return []
 
 
 def _examine(args: argparse.Namespace) -> ClusterFacts:

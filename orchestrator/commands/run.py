@@ -103,6 +103,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="let this model of the grid run the Python code that comes with it; may be repeated",
     )
     parser.add_argument(
+        "--no-passports",
+        action="store_true",
+        help="do not measure each card's speed before its first job (0.2 s a card)",
+    )
+    parser.add_argument(
         "--no-restart",
         action="store_true",
         help="do not watch over the driver and start it again when it dies (default where "
@@ -233,6 +238,7 @@ def _asked(args: argparse.Namespace, charge: Charge | None) -> tuple[Path, RunOp
         remote_code=tuple(args.remote_code),
         resume=args.resume or (charge is not None and charge.again),
         adopt=tuple(args.adopt),
+        passports=not args.no_passports,
         ends_at=charge.ends_at if charge is not None else ends_at(args),
         budget=args.budget is not None,
         charge=charge,

@@ -132,5 +132,6 @@ def run_lines(store: Store) -> str:
     for card in status.cards:
         if card.job:
             lines.append(f"  {card.card}  {card.phase} {duration(card.phase_age_s)}  {card.job}")
+    lines += [f"  SLOW card {slow}" for slow in status.slow_cards]
     lines.append(f"  rows: {store.tables_path.resolve()}")
     return "\n".join(lines)

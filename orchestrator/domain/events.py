@@ -126,6 +126,7 @@ class StartWorker:
     local_rank: int = 0
     world_size: int = 1
     kind: str = ""  # of process: ``Job.process_kind`` of the first job it is to run
+    passport: bool = False  # whether its first attempt begins with the card's passport
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,6 +29,7 @@ class Metrics:
     throughput_high: float | None = None
     relative_half_width: float | None = None
     repeats: int = 0  # complete, timed
+    processes: int = 1  # that the interval spans: more in a report's joined replicates
     ttft_s: float | None = None  # median over batches
     ttft_p95_s: float | None = None
     tpot_p50_s: float | None = None  # time per output token after the first, one decoding step
@@ -40,6 +41,7 @@ class Metrics:
     cpu_s: float | None = None  # CPU time of the timed part, all ranks
     loss_first: float | None = None
     loss_last: float | None = None
+    hump_ratio: float | None = None  # of repeats of two speeds; 1: of one
     # Of all cards in the timed part, its pauses included; None where it is not known.
     energy_j: float | None = None
     power_w: float | None = None

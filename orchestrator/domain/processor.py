@@ -8,6 +8,9 @@ from dataclasses import dataclass
 #: Threads that ran less than this share of the busiest one's time are helpers, such as samplers:
 #: nobody waits for them, so that they wait says nothing of the figure.
 HELPER_SHARE = 0.1
+#: Times of the host are counted in ticks of 10 ms: in less than this one tick would be a share that
+#: means something.
+SHORTEST_OF_HOST_S = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +73,7 @@ def use_between(before: ProcessorReading, after: ProcessorReading) -> ProcessorU
         spent = [(b.ran_s - a.ran_s, b.waited_s - a.waited_s) for a, b in pairs]
         least = HELPER_SHARE * max((ran for ran, _ in spent), default=0.0)
         wait_share = sum(max(waited, 0.0) for ran, waited in spent if ran >= least) / wall_s
-    if before.host is not None and after.host is not None:
+    if before.host and after.host and wall_s >= SHORTEST_OF_HOST_S:
         busy = max(after.host.busy_s - before.host.busy_s, 0.0)
         stolen = max(after.host.stolen_s - before.host.stolen_s, 0.0)
         stolen_share = stolen / (busy + stolen) if busy + stolen else 0.0

@@ -16,7 +16,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from orchestrator import __version__
@@ -27,6 +26,7 @@ from orchestrator.errors import ClusterError
 from orchestrator.host import output
 from orchestrator.host.processors import usable_cores
 from orchestrator.worker.card_sampler import CardSampler
+from orchestrator.worker.host_facts import HostFacts
 from orchestrator.worker.leftovers import Owner, end_leftovers
 from orchestrator.worker.messages import PendingResponses, Resequencer, ResponseBatch
 from orchestrator.worker.node_workers import NodeWorkers
@@ -43,23 +43,6 @@ THREADS = "NIGHTGRID_THREADS"
 _LOOK_S = 1.0  # between two looks at what workers do
 _TELEMETRY_S = 2.0
 _SILENCE_S = 5.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostFacts:
-    """Facts that the agent of a node found."""
-
-    hostname: str
-    address: str  # by which other nodes reach it
-    cores: int  # physical ones that this host gives us
-    threads: int  # each worker's share of them, at least 1, or what THREADS asks for
-    version: str  # of Nightgrid there
-    server: str  # socket of the process server
-    log_dir: str
-    scratch: str = ""  # a directory for what the processes of this node share, as long as Ray runs
-    cards: tuple[str, ...] = ()  # indices of those that Ray gave the agent, as Ray words them
-    #: By card: memory in use on those that were idle when the agent came. Emulated ones have none.
-    idle_memory_bytes: Mapping[int, int] = field(default_factory=dict)
 
 
 class NodeAgent:

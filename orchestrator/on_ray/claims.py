@@ -24,13 +24,13 @@ from orchestrator.domain.failure import Failure
 from orchestrator.domain.job import Accelerator
 from orchestrator.domain.topology import Node
 from orchestrator.errors import ClusterError, ControlStoreLost
-from orchestrator.on_ray.actors import HostFacts
 from orchestrator.on_ray.agent_channel import AgentChannel
 from orchestrator.on_ray.calls import Calls
 from orchestrator.on_ray.cluster import node_of, nodes_of
 from orchestrator.on_ray.control_store import ControlStore, RayNode, is_absence
 from orchestrator.on_ray.failures import agent_failure, node_lost
 from orchestrator.on_ray.placement import Opened, end_agent, start_agent
+from orchestrator.worker.host_facts import HostFacts
 from orchestrator.worker.messages import ResponseBatch
 from orchestrator.worker.redaction import redact
 from workloads.devices import host_device

@@ -3,11 +3,13 @@
 Ray collects what a process records and serves it on the metrics port of that process's node, under
 the name given here with ``ray_`` before it. All are gauges: the status of a run holds totals, so
 nothing is lost when a scrape is missed or a driver is started again. What is not known is not
-recorded, rather than recorded as zero. ``docs/grafana/nightgrid.json`` draws exactly these names.
+recorded, rather than recorded as zero. A throughput is called by the unit that its workload
+declares. ``docs/grafana/nightgrid.json`` draws exactly these names.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +21,7 @@ INTERVAL_S = 5.0
 #: Prefix that Ray puts before each name.
 PREFIX = "ray_"
 
-#: By name: the tags beside ``run``, and what it is.
+#: By name: the tags beside ``run``, and what it is. Throughputs are not among them.
 METRICS: Mapping[str, tuple[tuple[str, ...], str]] = {
     "nightgrid_jobs": (("state",), "Jobs by state; state REMAINING: not terminal yet"),
     "nightgrid_attempts": ((), "Attempts that have ended, probes and retries included"),
@@ -28,8 +30,6 @@ METRICS: Mapping[str, tuple[tuple[str, ...], str]] = {
     "nightgrid_cards_busy": ((), "Cards with an attempt on them"),
     "nightgrid_cards_emulated": ((), "1 when any card is emulated: no figure is a real card's"),
     "nightgrid_paused": ((), "1 while nothing new is started, since results have no room"),
-    "nightgrid_tokens_per_s": ((), "Tokens/s of the finished jobs while they were timed"),
-    "nightgrid_samples_per_s": ((), "Training samples/s of the finished jobs while timed"),
     "nightgrid_jobs_per_h": ((), "Jobs that were run, by the hour"),
     "nightgrid_eta_s": ((), "Estimated seconds until the run ends"),
     "nightgrid_status_at_s": ((), "When the driver recorded this, seconds since the epoch"),
@@ -39,7 +39,6 @@ METRICS: Mapping[str, tuple[tuple[str, ...], str]] = {
     "nightgrid_card_memory_used_bytes": (("card",), "Memory in use on a card"),
 }
 _CARD_FIELDS = ("power_w", "temperature_c", "utilization_percent", "memory_used_bytes")
-_RATES = {"tokens/s": "nightgrid_tokens_per_s", "samples/s": "nightgrid_samples_per_s"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +48,11 @@ class Reading:
     name: str
     value: float
     tags: Mapping[str, str]
+
+
+def rate_name(unit: str) -> str:
+    """The name of a throughput: ``tokens/s`` -> ``nightgrid_tokens_per_s``."""
+    return "nightgrid_" + re.sub(r"\W+", "_", unit.replace("/", "_per_"), flags=re.ASCII)
 
 
 def readings_of(status: RunStatus) -> Iterator[Reading]:
@@ -68,8 +72,7 @@ def readings_of(status: RunStatus) -> Iterator[Reading]:
     yield reading("nightgrid_cards_emulated", status.emulated)
     yield reading("nightgrid_paused", bool(status.paused))
     for rate in status.rates:
-        if rate.unit in _RATES:
-            yield reading(_RATES[rate.unit], rate.per_s)
+        yield reading(rate_name(rate.unit), rate.per_s)
     if status.jobs_per_h is not None:
         yield reading("nightgrid_jobs_per_h", status.jobs_per_h)
     if status.eta_s is not None:
@@ -103,5 +106,5 @@ class Publisher:
 def _gauge(name: str) -> Any:
     from ray.util.metrics import Gauge
 
-    tags, description = METRICS[name]
+    tags, description = METRICS.get(name, ((), "Throughput of the finished jobs while timed"))
     return Gauge(name, description, tag_keys=("run", *tags))

@@ -1,8 +1,9 @@
-"""Implied jobs: the measurements that a model needs before it can run in fp8. Pure.
+"""Implied jobs: what others start from, or are compared with, and nobody writes down. Pure.
 
 An engine may need a calibration of the same model on the same number of cards before it can run in
 a precision (``EngineSpec.calibrations``). The plan adds one for each such pair, in front of the
-jobs that need it.
+jobs that need it. Likewise a job with ``quality: true`` comes after the reference of its model and
+prompts, and runs all the same where that fails.
 """
 
 from __future__ import annotations
@@ -48,20 +49,58 @@ def is_calibration(job: Job) -> bool:
     return spec is not None and job.workload in spec.calibrations.values()
 
 
-def with_calibrations(jobs: Sequence[Job]) -> tuple[Job, ...]:
-    """The jobs, with each calibration once before the first job that needs it.
+_REFERENCE = "quality-reference"
 
-    One dataset does for a model and card count: the first one asked for.
+
+def quality_reference_of(job: Job) -> Job | None:
+    """The job that writes what this one compares its texts with; None if it compares nothing.
+
+    It is the plain path: transformers in fp32 on one card, one prompt at a time.
+    """
+    asked = dict(job.parameters)
+    if not asked.get("quality"):
+        return None
+    from workloads.engines import default_engine
+    from workloads.registry import find_workload
+
+    spec = find_workload(_REFERENCE)
+    engine = default_engine(spec.ability)
+    shared = spec.parameters.model_fields.keys() - {"prompts", "output_tokens"}
+    given = {name: asked[name] for name in shared if name in asked}
+    return Job(
+        experiment=job.experiment,
+        workload=_REFERENCE,
+        model=job.model,
+        dataset=job.dataset,
+        accelerator=job.accelerator,
+        cards=1,
+        precision="fp32",
+        batch_size=1,
+        engine=engine,
+        parameters=tuple(sorted(spec.validate(given, engine).items())),
+        measure=job.measure,
+    )
+
+
+def with_implied(jobs: Sequence[Job]) -> tuple[Job, ...]:
+    """The jobs, with each calibration and each reference once before the first job that needs it.
+
+    One dataset does for the calibration of a model and card count: the first one asked for.
     """
     done: set[tuple[str, str, str, int]] = set()
+    references: set[str] = {job.job_id for job in jobs if job.workload == _REFERENCE}
     found: list[Job] = []
     for job in jobs:
+        reference = quality_reference_of(job)
+        if reference is not None and reference.job_id not in references:
+            references.add(reference.job_id)
+            found.append(reference)
         calibration = calibration_of(job)
         if calibration is not None and calibrated(calibration) not in done:
             done.add(calibrated(calibration))
             found.append(calibration)
         found.append(job)
-    return tuple(found) if done else tuple(jobs)
+    return tuple(found) if len(found) > len(jobs) else tuple(jobs)
 
 
 @cache

@@ -15,7 +15,12 @@ from typing import TYPE_CHECKING, Literal
 
 from orchestrator.domain.job import Job
 from orchestrator.errors import Problem
-from orchestrator.planning.implied_jobs import calibrated, calibration_of, is_calibration
+from orchestrator.planning.implied_jobs import (
+    calibrated,
+    calibration_of,
+    is_calibration,
+    quality_reference_of,
+)
 from orchestrator.planning.plan import Action, PlannedJob
 from workloads import registry
 
@@ -73,10 +78,17 @@ def needs_of(jobs: Sequence[Job]) -> dict[str, tuple[str, ...]]:
     return needs
 
 
+def after_of(jobs: Sequence[Job]) -> dict[str, tuple[str, ...]]:
+    """Ids of the job that each job comes after without needing it: the reference of its quality."""
+    references = ((job, quality_reference_of(job)) for job in jobs)
+    return {job.job_id: (other.job_id,) for job, other in references if other is not None}
+
+
 def with_needs(planned: Sequence[PlannedJob]) -> list[PlannedJob]:
     """The plan with each job's needs; one that needs what cannot run is unsupported as well."""
-    needs = needs_of([item.job for item in planned])
-    if not needs:
+    jobs = [item.job for item in planned]
+    needs, after = needs_of(jobs), after_of(jobs)
+    if not needs and not after:
         return list(planned)
     by_id = {item.job.job_id: item for item in planned}
     done = []
@@ -84,7 +96,7 @@ def with_needs(planned: Sequence[PlannedJob]) -> list[PlannedJob]:
         wanted = needs.get(item.job.job_id, ())
         lacking = [by_id[job_id] for job_id in wanted]
         lacking = [other for other in lacking if other.action is Action.UNSUPPORTED]
-        item = replace(item, needs=wanted)
+        item = replace(item, needs=wanted, after=after.get(item.job.job_id, ()))
         if lacking and item.action is Action.RUN:
             other = lacking[0].job
             saves = [kind for _, _, (kind, _) in things([other], "produces")]

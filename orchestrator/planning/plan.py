@@ -31,6 +31,7 @@ class PlannedJob:
     reason: str = ""  # for all but RUN
     estimate_s: float = 0.0  # busy time of its cards, loading included
     needs: tuple[str, ...] = ()  # ids of the jobs that must have succeeded before
+    after: tuple[str, ...] = ()  # ids of the jobs that must have ended before, in whatever way
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

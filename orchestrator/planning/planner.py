@@ -19,7 +19,7 @@ from orchestrator.domain.history import PastRow
 from orchestrator.domain.job import Accelerator, Job, State, supersedes
 from orchestrator.domain.topology import Node, legal_card_sets
 from orchestrator.errors import ClusterError, GridError, Problem
-from orchestrator.planning.implied_jobs import with_calibrations
+from orchestrator.planning.implied_jobs import with_implied
 from orchestrator.planning.needs import with_needs
 from orchestrator.planning.plan import Action, Plan, PlannedJob
 from orchestrator.planning.rules import Rules
@@ -60,11 +60,15 @@ def make_plan(
     if estimator is None:
         estimator = estimator_for(history, nodes)
     planned = []
-    for job in with_calibrations(grid.jobs()):
+    for job in with_implied(grid.jobs()):
         action, reason = planner.decide(job)
         estimate_s = estimator.estimate(job).total_s if action is Action.RUN else 0.0
         planned.append(PlannedJob(job=job, action=action, reason=reason, estimate_s=estimate_s))
     planned = with_needs(planned)
+    if any(job.replicate > 1 for job in grid.jobs()):
+        from orchestrator.planning.replicates import with_fresh_processes
+
+        planned = with_fresh_processes(planned)
     if grid.jobs() and planner.nowhere == len(grid.jobs()):
         wanted = ", ".join(map(str, grid.accelerators()))
         have = ", ".join(dict.fromkeys(str(node.accelerator) for node in nodes)) or "none"

@@ -149,6 +149,7 @@ def _read(store: Store, read: Callable[[], Contents]) -> tuple[Summary, tuple[Me
     from orchestrator.report.progress import underway_of
     from orchestrator.report.reference_data import reference
     from orchestrator.report.summary import summarize
+    from orchestrator.results.passports import slow_cards_of
 
     status = read_status(store)  # before the rows, so that it never counts more of them
     contents = read()
@@ -157,6 +158,7 @@ def _read(store: Store, read: Callable[[], Contents]) -> tuple[Summary, tuple[Me
         [f"{damage.path.name} ({damage.reason})" for damage in contents.damaged],
         underway=underway_of(status, time.time()),
         reference=reference(),
+        slow_cards=slow_cards_of(store.path),
     )
     return summary, contents.measurements
 

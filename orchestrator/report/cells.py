@@ -9,7 +9,9 @@ from orchestrator.domain.job import State
 from orchestrator.domain.measurement import Measurement
 from orchestrator.report import units
 from orchestrator.report.contests import Contest, Leader, Verdict, memory_kind, peak_memory_bytes
+from orchestrator.report.quality import quality_note
 from orchestrator.report.summary import SHORT_STATE, Table
+from workloads.confidence import samples_needed
 
 #: Text where there is no reading: never zero, and never an empty cell.
 NOT_KNOWN = "not known"
@@ -38,6 +40,8 @@ def cell_text(table: Table, precision: str, batch_size: str) -> CellText:
     note = plus_minus(row)
     if batch_size != str(row.batch_size) and row.batch_size is not None:
         note = f"b={row.batch_size}" + (f" {note}" if note else "")
+    if quality := quality_note(row):
+        note = f"{note}, {quality}" if note else quality
     value = figure(row)
     return CellText(value=value, note=note, mark=mark, state=row.state)
 
@@ -76,10 +80,30 @@ def standing(contest: Contest, name: Callable[[Measurement], str]) -> str:
 
 
 def throughput(row: Measurement) -> str:
-    """``1,234 tokens/s ±2.1%``."""
+    """``1,234 tokens/s ±2.1% within one process``."""
     text = f"{figure(row)} {row.metrics.throughput_unit}".strip()
     half = plus_minus(row)
-    return f"{text} {half}" if half else text
+    return f"{text} {half} {scope(row)}" if half else text
+
+
+def scope(row: Measurement) -> str:
+    """The processes that the interval of a row spans."""
+    count = row.metrics.processes
+    return "within one process" if count == 1 else f"over {count} processes"
+
+
+def scopes(table: Table) -> str:
+    """The processes that the intervals of a table's cells span, in one line; "" without any."""
+    spans = [row.metrics.processes for row in table.cells.values() if plus_minus(row)]
+    if not spans:
+        return ""
+    several = sorted({count for count in spans if count > 1})
+    if not several:
+        return "± is the interval within one process"
+    most = f"{several[0]} to {several[-1]}" if len(several) > 1 else f"{several[0]}"
+    alone = spans.count(1)
+    rest = f"; of {units.plural(alone, 'cell')} within one process" if alone else ""
+    return f"± is the interval over {most} processes{rest}"
 
 
 def token_times(row: Measurement) -> str:
@@ -90,8 +114,18 @@ def token_times(row: Measurement) -> str:
         words.append(f"first token {units.seconds(metrics.ttft_s)}")
     if metrics.tpot_p50_s is not None:
         slowest = f" (p99 {units.seconds(metrics.tpot_p99_s)})" if metrics.tpot_p99_s else ""
+        slowest = slowest or _why_no_p99(row)
         words.append(f"then {units.seconds(metrics.tpot_p50_s)} a token{slowest}")
     return ", ".join(words)
+
+
+def _why_no_p99(row: Measurement) -> str:
+    """Why no 99th percentile is given; "" where the steps were not kept or not read."""
+    steps = sum(len(sample.step_s) for _, sample in row.samples if not sample.warmup)
+    needed = samples_needed(99, row.measure.confidence)
+    if not 0 < steps < needed:
+        return ""
+    return f" (no p99: it needs {needed} steps, and there are {steps})"
 
 
 def memory(row: Measurement) -> str:

@@ -1,4 +1,4 @@
-"""SVG drawings of what the page shows as a table or on a canvas: for pictures, which travel alone.
+"""SVG drawings of what the page shows as a table or turns about: for pictures, which travel alone.
 
 The page's other figures go into pictures as they are. Colours are classes here too.
 """
@@ -7,24 +7,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from html import escape
 from typing import Any
 
 from orchestrator.domain.job import State
 from orchestrator.domain.measurement import Measurement
 from orchestrator.report import cells, units
-from orchestrator.report.drawing import SHAPES, WIDTH, mark, nice_top, precision_style, svg
+from orchestrator.report.drawing import (
+    SHAPES,
+    WIDE,
+    WIDTH,
+    mark,
+    nice_top,
+    precision_style,
+    svg,
+    text_at,
+)
 from orchestrator.report.effects import Effect
 from orchestrator.report.page import heat
-from orchestrator.report.payload import prompt_points, shown_spans
+from orchestrator.report.payload import prompt_points
 from orchestrator.report.plots import ratio_bars
 from orchestrator.report.published import Comparison
-from orchestrator.report.safe import one_line, visible
+from orchestrator.report.safe import one_line
 from orchestrator.report.summary import Table
-from orchestrator.report.timeline import Timeline
 
-WIDE = 760  # pixels, of a chart whose lines have long names
-MOST_LANES = 128
 #: Where the reader's eye is when the page opens: radians about the upright axis, and above it.
 TURN, TILT = -0.62, 0.42
 
@@ -32,13 +37,13 @@ TURN, TILT = -0.62, 0.42
 def heat_map(table: Table, title: str) -> str:
     """The cells of a table: precision by batch size, the darker the faster."""
     left, wide, high = 76, 66, 36
-    parts = [_text(left, 12, "batch size per card")]
+    parts = [text_at(left, 12, "batch size per card")]
     for x, size in enumerate(table.batch_sizes):
-        parts.append(_text(left + wide * (x + 0.5), 32, size, anchor="middle"))
+        parts.append(text_at(left + wide * (x + 0.5), 32, size, anchor="middle"))
     for y, precision in enumerate(table.precisions):
         top = 40 + high * y
         name = f"name p{precision_style(precision)}"
-        parts.append(_text(0, top + 22, precision, name))
+        parts.append(text_at(0, top + 22, precision, name))
         for x, size in enumerate(table.batch_sizes):
             row, at = table.cells.get((precision, size)), left + wide * x
             if row is None:
@@ -53,9 +58,9 @@ def heat_map(table: Table, title: str) -> str:
             else:
                 kind = f"state s-{str(row.state).lower()}"
                 parts.append(f'<rect class="{kind}" {box} opacity="0.12"/>')
-            parts.append(_text(at + wide / 2, top + 22, told.value + told.mark, kind, "middle"))
+            parts.append(text_at(at + wide / 2, top + 22, told.value + told.mark, kind, "middle"))
     foot = 58 + high * len(table.precisions)
-    parts.append(_text(left, foot, f"{table.unit or 'state'}; * best, ~ tied"))
+    parts.append(text_at(left, foot, f"{table.unit or 'state'}; * best, ~ tied"))
     return svg(title, *parts, size=(max(420, left + wide * len(table.batch_sizes)), foot + 6))
 
 
@@ -77,7 +82,7 @@ def prompts_chart(rows: Sequence[Measurement], title: str) -> str:
     for axis, ((top, step), (start, (dx, dy))) in enumerate(zip(limits, edges, strict=True)):
         for tick in range(axis == 2, round(top / step) + 1):
             x, y, _ = _at(*_moved(start, axis, tick * step / top))
-            parts.append(_text(x + dx, y + dy, f"{tick * step:g}", anchor="middle"))
+            parts.append(text_at(x + dx, y + dy, f"{tick * step:g}", anchor="middle"))
         x, y, _ = _at(*_moved(start, axis, 0.5))
         u, v, _ = _at(*_moved(start, axis, 1.0))
         angle = math.degrees(math.atan2(v - y, u - x))
@@ -94,10 +99,10 @@ def prompts_chart(rows: Sequence[Measurement], title: str) -> str:
     for column, precision in enumerate(precisions):
         style = precision_style(precision)
         key = f'<path class="mark p{style}" d="M{12 + 84 * column} 12{SHAPES[style]}"/>'
-        parts.append(key + _text(22 + 84 * column, 16, precision, f"name p{style}"))
+        parts.append(key + text_at(22 + 84 * column, 16, precision, f"name p{style}"))
     if len(points["row"]) < points["total"]:
         part = f"A random {len(points['row']):,} of {points['total']:,} prompts, the slowest kept"
-        parts.append(_text(0, 474, part))
+        parts.append(text_at(0, 474, part))
     return svg(title, *parts, size=(WIDTH, 480))
 
 
@@ -146,15 +151,15 @@ def effects_chart(effects: Sequence[Effect], title: str) -> str:
             told += f", {units.times(ratio.low)} to {units.times(ratio.high)}"
         low, value, end = (start + scale * v for v in (bar.low, bar.value, bar.high))
         parts += [
-            _text(0, middle + 4, name),
+            text_at(0, middle + 4, name),
             f'<path class="{kind}" d="M{low:.1f} {middle}H{end:.1f}"/>',
             f'<circle class="{kind}" cx="{value:.1f}" cy="{middle}" r="3.6"/>',
-            _text(start + 100 * scale + 12, middle + 4, told, "ink"),
+            text_at(start + 100 * scale + 12, middle + 4, told, "ink"),
         ]
     foot = 6 + high * len(effects)
     parts.insert(0, f'<path class="ideal" d="M{start + 50 * scale} 0V{foot}"/>')
     parts.append(
-        _text(start + 50 * scale, foot + 14, "throughput, times the baseline's", anchor="middle")
+        text_at(start + 50 * scale, foot + 14, "throughput, times the baseline's", anchor="middle")
     )
     return svg(title, *parts, size=(WIDE, foot + 20))
 
@@ -172,63 +177,11 @@ def published_chart(one: Comparison, title: str) -> str:
         kind = "ours" if line.ours else "theirs"
         box = f'y="{at + 3}" width="{length:.1f}" height="{high - 6}"'
         parts += [
-            _text(0, at + 17, one_line(name, 50)),
+            text_at(0, at + 17, one_line(name, 50)),
             f'<rect class="{kind}" x="{start}" {box}/>',
-            _text(start + length + 6, at + 17, units.number(figure.value), "ink"),
+            text_at(start + length + 6, at + 17, units.number(figure.value), "ink"),
         ]
     foot = high * len(one.lines) + 16
-    parts.append(_text(start, foot, one.unit + (", less is better" if one.lower_is_better else "")))
+    better = ", less is better" if one.lower_is_better else ""
+    parts.append(text_at(start, foot, one.unit + better))
     return svg(title, *parts, size=(WIDE, foot + 6))
-
-
-def cards_chart(timeline: Timeline, title: str) -> str:
-    """Jobs of each card over time, in the colour of their end; the time between runs left out."""
-    lanes, left, high = timeline.lanes[:MOST_LANES], 120, 14
-    gap = min(9.0, 60 / len(timeline.windows))
-    wall = timeline.wall_s or 1.0
-    scale = (WIDE - left - 40 - gap * (len(timeline.windows) - 1)) / wall  # pixels a second
-    begun, before = [], 0.0
-    for number, (start, end) in enumerate(timeline.windows):
-        begun.append((start, left + gap * number + before * scale))
-        before += end - start
-    foot = 24 + high * len(lanes)
-    parts = [f'<path class="ideal" d="M{x - gap / 2:.1f} 20V{foot}"/>' for _, x in begun[1:]]
-    for number, lane in enumerate(lanes):
-        y = 24 + high * number + high - 4
-        parts.append(_text(left - 6, y, one_line(lane.name, 17), "small", "end"))
-        parts.append(_text(WIDE, y, units.percent(lane.assigned), "small", "end"))
-    states: dict[str, None] = {}
-    for number, span, _ in shown_spans(timeline):
-        if number >= len(lanes):
-            continue
-        since, at = next(one for one in reversed(begun) if one[0] <= span.start)
-        x = at + (span.start - since) * scale
-        wide = max(0.7, (span.end - span.start) * scale - 0.6)
-        state = str(span.row.state)
-        states[state] = None
-        faint = ' opacity="0.5"' if span.row.purpose != "measure" else ""
-        parts.append(
-            f'<rect class="state s-{state.lower()}" x="{x:.1f}" y="{25 + high * number}" '
-            f'width="{wide:.1f}" height="{high - 2}"{faint}/>'
-        )
-    _, step = nice_top(wall / 60)
-    ticks = [] if len(begun) > 1 else range(int(wall / 60 / step) + 1)
-    for tick in ticks:
-        x = left + tick * step * 60 * scale
-        parts.append(_text(x, foot + 14, f"{tick * step:g} min", "small", "middle"))
-    if not ticks:
-        told = f"{units.seconds(wall)} in {len(begun)} invocations, laid end to end"
-        parts.append(_text(left, foot + 14, told, "small"))
-    for place, state in enumerate(states):
-        x = left + 118 * place
-        parts.append(f'<rect class="state s-{state.lower()}" x="{x}" y="3" width="9" height="9"/>')
-        parts.append(_text(x + 13, 12, state, "small"))
-    parts.append(_text(WIDE, 12, "assigned", "small", "end"))
-    return svg(title, *parts, size=(WIDE, foot + 20))
-
-
-def _text(x: float, y: float, text: str, kind: str = "tick", anchor: str = "start") -> str:
-    return (
-        f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">'
-        f"{escape(visible(text))}</text>"
-    )

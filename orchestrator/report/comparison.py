@@ -403,7 +403,7 @@ def _rate(row: Measurement, confidence: float) -> Rate | None:
     """The throughput from the raw repeats; from the stored interval where there are none."""
     if row.state is not State.SUCCEEDED:
         return None
-    if row.samples:
+    if row.samples and row.metrics.processes == 1:
         return rate_of(
             metrics_of(
                 row.samples, confidence=confidence, throughput=registry.throughput_of(row.workload)

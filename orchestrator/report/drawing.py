@@ -25,6 +25,7 @@ SHAPES = (
 )
 
 WIDTH, HEIGHT = 520, 320
+WIDE = 760  # of a figure whose lines have long names
 LEFT, RIGHT, TOP, BOTTOM = 62, 64, 16, 56
 
 
@@ -154,6 +155,14 @@ def svg(title: str, *parts: str, size: tuple[float, float] = (WIDTH, HEIGHT)) ->
     return (
         f'<svg class="curve" viewBox="0 0 {size[0]} {size[1]}" role="img">'
         f"<title>{escape(visible(title))}</title>{''.join(parts)}</svg>"
+    )
+
+
+def text_at(x: float, y: float, text: str, kind: str = "tick", anchor: str = "start") -> str:
+    """A text of one of the style sheet's kinds."""
+    return (
+        f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">'
+        f"{escape(visible(text))}</text>"
     )
 
 

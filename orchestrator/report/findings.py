@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from orchestrator.report import units
+from orchestrator.report import cells, units
 from orchestrator.report.contests import work_of
 from orchestrator.report.grouping import Differences, described, unusual
 from orchestrator.report.labels import label
 from orchestrator.report.published import REFERENCES
 from orchestrator.report.ratio import Ratio
-from orchestrator.report.summary import Summary
+from orchestrator.report.summary import SHORT_STATE, Summary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +29,7 @@ def findings(summary: Summary) -> tuple[Finding, ...]:
     every = (
         _effects(summary),
         _steps(summary),
+        replicates(summary),
         _scaling(summary),
         _roofline(summary),
         _published(summary),
@@ -90,6 +91,37 @@ def _steps(summary: Summary) -> Finding:
         rows=tuple(rows),
         numbers=tuple(range(1, 7)),
         note="Waiting for other cards is a part of the times beside it." if shared else "",
+    )
+
+
+def replicates(summary: Summary) -> Finding:
+    """Cells that ran in several processes: the mean, its interval, and both parts of its
+    variance."""
+    rows = []
+    for cell in summary.joined.cells:
+        mean, spread = cell.row.metrics.throughput, cell.spread
+        known = spread is not None and mean
+        rows.append(
+            (
+                label(replace(cell.row, replicate=1)),
+                f"{cell.row.metrics.processes} of {len(cell.replicates)}" if known else "1",
+                cells.throughput(cell.row) if mean else SHORT_STATE[cell.row.state],
+                units.percent(spread.between / mean, 2) if spread and mean else units.MISSING,
+                units.percent(spread.within / mean, 2)
+                if spread and mean and spread.within is not None
+                else units.MISSING,
+            )
+        )
+    return Finding(
+        title="Replicates",
+        head=("cell", "processes", "throughput", "between processes", "within one"),
+        rows=tuple(rows),
+        numbers=(1, 3, 4),
+        note="Between processes: standard deviation, above what repeats explain. Within one: "
+        "standard error of its mean. The interval holds both (Student's t over the processes' "
+        "means)."
+        if rows
+        else "",
     )
 
 

@@ -43,7 +43,8 @@ def choice(row: Measurement) -> str:
 
 def label(row: Measurement) -> str:
     """A job on one line, for lists: ``chatglm3-6b fp32 b=128 on 1 × HPU``."""
-    return f"{row.model} {choice(row)} on {row.cards} × {row.accelerator}"
+    again = f" replicate {row.replicate}" if row.replicate > 1 else ""
+    return f"{row.model} {choice(row)} on {row.cards} × {row.accelerator}{again}"
 
 
 def _batch_size(row: Measurement) -> str:

@@ -120,7 +120,8 @@ def _table(table: Table) -> str:
             line.append(f"{value}{tied} {markdown(cell.note)}".strip())
         lines.append(line)
     head = tuple(map(markdown, (table.unit or "state", *(f"b={b}" for b in table.batch_sizes))))
-    about = f"\n\n{markdown(described(table.about))}" if table.about else ""
+    told = " · ".join(filter(None, (described(table.about), cells.scopes(table))))
+    about = f"\n\n{markdown(told)}" if told else ""
     right = range(1, len(table.batch_sizes) + 1)
     return f"## {markdown(table.title)}{about}\n\n{_grid(head, lines, right)}"
 

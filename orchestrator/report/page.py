@@ -17,10 +17,12 @@ from typing import TYPE_CHECKING
 from orchestrator.domain.job import State
 from orchestrator.domain.measurement import Measurement
 from orchestrator.report import cells, units
+from orchestrator.report.cards_figure import cards_figure
 from orchestrator.report.causes import SETTLED, STATE_ORDER
 from orchestrator.report.contests import interval, work_of
 from orchestrator.report.drawing import precision_style
 from orchestrator.report.figures import clipped, throughput_curve
+from orchestrator.report.findings import replicates
 from orchestrator.report.grouping import Differences, Setting, described, unusual
 from orchestrator.report.labels import label
 from orchestrator.report.payload import payload
@@ -78,6 +80,7 @@ def render(
             data=script_json(payload(summary, measurements, listed)),
             jobs=jobs,
             left_out=left_out,
+            replicates=replicates(summary),
             cells=cells,
             units=units,
             State=State,
@@ -96,6 +99,7 @@ def render(
             MOST_FLAGGED=MOST_FLAGGED,
             MOST_LINES=MOST_LINES,
             REFERENCES=REFERENCES,
+            cards_figure=cards_figure,
             curve=throughput_curve,
             clipped=clipped,
             front_figure=front_figure,

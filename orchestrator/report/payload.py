@@ -240,8 +240,6 @@ def _timeline(summary: Summary, index: dict[str, int]) -> Json:
                 "node": visible(lane.node),
                 "card": lane.card,
                 "kind": lane.accelerator,
-                "assigned": finite(lane.assigned_s),
-                "unassigned": finite(lane.unassigned_s),
             }
             for lane in timeline.lanes
         ],

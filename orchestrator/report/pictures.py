@@ -17,6 +17,7 @@ from pathlib import Path
 
 from orchestrator.errors import ExtraMissing, StoreError
 from orchestrator.report import charts, units
+from orchestrator.report.cards_figure import cards_figure
 from orchestrator.report.figures import throughput_curve
 from orchestrator.report.grouping import Setting, described
 from orchestrator.report.page import asset, roofline_groups, scaling_groups
@@ -40,8 +41,8 @@ svg { font-family: Inter, "Noto Sans", "Liberation Sans", "DejaVu Sans", "DejaVu
 .paper { fill: var(--surface); } .title { font-weight: 620; fill: var(--ink); }
 .about { font-size: 11px; fill: var(--soft); } .note { font-size: 11px; fill: var(--note); }
 .curve .ink { fill: var(--ink); } .curve .best { fill: var(--ink); font-weight: 700; }
-.curve .small { font-size: 10px; } .curve .cell { fill: var(--heat); }
-.curve .state { fill: var(--s); } .curve .mark.dot { opacity: .7; stroke-width: .4; }
+.curve .cell { fill: var(--heat); }
+.curve .mark.dot { opacity: .7; stroke-width: .4; }
 .curve .gain { fill: var(--ok); stroke: var(--ok); stroke-width: 1.8; }
 .curve .loss { fill: var(--timeout); stroke: var(--timeout); stroke-width: 1.8; }
 .curve .unsure { fill: var(--soft); stroke: var(--soft); stroke-width: 1.8; }
@@ -134,9 +135,7 @@ def _pictures(summary: Summary) -> Iterator[Picture]:
         yield Picture(name=f"published-{n:02d}", title=title, drawing=drawing)
     if lanes := summary.timeline.lanes:
         title = f"{len(lanes)} cards, time assigned {units.percent(summary.timeline.assigned, 3)}"
-        yield Picture(
-            name="cards", title=title, drawing=charts.cards_chart(summary.timeline, title)
-        )
+        yield Picture(name="cards", title=title, drawing=cards_figure(summary.timeline, title))
 
 
 def _of(setting: Setting) -> dict[str, str]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from orchestrator.domain.declared import undeclared
 from orchestrator.domain.job import State
 from orchestrator.domain.measurement import Measurement
+from orchestrator.domain.passport import SlowCard
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +68,27 @@ class Provenance:
             for fact in (*self.versions, *(f for f in self.facts if f.name in comparable))
             if fact.mixed
         )
+
+
+def slow_cards_banner(rows: Sequence[Measurement], slow: Sequence[SlowCard]) -> tuple[Banner, ...]:
+    """The banner that names slow cards, with the count of the rows that ran on one."""
+    if not slow:
+        return ()
+    names = {one.card for one in slow}
+    on_them = [
+        row
+        for row in rows
+        if names & {f"{n}/{row.accelerator}{i}" for n in row.nodes for i in row.card_indices}
+    ]
+    banner = Banner(
+        name="Slow cards",
+        count=len(on_them),
+        of=len(rows),
+        meaning="These cards were slower than their neighbours, or than in earlier runs, before "
+        "their first job.",
+        details=tuple(map(str, slow)),
+    )
+    return (banner,)
 
 
 def banners_of(rows: Sequence[Measurement]) -> tuple[Banner, ...]:

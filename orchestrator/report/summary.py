@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from orchestrator.domain.job import State
 from orchestrator.domain.measurement import Measurement
+from orchestrator.domain.passport import SlowCard
 from orchestrator.report.causes import (
     SETTLED,
     STATE_ORDER,
@@ -38,9 +39,16 @@ from orchestrator.report.grouping import (
 )
 from orchestrator.report.labels import labels_of
 from orchestrator.report.progress import Underway
-from orchestrator.report.provenance import Banner, Provenance, banners_of, provenance_of
+from orchestrator.report.provenance import (
+    Banner,
+    Provenance,
+    banners_of,
+    provenance_of,
+    slow_cards_banner,
+)
 from orchestrator.report.published import Comparison, against_published
 from orchestrator.report.reference_data import Reference
+from orchestrator.report.replicates import Joined, drift_banner, join
 from orchestrator.report.roofline import Roofline, roofline_of
 from orchestrator.report.scaling import Scaling, scalings_of
 from orchestrator.report.steps import StepTime, step_times_of
@@ -140,6 +148,7 @@ class Summary:
     provenance: Provenance = field(default_factory=Provenance)
     settings: Mapping[str, Setting] = field(default_factory=dict)  # by job id
     labels: Mapping[str, str] = field(default_factory=dict)  # what was chosen, by job id
+    joined: Joined = field(default_factory=lambda: Joined(rows=()))  # replicates as one cell each
     underway: Underway | None = None  # None: finished, or nothing is known of a driver
 
     @property
@@ -190,6 +199,7 @@ def summarize(
     *,
     underway: Underway | None = None,
     reference: Reference | None = None,
+    slow_cards: Sequence[SlowCard] = (),
 ) -> Summary:
     """The summary of one run's rows, in the order in which they were written.
 
@@ -198,12 +208,14 @@ def summarize(
         damaged: names of files that should have held rows and could not be read.
         underway: how far the run is, where it is not finished.
         reference: what others published, to compare with.
+        slow_cards: of the run, by their passports.
     """
     reference = reference or Reference()
     rows = newest_final(measurements)
     raised = raised_by_job(rows)
     settings = settings_of(rows, raised)
-    fit = ranked(rows, raised)
+    joined = join(rows, settings, raised)
+    fit = ranked(joined.rows, raised)
     contests = hold_contests(fit, settings)
     counted = Counter(row.state for row in rows)
     return Summary(
@@ -212,14 +224,18 @@ def summarize(
         attempts=sum(1 for row in measurements if row.started_at is not None),
         damaged=tuple(damaged),
         counts={s: counted[s] for s in reversed(STATE_ORDER) if counted[s]},
-        banners=banners_of(rows),
+        banners=(
+            *banners_of(rows),
+            *slow_cards_banner(rows, slow_cards),
+            *drift_banner(joined.night_drift),
+        ),
         raised=raised,
         shared=shared_facts(sorted(set(settings.values()))),
         contests=contests,
-        tables=_tables(rows, settings, raised),
+        tables=_tables(joined.rows, settings, raised),
         fronts=fronts_of(fit, settings),
         effects=effects_of(fit, settings),
-        steps=step_times_of(rows),
+        steps=step_times_of(joined.rows),
         scalings=scalings_of(fit, settings),
         roofline=roofline_of(fit, reference.devices),
         published=against_published(fit, reference.published),
@@ -228,7 +244,8 @@ def summarize(
         timeline=timeline_of(measurements),
         provenance=provenance_of(rows, measurements),
         settings=settings,
-        labels=labels_of(rows, settings),
+        labels=labels_of(joined.rows, settings),
+        joined=joined,
         underway=underway,
     )
 

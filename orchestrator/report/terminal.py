@@ -134,7 +134,9 @@ def _tables(summary: Summary, console: Console) -> None:
         if table.about:
             _say(console, described(table.about), "dim")
         unit = f"{table.unit}, " if table.unit else ""
-        _say(console, f"{unit}precision by batch size per card", "dim")
+        span = cells.scopes(table)
+        more = f"; {span}" if span else ""
+        _say(console, f"{unit}precision by batch size per card{more}", "dim")
         for columns in _blocks(table, console.width):
             console.print(_grid(table, columns, states, marks))
     if not summary.tables:

@@ -22,10 +22,11 @@ from orchestrator.domain.job import Accelerator, State
 from orchestrator.domain.measurement import Measurement, Metrics
 from orchestrator.domain.topology import Node
 from orchestrator.results.schema import SCHEMA_VERSION
+from orchestrator.results.series import hump_ratio_of
 from orchestrator.results.timed import complete_repeats, derived_figures
 from workloads import registry
 from workloads.api import Item, Result, Sample
-from workloads.confidence import mean_interval, percentile, ratio_interval
+from workloads.confidence import mean_interval, percentile, ratio_interval, tail_percentile
 from workloads.metrics import SAMPLES, TOKENS, Throughput, of_ranks
 from workloads.steadiness import Step, drift
 
@@ -133,18 +134,31 @@ def metrics_of(
         relative_half_width=interval.relative_half_width if interval else None,
         repeats=len(complete),
         ttft_s=percentile(first_tokens, 50),
-        ttft_p95_s=percentile(first_tokens, 95),
+        ttft_p95_s=tail_percentile(first_tokens, 95, confidence),
         tpot_p50_s=percentile(steps, 50),
-        tpot_p95_s=percentile(steps, 95),
-        tpot_p99_s=percentile(steps, 99),
+        tpot_p95_s=tail_percentile(steps, 95, confidence),
+        tpot_p99_s=tail_percentile(steps, 99, confidence),
         latency_p50_s=percentile(latencies, 50),
-        latency_p95_s=percentile(latencies, 95),
+        latency_p95_s=tail_percentile(latencies, 95, confidence),
         measure_s=_totals(timed).wall_s,
         cpu_s=math.fsum(sample.cpu_s for _, sample in timed),
         loss_first=losses[0] if losses else None,
         loss_last=losses[-1] if losses else None,
         drift=drift([_step(repeat) for repeat in complete.values()]),
+        hump_ratio=hump_ratio_of(_speeds_of_equal_repeats(complete.values())),
     )
+
+
+def _speeds_of_equal_repeats(repeats: Iterable[Sequence[tuple[int, Sample]]]) -> list[float]:
+    """The inverse wall time of each repeat, in order, where all did the same work; else nothing,
+    since parts of unlike size differ in time without any disturbance."""
+    times, sizes = [], set()
+    for pairs in repeats:
+        total = _totals(pairs)
+        computed = sum(sample.computed_tokens for _, sample in pairs)
+        sizes.add((total.items, total.output_tokens, computed))
+        times.append(total.wall_s)
+    return [1 / time for time in times] if len(sizes) == 1 and min(times) > 0 else []
 
 
 def _step(repeat: Sequence[tuple[int, Sample]]) -> Step:

@@ -5,7 +5,9 @@
                                   late, kept for a look
 <results>/<run>/logs/             what worker processes print
 <results>/<run>/grid.yaml         the grid file as it was read
-<results>/<run>/options.json      options that `nightgrid run --resume` takes over
+<results>/<run>/options.json      options that `nightgrid run --resume` takes over, and the seed
+                                  that draws the order of replicates
+<results>/<run>/passports.parquet how fast each card was when it was first used (``passports.py``)
 <results>/<run>/status.json       what the run does now
 <results>/<run>/report.html       the report
 <results>/<run>/driver.lock       who writes; there is one writer (``lock.py``)
@@ -26,6 +28,7 @@ QUARANTINE = "quarantine"
 LOGS = "logs"
 GRID = "grid.yaml"
 OPTIONS = "options.json"
+PASSPORTS = "passports.parquet"
 STATUS = "status.json"
 REPORT = "report.html"
 LOCK = "driver.lock"

@@ -153,17 +153,32 @@ _COLUMNS: _Entries = {
     "throughput_high": ("", "upper end of it; the level is measure.confidence"),
     "relative_half_width": ("", "half of that interval over the mean"),
     "repeats": ("", "complete timed repeats; 0: rates come from an incomplete one"),
+    "processes": (
+        "",
+        "processes that the interval spans: 1 in a row; more where a report joined replicates",
+        Range(low=1, high=1000),
+    ),
     "ttft_s": ("s", "time to first token, median over batches"),
-    "ttft_p95_s": ("s", "time to first token, 95th percentile over batches"),
+    "ttft_p95_s": (
+        "s",
+        "time to first token, 95th percentile over batches; null: fewer than the 59 samples that a "
+        "95th percentile needs at 95 % confidence",
+    ),
     "tpot_p50_s": ("s", "time per output token after the first, median over decoding steps"),
-    "tpot_p95_s": ("s", "the same, 95th percentile"),
-    "tpot_p99_s": ("s", "the same, 99th percentile"),
+    "tpot_p95_s": ("s", "the same, 95th percentile; null below 59 samples, as above"),
+    "tpot_p99_s": ("s", "the same, 99th percentile; null below 299 samples (459 at 99 %)"),
     "latency_p50_s": ("s", "latency of a prompt in its batch, median over prompts"),
-    "latency_p95_s": ("s", "the same, 95th percentile"),
+    "latency_p95_s": ("s", "the same, 95th percentile; null below 59 prompts"),
     "measure_s": ("s", "wall time of all timed batches on the slowest rank"),
     "cpu_s": ("s", "CPU time of all timed batches, all ranks"),
     "loss_first": ("", "loss of the first step, warm-up included, mean over ranks", ANY),
     "loss_last": ("", "loss of the last step, mean over ranks", ANY),
+    "hump_ratio": (
+        "",
+        "where repeats are of two speeds, the faster over the slower; 1: of one; null: fewer than "
+        "10 repeats of equal size",
+        FROM_1,
+    ),
     "energy_j": ("J", "energy of all cards in the timed part, pauses included; null: not known"),
     "power_w": ("W", "mean power of all cards together in the timed part"),
     "drift": (

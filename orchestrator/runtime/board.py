@@ -75,6 +75,7 @@ class Board:
     _failure_counts: Counter[str] = field(default_factory=Counter)
     paused: str = ""
     trouble: str = ""
+    slow_cards: tuple[str, ...] = ()
     _stopping: str = ""
     _finished: bool = False
 
@@ -216,6 +217,7 @@ class Board:
             stopping=self._stopping,
             paused=self.paused,
             trouble=self.trouble,
+            slow_cards=self.slow_cards,
             finished=self._finished,
             jobs_run=self._jobs_run,
             rates=tuple(

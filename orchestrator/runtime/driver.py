@@ -42,6 +42,7 @@ from orchestrator.host.clock import STEP_S
 from orchestrator.results.notes import Notes
 from orchestrator.runtime.board import Board
 from orchestrator.runtime.held import Delayed, Held
+from orchestrator.runtime.passports import PassportBook
 from orchestrator.runtime.row_writer import Patience, RowStore, RowWriter
 from orchestrator.runtime.status import RunStatus
 from orchestrator.runtime.stop_signal import AT_ONCE, StopSignal
@@ -81,6 +82,7 @@ class Driver:
     write_status: Callable[[str], object] = lambda _: None  # replaces status.json
     publish: Callable[[RunStatus], object] = lambda _: None  # to whoever monitors the cluster
     trouble: Callable[[], str] = lambda: ""  # what is wrong with the cluster, while work goes on
+    passports: PassportBook | None = None  # None: cards have none in this run
     watchdog: Watchdog | None = None  # None: the executor cannot end what hangs
     stop: StopSignal = field(default_factory=StopSignal)
     clock: Callable[[], float] = time.monotonic  # of events and of every duration
@@ -214,6 +216,7 @@ class Driver:
                 for command in self.schedule.handle(event):
                     if isinstance(command, RecordRow):
                         self._rows.take(command)
+                        self._name_slow_cards(command)
                         if command.attempt is not None:
                             ended.add(command.attempt.attempt_id)
                     elif isinstance(command, Wake):
@@ -228,6 +231,13 @@ class Driver:
                 for each in others
                 if not (isinstance(each, RunAttempt) and each.attempt.attempt_id in ended)
             )
+
+    def _name_slow_cards(self, command: RecordRow) -> None:
+        if self.passports is None:
+            return
+        for slow in self.passports.saw(command):
+            self.view.line(f"SLOW card {slow}")
+        self.board.slow_cards = self.passports.slow
 
     # ------------------------------------------------------------ commands out
 

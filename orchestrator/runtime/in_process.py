@@ -138,6 +138,7 @@ class InProcessExecutor:
                 emulated=node.emulated,
                 memory_bytes=node.memory_bytes_per_card,
                 threads=self._threads,
+                passport=command.passport,
             )
         )
         self._workers[command.worker_id] = worker

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from orchestrator.results import paths
 from orchestrator.results.directory import default_results_dir
@@ -37,26 +39,40 @@ class RunOptions:
     adopt: tuple[str, ...] = ()  # former run ids whose spilled rows are brought home
     remote_code: tuple[str, ...] = ()  # models that may run the Python code they come with
     ends_at: float | None = None  # when the report must be there, seconds since the epoch
+    passports: bool = True  # whether each card's speed is taken before its first job
     budget: bool = False  # ``ends_at`` was counted from the start: no clock that is set moves it
     charge: Charge | None = None  # of a driver that has a supervisor
 
 
-def cards_asked_for(options: RunOptions) -> str:
-    """The content of ``options.json``."""
-    return json.dumps({name: getattr(options, name) for name in _PLACE})
+def kept_options(options: RunOptions, seed: int) -> str:
+    """The content of ``options.json``; ``seed`` draws the order of replicates."""
+    return json.dumps({name: getattr(options, name) for name in _PLACE} | {"seed": seed})
+
+
+def seed_of(run: Path) -> int:
+    """The seed that a run began with, so that it is resumed in the same order; a new one for a run
+    that has none."""
+    seed = _kept(run).get("seed")
+    return seed % 2**32 if type(seed) is int else secrets.randbits(32)
+
+
+def _kept(run: Path) -> Mapping[str, object]:
+    """What ``options.json`` holds; nothing where it cannot be read."""
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        kept = json.loads(files.read_text(run / paths.OPTIONS))
+        if isinstance(kept, dict):
+            return kept
+    return {}
 
 
 def with_cards_of(run: Path, options: RunOptions) -> RunOptions:
     """``options`` with the cards that the run had so far, unless they name some themselves."""
     if any(getattr(options, name) for name in _PLACE):
         return options
-    with contextlib.suppress(OSError, ValueError, RecursionError):
-        before = json.loads(files.read_text(run / paths.OPTIONS))
-        if isinstance(before, dict):
-            places = {name: before[name] for name in _PLACE if name in before}
-            known = {name: value for name, value in places.items() if _is_place(name, value)}
-            return replace(options, **known)
-    return options
+    kept = _kept(run)
+    places = {name: kept[name] for name in _PLACE if name in kept}
+    known: dict[str, Any] = {n: value for n, value in places.items() if _is_place(n, value)}
+    return replace(options, **known)
 
 
 def _is_place(name: str, value: object) -> bool:

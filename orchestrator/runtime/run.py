@@ -21,7 +21,7 @@ from orchestrator.domain.job import State
 from orchestrator.errors import ClusterError
 from orchestrator.results import paths
 from orchestrator.runtime.grid_plan import forecast_of, grid_of, history_of, plan_run
-from orchestrator.runtime.options import RunOptions, cards_asked_for, with_cards_of
+from orchestrator.runtime.options import RunOptions, kept_options, seed_of, with_cards_of
 
 if TYPE_CHECKING:
     from orchestrator.domain.history import PastRow
@@ -96,8 +96,9 @@ def run_grid(
             _announce(session, plan, store, deadline, say)
             clear_up(store, say)
             store.write_file(paths.GRID, grid.text)
-            store.write_file(paths.OPTIONS, cards_asked_for(options))
-            result = _drive(options, session, plan, store, deadline, say)
+            seed = seed_of(store.path)
+            store.write_file(paths.OPTIONS, kept_options(options, seed))
+            result = _drive(options, session, plan, store, deadline, seed, say)
             states = final_states(plan, store.history()) if result.finished else {}
     return RunOutcome(store=store, plan=plan, result=result, states=states)
 
@@ -281,6 +282,7 @@ def _drive(
     plan: Plan,
     store: Store,
     deadline: Deadline | None,
+    seed: int,
     say: Say,
 ) -> DriveResult:
     """Run the plan on the session's executor, which is started only if anything is to run."""
@@ -295,6 +297,7 @@ def _drive(
     from orchestrator.runtime.clean_output import CleanView, clean_row
     from orchestrator.runtime.driver import Driver
     from orchestrator.runtime.in_process import InProcessExecutor
+    from orchestrator.runtime.passports import PassportBook
     from orchestrator.runtime.stop_signal import StopSignal
     from orchestrator.runtime.watchdog import Watchdog
     from orchestrator.scheduling.schedule import Schedule, ScheduleSettings
@@ -329,7 +332,7 @@ def _drive(
         stop = signals.enter_context(StopSignal().on_signals())
         view = stack.enter_context(contextlib.closing(open_view(quiet=options.quiet)))
         history = history_of(store)
-        settings = ScheduleSettings()
+        settings = ScheduleSettings(seed=seed, passports=options.passports)
         if deadline is not None:
             until, stop_s = deadline.work_until, deadline.stop_s
             settings = replace(
@@ -354,6 +357,7 @@ def _drive(
             publish=session.publish,
             trouble=lambda: getattr(executor, "trouble", ""),
             write_status=lambda text: store.write_file(paths.STATUS, redact(text, os.environ)),
+            passports=PassportBook(store, time.time) if options.passports else None,
             # In this very process a watchdog could end nothing but the whole run.
             watchdog=None if options.in_process else Watchdog(),
             stop=stop,

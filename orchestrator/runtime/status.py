@@ -80,6 +80,7 @@ class RunStatus:
     stopping: str = ""  # the reason, once an end was asked for
     paused: str = ""  # why nothing new is started for now; empty while all is well
     trouble: str = ""  # what is wrong with the cluster, while work goes on
+    slow_cards: tuple[str, ...] = ()  # sentences, the slowest first (``domain/passport.py``)
     finished: bool = False
     jobs_run: int = 0  # terminal after at least one attempt, in this invocation
     rates: tuple[Rate, ...] = ()
@@ -135,6 +136,7 @@ class RunStatus:
                 raise ValueError(f"status version {version}; this program reads {STATUS_VERSION}")
             values["cards"] = tuple(_known(CardStatus, card) for card in values["cards"])
             values["rates"] = tuple(_known(Rate, rate) for rate in values.get("rates", ()))
+            values["slow_cards"] = tuple(map(str, values.get("slow_cards", ())))
             failures = values.get("failures", ())
             values["failures"] = tuple(_known(FailedAttempt, failure) for failure in failures)
             return _known(cls, values)

@@ -84,5 +84,5 @@ def _with_needs(job_ids: set[str], planned: dict[str, PlannedJob]) -> set[str]:
         job_id = todo.pop()
         if job_id in planned and job_id not in found:
             found.add(job_id)
-            todo += planned[job_id].needs
+            todo += (*planned[job_id].needs, *planned[job_id].after)
     return found

@@ -25,22 +25,14 @@ hundred jobs and of a million.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
-from functools import partial
 from math import inf
 
 from orchestrator.domain.events import Command
-from orchestrator.scheduling.cards import (
-    CardPool,
-    Reservation,
-    Server,
-    Slot,
-    SlotSet,
-    Worker,
-    WorkerState,
-)
+from orchestrator.scheduling.cards import CardPool, Server, Slot, Worker, WorkerState
+from orchestrator.scheduling.gangs import Gangs, has_room, window_s
 from orchestrator.scheduling.leases import Leases, rest_s, spare_s
 from orchestrator.scheduling.pending import FRESH, Bucket, PendingJobs
-from orchestrator.scheduling.record import JobRecord, Phase, ScheduleSettings
+from orchestrator.scheduling.record import ScheduleSettings
 
 #: Between two looks at work that is left to busy workers, at least this many seconds.
 _LOOK_AGAIN_S = 1.0
@@ -54,14 +46,12 @@ class Assigner:
     ) -> None:
         self.pool, self.pending, self.leases = pool, pending, leases
         self.settings = settings
-        self.work_until = settings.work_until  # on the clock of the events
-        self.reservations: dict[str, Reservation] = {}  # by job id
-        self._reserved_widths: dict[int, int] = {}
+        self.gangs = Gangs(pool, pending, leases, settings)
 
     def assign(self, now: float) -> Generator[Command, None, float | None]:
         """Give out what can be given out; returns when to look again, if time alone may help."""
         self.pending.too_much = self._is_too_much(now)
-        yield from self._place_spanning(now)
+        yield from self.gangs.place_spanning(now)
         while self.pool.dirty:  # a reservation made on the way may add servers
             server = min(self.pool.dirty.values(), key=lambda server: server.order)
             del self.pool.dirty[server.node.node_id]
@@ -71,192 +61,27 @@ class Assigner:
         yield from self._start_workers(now)
         return self._look_again(now)
 
-    def remaining_s(self, now: float) -> float:
-        """Estimated seconds until all work is done, were it spread evenly."""
-        reserved = sum(r.record.width * r.record.duration for r in self.reservations.values())
-        work = self.pending.card_seconds + reserved + self.leases.leased_card_seconds(now)
-        return work / max(1, self.pool.usable_cards)
-
-    def release(self, reservation: Reservation) -> JobRecord:
-        """Give up a reservation; its job waits for new cards, with the caller."""
-        record = reservation.record
-        del self.reservations[record.job_id]
-        self._reserved_widths[record.width] -= 1
-        record.reservation = None
-        for slot in reservation.slots:
-            slot.reservation = None
-            self.pool.refresh(slot)
-        return record
-
-    # ------------------------------------------------------------ gangs
+    # ------------------------------------------------------------ one server
 
     def _fill(self, server: Server, now: float) -> Iterator[Command]:
         """Give the open cards of one server to gangs and to jobs that may not go elsewhere."""
-        while (yield from self._redeem(server, now)) or (
-            yield from self._place_urgent(server, now)
+        while (yield from self.gangs.redeem(server, now)) or (
+            yield from self.gangs.place_urgent(server, now)
         ):
             pass
         for width in self.pending.widths():
             if self.pool.spans(width):
                 continue
-            while (yield from self._place(server, width, now)):
+            while (yield from self.gangs.place(server, width, now)):
                 pass
-            if _has_room(server):
-                yield from self.reserve(width, now)
+            if has_room(server):
+                yield from self.gangs.reserve(width, now)
         if self.pending.particular.get(1):
-            while (yield from self._place(server, 1, now)):
+            while (yield from self.gangs.place(server, 1, now)):
                 pass
         for slot in server.slots.values():
             if slot.reservation is not None and slot.open and slot.worker is None:
                 yield from self._backfill(slot, now)
-
-    def _redeem(self, server: Server, now: float) -> Generator[Command, None, bool]:
-        """Start a gang whose reserved set has become free."""
-        for slot in server.slots.values():
-            reservation = slot.reservation
-            if reservation is not None and all(other.open for other in reservation.slots):
-                yield from self._lease(self.release(reservation), reservation.slots, now)
-                return True
-        return False
-
-    def _place_urgent(self, server: Server, now: float) -> Generator[Command, None, bool]:
-        """Start a job that would otherwise end last, though wider ones wait. Where no gang
-        waits, longest-first needs no exception."""
-        widths = self.pending.widths()
-        if not widths or not _has_room(server):
-            return False
-        widest = self.pending.candidates(widths[0])
-        narrower = [self.pending.longest_single()]
-        for width in widths[1:]:
-            narrower += self.pending.candidates(width)[-1:]
-        record = max(
-            (record for record in narrower if record is not None),
-            key=lambda record: (record.duration, -record.order),
-            default=None,
-        )
-        if record is None or record.particular or not widest:
-            return False
-        if record.duration <= widest[-1].duration or (not record.first and self.pending.firsts):
-            return False
-        if record.duration * self.settings.urgency < self.remaining_s(now):
-            return False
-        if record.cold_s > self._left_s(now) - self.leases.start_s:
-            return False
-        for slots in self._open_sets(server, record.width, reserved=False):
-            yield from self._lease(self.pending.take(record), slots, now)
-            return True
-        return False
-
-    def _place(self, server: Server, width: int, now: float) -> Generator[Command, None, bool]:
-        """Start one job of this width, on unreserved cards or else on some with time to spare."""
-        for reserved in (False, True):
-            for slots in self._open_sets(server, width, reserved=reserved):
-                cards = [slot.card for slot in slots]
-                within = min(_window_s(slots, now), self._left_s(now)) - self.leases.start_s
-                record = self.pending.best_for(width, cards, within)
-                if record is not None:
-                    yield from self._lease(self.pending.take(record), slots, now)
-                    return True
-        return False
-
-    def _open_sets(self, server: Server, width: int, *, reserved: bool) -> list[SlotSet]:
-        """The server's open legal sets with or without reserved cards, best first: those that
-        stop fewest workers, and single cards where aligned groups are broken already."""
-        found = []
-        for group in server.groups(width):
-            if not all(slot.open for slot in group):
-                continue
-            if reserved == any(slot.reservation is not None for slot in group):
-                workers = sum(slot.worker is not None for slot in group)
-                broken = server.broken(group[0]) if width == 1 else (0, 0)
-                found.append((workers, -broken[0], -broken[1], group[0].order, group))
-        return [group for *_, group in sorted(found, key=lambda entry: entry[:4])]
-
-    def reserve(self, width: int, now: float) -> Iterator[Command]:
-        """Drain cards for gangs of this width: their share of the cluster, and at least one set,
-        so that they never starve and never hold more than their work is worth."""
-        within = self._left_s(now) - self.leases.start_s
-        while candidates := self.pending.candidates(width, within):
-            spread = width * max(self.remaining_s(now), 1e-9)
-            share = max(1, int(self.pending.gang_work(width) / spread))
-            serving = self.leases.gangs.get(width, 0) + self._reserved_widths.get(width, 0)
-            if serving >= share:
-                return
-            record = candidates[0]
-            slots = self._soonest_set(record, now)
-            if slots is None:
-                return
-            self.pending.take(record)
-            if all(slot.open for slot in slots):
-                yield from self._lease(record, slots, now)
-                continue
-            start_by = now + max(slot.free_in(now) for slot in slots)
-            if record.duration > self._left_s(start_by) - self.leases.start_s:
-                self.pending.push(record)  # drained in vain: it could not end in time
-                return
-            reservation = Reservation(record=record, slots=slots, start_by=start_by)
-            record.reservation = reservation
-            self.reservations[record.job_id] = reservation
-            self._reserved_widths[width] = self._reserved_widths.get(width, 0) + 1
-            for slot in slots:
-                slot.reservation = reservation
-                if slot.worker is not None:
-                    self.pending.detach(slot.worker)
-                self.pool.refresh(slot)
-
-    def _soonest_set(self, record: JobRecord, now: float) -> SlotSet | None:
-        """The unreserved legal set that should be free first; of equals the one that leaves
-        least unused meanwhile."""
-        if self.pool.spans(record.width):
-            return self._soonest_servers(record, now)
-        best: SlotSet | None = None
-        least = (inf, inf)
-        for server in self.pool.servers.values():
-            for group in server.groups(record.width):
-                latest = total = 0.0
-                for slot in group:  # the one loop over the whole cluster: kept lean
-                    if not _reservable(record, slot):
-                        break
-                    wait = slot.free_in(now)
-                    latest, total = max(latest, wait), total + wait
-                else:
-                    if (latest, -total) < least:
-                        best, least = group, (latest, -total)
-        return best
-
-    # ------------------------------------------------------------ gangs over several servers
-
-    def _place_spanning(self, now: float) -> Iterator[Command]:
-        for width in self.pending.widths():
-            if not self.pool.spans(width):
-                continue
-            while (yield from self._place_on_servers(width, now)):
-                pass
-            if any(map(_has_room, self.pool.dirty.values())):
-                yield from self.reserve(width, now)
-
-    def _place_on_servers(self, width: int, now: float) -> Generator[Command, None, bool]:
-        within = self._left_s(now) - self.leases.start_s
-        for record in self.pending.candidates(width, within):
-
-            def free(slot: Slot, record: JobRecord = record) -> bool:
-                return slot.open and _reservable(record, slot)
-
-            for servers in self.pool.spanning_servers(width, free):
-                slots = tuple(slot for server in servers for slot in server)
-                yield from self._lease(self.pending.take(record), slots[:width], now)
-                return True
-        return False
-
-    def _soonest_servers(self, record: JobRecord, now: float) -> SlotSet | None:
-        def free_in(server: SlotSet) -> float:
-            return max(slot.free_in(now) for slot in server)
-
-        good = partial(_reservable, record)
-        for servers in self.pool.spanning_servers(record.width, good):
-            soonest = sorted(servers, key=free_in)
-            return tuple(slot for server in soonest for slot in server)[: record.width]
-        return None
 
     # ------------------------------------------------------------ one-card jobs
 
@@ -304,14 +129,14 @@ class Assigner:
         if bucket is None or bucket is own:
             return None
         longest = bucket.queue.longest()
-        if longest is None or longest.duration < self.remaining_s(now) + bucket.load_s:
+        if longest is None or longest.duration < self.gangs.remaining_s(now) + bucket.load_s:
             return None
         return bucket
 
     def _backfill(self, slot: Slot, now: float) -> Iterator[Command]:
         """Run something that ends before the gang for which the card is reserved can start."""
         worker = slot.worker
-        window = min(_window_s((slot,), now), self._left_s(now))
+        window = min(window_s((slot,), now), self.gangs.left_s(now))
         window -= 0.0 if worker is not None else self.leases.start_s
         own = self._bucket_held_by(worker) if worker is not None else None
         for bucket in self.pending.some_buckets(own):
@@ -320,10 +145,10 @@ class Assigner:
             load_s = 0.0 if bucket is own else bucket.load_s
             record = bucket.queue.longest_within(window - load_s, (slot.card,))
             if record is not None and worker is not None:
-                yield from self._run(self.pending.take(record), worker, now)
+                yield from self.leases.lease_warm(self.pending.take(record), worker, now)
                 return
             if record is not None:
-                yield from self._lease(self.pending.take(record), (slot,), now)
+                yield from self.leases.lease_fresh(self.pending.take(record), (slot,), now)
                 return
 
     def _swap_models(self, now: float) -> Iterator[Command]:
@@ -364,7 +189,7 @@ class Assigner:
             enough = len(bucket.workers) + stopping
             if not idle or (enough and bucket.queue.work_s <= enough * setup):
                 continue
-            record = bucket.queue.longest_within(self._left_s(now) - setup)
+            record = bucket.queue.longest_within(self.gangs.left_s(now) - setup)
             if record is None:
                 continue
             worker = min(idle, key=lambda worker: worker.slot.card in record.cell_cards)
@@ -401,7 +226,7 @@ class Assigner:
             if idle is not None and not any(_may_serve(worker, bucket) for worker in idle):
                 continue
             setup = self.leases.start_s if bucket.key == FRESH else start_s + bucket.load_s
-            if bucket.queue.longest_within(self._left_s(now) - setup) is None:
+            if bucket.queue.longest_within(self.gangs.left_s(now) - setup) is None:
                 continue
             if bucket.key == FRESH:
                 return bucket
@@ -420,7 +245,7 @@ class Assigner:
         for bucket in (first, self.pending.most_demanding(), self.pending.longest_unheld()):
             if bucket is not None:
                 yield bucket
-        if self._left_s(now) < inf:
+        if self.gangs.left_s(now) < inf:
             fresh = self.pending.buckets.get(FRESH)
             if fresh is not None:
                 yield fresh
@@ -454,15 +279,11 @@ class Assigner:
         return waiting > spare
 
     def _gangs_wait(self) -> bool:
-        return bool(self.pending.widths() or self.reservations)
-
-    def _left_s(self, now: float) -> float:
-        """Seconds in which what is started now must end."""
-        return self.work_until - now
+        return bool(self.pending.widths() or self.gangs.reservations)
 
     def _is_too_much(self, now: float) -> bool:
         """Return whether the work whose turn it is takes longer than there is time."""
-        left = self._left_s(now)
+        left = self.gangs.left_s(now)
         if left == inf:
             return False
         waiting = self.pending.firsts_s if self.pending.firsts else self.pending.card_seconds
@@ -474,28 +295,20 @@ class Assigner:
     def _serve(self, bucket: Bucket, slot: Slot, now: float) -> Generator[Command, None, bool]:
         """Run the next job of a model on a card with an idle worker (or none, if the job needs
         a process of its own); False when none is left that would end in time."""
-        worker, left = slot.worker, self._left_s(now)
+        worker, left = slot.worker, self.gangs.left_s(now)
         if bucket.key == FRESH:
             within = left - self.leases.start_s
             record = self.pending.next_of(bucket.queue, within, (slot.card,))
             if record is not None:
-                yield from self._lease(self.pending.take(record), (slot,), now)
+                yield from self.leases.lease_fresh(self.pending.take(record), (slot,), now)
             return record is not None
         assert worker is not None, f"{slot.card} has no worker"
         load_s = 0.0 if worker.key == bucket.key else bucket.load_s
         record = self.pending.next_of(bucket.queue, left - load_s, (slot.card,))
         if record is not None:
             self.pending.attach(worker, bucket)
-            yield from self._run(self.pending.take(record), worker, now)
+            yield from self.leases.lease_warm(self.pending.take(record), worker, now)
         return record is not None
-
-    def _run(self, record: JobRecord, worker: Worker, now: float) -> Iterator[Command]:
-        record.phase = Phase.LEASED
-        yield from self.leases.lease_warm(record, worker, now)
-
-    def _lease(self, record: JobRecord, slots: SlotSet, now: float) -> Iterator[Command]:
-        record.phase = Phase.LEASED
-        yield from self.leases.lease_fresh(record, slots, now)
 
     def _look_again(self, now: float) -> float | None:
         """Time of the next look at jobs that are left to busy workers while others stand idle."""
@@ -511,21 +324,3 @@ def _may_serve(worker: Worker, bucket: Bucket) -> bool:
 
 def _same(one: Bucket, other: Bucket) -> bool:
     return one.replicate == other.replicate
-
-
-def _reservable(record: JobRecord, slot: Slot) -> bool:
-    if slot.reservation is not None or slot.quarantined:
-        return False
-    return not (record.particular and record.avoids(slot.card))
-
-
-def _has_room(server: Server) -> bool:
-    return any(slot.open and slot.reservation is None for slot in server.slots.values())
-
-
-def _window_s(slots: SlotSet, now: float) -> float:
-    """Seconds that the cards may be used before a gang needs them."""
-    return min(
-        (slot.reservation.start_by - now for slot in slots if slot.reservation is not None),
-        default=inf,
-    )

@@ -132,7 +132,7 @@ class Deadline:
         self._ledger.work_until = work_until
         self._latest.move(work_until)
         for pool in self._pools.values():
-            pool.assigner.work_until = work_until
+            pool.assigner.gangs.work_until = work_until
             pool.cards.touch_all()  # more may fit, or less
 
     def give_up_late(self) -> Iterator[Command]:

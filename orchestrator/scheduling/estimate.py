@@ -26,6 +26,8 @@ from workloads.measure_settings import MeasureSettings
 
 #: Prior for loading a model when nothing is known, seconds.
 PRIOR_LOAD_S = 10.0
+#: Prior for starting a worker process, seconds.
+PRIOR_START_S = 8.0
 #: Prior for one repeat, seconds; with the time limit it brackets the timed part.
 PRIOR_REPEAT_S = 0.5
 #: ``batch_size: max`` runs a handful of short probes before it measures.

@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 
 from orchestrator.domain.attempt import Attempt
 from orchestrator.domain.events import Command, RunAttempt, StartWorker, StopWorker
+from orchestrator.domain.topology import Card
 from orchestrator.scheduling.cards import CardPool, Slot, SlotSet, Worker, WorkerState
 from orchestrator.scheduling.pending import Bucket, PendingJobs
-from orchestrator.scheduling.record import JobRecord, ScheduleSettings
+from orchestrator.scheduling.record import JobRecord, Phase, ScheduleSettings
 
 #: Weight of the newest observation in the estimate of how long a worker takes to start.
 _START_LEARNING = 0.2
@@ -32,6 +33,7 @@ class Lease:
     ends_at: float  # estimated
     ready: dict[int, Worker] = field(default_factory=dict)  # by rank
     began_at: float | None = None  # when it was told to run
+    asks_passports: bool = False  # of its cards
 
     @property
     def running(self) -> bool:
@@ -54,6 +56,8 @@ class Leases:
         self._pool = pool
         self._pending = pending
         self._numbers = 0
+        self._passports = settings.passports
+        self._examined: set[tuple[Card, bool]] = set()  # cards, alone and in a gang
         self._ends = 0.0  # sum over leases of width * ends_at
         self._cards = 0  # in leases
 
@@ -62,6 +66,9 @@ class Leases:
         ready."""
         slots = tuple(sorted(slots, key=lambda slot: slot.order))
         lease = self._open(record, slots, now + self.start_s, record.estimate.total_s)
+        gang = record.width > 1
+        asked = [self._asks_passport(slot.card, gang=gang) for slot in slots]
+        lease.asks_passports = any(asked)
         for rank, slot in enumerate(slots):
             worker = slot.worker
             if worker is None:
@@ -92,7 +99,12 @@ class Leases:
         first = bucket.queue.longest()
         kind = first.job.process_kind if first is not None else ""
         self._pool.refresh(slot)
-        return StartWorker(worker_id=worker.worker_id, card=slot.card, kind=kind)
+        return StartWorker(
+            worker_id=worker.worker_id,
+            card=slot.card,
+            kind=kind,
+            passport=self._asks_passport(slot.card, gang=False),
+        )
 
     def ready(self, worker: Worker, now: float) -> Iterator[Command]:
         """A worker has started."""
@@ -169,6 +181,7 @@ class Leases:
         return max(0.0, self._ends - self._cards * now)
 
     def _open(self, record: JobRecord, slots: SlotSet, runs_at: float, lasts_s: float) -> Lease:
+        record.phase = Phase.LEASED
         record.number += 1
         attempt = Attempt(
             attempt_id=f"{record.job_id}-{record.number}",
@@ -203,7 +216,15 @@ class Leases:
             local_rank=sum(other.card.node_id == node_id for other in lease.slots[:rank]),
             world_size=len(lease.slots),
             kind=lease.record.job.process_kind,
+            # All ranks of a gang or none: they exchange.
+            passport=lease.asks_passports,
         )
+
+    def _asks_passport(self, card: Card, *, gang: bool) -> bool:
+        """Return whether a worker on the card is the first of its sort, which is asked."""
+        new = self._passports and (card, gang) not in self._examined
+        self._examined.add((card, gang))
+        return new
 
     def _run_when_ready(self, lease: Lease, now: float) -> Iterator[Command]:
         width = len(lease.slots)

@@ -2,7 +2,7 @@
 
 A job is held back until all that it needs have succeeded, in this run or an earlier one. When one
 of them ends otherwise, or never will run, the job ends too, with that as its reason, and with it
-what needs it in turn.
+what needs it in turn. What a job only comes after (``PlannedJob.after``) may end as it likes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ def needed(jobs: Iterable[PlannedJob]) -> frozenset[str]:
     """Ids of jobs that others wait for. They go first: until they have ended, the schedule has
     less to choose from, and a gang that is held back by a short job would come last."""
     return frozenset(
-        each for planned in jobs if planned.action is Action.RUN for each in planned.needs
+        each
+        for planned in jobs
+        if planned.action is Action.RUN
+        for each in (*planned.needs, *planned.after)
     )
 
 
@@ -32,7 +35,8 @@ class Needs:
         self._waiting_for: dict[str, list[JobRecord]] = {}  # needed job -> held ones
         #: Jobs that can never start, and why; known before anything has run.
         self.hopeless: list[tuple[JobRecord, str]] = []
-        if not any(planned.needs for planned in jobs):
+        self._only_after: set[tuple[str, str]] = set()  # held job, job that it comes after
+        if not any(planned.needs or planned.after for planned in jobs):
             return
         planned_by_id: dict[str, PlannedJob] = {}
         for planned in jobs:
@@ -42,8 +46,12 @@ class Needs:
             wanted = [] if record is None else list(dict.fromkeys(planned.needs))
             others = {each: planned_by_id.get(each) for each in wanted}
             missing = {e for e, o in others.items() if o is None or o.action is not Action.REUSE}
-            if record is None or not missing:
+            after = {e for e in planned.after if e in by_id and e not in others}
+            if record is None or not (missing or after):
                 continue
+            self._only_after |= {(job_id, each) for each in after}
+            wanted += sorted(after)
+            missing |= after
             record.phase = Phase.HELD
             self._missing[job_id] = missing
             for each in wanted:
@@ -61,7 +69,8 @@ class Needs:
         for held in self._waiting_for.pop(record.job_id, ()):
             missing = self._missing[held.job_id]
             missing.discard(record.job_id)
-            if record.state is not State.SUCCEEDED:
+            comes_after = (held.job_id, record.job_id) in self._only_after
+            if record.state is not State.SUCCEEDED and not comes_after:
                 about = f": {reason}" if reason else ""
                 why = f"needs job {record.job_id}, which ended as {record.state}{about}"
                 found.append((held, why))

@@ -61,7 +61,7 @@ class Pool:
     def withdraw(self, record: JobRecord, reason: str) -> Iterator[Command]:
         """Take a job out of wherever it waits, its workers still starting included."""
         if record.reservation is not None:
-            self.assigner.release(record.reservation)
+            self.assigner.gangs.release(record.reservation)
         elif record.phase is Phase.WAITING:
             self.pending.take(record)
         elif record.phase is Phase.LEASED:
@@ -112,7 +112,7 @@ class Pool:
         reservations = {slot.reservation for slot in slots if slot.reservation is not None}
         self.cards.leave(node_id)
         for reservation in sorted(reservations, key=lambda r: r.record.order):
-            self.enqueue(self.assigner.release(reservation))
+            self.enqueue(self.assigner.gangs.release(reservation))
         lost: dict[str, Lease] = {}
         for slot in slots:
             slot.quarantined = slot.quarantined or "its node is gone"
@@ -205,7 +205,7 @@ class Pool:
 
     def _release_reservation(self, slot: Slot) -> None:
         if slot.reservation is not None:
-            self.enqueue(self.assigner.release(slot.reservation))
+            self.enqueue(self.assigner.gangs.release(slot.reservation))
 
     def _most_avoidable(self, record: JobRecord) -> int:
         """Count the places where the job failed, newest first, that can be avoided and still leave

@@ -14,7 +14,7 @@ from orchestrator.domain.failure import FailureClass
 from orchestrator.domain.job import Job, State
 from orchestrator.domain.topology import Card
 from orchestrator.scheduling.batch_search import Trial, next_size
-from orchestrator.scheduling.estimate import SEARCH_FACTOR, Estimate
+from orchestrator.scheduling.estimate import PRIOR_START_S, SEARCH_FACTOR, Estimate
 from orchestrator.scheduling.trials import purpose_of, timed_roughly
 from workloads.measure_settings import MeasureSettings
 
@@ -29,7 +29,9 @@ _ANY_MEASURE = MeasureSettings()
 class ScheduleSettings:
     """Settings of a run's schedule. Times are seconds."""
 
-    worker_start_s: float = 8.0  # first guess; the schedule learns from the workers it sees start
+    worker_start_s: float = (
+        PRIOR_START_S  # first guess; the schedule learns from the workers it sees start
+    )
     max_starting: int | None = None  # warm workers that may be starting at once; None: any number
     max_attempts: int = 8  # of a job in this run, over all classes of failure
     max_start_failures: int = 5  # of workers for one job, and one more a card, till it is given up
@@ -49,6 +51,7 @@ class ScheduleSettings:
     stop_s: float = 30.0  # after that: for workers to end before the run counts as over
     stop_patience_s: float = 120.0  # with a worker that was told to stop and does not end
     seed: int = 0  # draws the order of replicates
+    passports: bool = False  # whether the first attempt on each card begins with its passport
 
 
 class Estimates(Protocol):

@@ -12,7 +12,7 @@ a cell goes to a card that it has not been on, where there is one.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 
 from orchestrator.domain.job import Job
 
@@ -27,13 +27,3 @@ def drawn(seed: int, name: str) -> float:
 def replicated_cells(jobs: Iterable[Job]) -> frozenset[str]:
     """Ids of the cells that have more than one replicate."""
     return frozenset(job.cell_id for job in jobs if job.replicate > 1)
-
-
-def extra_replicates(jobs: Sequence[Job]) -> Mapping[str, int]:
-    """The number of replicates of each replicated cell among these jobs, the first included."""
-    cells = replicated_cells(jobs)
-    counts: dict[str, int] = {}
-    for job in jobs:
-        if job.cell_id in cells:
-            counts[job.cell_id] = counts.get(job.cell_id, 0) + 1
-    return counts

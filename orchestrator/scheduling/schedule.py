@@ -146,7 +146,7 @@ class Schedule:
     def remaining_s(self) -> float:
         """Estimated seconds until the end, from the work that is left, spread evenly."""
         return max(
-            (pool.assigner.remaining_s(self._ledger.now) for pool in self.pools.values()),
+            (pool.assigner.gangs.remaining_s(self._ledger.now) for pool in self.pools.values()),
             default=0.0,
         )
 

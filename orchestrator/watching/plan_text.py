@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from orchestrator.domain.deadline import Deadline
     from orchestrator.planning.forecast import Forecast
+    from orchestrator.planning.replicates import ReplicateCost
 
 SHOWN_ROWS = 50  # in a notebook
 FOLDED_ROWS = 2000  # laying out a table for a terminal takes about a millisecond a row
@@ -80,7 +81,8 @@ _FIELDS = (
 def _settings(jobs: Sequence[Job]) -> Iterator[Column]:
     """Each setting of these jobs with its text for every job, "" where a job has no such setting.
     One text serves all that share a value: there are few values among thousands of jobs."""
-    for name in _FIELDS:
+    replicated = any(job.replicate > 1 for job in jobs)
+    for name in (*_FIELDS, *(["replicate"] if replicated else [])):
         values = list(map(attrgetter(name), jobs))
         texts = {value: str(value) for value in set(values)}
         yield name, [texts[value] for value in values]
@@ -114,7 +116,8 @@ def _table(plan: Plan) -> tuple[dict[str, str], list[Column]]:
         runs = item.action is Action.RUN
         estimates.append(durations[item.estimate_s] if runs else "")
         actions.append(str(item.action))
-        waits = f"after {', '.join(item.needs)}" if runs and item.needs else ""
+        before = (*item.needs, *item.after)
+        waits = f"after {', '.join(before)}" if runs and before else ""
         reasons.append(item.reason or waits)
     columns += [("estimate", estimates), ("action", actions), ("reason", reasons)]
     return shared, columns
@@ -133,8 +136,22 @@ def summary_lines(plan: Plan) -> Iterator[str]:
         f"about {duration_text(duration_s(plan))} from start to end; "
         f"{busy / 3600:.2f} card-hours ({duration_text(busy)} of one card)"
     )
+    if (cost := _cost_of_replicates(plan)) is not None:
+        jobs = "1 job" if cost.jobs == 1 else f"{cost.jobs} jobs"
+        yield (
+            f"of these, replicates from 2 on are {jobs} and {duration_text(cost.card_seconds)} of "
+            f"one card, with about {cost.fresh_processes} fresh processes"
+        )
     for note in plan.notes:
         yield f"note: {note}"
+
+
+def _cost_of_replicates(plan: Plan) -> ReplicateCost | None:
+    if all(item.job.replicate == 1 for item in plan.jobs):
+        return None
+    from orchestrator.planning.replicates import cost_of_replicates
+
+    return cost_of_replicates(plan)
 
 
 def deadline_lines(deadline: Deadline, found: Forecast | None) -> Iterator[str]:
@@ -276,6 +293,7 @@ def plan_json(plan: Plan, found: Forecast | None = None) -> str:
             **{action.value: counts[action] for action in Action},
             "card_hours": card_seconds(plan) / 3600,
             "duration_s": duration_s(plan),
+            **({"replicates": asdict(cost)} if (cost := _cost_of_replicates(plan)) else {}),
         },
         "notes": list(plan.notes),
     }

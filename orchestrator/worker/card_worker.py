@@ -67,6 +67,7 @@ class WorkerConfig:
     #: them; the worker refuses to start without, since setting them now would come too late.
     environment: Mapping[str, str] = field(default_factory=dict)
     kind: str = ""  # of process (``Job.process_kind``): what was decided before its imports
+    passport: bool = False  # whether the first attempt begins with the card's passport
 
     @property
     def device(self) -> str:
@@ -89,6 +90,7 @@ class CardWorker:
         self._timed_from: ProcessorReading | None = None
         self._timed_until: ProcessorReading | None = None
         self._turn: Turn | None = None
+        self._passport: dict[str, float] | None = None
         self._cores = usable_cores()
         self._jobs_before = 0
 
@@ -148,7 +150,7 @@ class CardWorker:
     ) -> RankOutcome:
         """Run one rank of an attempt to its end, whatever that is. Never raises ``Exception``."""
         lasted = Interval()
-        self._timed_from = self._timed_until = self._turn = None
+        self._timed_from = self._timed_until = self._turn = self._passport = None
         self._resident.was_used = False
         result, failure = None, None
         try:
@@ -175,6 +177,7 @@ class CardWorker:
             timed=self._timed(),
             processor=self._processor(),
             turn=self._turn,
+            passport=self._passport,
         )
         self._jobs_before += 1
         return outcome
@@ -271,6 +274,8 @@ class CardWorker:
             self._collective(attempt, rank, rendezvous) as collective,
             self._in_turn(attempt, rank, collective),
         ):
+            if self.config.passport and not self._jobs_before:
+                self._take_passport(attempt)
             from workloads import registry
 
             workload = registry.load(attempt.job.workload)
@@ -302,6 +307,22 @@ class CardWorker:
             metrics={str(name): float(value) for name, value in result.metrics.items()},
             details={name: redact(text, os.environ) for name, text in details.items()},
         )
+
+    def _take_passport(self, attempt: Attempt) -> None:
+        """Measure the card before its first job, in the job's turn. A gang's ranks do it side by
+        side and together, and a card that fails here fails in the job."""
+        from workloads.passport import measure_link, measure_passport
+
+        assert self.device is not None
+        self._passport = measure_passport(self.device)
+        size = len(attempt.cards)
+        if size > 1:
+            self._passport["link_bytes_per_s"] = measure_link(size, self.device)
+        if not self.device.spec.can("host_cores"):
+            with contextlib.suppress(Exception):  # a tool that is missing costs no job
+                reading = self.device.telemetry().get(self.config.card.index)
+                if reading is not None and reading.sm_clock_mhz is not None:
+                    self._passport["clock_mhz"] = reading.sm_clock_mhz
 
     def _memory_limit(self) -> dict[str, str]:
         """The memory of the card, or the limit of an emulated one, for the row."""

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 from orchestrator.domain.events import StartWorker
 from orchestrator.domain.topology import Node
-from orchestrator.on_ray.actors import HostFacts
 from orchestrator.worker.card_process import Launch
 from orchestrator.worker.card_worker import WorkerConfig
+from orchestrator.worker.host_facts import HostFacts
 from workloads.devices import environment_for
 from workloads.engines import process_kinds
 
@@ -45,6 +45,7 @@ def launch_of(
         rank=command.rank,
         local_rank=command.local_rank,
         world_size=command.world_size,
+        passport=command.passport,
         environment=environments[command.kind],
         kind=command.kind,
     )

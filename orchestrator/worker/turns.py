@@ -41,7 +41,9 @@ PATHS = (Path("/tmp/nightgrid-turns.lock"), Path(f"/tmp/nightgrid-turns-{os.gete
 #: Without any change in the processes ahead for so long, a job goes on without a turn. It is longer
 #: than a watchdog leaves a hung job in any phase.
 PATIENCE_S = 4 * 3600.0
-_FIRST_LOOK_S, _QUEUE_LOOK_S = 0.01, 0.1  # between two looks of the first in the queue, of others
+#: Between two looks of the first in the queue, and of others: each costs a tenth of a millisecond,
+#: on processors that somebody measures on.
+_FIRST_LOOK_S, _QUEUE_LOOK_S = 0.025, 0.2
 ROUND_S = 2.0  # after which the ranks of a waiting gang show that they live
 
 #: Places of bytes: a few for each core, of which one is locked unless its holder was stopped; the

@@ -7,11 +7,10 @@ import threading
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from measurements import attempt, job, rank, recorded, sample
 from patience import until
 
 from orchestrator.domain.energy import Energy, Reading, energy_between
-from orchestrator.domain.events import RecordRow
-from orchestrator.domain.job import State
 from orchestrator.results.derive import measurement_of
 from orchestrator.worker import card_sampler
 from orchestrator.worker.card_sampler import EMPTY_READINGS, FRESH_S, KEEP_S, CardSampler
@@ -154,16 +153,12 @@ def test_a_host_without_tools_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> 
 
 def row_of(*energies: Energy | None, tokens: int = 100) -> object:
     """The metrics of a gang whose ranks took these energies over one timed repeat of a second."""
-    from measurements import attempt, job, outcome, rank, sample
-
     tried = attempt(job(cards=len(energies)), cards=len(energies))
     result = Result(samples=(sample(output_tokens=tokens),), stop_reason="max_repeats")
     ranks = [rank(i, result, energy=energy) for i, energy in enumerate(energies)]
-    ended = outcome(tried, *ranks)
-    record = RecordRow(
-        job=tried.job, state=State.SUCCEEDED, reason="", final=True, attempt=tried, outcome=ended
-    )
-    return measurement_of(record, run="r", invocation_id="i", recorded_at=1.0).metrics
+    return measurement_of(
+        recorded(tried, *ranks), run="r", invocation_id="i", recorded_at=1.0
+    ).metrics
 
 
 def test_a_gang_takes_the_energy_of_all_its_cards() -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from measurements import attempt, job, outcome, rank, sample, worker
+from measurements import attempt, job, rank, recorded, sample, worker
 
 from orchestrator.domain.events import RecordRow
 from orchestrator.domain.failure import Failure, FailureClass
@@ -108,22 +108,43 @@ def test_a_repeat_that_a_rank_did_not_finish_is_incomplete_for_the_gang() -> Non
 
 
 def test_percentiles_of_steps_and_batches() -> None:
-    """TPOT percentiles are over all steps, TTFT's median over batches, latency's over prompts."""
+    """TPOT percentiles are over all steps, TTFT's over batches, latency's over prompts."""
     metrics = metrics_of(
         [
-            (0, sample(batch=0, ttft_s=0.1, step_s=(0.01, 0.02))),
-            (0, sample(batch=1, ttft_s=0.3, step_s=(0.03,))),
+            (0, sample(batch=batch, ttft_s=float(batch), step_s=(0.01, 0.02, 0.03, 0.04, 0.05)))
+            for batch in range(61)
         ],
         [
             (0, Item(index=i, input_tokens=1, output_tokens=1, latency_s=float(i)))
             for i in range(101)
         ],
     )
-    assert metrics.ttft_s == pytest.approx(0.2)
-    assert metrics.ttft_p95_s == pytest.approx(0.29)
-    assert metrics.tpot_p50_s == pytest.approx(0.02)
-    assert metrics.tpot_p95_s == pytest.approx(0.029)
+    assert metrics.ttft_s == 30.0 and metrics.ttft_p95_s == 57.0
+    assert metrics.tpot_p50_s == 0.03 and metrics.tpot_p95_s == 0.05 and metrics.tpot_p99_s == 0.05
     assert metrics.latency_p50_s == 50.0 and metrics.latency_p95_s == 95.0
+
+
+@pytest.mark.parametrize(
+    ("confidence", "p95", "p99"), [(0.95, 59, 299), (0.99, 90, 459)], ids=["95%", "99%"]
+)
+def test_no_percentile_that_too_few_samples_support(confidence: float, p95: int, p99: int) -> None:
+    """One sample less than it needs, and the figure is null; medians need none so many."""
+
+    def steps(count: int) -> Metrics:
+        return metrics_of([(0, sample(step_s=(0.01,) * count))], confidence=confidence)
+
+    for count, has_p95, has_p99 in (
+        (p95 - 1, False, False),
+        (p95, True, False),
+        (p99 - 1, True, False),
+        (p99, True, True),
+    ):
+        metrics = steps(count)
+        assert metrics.tpot_p50_s == 0.01
+        assert (metrics.tpot_p95_s is not None, metrics.tpot_p99_s is not None) == (
+            has_p95,
+            has_p99,
+        )
 
 
 def test_training_is_counted_in_samples() -> None:
@@ -205,18 +226,12 @@ def test_a_successful_attempt() -> None:
     asked = job(batch_size="max")
     tried = attempt(asked, number=2)
     tried = replace(tried, job=replace(asked, batch_size=16))
-    record = RecordRow(
-        job=asked,
-        state=State.SUCCEEDED,
-        reason="measured",
-        final=True,
-        attempt=tried,
-        outcome=outcome(tried, rank(result=result(), jobs_before=3, model_was_resident=True)),
-    )
+    ended = rank(result=result(), jobs_before=3, model_was_resident=True)
+    record = replace(recorded(tried, ended), job=asked)
     row = measured(record, provenance=Provenance(git_commit="abc1234", git_dirty=False))
     assert (row.job_id, row.attempt_id) == (asked.job_id, f"{asked.job_id}-2")
     assert (row.batch_size, row.batch_size_requested) == (16, "max")
-    assert row.parameters == {"ignore_eos": True, "output_tokens": 16}
+    assert row.parameters == dict(asked.parameters)
     assert (row.nodes, row.card_indices, row.emulated) == (("hpu-1",), (0,), True)
     assert (row.started_at, row.ended_at) == (1000.0, 1010.0)
     assert row.versions == {"python": "3.11.7", "torch": "2.9.0"}
@@ -232,19 +247,8 @@ def test_a_successful_attempt() -> None:
 def test_a_gang_row_has_every_ranks_samples_and_the_largest_figures() -> None:
     """Of two ranks: samples of both, the larger memory, node names once."""
     tried = attempt(job(cards=2), cards=2)
-    record = RecordRow(
-        job=tried.job,
-        state=State.SUCCEEDED,
-        reason="",
-        final=True,
-        attempt=tried,
-        outcome=outcome(
-            tried,
-            rank(1, result(peak_host_memory_bytes=9000, load_s=1.0), ended_at=1020.0),
-            rank(0, result()),
-        ),
-    )
-    row = measured(record)
+    larger = rank(1, result(peak_host_memory_bytes=9000, load_s=1.0), ended_at=1020.0)
+    row = measured(recorded(tried, larger, rank(0, result())))
     assert row.peak_host_memory_bytes == 9000 and row.load_s == 2.0
     assert [r for r, _ in row.samples] == [0, 0, 0, 1, 1, 1]
     assert row.metrics.throughput == 200.0
@@ -256,15 +260,7 @@ def test_a_gang_with_a_silent_rank_claims_no_throughput() -> None:
     """Raw samples of the rank that reported are kept, metrics are not made of half a gang."""
     tried = attempt(job(cards=2), cards=2)
     lost = rank(1, state=State.LOST, worker=None)
-    record = RecordRow(
-        job=tried.job,
-        state=State.LOST,
-        reason="worker lost",
-        final=False,
-        attempt=tried,
-        outcome=outcome(tried, rank(0, result()), lost, state=State.LOST),
-    )
-    row = measured(record)
+    row = measured(recorded(tried, rank(0, result()), lost, state=State.LOST))
     assert row.metrics == Metrics() and len(row.samples) == 3
     assert row.nodes == ("hpu-1",)
 
@@ -273,15 +269,8 @@ def test_a_failure_is_told_with_its_class_tail_and_log() -> None:
     """The row quotes the failure; without a tail it quotes the message."""
     tried = attempt(job())
     failure = Failure(failure_class=FailureClass.CRASH, message="signal 11", log="hpu-1:/l/w.log")
-    record = RecordRow(
-        job=tried.job,
-        state=State.FAILED,
-        reason="crashed thrice",
-        final=True,
-        attempt=tried,
-        outcome=outcome(tried, rank(failure=failure, state=State.FAILED), state=State.FAILED),
-    )
-    row = measured(record)
+    ended = rank(failure=failure, state=State.FAILED)
+    row = measured(recorded(tried, ended, state=State.FAILED))
     assert (row.failure_class, row.failure_tail, row.log) == (
         "crash",
         "signal 11",
@@ -312,14 +301,7 @@ def test_a_job_that_never_ran() -> None:
 def test_an_attempt_whose_worker_left_no_word_is_placed_by_its_cards() -> None:
     """A lost worker's row still says node, device and that it was emulated."""
     tried = attempt(job())
-    record = RecordRow(
-        job=tried.job,
-        state=State.LOST,
-        reason="node lost",
-        final=False,
-        attempt=tried,
-        outcome=outcome(tried, rank(worker=None, state=State.LOST), state=State.LOST),
-    )
+    record = recorded(tried, rank(worker=None, state=State.LOST), state=State.LOST)
     row = measured(record)
     assert (row.nodes, row.device_name, row.emulated) == (("hpu-1",), NODE.device_name, True)
     assert measured(record, nodes=[]).nodes == ("n1",)
@@ -329,15 +311,7 @@ def test_a_worker_on_a_real_card_is_not_emulated() -> None:
     """The worker's own word decides."""
     tried = attempt(job())
     real = worker(emulated=False, device_name="Gaudi2", driver_version="1.21.2")
-    record = RecordRow(
-        job=tried.job,
-        state=State.SUCCEEDED,
-        reason="",
-        final=True,
-        attempt=tried,
-        outcome=outcome(tried, rank(result=result(), worker=real)),
-    )
-    row = measured(record)
+    row = measured(recorded(tried, rank(result=result(), worker=real)))
     assert (row.emulated, row.device_name, row.driver_version) == (False, "Gaudi2", "1.21.2")
 
 

@@ -6,7 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.domain.processor import HostTime, ProcessorReading, ThreadTime, use_between
+from orchestrator.domain.processor import (
+    SHORTEST_OF_HOST_S,
+    HostTime,
+    ProcessorReading,
+    ThreadTime,
+    use_between,
+)
 
 SECONDS = st.floats(0.0, 1e4)
 
@@ -64,6 +70,7 @@ def test_figures_are_never_out_of_range(
     is of a whole."""
     use = use_between(reading(0.0, threads, host), reading(wall_s, later, host_later))
     assert use is not None and use.cores >= 0
+    assert (use.host_load is None) == (wall_s < SHORTEST_OF_HOST_S)
     assert use.wait_share is None or use.wait_share >= 0
-    assert use.stolen_share is not None and 0 <= use.stolen_share <= 1
-    assert use.host_load is not None and use.host_load >= 0
+    assert use.stolen_share is None or 0 <= use.stolen_share <= 1
+    assert use.host_load is None or use.host_load >= 0

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from driver_cases import STATUS
 from measurements import row
+from source_tree import ROOT, modules, syntax
 
 from orchestrator.cli import main
 from orchestrator.domain.job import State
@@ -26,7 +27,6 @@ from orchestrator.host.visible import visible
 from orchestrator.results.lock import Holder
 from orchestrator.results.store import Store
 
-ROOT = Path(__file__).resolve().parents[2]
 #: A title, a cleared screen, a colour in C1, a bell, an overwritten line, bidirectional overrides,
 #: other line breaks, markup of rich. In names of files, too: no slash, no NUL.
 HOSTILE = "a\x1b]0;t\x07\x1b[2J\x9b31m\r\x08\x7f\u202eb\u2066\u2028\x85\ufeff[bold][red]"
@@ -266,8 +266,8 @@ def test_all_that_is_printed_goes_one_way() -> None:
         "orchestrator/results/schema_markdown.py",  # makes docs/schema.md
     }
     found = []
-    for path in sorted((ROOT / "orchestrator").rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
+    for path in modules("orchestrator"):
+        for node in syntax(path.read_text(encoding="utf-8")):
             if not isinstance(node, ast.Call):
                 continue
             name = ast.unparse(node.func)

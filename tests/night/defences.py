@@ -39,8 +39,8 @@ from orchestrator.runtime.row_writer import Patience, RowWriter
 from orchestrator.runtime.watchdog import Watchdog
 from orchestrator.scheduling import cards, retry, verdicts
 from orchestrator.scheduling import schedule as schedule_module
-from orchestrator.scheduling.assignment import Assigner
 from orchestrator.scheduling.breaker import Breaker
+from orchestrator.scheduling.gangs import Gangs
 from orchestrator.scheduling.invariants import InvariantViolated
 from orchestrator.scheduling.leases import Leases
 from orchestrator.scheduling.ledger import Ledger
@@ -358,7 +358,7 @@ DEFENCES = (
         name="cards drained for gangs",
         first=7,
         without="starves: ",
-        take_away=_of(Assigner, "reserve", _no_commands),
+        take_away=_of(Gangs, "reserve", _no_commands),
     ),
     Defence(
         name="quarantine of cards",

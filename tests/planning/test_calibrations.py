@@ -5,7 +5,7 @@ from __future__ import annotations
 from orchestrator.domain.job import Accelerator
 from orchestrator.domain.topology import Node
 from orchestrator.grid.reader import parse_grid
-from orchestrator.planning.implied_jobs import calibration_of, with_calibrations
+from orchestrator.planning.implied_jobs import calibration_of, with_implied
 from orchestrator.planning.plan import Action
 from orchestrator.planning.planner import make_plan
 
@@ -39,8 +39,8 @@ def test_each_model_and_card_count_is_measured_once_before_its_jobs() -> None:
 def test_what_runs_otherwise_needs_no_calibration() -> None:
     """bf16, another engine, another card, and the calibration itself."""
     jobs = parse_grid(GRID.replace("optimum-habana", "transformers").encode(), "grid").jobs()
-    assert with_calibrations(jobs) == jobs
-    measured = with_calibrations(parse_grid(GRID.encode(), "grid").jobs())
+    assert with_implied(jobs) == jobs
+    measured = with_implied(parse_grid(GRID.encode(), "grid").jobs())
     assert [calibration_of(job) for job in measured if job.workload == WORKLOAD] == [None, None]
 
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from source_tree import ROOT, modules
+from source_tree import ROOT, modules, syntax
 
 QUESTION_WORDS = ["What", "Which", "Whether", "Who", "Whom", "Whose", "How", "Why", "Where", "When"]
 #: Packages whose docstrings all open with a verb or a noun phrase.
@@ -17,7 +17,7 @@ _QUESTION = re.compile(rf"\s*({'|'.join(QUESTION_WORDS)})\b")
 
 def docstrings(source: str) -> Iterator[tuple[int, str]]:
     """Line and text of each docstring: of the module, its classes, functions and fields."""
-    for node in ast.walk(ast.parse(source)):
+    for node in syntax(source):
         if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             continue
         for statement in node.body:

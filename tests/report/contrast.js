@@ -15,6 +15,21 @@
     return 0.2126 * r + 0.7152 * g + 0.0722 * b;
   };
   const ancestors = (element) => (element ? [...ancestors(element.parentElement), element] : []);
+  // In a drawing, the boxes on which a text stands.
+  const boxes = (element) => {
+    const drawing = element.closest("svg.curve");
+    if (!drawing) return [];
+    const { left, right, top, bottom } = element.getBoundingClientRect();
+    const [x, y] = [(left + right) / 2, (top + bottom) / 2];
+    return [...drawing.querySelectorAll("rect")].filter((box) => {
+      const place = box.getBoundingClientRect();
+      return place.left <= x && x <= place.right && place.top <= y && y <= place.bottom;
+    }).map((box) => {
+      const { fill, opacity } = getComputedStyle(box);
+      const colour = bytes(fill);
+      return [...colour.slice(0, 3), colour[3] * opacity];
+    });
+  };
   const faint = [];
   document.querySelectorAll("details").forEach((details) => { details.open = true; });
   const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
@@ -25,7 +40,8 @@
     const hidden = !element.getBoundingClientRect().width || style.visibility === "hidden" || style.clipPath.includes("inset");
     if (!text || hidden || ["SCRIPT", "STYLE", "TITLE", "OPTION"].includes(element.tagName) || element.closest(":disabled")) continue;
     const way = ancestors(element);
-    const back = way.map((one) => bytes(getComputedStyle(one).backgroundColor)).reduce((behind, one) => over(one, behind), [255, 255, 255, 1]);
+    const page = way.map((one) => bytes(getComputedStyle(one).backgroundColor)).reduce((behind, one) => over(one, behind), [255, 255, 255, 1]);
+    const back = boxes(element).reduce((behind, one) => over(one, behind), page);
     const colour = bytes(element.ownerSVGElement ? style.fill : style.color);
     colour[3] *= way.reduce((product, one) => product * getComputedStyle(one).opacity, 1);
     const [light, dark] = [luminance(over(colour, back)), luminance(back)].sort((a, b) => b - a);

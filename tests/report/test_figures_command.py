@@ -84,7 +84,12 @@ def test_pictures_hold_the_pages_drawings_in_literal_colours() -> None:
     rows = every_state(items=2)
     summary = summarize(rows, reference=reference())
     page = render(summary, rows)
-    kinds = {"throughput-against-batch-size", "throughput-against-latency", "scaling"}
+    kinds = {
+        "throughput-against-batch-size",
+        "throughput-against-latency",
+        "scaling",
+        "cards",
+    }
     for picture in pictures_of(summary)[0]:
         inner = picture.drawing.partition("</title>")[2]
         assert (inner in page) == (picture.name.rstrip("-0123456789") in kinds), picture.name

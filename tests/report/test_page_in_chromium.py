@@ -93,15 +93,19 @@ def test_columns_that_say_the_same_of_every_row_are_left_out(browser: Page, tmp_
 
 
 def test_figures_are_drawn(browser: Page, report: Path) -> None:
-    """The scatter and the timeline have ink on them."""
+    """The scatter has ink on it, and every span of the timeline a place."""
     browser.open(report)
-    for name in ("scatter", "timeline"):
-        centre(browser, f"#{name}")
-        inked = browser.evaluate(
-            f"document.getElementById('{name}').getContext('2d')"
-            ".getImageData(0, 0, 900, 400).data.some((v, i) => i % 4 === 3 && v > 0)"
-        )
-        assert inked, name
+    centre(browser, "#scatter")
+    assert browser.evaluate(
+        "document.getElementById('scatter').getContext('2d')"
+        ".getImageData(0, 0, 900, 400).data.some((v, i) => i % 4 === 3 && v > 0)"
+    )
+    widths = browser.evaluate(
+        "[...document.querySelectorAll('#timeline .spans rect')]"
+        ".map(rect => rect.getBoundingClientRect().width)"
+    )
+    spans = sum(len(lane.spans) for lane in summarize(every_state()).timeline.lanes)
+    assert len(widths) == spans and min(widths) > 0
 
 
 def test_filter_sort_and_page_the_rows(browser: Page, report: Path) -> None:
@@ -201,7 +205,7 @@ def test_the_timeline_zooms(browser: Page, report: Path) -> None:
     """Buttons and keys change the stretch of time that is drawn."""
     browser.open(report)
     centre(browser, "#timeline")
-    drawn = VIEW.replace("scatter", "timeline")
+    drawn = "document.querySelector('#timeline .spans').getAttribute('viewBox')"
     before = browser.evaluate(drawn)
     browser.evaluate("document.querySelector('[data-move=in]').click()")
     browser.settle()
@@ -209,6 +213,20 @@ def test_the_timeline_zooms(browser: Page, report: Path) -> None:
     browser.evaluate("document.getElementById('timeline').focus({preventScroll: true})")
     browser.press("Home")
     assert browser.evaluate(drawn) == before
+
+
+def test_a_span_says_its_job_and_leads_to_its_row(browser: Page, report: Path) -> None:
+    """The pointer on a span shows its job; a click unfolds the job's row."""
+    browser.open(report)
+    x, y = centre(browser, "#timeline .spans rect")
+    browser.send("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
+    browser.settle()
+    told = browser.evaluate("document.getElementById('tip').textContent")
+    assert "attempt 1" in told and "gpu-1/GPU0" in told
+    for kind in ("mousePressed", "mouseReleased"):
+        browser.send("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
+    browser.settle()
+    assert "Job id" in browser.evaluate("document.querySelector('tr.more').textContent")
 
 
 def test_every_control_has_a_name(browser: Page, report: Path) -> None:

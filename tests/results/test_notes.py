@@ -6,10 +6,9 @@ import json
 from dataclasses import replace
 
 import pytest
-from measurements import job, note
+from measurements import job, note, recorded
 
-from orchestrator.domain.attempt import Attempt, Outcome, RankOutcome
-from orchestrator.domain.events import RecordRow
+from orchestrator.domain.attempt import Attempt, RankOutcome
 from orchestrator.domain.failure import Failure, FailureClass
 from orchestrator.domain.job import Accelerator, Job, State
 from orchestrator.domain.topology import Card, Node
@@ -78,14 +77,7 @@ def test_a_note_is_the_row_that_the_driver_would_have_made(one: Job, node_ids: s
     rank = RankOutcome(
         rank=0, state=State.LOST, started_at=1e9 + 0.1, ended_at=1e9 + 0.1, failure=failure
     )
-    record = RecordRow(
-        job=begins.job,
-        state=State.LOST,
-        reason=row.reason,
-        final=False,
-        attempt=begins,
-        outcome=Outcome(attempt_id=begins.attempt_id, state=State.LOST, ranks=(rank,)),
-    )
+    record = recorded(begins, rank, state=State.LOST, reason=row.reason)
     expected = measurement_of(
         record,
         run="night",

@@ -10,8 +10,10 @@ from typing import Any
 
 from driver_cases import STATUS
 
-from orchestrator.on_ray.metrics import METRICS, PREFIX, readings_of
+from orchestrator.on_ray.metrics import METRICS, PREFIX, rate_name, readings_of
 from orchestrator.runtime.status import CardStatus, Rate
+from workloads import registry
+from workloads.registry import WORKLOADS
 
 DASHBOARD = Path(__file__).resolve().parents[2] / "docs" / "grafana" / "nightgrid.json"
 
@@ -34,17 +36,51 @@ def queries() -> list[str]:
     return found
 
 
+#: The names of the throughputs of all workloads that there are, and of one that is not ours.
+UNITS = {"tokens/s", "samples/s", "products/s", "µ steps/s"} | {
+    throughput.unit for name in WORKLOADS if (throughput := registry.throughput_of(name))
+}
+RATES = {rate_name(unit) for unit in UNITS}
+BY_PATTERN = re.compile(r'__name__(=~|!=)"([^"]+)"')
+
+
+def drawn(query: str) -> set[str]:
+    """The throughputs that a query asks for by a pattern of their names."""
+    conditions = BY_PATTERN.findall(query)
+    return {
+        PREFIX + name
+        for name in RATES
+        if conditions
+        and all(
+            bool(re.fullmatch(pattern, PREFIX + name)) is (how == "=~")
+            for how, pattern in conditions
+        )
+    }
+
+
 def test_the_dashboard_draws_every_metric_and_no_other() -> None:
-    """A metric that is renamed would leave an empty panel, and nobody would know why."""
-    asked = {name for query in queries() for name in re.findall(r"\bray_\w+", query)}
-    assert asked == {PREFIX + name for name in METRICS}
+    """A metric that is renamed would leave an empty panel, and nobody would know why. Throughputs
+    of whatever unit are drawn once each."""
+    plain = [query for query in queries() if not BY_PATTERN.search(query)]
+    asked = [name for query in plain for name in re.findall(r"\bray_\w+", query)]
+    asked += [name for query in queries() for name in drawn(query)]
+    assert set(asked) == {PREFIX + name for name in {*METRICS, *RATES}}
+    assert all(asked.count(PREFIX + name) == 1 for name in RATES)
+
+
+def test_a_throughput_is_called_by_its_unit() -> None:
+    """Names that Prometheus takes; those of dashboards made for earlier versions stay."""
+    assert rate_name("tokens/s") == "nightgrid_tokens_per_s"
+    assert rate_name("samples/s") == "nightgrid_samples_per_s"
+    assert len(RATES) == len(UNITS)
+    assert all(re.fullmatch(r"[a-zA-Z_:][a-zA-Z0-9_:]*", name) for name in RATES)
 
 
 def test_the_dashboard_groups_by_tags_that_exist() -> None:
     """Labels of queries and legends are those that a metric has."""
     for query in queries():
         (name, *_) = re.findall(r"ray_(nightgrid_\w+)", query)
-        known = {"run", *METRICS[name][0]}
+        known = {"run", "__name__", *METRICS.get(name, ((),))[0]}
         for labels in re.findall(r"by \(([^)]*)\)", query):
             assert {label.strip() for label in labels.split(",")} <= known, query
         assert set(re.findall(r"(\w+)(?:=~|!=|=)\"", query)) <= known, query
@@ -73,14 +109,14 @@ def test_readings_have_the_tags_that_their_metric_is_declared_with() -> None:
         utilization_percent=97.0,
         memory_used_bytes=2**30,
     )
-    rates = tuple(Rate(unit=unit, per_s=1.0, jobs=1) for unit in ("tokens/s", "samples/s"))
+    rates = tuple(Rate(unit=unit, per_s=1.0, jobs=1) for unit in UNITS)
     status = dataclasses.replace(
         STATUS, cards=(card,), rates=rates, failure_counts={"crash": 1}, jobs_run=3
     )
     readings = list(readings_of(status))
-    assert {reading.name for reading in readings} == set(METRICS)
+    assert {reading.name for reading in readings} == {*METRICS, *RATES}
     for reading in readings:
-        assert set(reading.tags) == set(METRICS[reading.name][0])
+        assert set(reading.tags) == set(METRICS.get(reading.name, ((),))[0])
 
 
 def test_what_is_not_known_is_not_recorded() -> None:

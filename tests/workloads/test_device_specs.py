@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from outside_device import install, offer
-from source_tree import ROOT, modules
+from source_tree import ROOT, modules, syntax
 
 from workloads import devices
 from workloads.devices import CAPABILITIES, DEVICES, DeviceSpec, own_devices
@@ -48,7 +48,7 @@ def test_rules_ask_for_capabilities_that_there_are() -> None:
         dataclasses.replace(devices.device_spec("cuda"), capabilities=frozenset({"streems"}))
     asked = set()
     for path in [*modules("workloads"), *modules("orchestrator")]:
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in syntax(path.read_text(encoding="utf-8")):
             if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "can":
                 asked |= {each.value for each in node.args if isinstance(each, ast.Constant)}
     had = {each for spec in own_devices() for each in spec.capabilities}

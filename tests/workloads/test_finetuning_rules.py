@@ -12,7 +12,7 @@ from finetuning_cases import asked, refuse
 from pydantic import ValidationError
 
 from workloads.errors import BadConfiguration
-from workloads.finetuning_parameters import ADAPTER_METHODS
+from workloads.finetuning_method import ADAPTER_METHODS
 from workloads.models import targets
 from workloads.registry import find_workload
 

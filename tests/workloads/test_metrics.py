@@ -9,10 +9,9 @@ from types import MappingProxyType
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from measurements import attempt, job, outcome, rank, row, sample
+from measurements import attempt, job, rank, recorded, row, sample
 
 from orchestrator.domain.events import RecordRow
-from orchestrator.domain.job import State
 from orchestrator.domain.measurement import Measurement
 from orchestrator.report.reported import FigureChange, figure_changes, figures_of, titled
 from orchestrator.results.derive import measurement_of, metrics_of
@@ -67,14 +66,7 @@ def record_of(*metrics: dict[str, float], workload: str = "text-generation") -> 
         for found in metrics
     ]
     ranks = [rank(number, result=result) for number, result in enumerate(results)]
-    return RecordRow(
-        job=asked,
-        state=State.SUCCEEDED,
-        reason="measured",
-        final=True,
-        attempt=tried,
-        outcome=outcome(tried, *ranks),
-    )
+    return recorded(tried, *ranks)
 
 
 def reported(made: Measurement) -> dict[str, float]:

@@ -132,7 +132,7 @@ def test_the_workload_that_fits_is_named(tmp_path: Path, monkeypatch: pytest.Mon
     bert, llama = write(tmp_path / "bert", BERT), write(tmp_path / "llama", LLAMA)
     for model, workload, fits in (
         (bert, "text-generation", "write workload: masking"),
-        (llama, "masking", "write workload: finetuning or fp8-calibration or text-generation"),
+        (llama, "masking", "write workload: finetuning or fp8-calibration or quality-reference"),
     ):
         with pytest.raises(GridError) as found:
             parse_grid(grid(model, workload), "g")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -145,21 +146,38 @@ def test_the_document_has_every_setting_and_limit() -> None:
     assert "`optimizer: adamw-8bit` on hpu" in text
 
 
+SETTING = """\
+from workloads.settings import setting
+from workloads.techniques.base import Technique
+class Twice(Technique):
+    name = "twice"
+    title = "twice"
+    {}: int = setting(1, role="choice", description="One more.")
+"""
+
+
+@pytest.mark.parametrize(
+    ("taken", "whose"),
+    [("padding", "padding"), ("rank", "the method of fine-tuning"), ("batch_size", "a job")],
+)
 def test_a_setting_of_ours_is_not_taken_by_another_package(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    taken: str,
+    whose: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A technique whose setting is called as one of ours is left out and told; ours are there."""
+    """A technique whose setting is called as one of ours, as one of the method or as a field of a
+    job is left out and told; ours are there."""
     (tmp_path / "twice-1.dist-info").mkdir()
     (tmp_path / "twice-1.dist-info" / "METADATA").write_text("Name: twice\nVersion: 1\n")
     points = "[nightgrid.techniques]\ntwice = twice:Twice\n"
     (tmp_path / "twice-1.dist-info" / "entry_points.txt").write_text(points)
-    (tmp_path / "twice.py").write_text(
-        "from workloads.techniques.padding import Padding\n"
-        "class Twice(Padding):\n    name = 'twice'\n    title = 'padding again'\n"
-    )
+    (tmp_path / "twice.py").write_text(SETTING.format(taken))
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "twice", raising=False)
     fresh = Declared("workloads.techniques", Technique, "nightgrid.techniques")
     monkeypatch.setattr(techniques, "TECHNIQUES", fresh)
     assert "twice" in fresh
     assert all_techniques.__wrapped__() == all_techniques()
-    assert "technique twice: padding has a setting" in caplog.text
+    assert f"technique twice: {whose} has a setting {taken} already; rename one" in caplog.text

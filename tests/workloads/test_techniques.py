@@ -189,7 +189,7 @@ def test_packed_samples_do_not_meet_or_the_job_refuses() -> None:
 )
 def test_default_targets_suit_every_architecture(kind: str, targets: tuple[str, ...]) -> None:
     """The adapter sits on the attention's inputs of every layer, and a step changes it."""
-    from workloads.finetuning_parameters import method_of
+    from workloads.finetuning_method import method_of
     from workloads.training import methods
 
     model = _random_model(kind)

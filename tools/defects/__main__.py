@@ -97,6 +97,15 @@ def main() -> None:
         default="",
         help="of modules to plant in, or of test files to record: a part of their paths",
     )
+    parser.add_argument(
+        "--without", default="-", help="modules to plant nothing in: part of a path"
+    )
+    parser.add_argument(
+        "--reach",
+        type=int,
+        default=99,
+        help="of tests that are not recorded: how many imports may lead to the module",
+    )
     parser.add_argument("--output", type=Path, default=ROOT / "defects")
     args = parser.parse_args()
     args.output = args.output.resolve()
@@ -115,12 +124,16 @@ def main() -> None:
     if args.action == "report":
         print("\n".join(summary(list(results(written).values()), _equivalent())))
         return
-    modules = {path: text for path, text in project.modules().items() if args.only in path}
+    modules = {
+        path: text
+        for path, text in project.modules().items()
+        if args.only in path and args.without not in path
+    }
     defects = chosen(modules, args.count, args.seed)
     if args.action == "list":
         print("\n".join(f"{each.kind:10} {each.key}" for each in defects))
         return
-    executed = Record(place / "executed", project)
+    executed = Record(place / "executed", project, reach=args.reach)
     first = {each.by for each in results(args.first).values()} if args.first else set()
     suites = ("quick",) if args.suite == "quick" else ("quick", "whole")
     plant(

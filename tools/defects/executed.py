@@ -74,6 +74,7 @@ class Test:
     fixtures: tuple[str, ...] = ()
     seconds: float = 0.0
     outcomes: set[str] = field(default_factory=set)
+    imports: int | None = None  # that lead to the module of a defect; None: its lines are recorded
 
     @property
     def file(self) -> str:
@@ -154,9 +155,10 @@ def collected(project: Project, to: Path) -> list[Test]:
 class Record:
     """Read recordings: which tests execute a line."""
 
-    def __init__(self, place: Path, project: Project | None = None) -> None:
+    def __init__(self, place: Path, project: Project | None = None, *, reach: int = 99) -> None:
         """Read what is recorded in a folder; of test files of ``project`` that are not, their
-        imports tell."""
+        imports tell, up to ``reach`` of them in a row."""
+        self._reach = reach
         found = sorted(path.parent for path in place.glob("*/file.txt"))
         self._places = {path: (path / "file.txt").read_text() for path in found}
         self.files = set(self._places.values())
@@ -205,8 +207,13 @@ class Record:
         tests = (test for test in self.tests.values() if test.passed and test.file in files)
         known = sorted(tests, key=lambda test: (test.name not in names, test.seconds))
         near = self._imports.executing(defect.path) if self._imports else {}
+        near = {file: imports for file, imports in near.items() if imports <= self._reach}
         others = sorted(near.keys() & self._unrecorded.keys(), key=lambda file: (near[file], file))
-        return [*known, *(test for file in others for test in self._unrecorded[file])]
+        for file in others:
+            for test in self._unrecorded[file]:
+                test.imports = near[file]
+                known.append(test)
+        return known
 
     def _importing(self, path: str) -> set[str]:
         """The test files in whose run a module was imported."""

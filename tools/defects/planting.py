@@ -124,12 +124,18 @@ def _with(project: Project, defect: Mutation, tests: list[Test], work: Path) -> 
 
 
 def _stages(tests: list[Test], path: str, first: frozenset[str]) -> Iterator[list[Test]]:
-    """Tests of the folder that mirrors that of a module catch most of its defects: the files of
-    all others are collected only if those do not."""
+    """Tests that import a module themselves, and those of the folder that mirrors its own, catch
+    most of its defects: the files of all others are collected only if those do not."""
     folders = mirrors(path)
-    near = [t for t in tests if t.name in first or t.file.rpartition("/")[0] in folders]
-    near.sort(key=lambda test: test.name not in first)
-    yield from filter(None, (near, [test for test in tests if test not in near]))
+    wanted = (
+        lambda test: test.name in first,
+        lambda test: test.imports is not None and test.imports <= 1,
+        lambda test: test.file.rpartition("/")[0] in folders,
+        lambda test: True,
+    )
+    for among in wanted:
+        yield from filter(None, [[test for test in tests if among(test)]])
+        tests = [test for test in tests if not among(test)]
 
 
 def _by_file(tests: list[Test]) -> list[Test]:

@@ -47,7 +47,7 @@ def _refuse_generation(asked: Asked) -> Iterator[Refusal]:
 def _refuse_training(asked: Asked) -> Iterator[Refusal]:
     """The library's own trainer runs LoRA on one card, as it is; Nightgrid's loop does all else."""
     from workloads.engines import default_engine
-    from workloads.finetuning_parameters import method_of
+    from workloads.finetuning_method import method_of
     from workloads.finetuning_rules import refuse
     from workloads.techniques import all_techniques
 

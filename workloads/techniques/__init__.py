@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import fields
 from functools import cache
 from typing import Any
 
 from workloads.declared import Declared
+from workloads.finetuning_method import MethodParameters
+from workloads.refusal import Asked
 from workloads.techniques.base import Technique
 
 #: Every technique by name; nobody else's takes the place of one of ours.
@@ -22,9 +25,11 @@ TECHNIQUES: Declared[type[Technique]] = Declared(__name__, Technique, "nightgrid
 @cache
 def all_techniques() -> tuple[type[Technique], ...]:
     """Every technique, in the order in which they act at each point. One of another package whose
-    setting is called as another technique's is left out, with a warning."""
+    setting has the name of another one's, of the method's or of a job's field is left out, with a
+    warning."""
     found: dict[str, type[Technique]] = {}
-    settings: dict[str, str] = {}  # name -> the technique that has it
+    settings = {each.name: "a job" for each in fields(Asked)}  # name -> whatever has it
+    settings |= dict.fromkeys(MethodParameters.model_fields, "the method of fine-tuning")
     for name in TECHNIQUES:  # ours come first
         kind = TECHNIQUES[name]
         if twice := settings.keys() & kind.model_fields.keys():

@@ -20,7 +20,7 @@ from workloads.data.catalog import Dataset, load_dataset
 from workloads.devices.monitoring.host_memory import HostMemoryPeak, resident_bytes
 from workloads.engines import find_engine
 from workloads.errors import BadConfiguration
-from workloads.finetuning_parameters import MethodParameters, method_for
+from workloads.finetuning_method import MethodParameters, method_for
 from workloads.measure import Measured, instruments_of, measure
 from workloads.parallel.layout import Layout, tensor_size
 from workloads.techniques import chosen

@@ -1,11 +1,33 @@
-"""Fine-tuning, by a method and with techniques."""
+"""Fine-tuning, by a method and with techniques.
+
+Its parameters are put together from the method's and those of ``workloads.techniques``, so the
+settings of a technique that is found there are settings of grids at once.
+"""
 
 from __future__ import annotations
 
-from workloads.finetuning_parameters import FinetuningParameters
+from typing import Any
+
+from pydantic import create_model
+
+from workloads.finetuning_method import MethodParameters
 from workloads.finetuning_rules import refuse
 from workloads.metrics import SAMPLES
+from workloads.techniques import all_techniques
 from workloads.workloads.base import WorkloadSpec
+
+_TECHNIQUES: dict[str, Any] = {
+    name: (info.annotation, info)
+    for technique in all_techniques()
+    for name, info in technique.model_fields.items()
+}
+
+FinetuningParameters: type[MethodParameters] = create_model(
+    "FinetuningParameters",
+    __base__=MethodParameters,
+    __doc__="Fine-tuning of a causal language model, by a method and with techniques.",
+    **_TECHNIQUES,
+)
 
 SPEC = WorkloadSpec(
     name="finetuning",

@@ -7,6 +7,7 @@ from typing import Literal
 from workloads.generation_rules import refuse
 from workloads.metrics import TOKENS
 from workloads.parameters import DatasetParameters
+from workloads.quality_metrics import METRICS
 from workloads.settings import setting
 from workloads.workloads.base import WorkloadSpec
 
@@ -93,6 +94,13 @@ class TextGenerationParameters(DatasetParameters):
         ge=0,
         description="How many generated texts to keep in the row, from the first prompts on.",
     )
+    quality: bool = setting(
+        False,
+        role="neutral",
+        description="Compare what the model writes with the plain path (transformers in fp32), "
+        "after the timed part: share of equal tokens, KL divergence, loss. The plan adds the "
+        "reference, once for a model and dataset.",
+    )
 
 
 SPEC = WorkloadSpec(
@@ -103,6 +111,7 @@ SPEC = WorkloadSpec(
     ability="generate",
     tasks=("causal-lm",),
     throughput=TOKENS,
+    metrics=METRICS,
     refuse=refuse,
     moved={"hpu_mode": None, "packed_weights": False},
 )

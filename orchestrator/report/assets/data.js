@@ -84,11 +84,6 @@ function precisionStyle(name) {
   if (name in PRECISION_STYLES) return PRECISION_STYLES[name];
   return [...name].reduce((sum, character) => sum + character.codePointAt(0), 0) % SHAPES.length;
 }
-const STATE_COLOURS = {
-  SUCCEEDED: "--ok", OUT_OF_MEMORY: "--oom", PRUNED: "--pruned", UNSUPPORTED: "--none",
-  FAILED: "--fail", TIMED_OUT: "--timeout", LOST: "--lost", NOT_STARTED: "--waiting",
-  PENDING: "--waiting", RUNNING: "--waiting",
-};
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 const redraws = [];
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => redraws.forEach((draw) => draw()));

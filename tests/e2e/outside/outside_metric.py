@@ -1,19 +1,13 @@
-"""A metric, declared beside the kind of model that it is of."""
+"""A metric: one more figure for rows of Nightgrid's own fine-tuning, from their raw samples."""
 
 from workloads.metrics import Metric
-from workloads.tasks.base import TaskSpec
 
-SPEC = TaskSpec(
-    name="matrix",
-    title="a matrix",
-    architectures=("OutsideMatrix",),
-    metrics=(
-        Metric(
-            name="mean_entry",
-            title="mean entry of the product",
-            unit="units",
-            description="Mean of the entries of the product.",
-            better="higher",
-        ),
-    ),
+SPEC = Metric(
+    name="last_step_loss",
+    title="last loss",
+    unit="nats",
+    description="Loss of the last step.",
+    better="lower",
+    figure=lambda timed: timed.samples[-1].loss,
+    of=("finetuning",),
 )

@@ -5,7 +5,7 @@ from pathlib import Path
 from workloads.api import JobContext, Request, Result
 from workloads.engines import engine_function
 from workloads.measure import Instruments, Observation, measure
-from workloads.metrics import Throughput
+from workloads.metrics import Metric, Throughput
 from workloads.parameters import WorkloadParameters
 from workloads.settings import setting
 from workloads.workloads.base import WorkloadSpec
@@ -25,6 +25,15 @@ SPEC = WorkloadSpec(
     ability="multiply",
     tasks=("matrix",),
     throughput=Throughput(unit="products/s", counts="items"),
+    metrics=(
+        Metric(
+            name="mean_entry",
+            title="mean entry of the product",
+            unit="units",
+            description="Mean of the entries of the product.",
+            better="higher",
+        ),
+    ),
 )
 
 

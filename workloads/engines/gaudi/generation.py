@@ -194,7 +194,6 @@ def load(request: Request, device: Device) -> OptimumHabanaEngine:
         source=source,
         device=device,
         weights=found_weights,
-        random_weights=source.random_weights,
         end_token_ids=end_token_ids,
         pad_token_id=pad_token_id,
         context_length=_context_length(model.config),

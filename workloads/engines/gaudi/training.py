@@ -26,7 +26,7 @@ from workloads.devices.monitoring.host_memory import HostMemoryPeak, resident_by
 from workloads.engines.gaudi import generation, library
 from workloads.engines.optimum_habana import SPEC
 from workloads.errors import BadConfiguration
-from workloads.finetuning_parameters import MethodParameters, method_for
+from workloads.finetuning_method import MethodParameters, method_for
 from workloads.models.loading import load_tokenizer, open_model
 from workloads.training import adapters, methods
 from workloads.training.flops import train_flops_per_token

@@ -1,18 +1,14 @@
-"""The parameters of fine-tuning: the method's own here, then those of every technique.
+"""The parameters of fine-tuning that are not a technique's: its method, data and length.
 
-Torch-free; ``FinetuningParameters`` is put together from ``workloads.techniques``, so
-the settings of a technique that is found there are settings of grids at once.
+Torch-free, since the plan reads them.
 """
 
 from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import create_model
-
-from workloads.parameters import DatasetParameters, WorkloadParameters
+from workloads.parameters import DatasetParameters
 from workloads.settings import setting
-from workloads.techniques import all_techniques
 
 Method = Literal["full", "lora", "vera", "dora", "qlora", "qat", "qat-lora"]
 
@@ -106,26 +102,6 @@ class MethodParameters(DatasetParameters):
         pattern=ADAPTER_NAME,
         description="Name to keep the trained adapter under, for `adapter:` of text-generation.",
     )
-
-
-def _combined() -> Any:
-    """A definition for each field of the method and of all techniques, by name."""
-    fields: dict[str, Any] = {}
-    models: tuple[type[WorkloadParameters], ...] = (MethodParameters, *all_techniques())
-    for model in models:
-        for name, info in model.model_fields.items():
-            if name in fields:
-                raise TypeError(f"a technique has a setting of the method: {name}")
-            fields[name] = (info.annotation, info)
-    return fields
-
-
-FinetuningParameters: type[WorkloadParameters] = create_model(
-    "FinetuningParameters",
-    __base__=WorkloadParameters,
-    __doc__="Fine-tuning of a causal language model, by a method and with techniques.",
-    **_combined(),
-)
 
 
 #: Steps of a job that is asked only whether its batch fits: the first allocates the optimizer's

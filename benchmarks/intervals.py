@@ -1,0 +1,171 @@
+"""Does the interval hold when the night is repeated? (``verify-interval``)
+
+A grid of twenty cells is run ten times. A run starts each cell in three fresh processes, and its
+95 % interval is made as a report makes it (``orchestrator/report/replicates.py``). Each run's
+interval of a cell is then held against the mean of the other nine: 200 pairs of run and cell.
+
+The mean of nine is not the truth. It scatters by a third of what one run scatters by, and where
+runs scatter alike the distance between the two is wider than that of a run from the truth by the
+root of 10/9. So two shares are given: of intervals as they are, which should cover a little less
+than 95 %, and of intervals widened by that root, which should cover 95 %. Beside them stands the
+interval within one process, as a row of a single process has it. Cells of a run are measured in the
+same few minutes, so pairs are not independent, and the share itself is known less well than 200
+tosses would give.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import statistics
+import sys
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from benchmarks.figures import Goal, Line
+from benchmarks.night import environment
+from benchmarks.setting import Setting
+from orchestrator.domain.measurement import Measurement
+from orchestrator.report.flags import raised_by_job
+from orchestrator.report.grouping import settings_of
+from orchestrator.report.replicates import join
+from orchestrator.results.schema import from_table
+from workloads.confidence import student_t_quantile, student_t_two_sided
+
+TITLE = "Intervals: a grid repeated ten times"
+RUNS, REPLICATES = 10, 3
+
+#: Mean, low and high of a cell in one run.
+Told = tuple[float, float, float]
+
+
+def run(setting: Setting) -> tuple[list[Line], dict[str, Any]]:
+    """The lines and facts of this benchmark."""
+    runs, replicates = (3, 2) if setting.smoke else (RUNS, REPLICATES)
+    grid = setting.scratch / "grid.yaml"
+    grid.write_text(_grid(smoke=setting.smoke))
+    joined: list[Mapping[str, Told]] = []
+    single: list[Mapping[str, Told]] = []
+    between: list[float] = []
+    flagged = 0
+    for number in range(runs):
+        rows: list[Measurement] = []
+        for replicate in range(1, replicates + 1):
+            rows += _replicate(setting, grid, replicate, number)
+        raised = raised_by_job(rows)
+        flagged += len(raised)
+        found = join(rows, settings_of(rows, raised), raised)
+        joined.append({cell.row.job_id: _told(cell.row) for cell in found.cells})
+        single.append({row.job_id: _told(row) for row in rows if row.replicate == 1})
+        between += [
+            cell.spread.between / cell.spread.mean
+            for cell in found.cells
+            if cell.spread is not None
+        ]
+    root = math.sqrt(runs / (runs - 1))
+    plain, pairs = coverage(joined)
+    widened, _ = coverage(joined, root)
+    alone, _ = coverage(single)
+    quantile = student_t_quantile(0.975, replicates - 1)
+    expected = 1 - student_t_two_sided(quantile / root, replicates - 1)
+
+    def line(what: str, share: float, goals: Sequence[Goal] = (Goal(),)) -> list[Line]:
+        covered = max(100 * share, 1e-9)
+        return [Line(what=what, against="", unit="%", ours=(covered,), goal=goal) for goal in goals]
+
+    goals = (Goal(kind="at least", value=90), Goal(kind="at most", value=98))
+    lines = [
+        *line("95 % intervals over processes that cover the mean of the other runs", plain, goals),
+        *line("the same, widened by the error of that mean", widened),
+        *line("95 % intervals within one process that cover it", alone),
+    ]
+    return lines, {
+        "runs": runs,
+        "cells": len(joined[0]),
+        "fresh processes a run": replicates,
+        "pairs of run and cell": pairs,
+        "covered where runs scatter alike, not widened, %": round(100 * expected, 1),
+        "median standard deviation between processes, %": round(
+            100 * statistics.median(between), 2
+        ),
+        "median half width over processes, %": _half_width(joined),
+        "median half width within one process, %": _half_width(single),
+        "rows flagged": flagged,
+    }
+
+
+def coverage(runs: Sequence[Mapping[str, Told]], widen: float = 1.0) -> tuple[float, int]:
+    """The share of intervals that cover the mean of the other runs, and of how many."""
+    covered = pairs = 0
+    by_cell: dict[str, list[Told]] = defaultdict(list)
+    for told in runs:
+        for cell, one in told.items():
+            by_cell[cell].append(one)
+    for every in by_cell.values():
+        for number, (mean, low, high) in enumerate(every):
+            others = [other for at, (other, _, _) in enumerate(every) if at != number]
+            distance = statistics.fmean(others) - mean
+            covered += widen * (low - mean) <= distance <= widen * (high - mean)
+            pairs += 1
+    return covered / pairs, pairs
+
+
+def _half_width(runs: Sequence[Mapping[str, Told]]) -> float:
+    halves = [(high - low) / 2 / mean for told in runs for mean, low, high in told.values()]
+    return round(100 * statistics.median(halves), 2)
+
+
+def _told(row: Measurement) -> Told:
+    metrics = row.metrics
+    known = (metrics.throughput, metrics.throughput_low, metrics.throughput_high)
+    if None in known:
+        raise RuntimeError(f"job {row.job_id} has no interval: {metrics.repeats} repeats")
+    return known  # type: ignore[return-value]
+
+
+def _replicate(setting: Setting, grid: Any, replicate: int, number: int) -> list[Measurement]:
+    """The rows of one replicate of one run, from a fresh process."""
+    out = setting.scratch / f"rows-{number}-{replicate}.parquet"
+    with contextlib.ExitStack() as stack:
+        process = setting.started(
+            stack,
+            f"run {number}, replicate {replicate}",
+            sys.executable,
+            "one_replicate.py",
+            *(grid, replicate, number, out),
+            environment=environment(),
+        )
+        process.turn()
+    return from_table(pq.read_table(out))
+
+
+def _grid(*, smoke: bool) -> str:
+    """Twenty cells of a tiny model: two precisions, five batch sizes, two lengths."""
+    return json.dumps(
+        {
+            "name": "intervals",
+            "defaults": {
+                "workload": "text-generation",
+                "model": "tiny-chatglm3",
+                "accelerator": "CPU",
+                "prompts": 8,
+                "ignore_eos": True,
+            },
+            "measure": {"warmup": 1, "min_repeats": 5, "max_repeats": 8, "time_limit_s": 20},
+            "experiments": [
+                {
+                    "name": "cells",
+                    "replicates": 2 if smoke else REPLICATES,
+                    "axes": {
+                        "precision": ["fp32"] if smoke else ["fp32", "bf16"],
+                        "batch_size": [4, 8] if smoke else [1, 2, 3, 4, 8],
+                        "output_tokens": [2] if smoke else [4, 8],
+                    },
+                }
+            ],
+        }
+    )

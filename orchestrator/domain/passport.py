@@ -1,0 +1,117 @@
+"""Passports of cards, and which of the cards are slow. Pure.
+
+A card is held against the other cards of its node, and against its own earlier passports. Both
+matter: a card that was always slower than its neighbours shows in the first, a node whose cards
+have all become slower in the second.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+#: Shares of the usual figure below which a card is called slow. Emulated cards share a processor,
+#: whose caches and clock are no card's own: what a busy neighbour costs is no slow card.
+LEAST_SHARE, LEAST_SHARE_EMULATED = 0.9, 0.5
+#: Earlier passports of a card without which its history says nothing.
+LEAST_HISTORY = 3
+
+#: The figures, and their names for people.
+FIGURES = {
+    "matmul_flops": "matrix product",
+    "copy_bytes_per_s": "memory copy",
+    "link_bytes_per_s": "all-reduce",
+    "clock_mhz": "clock",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Passport:
+    """The figures of a card at one moment; None where one was not measured."""
+
+    run: str
+    taken_at: float  # seconds since the epoch
+    node: str
+    card_index: int
+    accelerator: str
+    device_name: str
+    emulated: bool
+    matmul_flops: float | None = None
+    copy_bytes_per_s: float | None = None
+    link_bytes_per_s: float | None = None
+    clock_mhz: float | None = None
+
+    @property
+    def card(self) -> str:
+        """The card as people know it, e.g. ``hpu-1/HPU3``."""
+        return f"{self.node}/{self.accelerator}{self.card_index}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlowCard:
+    """A card that is slower than it should be, by one of its figures."""
+
+    card: str
+    figure: str  # of ``FIGURES``
+    share: float  # of what is usual
+    than: str  # "the other cards of its node" or "before"
+
+    def __str__(self) -> str:
+        return f"{self.card}: {FIGURES[self.figure]} at {self.share:.0%} of {self.than}"
+
+
+def slow_cards(now: Sequence[Passport], before: Iterable[Passport] = ()) -> tuple[SlowCard, ...]:
+    """The slow cards among those of a run, each by its worst figure, the slowest first.
+
+    Args:
+        now: the passports of one run; of several of a card the newest counts.
+        before: those of earlier runs.
+    """
+    newest: dict[str, Passport] = {}
+    for each in sorted(now, key=lambda passport: passport.taken_at):
+        newest[each.card] = _with_known(each, newest.get(each.card))
+    earlier: dict[str, list[Passport]] = {}
+    for each in before:
+        earlier.setdefault(each.card, []).append(each)
+    found: dict[str, SlowCard] = {}
+    for card in newest.values():
+        peers = [
+            other
+            for other in newest.values()
+            if other is not card
+            and (other.node, other.device_name) == (card.node, card.device_name)
+        ]
+        own = [e for e in earlier.get(card.card, ()) if e.device_name == card.device_name]
+        for figure in FIGURES:
+            for others, than, least in (
+                (peers, "the other cards of its node", 1),
+                (own, "what it had in earlier runs", LEAST_HISTORY),
+            ):
+                slow = _slow(card, figure, others, than, least)
+                known = found.get(card.card)
+                if slow is not None and (known is None or slow.share < known.share):
+                    found[card.card] = slow
+    return tuple(sorted(found.values(), key=lambda slow: slow.share))
+
+
+def _with_known(newer: Passport, older: Passport | None) -> Passport:
+    """The newer passport with the figures that only the older one has."""
+    if older is None:
+        return newer
+    known = {name: getattr(older, name) for name in FIGURES if getattr(newer, name) is None}
+    return replace(newer, **known)
+
+
+def _slow(
+    card: Passport, figure: str, others: Sequence[Passport], than: str, least: int
+) -> SlowCard | None:
+    value: float | None = getattr(card, figure)
+    known = [v for other in others if (v := getattr(other, figure)) is not None]
+    if value is None or len(known) < least:
+        return None
+    usual = statistics.median(known)
+    limit = LEAST_SHARE_EMULATED if card.emulated else LEAST_SHARE
+    if usual <= 0 or value >= limit * usual:
+        return None
+    return SlowCard(card=card.card, figure=figure, share=value / usual, than=than)

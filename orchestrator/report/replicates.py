@@ -1,0 +1,201 @@
+"""Replicates joined into one cell: its mean over processes, with the interval that holds. Pure.
+
+A grid with ``replicates: N`` leaves N rows of a cell, each of a process of its own. Tables
+and comparisons see one row for all of them, which is the first with the figures of all: the mean of
+the processes' means, and Student's t interval over these (``workloads/confidence.py``). A row that
+is flagged is left out where others are not. Rows of one and the same process say nothing of what
+differs between processes; where there is no second one the interval stays the row's own, and the
+report says "within one process".
+"""
+
+from __future__ import annotations
+
+import math
+import typing
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from orchestrator.domain.job import State
+from orchestrator.domain.measurement import Measurement, Metrics
+from orchestrator.report.flags import Raised, barred
+from orchestrator.report.grouping import Setting
+from orchestrator.report.provenance import Banner
+from orchestrator.report.ratio import rate_of
+from orchestrator.results.series import LEAST_SAMPLES, LEVEL, mann_kendall, slope_of
+from workloads.confidence import NestedInterval, nested_interval
+
+_SUMS = ("repeats", "measure_s", "cpu_s", "energy_j")
+_OWN = ("drift", "hump_ratio")  # of one process alone
+_MEANS = tuple(
+    name
+    for name, kind in typing.get_type_hints(Metrics).items()
+    if kind in (float, float | None) and name not in (*_SUMS, *_OWN)
+)
+_LARGEST = ("peak_host_memory_bytes", "peak_device_memory_bytes", "baseline_host_memory_bytes")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """A cell with several replicates. ``row`` stands for all of them in tables and contests."""
+
+    row: Measurement
+    replicates: tuple[Measurement, ...]  # by number
+    counted: tuple[Measurement, ...] = ()  # of these, whose figures are in the row's
+    spread: NestedInterval | None = None  # None: fewer than two processes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drift:
+    """A trend over the night that replicates show together: relative change of speed."""
+
+    change: float  # from the first of these rows to the last
+    hours: float
+    rows: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Joined:
+    """The rows of a run with replicates joined."""
+
+    rows: tuple[Measurement, ...]  # one for each cell, in order of first appearance
+    cells: tuple[Cell, ...] = ()  # those with several replicates
+    night_drift: Drift | None = None
+    members: Mapping[str, str] = field(default_factory=dict)  # job id -> that of its cell's row
+
+
+def join(
+    rows: Sequence[Measurement],
+    settings: Mapping[str, Setting],
+    raised: Mapping[str, tuple[Raised, ...]],
+) -> Joined:
+    """Join the replicates among the newest final rows of a run. Without any, rows stay as they
+    are."""
+    if all(row.replicate == 1 for row in rows):
+        return Joined(rows=tuple(rows))
+    groups: dict[object, list[Measurement]] = {}
+    for row in rows:
+        key = (settings[row.job_id], row.precision, row.batch_size_requested)
+        groups.setdefault(key, []).append(row)
+    found: list[Measurement] = []
+    cells: list[Cell] = []
+    for group in groups.values():
+        numbers = {row.replicate for row in group}
+        if len(numbers) < len(group) or numbers == {1}:  # rows that only look alike
+            found += group
+            continue
+        cell = _cell(sorted(group, key=lambda row: row.replicate), raised)
+        cells.append(cell)
+        found.append(cell.row)
+    return Joined(
+        rows=tuple(found),
+        cells=tuple(cells),
+        night_drift=_drift(cells),
+        members={each.job_id: cell.row.job_id for cell in cells for each in cell.replicates},
+    )
+
+
+def drift_banner(drift: Drift | None) -> tuple[Banner, ...]:
+    """The banner of a trend over the night, if there is one."""
+    if drift is None:
+        return ()
+    banner = Banner(
+        name="Drift over the night",
+        count=drift.rows,
+        of=drift.rows,
+        meaning="Replicates of the same cells were not equally fast early and late. Their order is "
+        "drawn, so no cell is favoured, and the intervals hold the drift.",
+        details=(f"{drift.change:+.1%} from first to last, over {drift.hours:.1f} h",),
+    )
+    return (banner,)
+
+
+def _cell(group: Sequence[Measurement], raised: Mapping[str, tuple[Raised, ...]]) -> Cell:
+    """One cell of replicates in order."""
+    measured = [row for row in group if row.state is State.SUCCEEDED and row.metrics.throughput]
+    counted = [row for row in measured if not barred(raised.get(row.job_id, ()))] or measured
+    if not counted:
+        return Cell(row=group[0], replicates=tuple(group))
+    # Each replicate of `max` searches by itself, and may find another size.
+    size = Counter(row.batch_size for row in counted).most_common(1)[0][0]
+    counted = [row for row in counted if row.batch_size == size]
+    processes = _by_process(counted)
+    means = [math.fsum(_throughputs(rows)) / len(rows) for rows in processes]
+    errors = [_error(rows[0]) if len(rows) == 1 else None for rows in processes]
+    spread = nested_interval(means, errors, counted[0].measure.confidence)
+    if spread is None:
+        return Cell(row=counted[0], replicates=tuple(group), counted=tuple(counted[:1]))
+    metrics = replace(
+        _averaged(counted),
+        throughput=spread.mean,
+        throughput_low=spread.low,
+        throughput_high=spread.high,
+        relative_half_width=spread.relative_half_width,
+        processes=len(processes),
+    )
+    largest: dict[str, Any] = {
+        name: max((v for row in counted if (v := getattr(row, name)) is not None), default=None)
+        for name in _LARGEST
+    }
+    return Cell(
+        row=replace(counted[0], metrics=metrics, **largest),
+        replicates=tuple(group),
+        counted=tuple(counted),
+        spread=spread,
+    )
+
+
+def _by_process(rows: Iterable[Measurement]) -> list[list[Measurement]]:
+    """The rows of each process; a row that does not say which has one of its own."""
+    found: dict[object, list[Measurement]] = {}
+    for row in rows:
+        known = row.worker_pid is not None
+        key = (row.invocation_id, row.nodes[:1], row.worker_pid) if known else row.job_id
+        found.setdefault(key, []).append(row)
+    return list(found.values())
+
+
+def _throughputs(rows: Iterable[Measurement]) -> list[float]:
+    return [row.metrics.throughput or 0.0 for row in rows]
+
+
+def _error(row: Measurement) -> float | None:
+    """The standard error of the row's throughput, from its own repeats."""
+    rate = rate_of(row.metrics, row.measure.confidence)
+    return None if rate is None or rate.error is None else rate.error * rate.value
+
+
+def _averaged(rows: Sequence[Measurement]) -> Metrics:
+    """The figures of all rows: means of rates and times, sums of amounts; None where one lacks
+    it."""
+    every = [row.metrics for row in rows]
+    changes: dict[str, Any] = dict.fromkeys(_OWN)
+    for name in (*_MEANS, *_SUMS):
+        values = [getattr(metrics, name) for metrics in every]
+        if None in values:
+            changes[name] = None
+        else:
+            total = math.fsum(values)
+            changes[name] = total if name in _SUMS else total / len(values)
+    changes["repeats"] = int(changes["repeats"])
+    return replace(every[0], **changes)
+
+
+def _drift(cells: Iterable[Cell]) -> Drift | None:
+    """The trend of speed over the night. Each row counts by its ratio to its cell's mean, so that
+    what the cells are does not matter; None where it is not significant."""
+    points = sorted(
+        (row.started_at, row.metrics.throughput / cell.row.metrics.throughput)
+        for cell in cells
+        if cell.spread is not None and cell.row.metrics.throughput
+        for row in cell.counted
+        if row.started_at is not None and row.metrics.throughput
+    )
+    if len(points) < LEAST_SAMPLES:
+        return None
+    ratios = [ratio for _, ratio in points]
+    if mann_kendall(ratios) > LEVEL:
+        return None
+    change = slope_of(ratios) * (len(ratios) - 1)
+    return Drift(change=change, hours=(points[-1][0] - points[0][0]) / 3600, rows=len(points))

@@ -1,0 +1,83 @@
+"""The table of a run's card passports, and those of all runs beside it.
+
+A run keeps its own (``paths.PASSPORTS``), which its driver alone writes; a card's history is what
+the runs of one results directory say of it. The table's columns are the fields of ``Passport``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import typing
+from collections.abc import Iterable
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.domain.passport import Passport, SlowCard, slow_cards
+from orchestrator.errors import StoreError
+from orchestrator.results import disk, paths
+from workloads.files import SMALL_BYTES
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+#: Runs whose passports make up the history, the newest.
+_MOST_RUNS = 50
+
+
+def passports_table(passports: Iterable[Passport]) -> bytes:
+    """The content of the file."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    columns = _schema()
+    rows = [{name: getattr(each, name) for name in columns.names} for each in passports]
+    buffer = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist(rows, schema=columns), buffer)
+    return buffer.getvalue()
+
+
+def read_passports(run: Path) -> tuple[Passport, ...]:
+    """The passports of a run; none where there is no such file, or none that can be read: they are
+    for comparison, and no figure depends on them."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    with contextlib.suppress(OSError, ValueError, TypeError, pa.ArrowException):
+        data = disk.read(run / paths.PASSPORTS, SMALL_BYTES, follow=False)
+        table = pq.read_table(io.BytesIO(data))
+        table = table.select([name for name in _schema().names if name in table.column_names])
+        known = pa.schema([_schema().field(name) for name in table.column_names])
+        return tuple(Passport(**row) for row in table.cast(known).to_pylist())
+    return ()
+
+
+def earlier_passports(run: Path) -> tuple[Passport, ...]:
+    """The passports of the other runs beside this one, of the newest."""
+    from orchestrator.results.store import runs
+
+    with contextlib.suppress(StoreError):
+        others = [name for name in runs(run.parent) if name != run.name][:_MOST_RUNS]
+        return tuple(each for name in others for each in read_passports(run.parent / name))
+    return ()
+
+
+def slow_cards_of(run: Path) -> tuple[SlowCard, ...]:
+    """The slow cards of a run, held against their neighbours and against earlier runs."""
+    now = read_passports(run)
+    return slow_cards(now, earlier_passports(run)) if now else ()
+
+
+def _schema() -> pa.Schema:
+    import pyarrow as pa
+
+    kinds: dict[Any, pa.DataType] = {
+        str: pa.string(),
+        int: pa.int64(),
+        float: pa.float64(),
+        bool: pa.bool_(),
+        float | None: pa.float64(),
+    }
+    hints = typing.get_type_hints(Passport)
+    return pa.schema([(each.name, kinds[hints[each.name]]) for each in fields(Passport)])

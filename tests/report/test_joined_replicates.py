@@ -1,0 +1,166 @@
+"""Replicates in the report: one cell, with the interval over processes."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from measurements import job, row
+
+from orchestrator.domain.job import State
+from orchestrator.domain.measurement import Measurement, Metrics
+from orchestrator.report.cells import cell_text, scopes, throughput
+from orchestrator.report.comparison import compare
+from orchestrator.report.findings import replicates as replicates_found
+from orchestrator.report.flags import raised_by_job
+from orchestrator.report.grouping import settings_of
+from orchestrator.report.replicates import Joined, join
+from orchestrator.report.summary import summarize
+from workloads.confidence import mean_interval
+
+
+def replicate(number: int, value: float, pid: int | None = None, **changes: Any) -> Measurement:
+    """A row of a replicate of one cell, with five repeats of 1 % of scatter."""
+    this = replace(job(batch_size=8), replicate=number)
+    half = 0.01 * value * 2.776 / 5**0.5
+    metrics = Metrics(
+        throughput=value,
+        throughput_unit="tokens/s",
+        throughput_low=value - half,
+        throughput_high=value + half,
+        relative_half_width=0.0124,
+        repeats=5,
+        generated_tokens_per_s=value,
+        tpot_p50_s=0.01,
+        energy_j=value,
+    )
+    told = {
+        "job_id": this.job_id,
+        "attempt_id": f"{this.job_id}-1",
+        "batch_size": 8,
+        "batch_size_requested": "8",
+        "replicate": number,
+        "metrics": metrics,
+        "worker_pid": 1000 + number if pid is None else pid,
+        "samples": (),
+        "items": (),
+    }
+    return row(7, **{**told, **changes})
+
+
+def joined(*rows: Measurement) -> Joined:
+    """The rows as a report joins them."""
+    raised = raised_by_job(rows)
+    return join(rows, settings_of(rows, raised), raised)
+
+
+def test_the_interval_is_students_over_the_means_of_processes() -> None:
+    """Not over repeats: three processes that differ by 10 % are not known to 1 %."""
+    found = joined(*[replicate(n, value) for n, value in enumerate((90.0, 100.0, 110.0), 1)])
+    (cell,) = found.cells
+    assert found.rows == (cell.row,)
+    expected = mean_interval([90.0, 100.0, 110.0])
+    assert expected is not None
+    metrics = cell.row.metrics
+    assert (metrics.throughput, metrics.processes, metrics.repeats) == (100.0, 3, 15)
+    assert (metrics.throughput_low, metrics.throughput_high) == (expected.low, expected.high)
+    assert metrics.generated_tokens_per_s == 100.0 and metrics.energy_j == 300.0
+    assert cell.spread is not None and cell.spread.within == pytest.approx(1 / 5**0.5, rel=0.01)
+    assert cell.spread.between == pytest.approx((100 - 0.2) ** 0.5, rel=0.01)
+    assert len(set(found.members.values())) == 1 and len(found.members) == 3
+
+
+def test_rows_of_one_process_stay_within_one_process() -> None:
+    """Two replicates that one process ran (in-process runs) say nothing of other processes."""
+    found = joined(replicate(1, 100.0, pid=7), replicate(2, 104.0, pid=7))
+    (cell,) = found.cells
+    assert cell.spread is None and cell.row.metrics.processes == 1
+    assert throughput(cell.row).endswith("within one process")
+
+
+def test_a_flagged_or_failed_replicate_is_left_out() -> None:
+    """The others make the figure; where all are flagged, so is the cell."""
+    good = [replicate(n, 100.0 + n) for n in (1, 2)]
+    humped = replicate(3, 50.0)
+    humped = replace(humped, metrics=replace(humped.metrics, hump_ratio=1.4))
+    failed = replicate(4, 0.0, state=State.FAILED, metrics=Metrics())
+    (cell,) = joined(*good, humped, failed).cells
+    assert cell.row.metrics.throughput == 101.5 and cell.row.metrics.processes == 2
+    assert len(cell.replicates) == 4 and len(cell.counted) == 2
+    (all_bad,) = joined(humped, replace(humped, job_id="other", replicate=2)).cells
+    assert all_bad.row.job_id == "other"  # flagged itself, so the cell ranks nowhere
+    (nothing,) = joined(failed, replace(failed, job_id="x", replicate=2)).cells
+    assert nothing.row.state is State.FAILED and nothing.spread is None
+
+
+def test_without_replicates_rows_stay_as_they_are() -> None:
+    """And rows that only look alike are not joined."""
+    rows = (row(0), row(1))
+    assert joined(*rows) == Joined(rows=rows)
+    alike = (row(0), replace(row(0), job_id="other"), replicate(2, 5.0))
+    assert joined(*alike).cells[0].replicates == (alike[2],)
+    assert joined(*alike).rows[:2] == alike[:2]
+
+
+def test_replicates_of_max_that_found_another_size_are_left_out() -> None:
+    """The commonest size counts."""
+    sizes = {1: 32, 2: 64, 3: 64}
+    rows = [
+        replicate(n, 100.0 + n, batch_size=size, batch_size_requested="max")
+        for n, size in sizes.items()
+    ]
+    (cell,) = joined(*rows).cells
+    assert cell.row.batch_size == 64 and cell.row.metrics.throughput == 102.5
+
+
+def test_the_report_says_over_what_an_interval_is() -> None:
+    """In tables, for the winner, and in a table of its own."""
+    summary = summarize([replicate(n, 100.0 + n) for n in (1, 2, 3)] + [row(30)])
+    assert len(summary.rows) == 4 and summary.counts[State.SUCCEEDED] == 4
+    (table,) = summary.tables
+    assert scopes(table) == "± is the interval over 3 processes"
+    assert cell_text(table, "bf16", "8").value == "102.0"
+    (contest,) = summary.contests
+    assert contest.contenders == 2
+    (line,) = replicates_found(summary).rows
+    assert line[1] == "3 of 3" and line[2].endswith("over 3 processes")
+    alone = summarize([replicate(1, 100.0)])
+    assert scopes(alone.tables[0]) == "± is the interval within one process"
+
+
+def test_a_drift_over_the_night_is_said_above_the_tables() -> None:
+    """Cells of other speeds, which all get slower over the night; and not in a steady one."""
+
+    def night(drift: float) -> list[Measurement]:
+        chance = random.Random(3)
+        rows = []
+        for cell in range(8):
+            for number in (1, 2, 3):
+                at = chance.random()
+                value = 100 * (cell + 1) * (1 - drift * at) * (1 + chance.gauss(0, 0.005))
+                one = replicate(number, value, started_at=1e9 + 36_000 * at)
+                this = replace(job(batch_size=cell + 1), replicate=number)
+                size = {"batch_size": cell + 1, "batch_size_requested": str(cell + 1)}
+                rows.append(replace(one, job_id=this.job_id, **size))
+        return rows
+
+    def banner(rows: list[Measurement]) -> list[str]:
+        return [b.details[0] for b in summarize(rows).banners if b.name == "Drift over the night"]
+
+    (said,) = banner(night(0.1))
+    assert said.startswith("-") and said.endswith("h")
+    assert not banner(night(0.0))
+
+
+def test_runs_are_compared_by_their_cells() -> None:
+    """The noise between processes is in the interval of both sides."""
+    before, after = (
+        joined(*[replicate(n, value + shift) for n, value in enumerate((90.0, 100.0, 110.0), 1)])
+        for shift in (0.0, 3.0)
+    )
+    found = compare(before.rows, after.rows, noise=0.0)
+    (change,) = found.changes
+    assert change.ratio.value == pytest.approx(1.03)
+    assert not change.significant and change.ratio.low is not None and change.ratio.low < 0.9

@@ -1,0 +1,164 @@
+"""Quality beside speed: what is compared, and that it is right."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from generation_cases import MODEL, PROMPTS, Worker, request, write_dataset
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from workloads import quality, quality_reference, text_generation
+from workloads.api import Result
+from workloads.data.catalog import Reading
+from workloads.errors import OutOfMemory
+from workloads.quality import Reference, compare, load, save
+from workloads.workloads.quality_reference import QualityReferenceParameters
+
+VOCABULARY, STEPS = 200, 6
+
+
+def reference_of(tmp_path: Path, seed: int, prompts: int = 3) -> tuple[Reference, Any, Any]:
+    """A reference as it is read back, with the tokens and logits that it was made of."""
+    draw = torch.Generator().manual_seed(seed)
+    logits = [4 * torch.randn(STEPS, VOCABULARY, generator=draw) for _ in range(prompts)]
+    tokens = [one.argmax(-1).tolist() for one in logits]
+    tmp_path.mkdir(exist_ok=True)
+    save(tmp_path, [[1, 2]] * prompts, tokens, logits)
+    found = load(tmp_path)
+    assert found is not None and found.prompts == ((1, 2),) * prompts
+    return found, tokens, logits
+
+
+def test_what_is_the_same_agrees_in_every_figure(tmp_path: Path) -> None:
+    """All tokens, no divergence, the reference's own loss; an output layer may be padded."""
+    reference, tokens, logits = reference_of(tmp_path, 0)
+    for padding in (0, 5):
+        wider = [torch.nn.functional.pad(one, (0, padding), value=-1e4) for one in logits]
+        found = compare(tokens, wider, reference)
+        assert found["quality_top1_agreement"] == 1.0
+        assert found["quality_compared_tokens"] == 3 * STEPS
+        assert found["quality_kl"] == pytest.approx(0, abs=1e-6)
+        assert found["quality_loss"] == pytest.approx(found["quality_reference_loss"], abs=1e-6)
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 10_000), noise=st.floats(0.01, 3.0))
+def test_the_divergence_is_a_lower_bound_of_the_true_one(
+    tmp_path_factory: Any, seed: int, noise: float
+) -> None:
+    """Of 64 log-probabilities and what is left over, never above that of the whole vocabulary, and
+    near it where the 64 hold most of the mass."""
+    reference, tokens, logits = reference_of(tmp_path_factory.mktemp("r"), seed, prompts=1)
+    draw = torch.Generator().manual_seed(seed + 1)
+    mine = [one + noise * torch.randn(one.shape, generator=draw) for one in logits]
+    found = compare(tokens, mine, reference)  # the same tokens: every step is compared
+    p, q = (torch.log_softmax(each[0].double(), -1) for each in (logits, mine))
+    true = float((p.exp() * (p - q)).sum(-1).mean())
+    assert -1e-9 <= found["quality_kl"] <= true + 1e-6
+    assert found["quality_kl"] > 0.8 * true - 1e-6
+
+
+def test_steps_are_compared_up_to_the_first_difference(tmp_path: Path) -> None:
+    """After it the two have read other texts; the step at which they part counts as a miss."""
+    reference, tokens, logits = reference_of(tmp_path, 1)
+    other = [list(each) for each in tokens]
+    other[0][2] = (other[0][2] + 1) % VOCABULARY
+    found = compare(other, logits, reference)
+    assert found["quality_compared_tokens"] == 2 * STEPS + 3
+    assert found["quality_top1_agreement"] == pytest.approx((2 * STEPS + 2) / (2 * STEPS + 3))
+
+
+# ---------------------------------------------------------------- on a real, small model
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_dataset(tmp_path_factory.mktemp("data") / "prompts.json")
+
+
+@pytest.fixture(scope="module")
+def worker() -> Worker:
+    return Worker()
+
+
+def rows(worker: Worker, dataset: str, **changes: Any) -> Result:
+    asked = request(dataset, quality=True, output_tokens=4, batch_size=8, **changes)
+    return text_generation.run(asked, worker.context())
+
+
+@pytest.fixture(scope="module")
+def reference(dataset: str) -> Path:
+    """The reference on these prompts, made by its job."""
+    changes = {"workload": "quality-reference", "batch_size": 1, "output_tokens": 32, "prompts": 8}
+    made = quality_reference.run(request(dataset, **changes), Worker().context())
+    return Path(made.details["quality_reference"])
+
+
+def test_without_a_reference_the_row_says_not_compared(
+    worker: Worker, dataset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The figures of speed are there all the same."""
+    real = quality.cache_root()
+    monkeypatch.setattr(quality, "cache_root", lambda: tmp_path / real.name)
+    result = rows(worker, dataset)
+    assert result.samples and not result.metrics
+    assert result.details["quality"].startswith("not compared: its reference is not in the cache")
+
+
+def test_the_plain_path_agrees_with_itself_and_others_as_far_as_they_do(
+    worker: Worker, dataset: str, reference: Path
+) -> None:
+    """fp32 in batches of eight writes the reference's texts; bf16 is further from it. The figures
+    are taken once while a model is resident."""
+    assert reference.is_dir()
+    plain, rounded = rows(worker, dataset), rows(worker, dataset, precision="bf16")
+    assert plain.details["quality"] == f"compared with the plain path on {len(PROMPTS)} prompts"
+    assert plain.metrics["quality_top1_agreement"] > 0.97
+    assert plain.metrics["quality_kl"] < 1e-6 < rounded.metrics["quality_kl"] < 0.1
+    calls = []
+    engine = worker.loaded[f"{MODEL}|fp32|transformers"].engine
+    asked = type(engine).generate
+
+    def counted(self: Any, *arguments: Any, **options: Any) -> Any:
+        calls.append(options.get("keep_logits", False))
+        return asked(self, *arguments, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(engine), "generate", counted)
+        assert rows(worker, dataset).metrics == plain.metrics
+    assert calls and not any(calls)
+
+
+def test_out_of_memory_while_comparing_costs_no_row(
+    worker: Worker, dataset: str, reference: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The timed part is done; the row says that there was no room."""
+    rows(worker, dataset)
+    worker.loaded[f"{MODEL}|fp32|transformers"].quality.clear()
+
+    def full(*arguments: Any) -> None:
+        raise OutOfMemory("tried to allocate 3 GiB")
+
+    monkeypatch.setattr(quality, "generate_once", full)
+    result = rows(worker, dataset)
+    assert result.samples and not result.metrics
+    assert result.details["quality"] == "not compared: OutOfMemory: tried to allocate 3 GiB"
+
+
+def test_other_prompts_have_another_reference(dataset: str, tmp_path: Path) -> None:
+    """So have another split, another number of prompts, and another model."""
+    usual = QualityReferenceParameters()
+    names = {
+        quality.reference_directory(MODEL, name, reading, parameters).name
+        for name, reading, parameters in (
+            (dataset, Reading(), usual),
+            (dataset + "2", Reading(), usual),
+            (dataset, Reading(split="test"), usual),
+            (dataset, Reading(), QualityReferenceParameters(prompts=9)),
+        )
+    }
+    assert len(names) == 4

@@ -1,0 +1,218 @@
+"""Quality beside speed: how far a fast path is from the plain one, on the same prompts.
+
+The *reference* is what stock transformers in fp32, one prompt at a time, writes after some prompts
+of the dataset (``quality_reference.py``), with the log-probabilities of the 64 likeliest tokens at
+each step. A job with ``quality: true`` lets its own engine, which is resident anyway, write after
+the same prompts, after its timed part. As long as both have chosen the same tokens they have read
+the same text, so their distributions can be compared, the step at which they part included.
+
+What a row then has: the share of steps at which both choose the same token; the Kullback-Leibler
+divergence of its distribution from the reference's, a lower bound, since all tokens beyond the 64
+count as one; and the loss on the reference's texts beside the reference's own. Where nothing can be
+compared the row's ``details`` say ``quality: not compared`` and why.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from workloads.api import JobContext, Request
+from workloads.cache import cache_root
+from workloads.data.catalog import Reading
+from workloads.engines.base import GenerationEngine
+from workloads.errors import OutOfMemory, Unsupported, WorkloadError
+from workloads.models.layouts import fingerprint
+from workloads.models.loading import open_model
+from workloads.one_pass import by_prompt, generate_once
+from workloads.training.adapters import find_adapter
+from workloads.workloads.quality_reference import QualityReferenceParameters
+
+if TYPE_CHECKING:
+    import torch
+
+#: Log-probabilities that are kept of each step.
+KEPT = 64
+_FILE = "reference.safetensors"
+#: Raise when what is computed changes: it is in the cache's keys.
+_RECIPE = 1
+
+NOT_COMPARED = "not compared"
+
+#: Figures by name, and what a row says beside them.
+Figures = tuple[Mapping[str, float], Mapping[str, str]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reference:
+    """Texts of the plain path, and the likeliest tokens at each step."""
+
+    prompts: tuple[tuple[int, ...], ...]
+    tokens: torch.Tensor  # [prompts, steps]
+    likeliest: torch.Tensor  # [prompts, steps, kept]: ids
+    log_probabilities: torch.Tensor  # the same: of these
+
+
+def reference_directory(
+    model: str, dataset: str, reading: Reading, parameters: QualityReferenceParameters
+) -> Path:
+    """Where the node keeps the reference of a model on the prompts of a dataset."""
+    seen = [
+        model,
+        fingerprint(Path(open_model(model).path)),
+        fingerprint(find_adapter(parameters.adapter)) if parameters.adapter else "",
+        dataset,
+        *(reading.columns, reading.split, reading.revision),
+        *(parameters.prompts, parameters.output_tokens),
+    ]
+    digest = hashlib.sha256(json.dumps(seen, sort_keys=True).encode()).hexdigest()[:16]
+    return cache_root() / f"quality-{_RECIPE}-{digest}"
+
+
+def save(
+    directory: Path,
+    prompts: Sequence[Sequence[int]],
+    tokens: Sequence[Sequence[int]],
+    logits: Sequence[torch.Tensor],
+) -> None:
+    """Write a reference into an empty directory.
+
+    Args:
+        tokens: for each prompt the tokens that were chosen.
+        logits: for each prompt [steps, vocabulary].
+    """
+    import torch
+    from safetensors.torch import save_file
+
+    spread = (torch.log_softmax(one.float(), -1) for one in logits)
+    likeliest = [each.topk(min(KEPT, each.shape[-1])) for each in spread]
+    found = {
+        "tokens": torch.tensor([list(each) for each in tokens]),
+        "likeliest": torch.stack([each.indices for each in likeliest]).to(torch.int32),
+        "log_probabilities": torch.stack([each.values for each in likeliest]),
+    }
+    written = json.dumps([list(each) for each in prompts])
+    save_file(found, directory / _FILE, metadata={"prompts": written})
+
+
+def load(directory: Path) -> Reference | None:
+    """The reference in a directory; None where there is none."""
+    from safetensors import safe_open
+
+    if not (directory / _FILE).is_file():
+        return None
+    with safe_open(directory / _FILE, framework="pt") as file:
+        return Reference(
+            prompts=tuple(tuple(each) for each in json.loads(file.metadata()["prompts"])),
+            tokens=file.get_tensor("tokens"),
+            likeliest=file.get_tensor("likeliest").long(),
+            log_probabilities=file.get_tensor("log_probabilities"),
+        )
+
+
+def compare(
+    tokens: Sequence[Sequence[int]], logits: Sequence[torch.Tensor], reference: Reference
+) -> dict[str, float]:
+    """Quality figures of what an engine wrote after the reference's prompts.
+
+    Args:
+        tokens: for each prompt the engine's tokens.
+        logits: for each prompt [steps, vocabulary], float32.
+    """
+    import torch
+
+    same = steps = 0
+    divergence = loss = reference_loss = 0.0
+    for prompt, (mine, my_logits) in enumerate(zip(tokens, logits, strict=True)):
+        theirs = reference.tokens[prompt].tolist()
+        parted = next((n for n, token in enumerate(theirs) if mine[n] != token), None)
+        count = len(theirs) if parted is None else parted + 1
+        steps += count
+        same += count - (parted is not None)
+        ids = reference.likeliest[prompt, :count]
+        known = reference.log_probabilities[prompt, :count].double()
+        # A model's output layer may have more rows than the other's, of padding.
+        mine_all = torch.log_softmax(my_logits[:count].double(), -1)
+        found = mine_all.gather(-1, ids.clamp(max=mine_all.shape[-1] - 1))
+        divergence += float((known.exp() * (known - found)).sum())
+        divergence += float(_rest(known, found))
+        chosen = torch.tensor(theirs[:count]).unsqueeze(-1)
+        loss -= float(mine_all.gather(-1, chosen).sum())
+        reference_loss -= float(known[ids == chosen].sum())
+    return {
+        "quality_top1_agreement": same / steps,
+        "quality_kl": max(divergence / steps, 0.0),
+        "quality_loss": loss / steps,
+        "quality_reference_loss": reference_loss / steps,
+        "quality_compared_tokens": float(steps),
+    }
+
+
+def _rest(known: torch.Tensor, found: torch.Tensor) -> torch.Tensor:
+    """The divergence's part of all tokens that were not kept, taken as one."""
+    left, mine = ((1 - each.exp().sum(-1)).clamp(min=1e-12) for each in (known, found))
+    return (left * (left / mine).log()).sum()
+
+
+def beside_speed(
+    engine: GenerationEngine,
+    request: Request,
+    context: JobContext,
+    reading: Reading,
+    *,
+    known: dict[str, Figures],
+) -> Figures:
+    """Figures of the quality of a loaded engine, and what the row says beside them.
+
+    All ranks compare, since cards that split a model have to write together. ``known`` keeps the
+    figures for as long as the engine is resident.
+    """
+    parameters = QualityReferenceParameters(adapter=request.parameters.get("adapter"))
+    reference, name, why = None, "", "its reference is not in the cache of every node"
+    try:
+        directory = reference_directory(request.model, request.dataset, reading, parameters)
+        reference, name = load(directory), directory.name
+    except (OSError, WorkloadError, ValueError) as error:
+        why = str(error)
+    if all(context.collective.gather(name in known)):
+        return known[name]
+    if not all(context.collective.gather(reference is not None)) or reference is None:
+        return _not_compared(why)
+    try:
+        tokens, logits = _written(engine, request.batch_size, context, reference, parameters)
+    except Exception as error:
+        found = context.device.classify(error)
+        if not isinstance(found, (Unsupported, OutOfMemory)):
+            raise
+        return _not_compared(f"{type(found).__name__}: {found}")
+    told = {"quality": f"compared with the plain path on {len(reference.prompts)} prompts"}
+    known[name] = compare(tokens, logits, reference), told
+    return known[name]
+
+
+def _not_compared(why: str) -> Figures:
+    return {}, {"quality": f"{NOT_COMPARED}: {why}"}
+
+
+def _written(
+    engine: GenerationEngine,
+    batch_size: int,
+    context: JobContext,
+    reference: Reference,
+    parameters: QualityReferenceParameters,
+) -> tuple[list[list[int]], list[torch.Tensor]]:
+    """Tokens that an engine writes after the prompts of a reference, and its logits."""
+    batches, _ = generate_once(
+        engine,
+        context,
+        reference.prompts,
+        batch_size=min(batch_size, len(reference.prompts)),
+        output_tokens=parameters.output_tokens,
+        on_step=lambda: None,
+        keep_logits=True,
+    )
+    return by_prompt(batches)

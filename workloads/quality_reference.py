@@ -1,0 +1,53 @@
+"""Makes the reference that ``quality.py`` compares with; a plan adds such jobs by itself."""
+
+from __future__ import annotations
+
+from workloads.api import JobContext, Request, Result
+from workloads.cache import build_aside, file_lock
+from workloads.data.catalog import load_dataset
+from workloads.engines import engine_function
+from workloads.engines.base import EngineLoader
+from workloads.one_pass import by_prompt, encoded_prompts, generate_once
+from workloads.quality import reference_directory, save
+from workloads.workloads.quality_reference import QualityReferenceParameters
+
+
+def run(request: Request, context: JobContext) -> Result:
+    """Write the reference into the node's cache; see ``workloads.api.Workload``."""
+    parameters = QualityReferenceParameters.model_validate(dict(request.parameters))
+    context.device.seed(0)
+    context.enter_phase("load")
+    began = context.clock()
+    load: EngineLoader = engine_function(request.engine, "generate", context.device.name)
+    engine = context.resident(request.residency_key, lambda: load(request, context.device))
+    load_s = context.clock() - began
+    dataset = load_dataset(request.dataset, parameters.reading())
+    prompts = encoded_prompts(engine, dataset.examples, parameters.prompts)
+    context.enter_phase("measure")
+    batches, sample = generate_once(
+        engine,
+        context,
+        prompts,
+        batch_size=request.batch_size,
+        output_tokens=parameters.output_tokens,
+        on_step=lambda: None,
+        keep_logits=True,
+    )
+    context.enter_phase("finish")
+    tokens, logits = by_prompt(batches)
+    directory = reference_directory(
+        request.model, request.dataset, parameters.reading(), parameters
+    )
+    with file_lock(directory.with_name(f".{directory.name}.lock")):
+        build_aside(directory, lambda to: save(to, prompts, tokens, logits), replace=True)
+    return Result(
+        samples=(sample,),
+        stop_reason="max_repeats",
+        load_s=load_s,
+        weight_bytes=engine.weights.weight_bytes,
+        parameter_count=engine.weights.parameter_count,
+        random_weights=engine.random_weights,
+        synthetic_data=dataset.synthetic,
+        precision_detail=engine.weights.detail,
+        details={**engine.details, "quality_reference": str(directory)},
+    )
