@@ -4,9 +4,9 @@ Every decoding step must read all weights, whatever the batch size, so weight by
 of a step is a lower bound of the memory traffic, and its share of the card's bandwidth says how
 near the limit decoding is. The operations that the tokens need (two for each parameter and token,
 in training what the workload counted) over the card's published peak are its share of compute
-(MFU); that of prefill stands apart, since reading prompts is bound by arithmetic. With a small batch
-bandwidth limits, with a large one compute: the ridge between them is the intensity, operations per
-byte, at which the two limits meet. Emulated cards have no peak.
+(MFU); that of prefill stands apart, since reading prompts is bound by arithmetic. With a small
+batch bandwidth limits, with a large one compute: the ridge between them is the intensity,
+operations per byte, at which the two limits meet. Emulated cards have no peak.
 """
 
 from __future__ import annotations
