@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable
+from math import isnan, nan
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -58,6 +59,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="only write every figure as PNG and PDF, and its data as CSV, into this directory",
     )
     parser.add_argument(
+        "--equal-quality",
+        type=float,
+        nargs="?",
+        const=nan,
+        metavar="LIMIT",
+        help="draw fronts of those rows alone whose output was compared (quality: true) and counts "
+        "as the plain path's: from LIMIT on, by default from what the figure declares",
+    )
+    parser.add_argument(
         "--output",
         type=Path,
         metavar="FILE",
@@ -78,6 +88,11 @@ def run(args: argparse.Namespace) -> int:
     # Figures and lengths are made from every prompt; all else needs no more than the rows.
     whole = args.figures is not None or args.format == "vendor"
     summary, measurements = read_summary(store, lean=not whole)
+    if args.equal_quality is not None:
+        from orchestrator.report.quality import at_equal_quality
+
+        declared = isnan(args.equal_quality)
+        summary = at_equal_quality(summary, None if declared else args.equal_quality)
     if args.figures is not None:
         write_figures(summary, args.figures)
         return 0

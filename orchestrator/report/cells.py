@@ -9,6 +9,7 @@ from orchestrator.domain.job import State
 from orchestrator.domain.measurement import Measurement
 from orchestrator.report import units
 from orchestrator.report.contests import Contest, Leader, Verdict, memory_kind, peak_memory_bytes
+from orchestrator.report.quality import quality_note
 from orchestrator.report.summary import SHORT_STATE, Table
 from workloads.confidence import samples_needed
 
@@ -39,6 +40,8 @@ def cell_text(table: Table, precision: str, batch_size: str) -> CellText:
     note = plus_minus(row)
     if batch_size != str(row.batch_size) and row.batch_size is not None:
         note = f"b={row.batch_size}" + (f" {note}" if note else "")
+    if quality := quality_note(row):
+        note = f"{note}, {quality}" if note else quality
     value = figure(row)
     return CellText(value=value, note=note, mark=mark, state=row.state)
 
@@ -117,7 +120,7 @@ def token_times(row: Measurement) -> str:
 
 
 def _why_no_p99(row: Measurement) -> str:
-    """A note on a missing 99th percentile; "" where the steps were not kept or not read."""
+    """The reason for no 99th percentile; "" where the steps were not kept or not read."""
     steps = sum(len(sample.step_s) for _, sample in row.samples if not sample.warmup)
     needed = samples_needed(99, row.measure.confidence)
     if not 0 < steps < needed:

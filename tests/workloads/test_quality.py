@@ -140,10 +140,10 @@ def test_out_of_memory_while_comparing_costs_no_row(
     rows(worker, dataset)
     worker.loaded[f"{MODEL}|fp32|transformers"].quality.clear()
 
-    def full(*arguments: Any) -> None:
+    def full(*_: Any, **__: Any) -> None:
         raise OutOfMemory("tried to allocate 3 GiB")
 
-    monkeypatch.setattr(quality, "_written", full)
+    monkeypatch.setattr(quality, "generate_once", full)
     result = rows(worker, dataset)
     assert result.samples and not result.metrics
     assert result.details["quality"] == "not compared: OutOfMemory: tried to allocate 3 GiB"

@@ -48,6 +48,9 @@ class Metric:
     unit: str = ""
     #: Which way is better; None where neither is: it explains another figure.
     better: Literal["higher", "lower"] | None = None
+    #: From which value on a row's output counts as equal to the plain path's; such a figure stands
+    #: beside the row's speed. None: it is not about that.
+    equal_from: float | None = None
     #: How the figures of the ranks of a gang become the row's.
     ranks: Literal["mean", "largest", "smallest", "sum"] = "mean"
     #: Derives the figure from raw samples; None where they do not tell. Without it the workload

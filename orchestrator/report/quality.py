@@ -1,0 +1,55 @@
+"""Quality beside speed: rows whose output is not the plain path's say so beside their throughput.
+
+A figure of quality declares from which value on an output counts as equal
+(``Metric.equal_from``). Speed is what is judged; when asked, fronts are drawn of equal rows alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from orchestrator.domain.measurement import Measurement
+from orchestrator.report import units
+from orchestrator.report.flags import ranked
+from orchestrator.report.fronts import fronts_of
+from workloads import registry
+from workloads.metrics import Metric
+
+if TYPE_CHECKING:
+    from orchestrator.report.summary import Summary
+
+
+def quality_note(row: Measurement) -> str:
+    """The figures of quality of a row, for the cell of its throughput; empty where it has none."""
+    return ", ".join(f"{units.number(value)} {metric.title}" for metric, value in _figures(row))
+
+
+def equal(row: Measurement, limit: float | None = None) -> bool:
+    """Tell if a row's output was compared and counts as equal to the plain path's.
+
+    Args:
+        limit: replaces the limits that figures declare.
+    """
+    figures = list(_figures(row))
+    return bool(figures) and all(
+        value >= limit_ if metric.better == "higher" else value <= limit_
+        for metric, value in figures
+        for limit_ in [metric.equal_from if limit is None else limit]
+        if limit_ is not None
+    )
+
+
+def at_equal_quality(summary: Summary, limit: float | None = None) -> Summary:
+    """The summary with fronts of those rows alone whose output counts as the plain path's."""
+    rows = [row for row in ranked(summary.rows, summary.raised) if equal(row, limit)]
+    return replace(summary, fronts=fronts_of(rows, summary.settings))
+
+
+def _figures(row: Measurement) -> Iterator[tuple[Metric, float]]:
+    """The figures of quality that a row has."""
+    for name, metric in registry.metrics_of(row.workload).items():
+        value = row.reported(name) if metric.equal_from is not None else None
+        if value is not None:
+            yield metric, value
