@@ -43,6 +43,7 @@ class ProcessIdentity:
         pid_namespace = boot_id = ""
         with contextlib.suppress(OSError):
             pid_namespace = os.readlink("/proc/self/ns/pid")
+        with contextlib.suppress(OSError):
             boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return cls(
             pid=os.getpid(),

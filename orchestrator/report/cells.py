@@ -120,7 +120,7 @@ def token_times(row: Measurement) -> str:
 
 
 def _why_no_p99(row: Measurement) -> str:
-    """Why no 99th percentile is given; "" where the steps were not kept or not read."""
+    """The reason for no 99th percentile; "" where the steps were not kept or not read."""
     steps = sum(len(sample.step_s) for _, sample in row.samples if not sample.warmup)
     needed = samples_needed(99, row.measure.confidence)
     if not 0 < steps < needed:

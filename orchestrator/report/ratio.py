@@ -88,18 +88,7 @@ def ratio_of(
     if rate.error is None or base.error is None:
         return Ratio(value=value)
     parts = ((rate.error, rate.degrees), (base.error, base.degrees), (noise, noise_degrees))
-    error = math.sqrt(math.fsum(part**2 for part, _ in parts))
-    degrees = _welch_degrees(parts)
-    if error == 0:
-        return Ratio(value=value, low=value, high=value, log_error=0.0, degrees=degrees)
-    reach = student_t_quantile((1 + confidence) / 2, max(1, int(min(degrees, 10_000)))) * error
-    return Ratio(
-        value=value,
-        low=value * math.exp(-reach),
-        high=value * math.exp(min(reach, 700)),
-        log_error=error,
-        degrees=degrees,
-    )
+    return _with_interval(value, parts, confidence)
 
 
 def pooled(ratios: Sequence[Ratio], confidence: float = 0.95) -> Ratio:
@@ -115,8 +104,14 @@ def pooled(ratios: Sequence[Ratio], confidence: float = 0.95) -> Ratio:
     errors = [(r.log_error / count, r.degrees) for r in ratios if r.log_error is not None]
     if len(errors) < count:
         return Ratio(value=value)
-    error = math.sqrt(math.fsum(part**2 for part, _ in errors))
-    degrees = _welch_degrees(errors)
+    return _with_interval(value, errors, confidence)
+
+
+def _with_interval(value: float, parts: Sequence[tuple[float, float]], confidence: float) -> Ratio:
+    """A ratio with the interval of independent errors of its logarithm, given with their degrees
+    of freedom."""
+    error = math.sqrt(math.fsum(part**2 for part, _ in parts))
+    degrees = _welch_degrees(parts)
     reach = student_t_quantile((1 + confidence) / 2, max(1, int(min(degrees, 10_000)))) * error
     return Ratio(
         value=value,

@@ -26,6 +26,7 @@ from pathlib import Path
 from orchestrator.errors import StoreError, StoreLocked
 from orchestrator.results import disk, paths
 from workloads import files
+from workloads.owned_directory import ProcessIdentity
 from workloads.process_stat import started_ticks
 
 HEARTBEAT_S = 5.0
@@ -53,13 +54,14 @@ class Holder:
     @classmethod
     def this_process(cls) -> Holder:
         """This process, now."""
+        process = ProcessIdentity.of_this_process()
         return cls(
             host=socket.gethostname(),
             machine_id=_first_line("/etc/machine-id"),
-            boot_id=_first_line("/proc/sys/kernel/random/boot_id"),
-            pid_namespace=_link("/proc/self/ns/pid"),
-            pid=os.getpid(),
-            process_started=_process_started(os.getpid()) or 0.0,
+            boot_id=process.boot_id,
+            pid_namespace=process.pid_namespace,
+            pid=process.pid,
+            process_started=_process_started(process.pid) or 0.0,
             locked_at=time.time(),
             token=secrets.token_hex(8),
         )
@@ -356,13 +358,6 @@ def _first_line(path: str) -> str:
         with open(path, encoding="utf-8") as file:
             return file.readline().strip()
     except (OSError, ValueError):
-        return ""
-
-
-def _link(path: str) -> str:
-    try:
-        return os.readlink(path)
-    except OSError:
         return ""
 
 

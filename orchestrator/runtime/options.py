@@ -57,7 +57,7 @@ def seed_of(run: Path) -> int:
 
 
 def _kept(run: Path) -> Mapping[str, object]:
-    """What ``options.json`` holds; nothing where it cannot be read."""
+    """The content of ``options.json``; nothing where it cannot be read."""
     with contextlib.suppress(OSError, ValueError, RecursionError):
         kept = json.loads(files.read_text(run / paths.OPTIONS))
         if isinstance(kept, dict):

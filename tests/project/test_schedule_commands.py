@@ -69,6 +69,7 @@ YIELDED = [
     (name, text)
     for name, source in SOURCES.items()
     for text in sorted(set(re.findall(r"yield (?:from )?(?:self|pool)\.[\w.]+\(", source)))
+    if text.rpartition(".")[2].strip("_(") in {name.strip("_") for name in GIVING}
 ]
 
 

@@ -340,8 +340,9 @@ def large_run(rows: int = 10_000, *, items: int = 10) -> list[Measurement]:
     """A run of exactly ``rows`` jobs over many output lengths, on eight nodes of two kinds."""
     night = Night(run="overnight")
     sizes = (1, 2, 4, 8, 16)
-    length = 16
+    work = 0
     while len(night.rows) < rows:
+        length, prompts = 16 + 8 * (work % 12), 1 + work // 12
         for accelerator in (Accelerator.HPU, Accelerator.GPU):
             precision_grid(
                 night,
@@ -349,9 +350,13 @@ def large_run(rows: int = 10_000, *, items: int = 10) -> list[Measurement]:
                 sizes=sizes,
                 nodes=4,
                 items=items,
-                parameters=(("attention", "sdpa"), ("output_tokens", length)),
+                parameters=(
+                    ("attention", "sdpa"),
+                    ("output_tokens", length),
+                    ("prompts", prompts),
+                ),
             )
-        length += 8
+        work += 1
     return night.rows[:rows]
 
 

@@ -12,6 +12,7 @@ from orchestrator.domain.measurement import Measurement
 from orchestrator.report.flags import FLAGS
 from orchestrator.report.page import render
 from orchestrator.report.summary import Summary, summarize
+from orchestrator.report.units import times
 from orchestrator.results.schema import from_table
 
 ROWS = Path(__file__).resolve().parents[2] / "results" / "h100" / "grids.parquet"
@@ -103,3 +104,6 @@ def test_the_page_shows_the_pairs(run: str) -> None:
     for effect in summary(run).effects:
         assert f"<b>{effect.name.replace('_', ' ')}</b>" in section
         assert f"{effect.before} →</span> {effect.after}" in section
+        if len(effect.pairs) > 1:
+            each = [f"{times(p.ratio.value)} at {p.row.batch_size_requested}" for p in effect.pairs]
+            assert ", ".join(each) in section

@@ -22,7 +22,7 @@ from orchestrator.results.lock import SILENCE_S
 from orchestrator.results.notes import Note
 from orchestrator.results.schema import SCHEMA_VERSION
 from orchestrator.results.store import Store
-from orchestrator.runtime.options import RunOptions, with_cards_of
+from orchestrator.runtime.options import RunOptions, kept_options, seed_of, with_cards_of
 from orchestrator.runtime.run import grid_to_resume
 from orchestrator.worker.leftovers import Owner, end_leftovers, leftovers
 
@@ -267,3 +267,15 @@ def test_the_newest_run_is_resumed_with_its_grid_and_cards(tmp_path: Path) -> No
     assert with_cards_of(store.path, RunOptions()).emulate == "2x8"
     here = with_cards_of(store.path, RunOptions(in_process=True))
     assert here.emulate is None and here.in_process
+
+
+def test_a_run_keeps_the_seed_of_its_order(tmp_path: Path) -> None:
+    """Drawn once; a run of an earlier version, or a file that holds none, gets one."""
+    with Store.open(tmp_path, "night") as store:
+        seed = seed_of(store.path)
+        store.write_file("options.json", kept_options(RunOptions(emulate="1x2"), seed))
+        assert seed_of(store.path) == seed_of(store.path) == seed
+        assert with_cards_of(store.path, RunOptions()).emulate == "1x2"
+        for other in ('{"emulate": null}', "[1]", '{"seed": "x"}', "{"):
+            store.write_file("options.json", other)
+            assert len({seed_of(store.path) for _ in range(4)}) > 1

@@ -9,26 +9,23 @@ tokens and the end of a batch are told, since a wait for each step would keep th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from transformers.utils import logging as transformers_logging
 
 from workloads import precision as precisions
 from workloads.api import Request
-from workloads.data.examples import Turn
 from workloads.decoding import description
 from workloads.decoding.decoder import Generator, Prompts
 from workloads.decoding.parts import Decoder, Layer
 from workloads.devices.base import Device
 from workloads.engines.base import Generated
 from workloads.errors import Unsupported
+from workloads.generation.loaded import LoadedModel
 from workloads.generation.transformers_engine import end_token_ids_of, pad_token_id_of
 from workloads.models.loading import (
-    ModelSource,
-    encode_prompt,
     load_config,
     load_tokenizer,
     open_model,
@@ -38,29 +35,13 @@ from workloads.weights import ModelWeights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GraphEngine:
+class GraphEngine(LoadedModel):
     """A decoder, its slots and its recorded steps."""
 
     generator: Generator
-    tokenizer: Any
-    source: ModelSource
-    weights: ModelWeights
-    random_weights: bool
-    end_token_ids: frozenset[int]
-    context_length: int | None
-    details: Mapping[str, str]
-
-    def encode(self, text: str, earlier: Sequence[Turn] = ()) -> list[int]:
-        return encode_prompt(self.tokenizer, self.source, text, earlier)
-
-    def decode(self, ids: Sequence[int]) -> str:
-        return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
 
     def prepare(self, prompts: Sequence[Sequence[int]]) -> Prompts:
         return self.generator.prepare(prompts)
-
-    def padded_length(self, longest: int) -> int:
-        return longest
 
     def generate(
         self,
@@ -117,7 +98,6 @@ def load(request: Request, device: Device) -> GraphEngine:
         tokenizer=tokenizer,
         source=source,
         weights=weights_of(decoder, means),
-        random_weights=source.random_weights,
         end_token_ids=ends,
         context_length=positions,
         details={"attention": "static cache", "architecture": name},

@@ -10,7 +10,7 @@ two models would otherwise not do the same work, and one job's settings would le
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,20 +25,17 @@ from transformers.utils import logging as transformers_logging
 from workloads import precision as precisions
 from workloads import weights
 from workloads.api import Request
-from workloads.data.examples import Turn
 from workloads.devices.base import Device
 from workloads.engines.base import Generated
 from workloads.errors import BadConfiguration, Unsupported
+from workloads.generation.loaded import LoadedModel
 from workloads.models.loading import (
-    ModelSource,
-    encode_prompt,
     load_config,
     load_tokenizer,
     open_model,
 )
 from workloads.registry import task_for
 from workloads.training import adapters
-from workloads.weights import ModelWeights
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,25 +58,12 @@ class _Steps(StoppingCriteria):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TransformersEngine:
+class TransformersEngine(LoadedModel):
     """A causal language model in transformers, in evaluation mode, on its card."""
 
     model: Any
-    tokenizer: Any
-    source: ModelSource
     device: Device
-    weights: ModelWeights
-    random_weights: bool
-    end_token_ids: frozenset[int]
     pad_token_id: int
-    context_length: int | None
-    details: Mapping[str, str]
-
-    def encode(self, text: str, earlier: Sequence[Turn] = ()) -> list[int]:
-        return encode_prompt(self.tokenizer, self.source, text, earlier)
-
-    def decode(self, ids: Sequence[int]) -> str:
-        return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
 
     def prepare(self, prompts: Sequence[Sequence[int]]) -> Batch:
         longest = self.padded_length(max(len(prompt) for prompt in prompts))
@@ -90,9 +74,6 @@ class TransformersEngine:
             mask[row, longest - len(prompt) :] = 1
         card = self.device.torch_device
         return Batch(ids.to(card), mask.to(card))
-
-    def padded_length(self, longest: int) -> int:
-        return longest
 
     def generate(
         self,
@@ -187,7 +168,6 @@ def load(request: Request, device: Device) -> TransformersEngine:
         source=source,
         device=device,
         weights=found_weights,
-        random_weights=source.random_weights,
         end_token_ids=end_token_ids,
         pad_token_id=pad_token_id,
         context_length=getattr(model.config, "max_position_embeddings", None),

@@ -8,7 +8,8 @@ cache would measure nothing, so prefix caching is off.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -16,11 +17,11 @@ from typing import Any
 
 from workloads import precision as precisions
 from workloads.api import Request
-from workloads.data.examples import Turn
 from workloads.devices.base import Device
 from workloads.engines.base import Generated
 from workloads.errors import Unsupported
-from workloads.models.loading import ModelSource, encode_prompt, load_tokenizer, open_model
+from workloads.generation.loaded import LoadedModel
+from workloads.models.loading import load_tokenizer, open_model
 from workloads.models.shards import inspect, source_files
 from workloads.weights import ModelWeights
 
@@ -28,30 +29,14 @@ _DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VllmEngine:
+class VllmEngine(LoadedModel):
     """A model in vLLM, on this process's card."""
 
     llm: Any  # vllm.LLM
-    tokenizer: Any
-    source: ModelSource
-    weights: ModelWeights
-    random_weights: bool
-    end_token_ids: frozenset[int]
-    context_length: int | None
-    details: Mapping[str, str]
     numbers: count[int] = field(default_factory=count)
-
-    def encode(self, text: str, earlier: Sequence[Turn] = ()) -> list[int]:
-        return encode_prompt(self.tokenizer, self.source, text, earlier)
-
-    def decode(self, ids: Sequence[int]) -> str:
-        return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
 
     def prepare(self, prompts: Sequence[Sequence[int]]) -> list[dict[str, list[int]]]:
         return [{"prompt_token_ids": list(prompt)} for prompt in prompts]
-
-    def padded_length(self, longest: int) -> int:
-        return longest
 
     def generate(
         self,
@@ -120,19 +105,11 @@ def load(request: Request, device: Device) -> VllmEngine:
         source=source,
         weights=ModelWeights(
             weight_bytes=sum(tensor.bytes for tensor in tensors),
-            parameter_count=sum(_elements(tensor.shape) for tensor in tensors),
+            parameter_count=sum(math.prod(tensor.shape) for tensor in tensors),
             quantized_share=0.0,
             detail=f"{means} (sizes are those of the checkpoint)",
         ),
-        random_weights=source.random_weights,
         end_token_ids=frozenset(ends if isinstance(ends, (list, tuple)) else [ends]),
         context_length=getattr(config, "max_position_embeddings", None),
         details={"architecture": str((config.architectures or ["unknown"])[0])},
     )
-
-
-def _elements(shape: Sequence[int]) -> int:
-    product = 1
-    for size in shape:
-        product *= size
-    return product

@@ -30,7 +30,7 @@ Numbers = np.ndarray[Any, np.dtype[Any]]
 
 
 def doubtful(rows: Sequence[Measurement], batch: pa.RecordBatch) -> list[bool]:
-    """Whether each row needs its raw samples to be judged.
+    """Tell of each row if it needs its raw samples to be judged.
 
     Args:
         rows: those of the batch, with samples and items or without.
@@ -79,7 +79,7 @@ class _Look:
         return np.abs(said - found) > most + 1e-9
 
     def _shape(self) -> None:
-        """What is not the usual shape: one rank, whole repeats, in order."""
+        """Mark all but the usual shape: one rank, whole repeats, in order."""
         row, repeat = self.sample.row, self.sample["repeat"]
         self._mark(row[(self.sample["rank"] != 0) | ~self.sample["complete"]])
         batch = self.sample["batch"]

@@ -1,0 +1,36 @@
+"""A model that an engine has loaded, with what all engines have beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from workloads.data.examples import Turn
+from workloads.models.loading import ModelSource, encode_prompt
+from workloads.weights import ModelWeights
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedModel:
+    """Base of the engines: see ``GenerationEngine`` for what its members mean."""
+
+    tokenizer: Any
+    source: ModelSource
+    weights: ModelWeights
+    end_token_ids: frozenset[int]
+    context_length: int | None
+    details: Mapping[str, str]
+
+    @property
+    def random_weights(self) -> bool:
+        return self.source.random_weights
+
+    def encode(self, text: str, earlier: Sequence[Turn] = ()) -> list[int]:
+        return encode_prompt(self.tokenizer, self.source, text, earlier)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
+
+    def padded_length(self, longest: int) -> int:
+        return longest
