@@ -211,7 +211,7 @@ _COLUMNS: _Entries = {
     ),
     "tokenization_s": (
         "s",
-        "time to read and tokenize all prompts or training samples, before timing",
+        "time to tokenize all prompts or training samples, before timing",
     ),
     "baseline_host_memory_bytes": ("bytes", "resident in the worker after imports, before a model"),
     "peak_host_memory_bytes": ("bytes", "largest resident memory of a worker"),
