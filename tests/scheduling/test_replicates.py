@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from random import Random
 
+import driver_cases
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,6 +25,7 @@ from orchestrator.domain.events import (
 from orchestrator.domain.job import Job, State
 from orchestrator.domain.topology import Card, Node
 from orchestrator.planning.plan import Action, PlannedJob
+from orchestrator.planning.replicates import cost_of_replicates
 from orchestrator.scheduling.anchors import anchors
 from orchestrator.scheduling.invariants import Invariants, InvariantViolated
 from orchestrator.scheduling.schedule import ScheduleSettings
@@ -226,3 +228,12 @@ def test_before_a_deadline_first_replicates_are_the_anchors() -> None:
     chosen = anchors(jobs)
     assert {p.job.replicate for p in jobs if p.job.job_id in chosen} == {1}
     assert len(chosen) == 2
+
+
+def test_a_plan_tells_what_replicates_cost() -> None:
+    """Those from the second on; a plan without any has no such cost."""
+    one = driver_cases.job()
+    assert cost_of_replicates(driver_cases.plan(one)) is None
+    again = [replace(one, replicate=number) for number in (2, 3)]
+    cost = cost_of_replicates(driver_cases.plan(one, *again))
+    assert cost is not None and (cost.jobs, cost.card_seconds) == (2, 20.0)
