@@ -60,7 +60,7 @@ test-gaudi: $(GAUDI_VENV)/.installed
 	PYTHONPATH=$(CURDIR)/tests/gaudi/standin $(GAUDI_VENV)/bin/python -m pytest tests/gaudi
 
 quick: $(VENV)/.installed-test
-	$(VENV)/bin/python -m pytest -n $(PROCESSES) -m "not ray and not slow and not real"
+	$(VENV)/bin/python -m pytest -n $(PROCESSES) --hypothesis-profile=quick -m "not ray and not slow and not real"
 
 # One after the other, since each takes the whole machine; `make -k rehearsal` does all in any case.
 rehearsal:

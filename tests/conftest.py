@@ -24,7 +24,8 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
     print_blob=True,
 )
-settings.load_profile("nightgrid")
+settings.register_profile("quick", settings.get_profile("nightgrid"), max_examples=25)
+settings.load_profile("nightgrid")  # before --hypothesis-profile, which `make quick` names
 
 # Else each of hundreds of processes that tests start would compile all of our modules anew.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

@@ -60,7 +60,7 @@ class Reference:
 def reference_directory(
     model: str, dataset: str, reading: Reading, parameters: QualityReferenceParameters
 ) -> Path:
-    """Where the node keeps the reference of a model on the prompts of a dataset."""
+    """Directory of the node's cache for the reference of a model on the prompts of a dataset."""
     seen = [
         model,
         fingerprint(Path(open_model(model).path)),
@@ -183,7 +183,7 @@ def beside_speed(
     if not all(context.collective.gather(reference is not None)) or reference is None:
         return _not_compared(why)
     try:
-        tokens, logits = _written(engine, request.batch_size, context, reference, parameters)
+        tokens, logits = written(engine, request.batch_size, context, reference, parameters)
     except Exception as error:
         found = context.device.classify(error)
         if not isinstance(found, (Unsupported, OutOfMemory)):
@@ -198,7 +198,7 @@ def _not_compared(why: str) -> Figures:
     return {}, {"quality": f"{NOT_COMPARED}: {why}"}
 
 
-def _written(
+def written(
     engine: GenerationEngine,
     batch_size: int,
     context: JobContext,

@@ -1,8 +1,8 @@
 """Steadiness of a series of timed steps: a pure decision on their times, shapes and tokens.
 
 A *step* is what is timed as one: a repeat of generation, an optimizer step of training. Steps of
-one shape do equal work, so their times compare; a shape that came once is compared by its time per
-token. Noise is no drift: warm-up is not over where the *beginning* of a series is slower than all
+one shape do equal work, so their times compare; where most shapes came only once, times per token
+do. Noise is no drift: warm-up is not over where the *beginning* of a series is slower than all
 that follows, and a series drifts where one half is slower than the other. A single outlier later
 on, or times that jump between two values, are neither: more warm-up would not end them.
 """
@@ -57,12 +57,12 @@ def _relative(steps: Sequence[Step]) -> list[float]:
     of_shape: dict[Hashable, list[float]] = {}
     for step in steps:
         of_shape.setdefault(step.shape, []).append(step.seconds)
-    if len(of_shape) == len(steps):  # no shape came twice
+    usually = {shape: median(times) for shape, times in of_shape.items() if len(times) > 1}
+    if 2 * sum(len(of_shape[shape]) for shape in usually) <= len(steps):
         rates = [step.seconds / max(step.tokens, 1.0) for step in steps]
         usual = median(rates) if rates else 0.0
         times = [_ratio(rate, usual) for rate in rates]
     else:
-        usually = {shape: median(times) for shape, times in of_shape.items() if len(times) > 1}
         times = [_ratio(s.seconds, usually[s.shape]) for s in steps if s.shape in usually]
     stretch = -(-len(times) // _MOST_TIMES)
     return [fmean(times[at : at + stretch]) for at in range(0, len(times), max(stretch, 1))]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.contender import serve
-from orchestrator.on_ray.token import own_cluster_variables
+from benchmarks.contenders.own_cluster import own_cluster_variables
 
 PROGRAM = """
 import hydra

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.contender import serve
-from orchestrator.on_ray.token import own_cluster_variables
+from benchmarks.contenders.own_cluster import own_cluster_variables
 
 
 def nothing(config: dict[str, Any]) -> dict[str, int]:

@@ -39,17 +39,6 @@ def new_token(directory: Path) -> dict[str, str | None]:
     return {MODE: "token", TOKEN: None, TOKEN_PATH: str(path), _KUBERNETES: None}
 
 
-def own_cluster_variables(directory: Path) -> dict[str, str]:
-    """Variables for a process that has not imported Ray yet and starts a cluster by ``ray.init``:
-    it listens on the loopback interface and asks for a token, written into ``directory``.
-
-    Raises:
-        OSError: it cannot be written.
-    """
-    token = {name: value or "" for name, value in new_token(directory).items()}
-    return token | {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # Ray's word for one host alone
-
-
 @contextlib.contextmanager
 def ray_environment(values: Mapping[str, str | None]) -> Iterator[None]:
     """Set variables (None: unset) for the block, and have this process's Ray follow them within it

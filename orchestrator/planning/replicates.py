@@ -16,7 +16,7 @@ from orchestrator.scheduling.estimate import PRIOR_START_S
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicateCost:
-    """What the replicates from 2 on add to a plan."""
+    """Additional work of the replicates from 2 on."""
 
     jobs: int
     card_seconds: float  # starts of processes included

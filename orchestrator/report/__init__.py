@@ -28,15 +28,6 @@ if TYPE_CHECKING:
     from orchestrator.runtime.status import RunStatus
 
 
-def write_report(store: Store) -> Path:
-    """Read a run and write its page; see ``write_page``.
-
-    Raises:
-        StoreError: the rows cannot be read, or the page cannot be written.
-    """
-    return write_page(store, *read_summary(store, lean=True))
-
-
 def write_page(store: Store, summary: Summary, measurements: Sequence[Measurement]) -> Path:
     """Write the HTML page of a run beside its rows, and return its path.
 

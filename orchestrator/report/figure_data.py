@@ -238,6 +238,7 @@ def _roofline(summary: Summary) -> Iterator[Record]:
             "data_sheet": share.sheet.device,
             "bandwidth_share_at_least": share.bandwidth,
             "compute_share": share.compute,
+            "prefill_compute_share": share.prefill,
             "arithmetic": share.arithmetic,
             "operations_per_weight_byte": share.intensity,
             "flops_per_s_per_card": share.flops_per_s,

@@ -3,9 +3,10 @@
 Every decoding step must read all weights, whatever the batch size, so weight bytes over the time
 of a step is a lower bound of the memory traffic, and its share of the card's bandwidth says how
 near the limit decoding is. The operations that the tokens need (two for each parameter and token,
-in training what the workload counted) over the card's published peak are its share of compute.
-With a small batch bandwidth limits, with a large one compute: the ridge between them is the
-intensity, operations per byte, at which the two limits meet. Emulated cards have no peak.
+in training what the workload counted) over the card's published peak are its share of compute
+(MFU); that of prefill stands apart, since reading prompts is bound by arithmetic. With a small
+batch bandwidth limits, with a large one compute: the ridge between them is the intensity,
+operations per byte, at which the two limits meet. Emulated cards have no peak.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from dataclasses import dataclass
 from orchestrator.domain.job import State
 from orchestrator.domain.measurement import Measurement
 from orchestrator.report.reference_data import DeviceSheet
+from orchestrator.report.reported import figure_of
 from workloads.devices import all_devices
+from workloads.metrics.prefill_tokens_per_s import SPEC as PREFILL
 
 #: The arithmetic that a precision computes in. Weights in int8 or int4 are unpacked to bf16 first.
 ARITHMETIC = {
@@ -40,6 +43,7 @@ class Share:
     sheet: DeviceSheet
     bandwidth: float | None  # share of the peak, 0 to 1: a lower bound
     compute: float | None
+    prefill: float | None  # of compute, while prompts are read (MFU)
     arithmetic: str  # "bf16", "fp8", …, or ""
     intensity: float | None  # operations per byte of weights, of one decoding step
     flops_per_s: float | None  # of one card
@@ -91,7 +95,7 @@ def share_of(row: Measurement, sheet: DeviceSheet) -> Share:
         bandwidth = row.weight_bytes / step_s / sheet.bandwidth_bytes_per_s
     arithmetic = arithmetic_of(row)
     peak = sheet.flops.get(arithmetic)
-    operations = _operations_per_s(row)
+    operations, prefill = _operations_per_s(row), _prefill_flops_per_s(row)
     intensity = None
     if step_s and row.weight_bytes and row.parameter_count and row.batch_size:
         intensity = 2 * row.parameter_count * row.batch_size / row.weight_bytes
@@ -100,6 +104,7 @@ def share_of(row: Measurement, sheet: DeviceSheet) -> Share:
         sheet=sheet,
         bandwidth=bandwidth,
         compute=operations / peak if operations and peak else None,
+        prefill=prefill / peak if prefill and peak else None,
         arithmetic=arithmetic if peak else "",
         intensity=intensity,
         flops_per_s=operations,
@@ -114,6 +119,12 @@ def arithmetic_of(row: Measurement) -> str:
     if kind == "fp32":
         return _FEWER_BITS.get(str(row.parameters.get("matmul_precision")), kind)
     return kind
+
+
+def _prefill_flops_per_s(row: Measurement) -> float | None:
+    """Operations that the prompts' real tokens needed while they were read, per second and card."""
+    rate = figure_of(row, PREFILL.name, {PREFILL.name: PREFILL})
+    return 2.0 * row.parameter_count * rate if rate and row.parameter_count else None
 
 
 def _operations_per_s(row: Measurement) -> float | None:

@@ -44,9 +44,17 @@ class RunOptions:
     charge: Charge | None = None  # of a driver that has a supervisor
 
 
-def kept_options(options: RunOptions, seed: int) -> str:
-    """The content of ``options.json``; ``seed`` draws the order of replicates."""
-    return json.dumps({name: getattr(options, name) for name in _PLACE} | {"seed": seed})
+def kept_options(options: RunOptions, seed: int, cards: Mapping[str, int]) -> str:
+    """The content of ``options.json``: ``seed`` draws the order of replicates, ``cards`` are those
+    that the run has, by kind."""
+    place = {name: getattr(options, name) for name in _PLACE}
+    return json.dumps(place | {"seed": seed, "cards": dict(cards)})
+
+
+def kinds_of(run: Path) -> tuple[str, ...]:
+    """The kinds of card that a run had; none where that is not known."""
+    cards = _kept(run).get("cards")
+    return tuple(map(str, cards)) if isinstance(cards, dict) else ()
 
 
 def seed_of(run: Path) -> int:
@@ -57,7 +65,7 @@ def seed_of(run: Path) -> int:
 
 
 def _kept(run: Path) -> Mapping[str, object]:
-    """What ``options.json`` holds; nothing where it cannot be read."""
+    """The content of ``options.json``; nothing where it cannot be read."""
     with contextlib.suppress(OSError, ValueError, RecursionError):
         kept = json.loads(files.read_text(run / paths.OPTIONS))
         if isinstance(kept, dict):

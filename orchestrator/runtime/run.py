@@ -21,7 +21,13 @@ from orchestrator.domain.job import State
 from orchestrator.errors import ClusterError
 from orchestrator.results import paths
 from orchestrator.runtime.grid_plan import forecast_of, grid_of, history_of, plan_run
-from orchestrator.runtime.options import RunOptions, kept_options, seed_of, with_cards_of
+from orchestrator.runtime.options import (
+    RunOptions,
+    kept_options,
+    kinds_of,
+    seed_of,
+    with_cards_of,
+)
 
 if TYPE_CHECKING:
     from orchestrator.domain.history import PastRow
@@ -85,7 +91,7 @@ def run_grid(
     store.adopt(*options.adopt)
     store.refuse_if_held()  # before the cluster is asked, which may be away
     with remote_code.permitted(options.remote_code), _session(options, grid) as session:
-        session = with_its_nodes(options, session, say)
+        session = with_its_nodes(options, session, say, store.path)
         _tell(options, address=session.address, cards=cards_by_kind(session.nodes))
         plan_run(options, grid, session, store)  # refused here, nothing is created
         with store, owner_of(store).marks_this_process():
@@ -97,7 +103,9 @@ def run_grid(
             clear_up(store, say)
             store.write_file(paths.GRID, grid.text)
             seed = seed_of(store.path)
-            store.write_file(paths.OPTIONS, kept_options(options, seed))
+            store.write_file(
+                paths.OPTIONS, kept_options(options, seed, cards_by_kind(session.nodes))
+            )
             result = _drive(options, session, plan, store, deadline, seed, say)
             states = final_states(plan, store.history()) if result.finished else {}
     return RunOutcome(store=store, plan=plan, result=result, states=states)
@@ -182,23 +190,30 @@ def cards_by_kind(nodes: Sequence[Node]) -> dict[str, int]:
     return found
 
 
-def with_its_nodes(options: RunOptions, session: Session, say: Say) -> Session:
+def with_its_nodes(options: RunOptions, session: Session, say: Say, run: Path) -> Session:
     """The session with the nodes that the cluster had before its head died: they come back one
     after the other, and a plan for those that happen to be there would give up jobs for good.
+
+    A run that somebody resumes may have fewer cards than before, but waits for each kind it had: it
+    may be resumed while the cluster comes up.
 
     Raises:
         ClusterError: a kind of card does not come back at all.
     """
-    charge = options.charge
-    if charge is None or not charge.again or session.look is None:
+    if session.look is None:
         return session
+    expected: Mapping[str, int] = {}
+    if options.charge is not None and options.charge.again:
+        expected = options.charge.cards
+    elif options.resume:
+        expected = dict.fromkeys(kinds_of(run), 1)
     deadline, told = time.monotonic() + NODES_PATIENCE_S, False
     while True:
         there = cards_by_kind(session.nodes)
-        missing = {k: n - there.get(k, 0) for k, n in charge.cards.items() if n > there.get(k, 0)}
+        missing = {k: n - there.get(k, 0) for k, n in expected.items() if n > there.get(k, 0)}
         if not missing:
             return session
-        what = ", ".join(f"{number} {kind}" for kind, number in missing.items())
+        what = ", ".join(f"{n} {k}" if n > 1 else k for k, n in missing.items())
         if time.monotonic() > deadline:
             if gone := [kind for kind in missing if kind not in there]:
                 raise ClusterError(f"no node with {', '.join(gone)} has come back to the cluster")

@@ -31,7 +31,8 @@ def anchors(planned: Sequence[PlannedJob]) -> frozenset[str]:
     begun = {_configuration(p.job) for p in planned if p.action is Action.REUSE}
     cells: dict[Job, list[Job]] = defaultdict(list)
     for each in to_run.values():
-        cells[_configuration(each.job)].append(each.job)
+        if each.job.replicate == 1:  # others refine what is known already
+            cells[_configuration(each.job)].append(each.job)
     common = Counter(sizes for group in cells.values() for sizes in set(map(_sizes, group)))
     chosen = {
         _anchor(group, common).job_id

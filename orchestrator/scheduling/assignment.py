@@ -240,9 +240,8 @@ class Assigner:
         """The models that want another worker most; before a deadline also some whose jobs are
         shorter and may still fit."""
         first = self.pending.most_firsts() if self.pending.ordered else None
-        if self.pending.seed is not None:
-            yield from self.pending.next_drawn()
-        for bucket in (first, self.pending.most_demanding(), self.pending.longest_unheld()):
+        most = (first, self.pending.most_demanding(), self.pending.longest_unheld())
+        for bucket in (*self.pending.next_drawn(), *most):
             if bucket is not None:
                 yield bucket
         if self.gangs.left_s(now) < inf:

@@ -9,7 +9,7 @@ import pytest
 from measurement_factory import Night, a_job, precision_grid
 
 from orchestrator.domain.job import Accelerator
-from orchestrator.report import drawing, read_summary, write_report
+from orchestrator.report import drawing, read_summary, write_page
 from orchestrator.report.figures import clipped, throughput_curve
 from orchestrator.report.page import render
 from orchestrator.report.progress import underway_of
@@ -64,7 +64,7 @@ def test_the_page_of_a_run_under_way(tmp_path: Path) -> None:
     with Store.open(tmp_path, "live") as store:
         store.append(Night(run="live").add(a_job()))
         store.write_file("status.json", a_status().to_json())
-        text = write_report(store).read_text(encoding="utf-8")
+        text = write_page(store, *read_summary(store, lean=True)).read_text(encoding="utf-8")
         assert "12 of 48 jobs done" in text and 'aria-valuenow="12"' in text
         assert "hpu-1/HPU3" in text
         store.write_file("status.json", "{")

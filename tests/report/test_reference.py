@@ -135,6 +135,8 @@ def test_shares_of_bandwidth_and_compute_by_hand() -> None:
     assert share.bandwidth == pytest.approx(2.0 / 2.46)
     assert share.compute == pytest.approx(2 * 50e9 * 1000 / 432e12)
     assert share.intensity == pytest.approx(4.0)
+    reads = replace(row, workload_metrics={"prefill_tokens_per_s": 2000.0})
+    assert share_of(reads, sheet).prefill == pytest.approx(2 * 50e9 * 2000 / 432e12)
     training = replace(row, train_flops_per_token=3e11, cards=2, precision="fp32")
     training = replace(training, parameters={"autocast": "bf16"})
     assert share_of(training, sheet).compute == pytest.approx(3e11 * 1000 / 2 / 432e12)

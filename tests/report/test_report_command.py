@@ -9,7 +9,7 @@ import pytest
 from measurement_factory import Night, a_job, every_state
 
 from orchestrator.cli import main
-from orchestrator.report import write_report
+from orchestrator.report import read_summary, write_page
 from orchestrator.results.store import Store
 
 
@@ -92,10 +92,11 @@ def test_a_running_run_can_be_reported(tmp_path: Path) -> None:
     with Store.open(tmp_path, "live") as store:
         night = Night(run="live")
         store.append(night.add(a_job()))
-        page = write_report(Store.open(tmp_path, "live"))
+        reader = Store.open(tmp_path, "live")
+        page = write_page(reader, *read_summary(reader))
         store.append(night.add(a_job(batch_size=16)))
         assert "The only job has an answer" in page.read_text(encoding="utf-8")
-        write_report(store)
+        write_page(store, *read_summary(store, lean=True))
         assert "All 2 jobs have an answer" in page.read_text(encoding="utf-8")
 
 
@@ -106,5 +107,5 @@ def test_a_damaged_file_is_named_on_the_page(tmp_path: Path) -> None:
         store.append(night.add(a_job()))
         path = store.append(night.add(a_job(batch_size=16)))
     path.write_bytes(path.read_bytes()[:-20])
-    text = write_report(store).read_text(encoding="utf-8")
+    text = write_page(store, *read_summary(store, lean=True)).read_text(encoding="utf-8")
     assert "1 file of this run could not be read" in text

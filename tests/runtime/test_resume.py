@@ -273,7 +273,7 @@ def test_a_run_keeps_the_seed_of_its_order(tmp_path: Path) -> None:
     """Drawn once; a run of an earlier version, or a file that holds none, gets one."""
     with Store.open(tmp_path, "night") as store:
         seed = seed_of(store.path)
-        store.write_file("options.json", kept_options(RunOptions(emulate="1x2"), seed))
+        store.write_file("options.json", kept_options(RunOptions(emulate="1x2"), seed, {}))
         assert seed_of(store.path) == seed_of(store.path) == seed
         assert with_cards_of(store.path, RunOptions()).emulate == "1x2"
         for other in ('{"emulate": null}', "[1]", '{"seed": "x"}', "{"):

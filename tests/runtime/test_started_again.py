@@ -19,9 +19,10 @@ from orchestrator.domain.job import Accelerator
 from orchestrator.domain.measurement import Measurement
 from orchestrator.domain.topology import Node
 from orchestrator.errors import ClusterError
+from orchestrator.results import paths
 from orchestrator.results.store import Store
 from orchestrator.runtime import run as running
-from orchestrator.runtime.options import RunOptions
+from orchestrator.runtime.options import RunOptions, kept_options
 from orchestrator.runtime.run import run_grid
 from orchestrator.runtime.session import Session, in_process_session
 from orchestrator.runtime.supervised import Charge
@@ -80,7 +81,14 @@ def test_what_was_measured_anew_is_not_measured_anew_once_more(
 
 
 def waiting(
-    looks: list[list[Node]], cards: dict[str, int], pipe: int, said: list[str], life: int = 2
+    looks: list[list[Node]],
+    cards: dict[str, int],
+    pipe: int,
+    said: list[str],
+    life: int = 2,
+    *,
+    resume: bool = False,
+    run: Path = Path("none"),
 ) -> Session:
     """The session that a driver has in the end, of a cluster on which it sees these nodes one
     time after the other."""
@@ -91,7 +99,8 @@ def waiting(
             look=lambda: tuple(looks.pop(0) if len(looks) > 1 else looks[0]),
         )
         charge = Charge(supervisor=1, pipe=pipe, began=0.0, life=life, cards=cards)
-        return running.with_its_nodes(RunOptions(charge=charge), session, said.append)
+        options = RunOptions(charge=charge, resume=resume)
+        return running.with_its_nodes(options, session, said.append, run)
 
 
 def test_nodes_that_were_there_are_waited_for(monkeypatch: pytest.MonkeyPatch, pipe: int) -> None:
@@ -103,6 +112,19 @@ def test_nodes_that_were_there_are_waited_for(monkeypatch: pytest.MonkeyPatch, p
     assert [each.name for each in session.nodes] == ["hpu-1", "hpu-2"]
     assert said == ["waiting for the cluster's nodes: 4 HPU cards are not back yet"]
     assert waiting([[one]], {"HPU": 4}, pipe, said, life=1).nodes == (one,)  # nothing died
+
+
+def test_a_resumed_run_waits_for_each_kind_of_card_it_had(
+    monkeypatch: pytest.MonkeyPatch, pipe: int, tmp_path: Path
+) -> None:
+    """It may be resumed while the head is back and its servers are not; one server less is fine."""
+    monkeypatch.setattr(running.time, "sleep", lambda _: None)
+    (tmp_path / paths.OPTIONS).write_text(kept_options(RunOptions(), 7, {"HPU": 4}))
+    looks, said = [[], [], [node("hpu-1")]], list[str]()
+    session = waiting(looks, {}, pipe, said, life=1, resume=True, run=tmp_path)
+    assert [each.name for each in session.nodes] == ["hpu-1"]
+    assert said == ["waiting for the cluster's nodes: HPU cards are not back yet"]
+    assert waiting([[]], {}, pipe, said, life=1, run=tmp_path).nodes == ()  # not resumed: at once
 
 
 def test_nodes_that_stay_away_are_done_without(monkeypatch: pytest.MonkeyPatch, pipe: int) -> None:

@@ -24,6 +24,7 @@ from orchestrator.domain.events import (
 from orchestrator.domain.job import Job, State
 from orchestrator.domain.topology import Card, Node
 from orchestrator.planning.plan import Action, PlannedJob
+from orchestrator.scheduling.anchors import anchors
 from orchestrator.scheduling.invariants import Invariants, InvariantViolated
 from orchestrator.scheduling.schedule import ScheduleSettings
 from orchestrator.scheduling.simulate import (
@@ -215,3 +216,13 @@ def test_the_invariants_see_a_process_that_runs_two_replicates() -> None:
     checker.check([row])
     with pytest.raises(InvariantViolated, match="two replicates"):
         checker.check([run(2)])
+
+
+def test_before_a_deadline_first_replicates_are_the_anchors() -> None:
+    """A cell that is measured once more tells less than one that is measured at all."""
+    jobs = replicated(
+        [job(batch_size=size, model=model) for model in "ab" for size in (1, 2, 4)], 3
+    )
+    chosen = anchors(jobs)
+    assert {p.job.replicate for p in jobs if p.job.job_id in chosen} == {1}
+    assert len(chosen) == 2

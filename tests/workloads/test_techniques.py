@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from workloads.api import Result
 from workloads.errors import Unsupported
+from workloads.tasks import TASKS
 from workloads.techniques import all_techniques, chosen
 from workloads.training import rows
 from workloads.training.losses import next_token_loss
@@ -331,6 +332,7 @@ def _training(model: Any) -> Any:
 
     training = Training(
         device=device_for("cpu"),
+        task=TASKS["causal-lm"],
         cards=1,
         method="full",
         precision="fp32",

@@ -24,6 +24,7 @@ from workloads.devices import device_for
 from workloads.devices.cpu import CpuDevice
 from workloads.errors import BadConfiguration, Unsupported
 from workloads.owned_directory import MARKER, make_owned_directory
+from workloads.tasks import TASKS
 from workloads.techniques import saving
 from workloads.techniques.attention import Attention, register_xformers
 from workloads.techniques.autocast import Autocast
@@ -76,6 +77,7 @@ def training_of(net: Any) -> Training:
 
     training = Training(
         device=device_for("cpu"),
+        task=TASKS["causal-lm"],
         cards=1,
         method="full",
         precision="fp32",
@@ -326,6 +328,7 @@ def test_batches_are_pinned_and_copied_without_waiting(monkeypatch: pytest.Monke
     assert len(batch.pin_memory().micro_batches) == 2 and len(pinned) == 4
     data = DataPlan(
         device=device_for("cpu"),
+        task=TASKS["causal-lm"],
         pad_token_id=0,
         max_length=8,
         batch_size=1,

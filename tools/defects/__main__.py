@@ -101,10 +101,10 @@ def main() -> None:
         "--without", default="-", help="modules to plant nothing in: part of a path"
     )
     parser.add_argument(
-        "--reach",
-        type=int,
-        default=99,
-        help="of tests that are not recorded: how many imports may lead to the module",
+        "--near",
+        action="store_true",
+        help="of tests that are not recorded: only those that import the module themselves, are "
+        "named as it is, or lie in the folder that mirrors its own",
     )
     parser.add_argument("--output", type=Path, default=ROOT / "defects")
     args = parser.parse_args()
@@ -133,7 +133,7 @@ def main() -> None:
     if args.action == "list":
         print("\n".join(f"{each.kind:10} {each.key}" for each in defects))
         return
-    executed = Record(place / "executed", project, reach=args.reach)
+    executed = Record(place / "executed", project, near=args.near)
     first = {each.by for each in results(args.first).values()} if args.first else set()
     suites = ("quick",) if args.suite == "quick" else ("quick", "whole")
     plant(

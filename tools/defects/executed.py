@@ -21,7 +21,7 @@ from pathlib import Path
 from coverage import CoverageData
 
 from defects import plugin
-from defects.imports import Imports
+from defects.imports import Imports, mirrored
 from defects.mutations import Mutation, lines_of_functions
 
 #: What a test takes that was never timed.
@@ -155,10 +155,10 @@ def collected(project: Project, to: Path) -> list[Test]:
 class Record:
     """Read recordings: which tests execute a line."""
 
-    def __init__(self, place: Path, project: Project | None = None, *, reach: int = 99) -> None:
+    def __init__(self, place: Path, project: Project | None = None, *, near: bool = False) -> None:
         """Read what is recorded in a folder; of test files of ``project`` that are not, their
-        imports tell, up to ``reach`` of them in a row."""
-        self._reach = reach
+        imports tell; ``near`` leaves out those that lie far from the module."""
+        self._near = near
         found = sorted(path.parent for path in place.glob("*/file.txt"))
         self._places = {path: (path / "file.txt").read_text() for path in found}
         self.files = set(self._places.values())
@@ -206,12 +206,17 @@ class Record:
             files |= self._importing(defect.path)
         tests = (test for test in self.tests.values() if test.passed and test.file in files)
         known = sorted(tests, key=lambda test: (test.name not in names, test.seconds))
-        near = self._imports.executing(defect.path) if self._imports else {}
-        near = {file: imports for file, imports in near.items() if imports <= self._reach}
-        others = sorted(near.keys() & self._unrecorded.keys(), key=lambda file: (near[file], file))
-        for file in others:
+        found = self._imports.executing(defect.path) if self._imports else {}
+        name = Path(defect.path).stem.strip("_")
+        others = sorted(
+            (name not in file, imports, file)  # one that is named as the module comes first
+            for file, imports in found.items()
+            if file in self._unrecorded
+            and (not self._near or name in file or imports <= 1 or mirrored(file, defect.path))
+        )
+        for _, imports, file in others:
             for test in self._unrecorded[file]:
-                test.imports = near[file]
+                test.imports = imports
                 known.append(test)
         return known
 

@@ -12,10 +12,11 @@ from functools import cache
 from pathlib import Path
 
 
-def mirrors(path: str) -> set[str]:
-    """The folders of tests that mirror the folder of a module."""
-    package, _, rest = path.rpartition("/")[0].partition("/")
-    return {f"tests/{rest}".rstrip("/"), f"tests/{package}/{rest}".rstrip("/")}
+def mirrored(test: str, module: str) -> bool:
+    """Whether a test file lies in the folder that mirrors the module's."""
+    package, _, rest = module.rpartition("/")[0].partition("/")
+    folders = {f"tests/{rest}".rstrip("/"), f"tests/{package}/{rest}".rstrip("/")}
+    return test.rpartition("/")[0] in folders
 
 
 class Imports:
@@ -37,7 +38,7 @@ class Imports:
         return {
             file: 0 if distance is None else distance
             for file, distance in distances.items()
-            if distance is not None or file.rpartition("/")[0] in mirrors(module)
+            if distance is not None or mirrored(file, module)
         }
 
     @cache  # noqa: B019

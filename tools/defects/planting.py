@@ -19,7 +19,7 @@ from pathlib import Path
 
 from defects import plugin
 from defects.executed import Project, Record, Test, pytest_command
-from defects.imports import mirrors
+from defects.imports import mirrored
 from defects.mutations import Mutation
 
 #: A run of tests may take this many times as long as when it was recorded, and a minute.
@@ -126,11 +126,10 @@ def _with(project: Project, defect: Mutation, tests: list[Test], work: Path) -> 
 def _stages(tests: list[Test], path: str, first: frozenset[str]) -> Iterator[list[Test]]:
     """Tests that import a module themselves, and those of the folder that mirrors its own, catch
     most of its defects: the files of all others are collected only if those do not."""
-    folders = mirrors(path)
     wanted = (
         lambda test: test.name in first,
         lambda test: test.imports is not None and test.imports <= 1,
-        lambda test: test.file.rpartition("/")[0] in folders,
+        lambda test: mirrored(test.file, path),
         lambda test: True,
     )
     for among in wanted:

@@ -92,6 +92,8 @@ class EngineSpec:
     #: What settings of workloads may ask for: ``tensor_parallel`` splits matrices over cards,
     #: ``continuous_batching`` gives rows that have ended to the next prompt.
     features: frozenset[str] = frozenset()
+    #: Whether its library opens checkpoints itself; else the task loads the model.
+    own_loader: bool = False
     #: Untimed passes over every shape that its own way to measure makes.
     warmup_passes: int = 1
     #: Whether it compiles in the process that times it, so that its compilations can be counted.

@@ -8,10 +8,16 @@ pairs it with the task that takes the checkpoint, or refuses the job.
 
 Functions are named, not imported, since the plan asks and has no torch:
 
-    load     (source, **arguments) -> model
-    encode   (examples, count, tokenizer, source, max_length) -> samples
-    collate  (samples, pad_token_id) -> Inputs
-    loss     (logits, labels, kept) -> summed loss of the labelled positions
+    load           (source, **arguments) -> model
+    encode         (examples, count, tokenizer, source, max_length) -> samples
+    collate        (samples, pad_token_id, to_length=None) -> Inputs
+    loss           (logits, labels, kept) -> summed loss of the labelled positions
+
+Techniques ask for further ones, which a task may lack; a job that needs one ends UNSUPPORTED:
+
+    positions      (labels) -> the positions whose logits the loss needs
+    pack           (samples, pad_token_id, max_length) -> Inputs of several samples a row
+    check_packing  (model, device); raises if packed samples meet in this model
 """
 
 from __future__ import annotations
@@ -21,6 +27,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from workloads.errors import Unsupported
 from workloads.metrics import Metric
 from workloads.models.checkpoint_kind import CheckpointKind
 
@@ -51,6 +58,12 @@ class TaskSpec:
         return kind.architecture.endswith(self.architectures)
 
     def function(self, name: str) -> Any:
-        """One of its functions; this imports it."""
+        """One of its functions; this imports it.
+
+        Raises:
+            Unsupported: it has none of this name.
+        """
+        if name not in self.functions:
+            raise Unsupported(f"{self.title} has no function '{name}' in this version")
         module, _, function = self.functions[name].partition(":")
         return getattr(importlib.import_module(module), function)

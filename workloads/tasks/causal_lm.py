@@ -15,6 +15,9 @@ SPEC = TaskSpec(
         "encode": "workloads.training.samples:encode_samples",
         "collate": "workloads.training.rows:padded",
         "loss": "workloads.training.losses:next_token_loss",
+        "positions": "workloads.training.losses:next_token_positions",
+        "pack": "workloads.training.rows:packed",
+        "check_packing": "workloads.training.rows:check_packing",
     },
     metrics=(
         Metric(

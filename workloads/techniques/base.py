@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from workloads.api import Phase
     from workloads.devices.base import Device
     from workloads.parallel.exchange import Exchange
+    from workloads.tasks.base import TaskSpec
     from workloads.training.samples import TrainingSample
 
 
@@ -104,6 +105,7 @@ class DataPlan:
     """The way from samples to batches. Functions may be replaced."""
 
     device: Device
+    task: TaskSpec  # of the model: what its samples are like
     pad_token_id: int
     max_length: int  # tokens of the longest sample there can be
     batch_size: int  # samples of one card in one optimizer step
@@ -128,6 +130,7 @@ class Training:
     """One job's model in training. Functions may be replaced, lists added to."""
 
     device: Device
+    task: TaskSpec
     cards: int
     method: str
     precision: str

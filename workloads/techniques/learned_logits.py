@@ -10,15 +10,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from workloads.errors import Unsupported
 from workloads.refusal import Asked, Refusal
 from workloads.settings import setting
 from workloads.techniques.base import Technique, Training
-
-if TYPE_CHECKING:
-    import torch
 
 
 class LearnedLogits(Technique):
@@ -61,18 +58,7 @@ class LearnedLogits(Technique):
                 f"logits learned: {type(inner).__name__} always computes the logits of all "
                 "positions; write logits: all"
             )
-        training.positions = learned_positions
-
-
-def learned_positions(labels: torch.Tensor) -> torch.Tensor:
-    """The positions whose logits some row's loss needs, ascending.
-
-    Args:
-        labels: [rows, positions], not shifted; -100 where nothing is learned.
-    """
-    from workloads.training.samples import NOT_LEARNED
-
-    return (labels[:, 1:] != NOT_LEARNED).any(0).nonzero().flatten()
+        training.positions = training.task.function("positions")
 
 
 def _innermost(model: Any) -> Any:

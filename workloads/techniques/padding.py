@@ -65,9 +65,11 @@ class Padding(Technique):
     def on_data(self, data: DataPlan) -> None:
         pad, longest = data.pad_token_id, data.max_length
         if self.padding == "fixed":
-            data.collate = lambda samples: rows.padded(samples, pad, to_length=longest)
+            collate = data.task.function("collate")
+            data.collate = lambda samples: collate(samples, pad, to_length=longest)
         elif self.padding == "packing":
-            data.collate = lambda samples: rows.packed(samples, pad, longest)
+            pack = data.task.function("pack")
+            data.collate = lambda samples: pack(samples, pad, longest)
         elif self.padding == "uniform-length":
             data.arrange = self._by_length
 
@@ -107,7 +109,7 @@ class Padding(Technique):
             apart.register()
             training.model.config._attn_implementation = apart.NAME
         if self.padding == "packing":
-            rows.check_packing(training.model, training.device)
+            training.task.function("check_packing")(training.model, training.device)
 
 
 SPEC = Padding

@@ -85,7 +85,7 @@ def _run(request: Request, context: JobContext, ending: contextlib.ExitStack) ->
         method.max_length,
         request.batch_size,
         layout,
-        loaded.base.task.function("collate"),
+        loaded.base.task,
     )
     data.ending = ending
     for technique in techniques:
@@ -228,6 +228,7 @@ def _training(
 
     training = Training(
         device=context.device,
+        task=loaded.base.task,
         cards=context.world_size,
         layout=layout,
         batch_size=data.batch_size,

@@ -31,3 +31,12 @@ def next_token_loss(
         ignore_index=NOT_LEARNED,
         reduction="sum",
     )
+
+
+def next_token_positions(labels: torch.Tensor) -> torch.Tensor:
+    """The positions whose logits some row's loss needs, ascending.
+
+    Args:
+        labels: [rows, positions], not shifted; -100 where nothing is learned.
+    """
+    return (labels[:, 1:] != NOT_LEARNED).any(0).nonzero().flatten()

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import torch
 
     from workloads.devices.base import Device
+    from workloads.tasks.base import TaskSpec
 
 
 def plan_data(
@@ -30,9 +31,11 @@ def plan_data(
     max_length: int,
     batch_size: int,
     layout: Layout,
-    collate: Callable[[Sequence[TrainingSample], int], Inputs],
+    task: TaskSpec,
 ) -> DataPlan:
     """Batches as they are without any technique: in order, read in turn, collated by the task."""
+
+    collate = task.function("collate")
 
     def move(inputs: Inputs) -> Inputs:
         moved = {name: t.to(device.torch_device) for name, t in inputs.tensors().items()}
@@ -40,6 +43,7 @@ def plan_data(
 
     return DataPlan(
         device=device,
+        task=task,
         pad_token_id=pad_token_id,
         max_length=max_length,
         batch_size=batch_size,

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, StoppingCriteria, StoppingCriteriaList
+from transformers import StoppingCriteria, StoppingCriteriaList
 from transformers.utils import logging as transformers_logging
 
 from workloads import precision as precisions
@@ -33,16 +33,16 @@ from workloads.devices.base import Device
 from workloads.engines.base import Generated
 from workloads.engines.gaudi import library, quantization
 from workloads.engines.optimum_habana import SPEC
-from workloads.errors import DataMissing, Unsupported
+from workloads.errors import Unsupported
 from workloads.generation.transformers_engine import (
     Batch,
     TransformersEngine,
     end_token_ids_of,
     pad_token_id_of,
 )
-from workloads.models import remote_code
 from workloads.models.checkpoint_files import read_config
-from workloads.models.loading import ModelSource, load_tokenizer, open_model
+from workloads.models.loading import ModelSource, load_config, load_tokenizer, open_model
+from workloads.registry import task_for
 from workloads.training import adapters
 
 if TYPE_CHECKING:
@@ -218,7 +218,8 @@ def _check_mode(mode: str, device: HpuDevice) -> None:
 
 
 def load_model(source: ModelSource, request: Request, device: HpuDevice) -> Any:
-    """The library's class with its weights, on the host.
+    """The library's class with its weights, on the host: the task loads it, and the library has
+    put its classes in place of transformers'.
 
     Raises:
         DataMissing: weights are missing, or fp8 has no calibration.
@@ -231,24 +232,11 @@ def load_model(source: ModelSource, request: Request, device: HpuDevice) -> Any:
     if request.precision == "int4":
         config = read_config(Path(source.path))
         arguments |= quantization.four_bit_arguments(config, request.model)
-    try:
-        own_code = source.remote_code
-        config = AutoConfig.from_pretrained(source.path, trust_remote_code=own_code)
-        if getattr(config, "model_type", "") == "chatglm":
-            _complete(config, arguments["torch_dtype"])
-        model = AutoModelForCausalLM.from_pretrained(
-            source.path,
-            config=config,
-            trust_remote_code=own_code,
-            weights_only=True,
-            **arguments,
-        )
-    except OSError as error:  # a file is missing or cut short
-        raise DataMissing(f"cannot load the model in {source.path}: {error}") from error
-    except ValueError as error:
-        if refusal := remote_code.refusal(source.entry.name, error):
-            raise refusal from error
-        raise
+    config = load_config(source)
+    if getattr(config, "model_type", "") == "chatglm":
+        _complete(config, arguments["torch_dtype"])
+    load = task_for(request.workload, source.entry).function("load")
+    model = load(source, config=config, **arguments)
     if request.precision == "int4":
         quantization.pack_for_the_card(model)
     if request.precision == "fp8" or measured:

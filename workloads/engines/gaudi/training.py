@@ -28,10 +28,12 @@ from workloads.engines.optimum_habana import SPEC
 from workloads.errors import BadConfiguration
 from workloads.finetuning_method import MethodParameters, method_for
 from workloads.models.loading import load_tokenizer, open_model
+from workloads.registry import task_for
+from workloads.tasks.base import TaskSpec
+from workloads.techniques.base import Inputs
 from workloads.training import adapters, methods
 from workloads.training.flops import train_flops_per_token
-from workloads.training.losses import next_token_loss
-from workloads.training.samples import NOT_LEARNED, TrainingSample, encode_samples
+from workloads.training.samples import TrainingSample
 from workloads.warmup import repeated_if_compiled
 
 if TYPE_CHECKING:
@@ -54,6 +56,7 @@ def _run(request: Request, context: JobContext) -> Result:
     baseline = resident_bytes()
     began = context.clock()
     source = open_model(request.model, layout="original")
+    task = task_for(request.workload, source.entry)
     tokenizer = load_tokenizer(source)
     model = generation.load_model(source, request, hpu)
     found = weights.inspect(model, request.precision, hpu.name, generation.ENGINE)
@@ -62,8 +65,9 @@ def _run(request: Request, context: JobContext) -> Result:
     applied.model.to(hpu.torch_device)
     load_s = context.clock() - began
 
-    samples, dataset = _samples(request, method, tokenizer, source)
-    rows = [_row(sample, method.max_length, tokenizer.pad_token_id or 0) for sample in samples]
+    samples, dataset = _samples(request, method, task, tokenizer, source)
+    pad, collate = tokenizer.pad_token_id or 0, task.function("collate")
+    rows = [_row(collate([sample], pad, to_length=method.max_length)) for sample in samples]
     warmup = max(request.measure.warmup, SPEC.warmup_passes) if request.measure.warmup else 0
     steps = _Steps(context, request.measure, warmup, rows, request.batch_size)
 
@@ -105,13 +109,13 @@ def _run(request: Request, context: JobContext) -> Result:
             data_collator=_stack,
             callbacks=[steps],
         )
-        first = _stack(rows[: request.batch_size])
-        before = _loss(applied.model, first, hpu)
+        first = _First(task, rows, samples, request.batch_size, hpu)
+        before = first.loss(applied.model)
         hpu.release_memory()
         hpu.reset_peak_memory()
         context.enter_phase("warmup")
         trainer.train()
-    after = _loss(applied.model, first, hpu)
+    after = first.loss(applied.model)
     details = {
         "learned": dataset.learned,
         "method": method.method,
@@ -247,7 +251,7 @@ class _Steps(TrainerCallback):  # type: ignore[misc]
 
 
 def _samples(
-    request: Request, method: MethodParameters, tokenizer: Any, source: Any
+    request: Request, method: MethodParameters, task: TaskSpec, tokenizer: Any, source: Any
 ) -> tuple[list[TrainingSample], Dataset]:
     """Whole batches of training samples, and their dataset."""
 
@@ -255,38 +259,48 @@ def _samples(
         raise BadConfiguration(f"batch size {request.batch_size}; at least 1 is needed")
     count = max(method.samples // request.batch_size, 1) * request.batch_size
     dataset = load_dataset(request.dataset, method.reading())
-    samples = encode_samples(dataset.examples, count, tokenizer, source, method.max_length)
+    encode = task.function("encode")
+    samples = encode(dataset.examples, count, tokenizer, source, method.max_length)
     if request.probe:  # the longest samples decide whether a batch fits
         samples = sorted(samples, key=lambda sample: -len(sample.ids))[: request.batch_size]
     return samples, dataset
 
 
-def _row(sample: TrainingSample, length: int, pad_token_id: int) -> dict[str, torch.Tensor]:
-    """One sample, padded on the right to ``length``; all tensors [length]."""
-    padding = length - len(sample.ids)
-    return {
-        "input_ids": torch.tensor([*sample.ids, *[pad_token_id] * padding]),
-        "attention_mask": torch.tensor([1] * len(sample.ids) + [0] * padding),
-        "labels": torch.tensor([*sample.labels, *[NOT_LEARNED] * padding]),
-    }
+def _row(inputs: Inputs) -> dict[str, torch.Tensor]:
+    """One sample as the trainer takes it: all tensors [length]."""
+    return {name: tensor[0] for name, tensor in inputs.tensors().items()}
 
 
 def _stack(rows: Sequence[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
     return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
 
 
-def _loss(model: Any, batch: dict[str, torch.Tensor], device: HpuDevice) -> float:
-    """Mean loss of the labelled tokens, without training. From the logits: some of the library's
-    classes give their loss in bf16, in which a few steps change nothing."""
-    model.eval()
-    with torch.no_grad():
-        on_card = {name: tensor.to(device.torch_device) for name, tensor in batch.items()}
-        logits = model(
-            input_ids=on_card["input_ids"],
-            attention_mask=on_card["attention_mask"],
-            return_dict=True,
-        ).logits
-        learned = (on_card["labels"][:, 1:] != NOT_LEARNED).sum()
-        loss = float(next_token_loss(logits, on_card["labels"]) / learned)
-    model.train()
-    return loss
+class _First:
+    """The first batch, whose loss without training is told before and after."""
+
+    def __init__(
+        self,
+        task: TaskSpec,
+        rows: Sequence[dict[str, torch.Tensor]],
+        samples: Sequence[TrainingSample],
+        size: int,
+        device: HpuDevice,
+    ) -> None:
+        self._loss = task.function("loss")
+        self._batch = _stack(rows[:size])
+        self._learned = sum(sample.learned_tokens for sample in samples[:size])
+        self._device = device
+
+    def loss(self, model: Any) -> float:
+        """Mean loss of the labelled tokens. From the logits: some of the library's classes give
+        their loss in bf16, in which a few steps change nothing."""
+        model.eval()
+        with torch.no_grad():
+            on_card = {
+                name: tensor.to(self._device.torch_device) for name, tensor in self._batch.items()
+            }
+            labels = on_card.pop("labels")
+            logits = model(**on_card, return_dict=True).logits
+            loss = float(self._loss(logits, labels, None) / self._learned)
+        model.train()
+        return loss
