@@ -21,7 +21,8 @@ import math
 import statistics
 import sys
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -52,10 +53,7 @@ def run(setting: Setting) -> tuple[list[Line], dict[str, Any]]:
     single: list[Mapping[str, Told]] = []
     between: list[float] = []
     flagged = 0
-    for number in range(runs):
-        rows: list[Measurement] = []
-        for replicate in range(1, replicates + 1):
-            rows += _replicate(setting, grid, replicate, number)
+    for rows in _rows_of_runs(setting, grid, runs, replicates):
         raised = raised_by_job(rows)
         flagged += len(raised)
         found = join(rows, settings_of(rows, raised), raised)
@@ -127,24 +125,30 @@ def _told(row: Measurement) -> Told:
     return known  # type: ignore[return-value]
 
 
-def _replicate(setting: Setting, grid: Any, replicate: int, number: int) -> list[Measurement]:
-    """The rows of one replicate of one run, from a fresh process."""
-    out = setting.scratch / f"rows-{number}-{replicate}.parquet"
+def _rows_of_runs(
+    setting: Setting, grid: Path, runs: int, replicates: int
+) -> Iterator[list[Measurement]]:
+    """The rows of each run, from as many fresh processes as it has replicates."""
     with contextlib.ExitStack() as stack:
-        process = setting.started(
+        forks = setting.started(
             stack,
-            f"run {number}, replicate {replicate}",
+            "processes of a run",
             sys.executable,
-            "one_replicate.py",
-            *(grid, replicate, number, out),
+            "replicates.py",
+            *(grid, replicates, setting.scratch),
             environment=environment(),
         )
-        process.turn()
-    return from_table(pq.read_table(out))
+        for run in range(runs):
+            rows: list[Measurement] = []
+            for number in range(run * replicates, (run + 1) * replicates):
+                told = forks.turn()
+                setting.say(f"  turn {number}: {told['wall_s']:.0f} s")
+                rows += from_table(pq.read_table(setting.scratch / f"rows-{number}.parquet"))
+            yield rows
 
 
 def _grid(*, smoke: bool) -> str:
-    """Twenty cells of a tiny model: two precisions, five batch sizes, two lengths."""
+    """Twenty cells of a tiny model: two precisions, two batch sizes, five lengths."""
     return json.dumps(
         {
             "name": "intervals",
@@ -152,18 +156,18 @@ def _grid(*, smoke: bool) -> str:
                 "workload": "text-generation",
                 "model": "tiny-chatglm3",
                 "accelerator": "CPU",
-                "prompts": 8,
+                "prompts": 4,
                 "ignore_eos": True,
             },
-            "measure": {"warmup": 1, "min_repeats": 5, "max_repeats": 8, "time_limit_s": 20},
+            "measure": {"warmup": 1, "min_repeats": 3, "max_repeats": 5, "time_limit_s": 20},
             "experiments": [
                 {
                     "name": "cells",
                     "replicates": 2 if smoke else REPLICATES,
                     "axes": {
                         "precision": ["fp32"] if smoke else ["fp32", "bf16"],
-                        "batch_size": [4, 8] if smoke else [1, 2, 3, 4, 8],
-                        "output_tokens": [2] if smoke else [4, 8],
+                        "batch_size": [2, 4] if smoke else [1, 4],
+                        "output_tokens": [2] if smoke else [2, 3, 4, 6, 8],
                     },
                 }
             ],

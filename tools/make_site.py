@@ -39,7 +39,13 @@ SECTIONS = {
         "compare.md",
         "python.md",
     ),
-    "Adding to it": ("adding-a-workload.md", "adding-a-technique.md", "adding-a-device.md"),
+    "Adding to it": (
+        "adding-a-workload.md",
+        "adding-a-technique.md",
+        "adding-a-device.md",
+        "adding-an-engine.md",
+        "adding-a-metric.md",
+    ),
     "Reference": (
         "cli.md",
         "grids.md",

@@ -104,7 +104,7 @@ class Result:
     parameter_count: int | None = None
     trainable_parameter_count: int | None = None  # None where nothing is trained
     train_flops_per_token: float | None = None  # of the linear layers, forward and backward
-    tokenization_s: float | None = None  # for all samples, before the first step
+    tokenization_s: float | None = None  # for all prompts or samples, before timing
     baseline_host_memory_bytes: int | None = None  # resident after imports, before the model
     peak_host_memory_bytes: int | None = None
     peak_device_memory_bytes: int | None = None

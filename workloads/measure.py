@@ -212,6 +212,7 @@ def _time(loop: _Loop, settings: MeasureSettings, plan: WarmupPlan) -> _Part:
     deadline = instruments.clock() + settings.time_limit_s
     rates: list[float] = []
     steps: list[Step] = []
+    timed_s = 0.0  # by the slowest rank of each repeat
     while True:
         passes = loop.run_pass(deadline=deadline, warmup=False)
         if all(done.finished for done in passes):
@@ -220,7 +221,8 @@ def _time(loop: _Loop, settings: MeasureSettings, plan: WarmupPlan) -> _Part:
             slow = plan.restarts and (drift(steps) or 0.0) > 0.0
             if slow and all(done.may_restart for done in passes):
                 return _Part()
-        stop_reason = _why_stop(rates, passes, settings)
+        timed_s += max(done.wall_s for done in passes)
+        stop_reason = _why_stop(rates, passes, settings, timed_s)
         if stop_reason is not None:
             return _Part(stop_reason, instruments.compilations().since(before))
 
@@ -241,19 +243,22 @@ def throughput(passes: Sequence[_Pass]) -> float:
 
 
 def _why_stop(
-    rates: Sequence[float], passes: Sequence[_Pass], settings: MeasureSettings
+    rates: Sequence[float], passes: Sequence[_Pass], settings: MeasureSettings, timed_s: float
 ) -> StopReason | None:
     """None to go on. The same on every rank, since it looks only at what all of them know."""
+    if any(done.time_is_up or not done.finished for done in passes):
+        return _settled(rates, settings) or "time_limit"
+    return None if timed_s < settings.least_s else _settled(rates, settings)
+
+
+def _settled(rates: Sequence[float], settings: MeasureSettings) -> StopReason | None:
+    """Reason to stop by what is known of the throughput; None to go on."""
     if len(rates) >= settings.min_repeats and all(map(math.isfinite, rates)):
         interval = mean_interval(rates, settings.confidence)  # None for a single repeat
         width = interval.relative_half_width if interval else None
         if width is not None and width <= settings.relative_half_width:
             return "confidence"
-    if len(rates) >= settings.max_repeats:
-        return "max_repeats"
-    if any(done.time_is_up or not done.finished for done in passes):
-        return "time_limit"
-    return None
+    return "max_repeats" if len(rates) >= settings.max_repeats else None
 
 
 class _Loop:

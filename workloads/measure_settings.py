@@ -16,3 +16,4 @@ class MeasureSettings:
     relative_half_width: float = 0.05  # stop when the interval is this tight
     time_limit_s: float = 120.0  # of the timed part
     warmup_limit_s: float = 1800.0  # of what comes before it
+    least_s: float = 0.0  # of the timed part: repeats go on until then, so that energy can be read

@@ -63,7 +63,9 @@ def run(request: Request, context: JobContext) -> Result:
     context.enter_phase("load")
     resident, load_s = _resident(request, context)
     engine = resident.engine
+    began = context.clock()
     prompts, synthetic = _prompts(request, parameters, engine, context)
+    tokenization_s = context.clock() - began
     # Asked of all ranks, so that all refuse a prompt that only one of them has.
     longest = max(context.collective.gather(max(len(prompt.ids) for prompt in prompts)))
     _check_length(longest, parameters, engine)
@@ -120,6 +122,7 @@ def run(request: Request, context: JobContext) -> Result:
         baseline_host_memory_bytes=resident.baseline_host_memory_bytes,
         peak_host_memory_bytes=host_memory.bytes,
         peak_device_memory_bytes=peak_device_memory_bytes,
+        tokenization_s=tokenization_s,
         random_weights=engine.random_weights,
         synthetic_data=synthetic,
         precision_detail=engine.weights.detail,

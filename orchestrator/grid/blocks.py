@@ -39,6 +39,13 @@ class MeasureBlock(BaseModel):
         le=604_800,
         description="Most seconds of warm-up; where they run out the row is flagged as not steady.",
     )
+    least_s: float = Field(
+        default=0.0,
+        ge=0,
+        le=604_800,
+        description="Fewest seconds of the timed part of text-generation: repeats go on until "
+        "then. Energy needs about 1.5 where NVML reads it, and 20 where hl-smi does.",
+    )
 
 
 class ExperimentBlock(BaseModel):

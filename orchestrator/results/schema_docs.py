@@ -209,7 +209,10 @@ _COLUMNS: _Entries = {
         "",
         "floating-point operations of the linear layers, forward and backward, per token",
     ),
-    "tokenization_s": ("s", "time to tokenize all training samples"),
+    "tokenization_s": (
+        "s",
+        "time to tokenize all prompts or training samples, before timing",
+    ),
     "baseline_host_memory_bytes": ("bytes", "resident in the worker after imports, before a model"),
     "peak_host_memory_bytes": ("bytes", "largest resident memory of a worker"),
     "peak_device_memory_bytes": ("bytes", "largest memory allocated on a card"),
@@ -236,6 +239,7 @@ _NESTED: dict[str, _Entries] = {
         "relative_half_width": ("", "timing stops when the interval is this tight"),
         "time_limit_s": ("s", "limit of the timed part"),
         "warmup_limit_s": ("s", "limit of warm-up"),
+        "least_s": ("s", "fewest seconds of the timed part"),
     },
     "Sample": {
         "repeat": ("", "number of the repeat, from 0; warm-up is numbered too"),

@@ -26,6 +26,7 @@ def timed_roughly(job: Job, wish: Search) -> Job:
             measure,
             relative_half_width=max(measure.relative_half_width, wish.tolerance),
             time_limit_s=measure.time_limit_s / 3,
+            least_s=0.0,
         ),
     )
 

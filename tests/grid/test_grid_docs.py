@@ -14,7 +14,7 @@ from orchestrator.grid.blocks import GridFile, MeasureBlock
 from orchestrator.grid.experiment import STRUCTURE
 from orchestrator.grid.fields import FIELD_NAMES, JobFields
 from orchestrator.grid.json_schema import grid_schema
-from orchestrator.grid.settings_markdown import renewed
+from tools.documents.settings import renewed
 from workloads.precision import PRECISIONS
 from workloads.registry import WORKLOADS
 from workloads.settings import declarations
@@ -74,7 +74,7 @@ def test_every_setting_is_documented_with_its_default() -> None:
 
 
 def test_the_tables_of_settings_are_the_declarations() -> None:
-    """`python -m orchestrator.grid.settings_markdown docs/grids.md` renews them."""
+    """`python -m tools.documents.settings docs/grids.md` renews them."""
     assert renewed(TEXT) == TEXT
 
 

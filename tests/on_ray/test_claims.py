@@ -53,6 +53,9 @@ class ScriptedStore:
     def collect(self) -> None:
         """Answers come when the test gives them."""
 
+    def close(self, wait_s: float) -> None:
+        self.waited_s = wait_s
+
     def answer(self, value: Any) -> None:
         """To the oldest question."""
         self.asked.pop(0)[1](value)
@@ -227,3 +230,11 @@ def test_the_reason_of_a_lost_node_names_the_silence(case: Case) -> None:
     assert "control store has not answered since" in failure.message
     assert failure.message.endswith("for 64 s; its agent does not answer")
     assert claim.node.name == "hpu-1"
+
+
+@pytest.mark.parametrize("silent", [True, False])
+def test_a_silent_store_is_not_waited_for_at_the_end(case: Case, silent: bool) -> None:
+    """One that answers gets a moment to note that the cards are free."""
+    case.pass_s(1, silent=silent)
+    case.claims.close()
+    assert (case.store.waited_s == 0) == silent

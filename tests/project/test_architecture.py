@@ -13,6 +13,7 @@ import pytest
 from source_tree import ROOT, imported, modules, syntax
 
 from workloads.devices import own_devices
+from workloads.engines import ENGINES
 
 #: Folders whose decisions are plain functions on values: they may not reach any edge.
 PURE_FOLDERS = ("domain", "planning", "scheduling")
@@ -81,9 +82,8 @@ def test_device_branches_live_in_the_device_classes() -> None:
     assert [path for path, text in sources.items() if any(word in text for word in words)] == []
 
 
-#: Folders and files that may name a device: what declares devices, and what an engine says of them.
-NAME_DEVICES = ("workloads/devices/", "workloads/engines/")
 #: Methods that look a text up, or compare with it.
+WORDS_OF_TORCH = {"cpu", "graph"}  # ``tensor.cpu()``, ``torch.cuda.graph()``
 LOOKING = {"get", "pop", "setdefault", "startswith", "endswith", "index", "count"}
 
 
@@ -113,22 +113,37 @@ def names_that_decide(source: str, names: set[str]) -> set[str]:
             look(node.value)
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             look(*(node.args if node.func.attr in LOOKING else ()))
-        elif isinstance(node, ast.Attribute) and node.attr in names - {"cpu"}:  # ``tensor.cpu()``
+        elif isinstance(node, ast.Attribute) and node.attr in names - WORDS_OF_TORCH:
             found.add(node.attr)
     return found
 
 
+def deciding(names: set[str], own_folder: str) -> dict[str, set[str]]:
+    """The names that decide in each file of the product, that of their own declaration aside."""
+    found = {}
+    for path in (path for package in PRODUCT for path in modules(package)):
+        own = path.stem.replace("_", "-") if path.parent == ROOT / own_folder else ""
+        others = names - {own, own.upper()}
+        if decided := names_that_decide(path.read_text(), others):
+            found[str(path.relative_to(ROOT))] = decided
+    return found
+
+
 def test_no_devices_name_decides_anything() -> None:
-    """Rules ask what a device can, clusters what it declares: a new one is a new file."""
+    """Rules ask what a device can, clusters what it declares: a new one is a new file. Its own
+    file names it, and what engines say of it: the fields of a spec, and words of a library."""
     names = {name for spec in own_devices() for name in (spec.name, spec.accelerator)}
-    deciding = {
-        str(path.relative_to(ROOT)): found
-        for package in ("orchestrator", "workloads")
-        for path in modules(package)
-        if not str(path.relative_to(ROOT)).startswith(NAME_DEVICES)
-        and (found := names_that_decide(path.read_text(), names))
-    }
-    assert deciding == {}
+    found = deciding(names, "workloads/devices")
+    engines = {f"workloads/engines/{path.name}" for path in (ROOT / "workloads/engines").iterdir()}
+    assert found.keys() - engines <= {"workloads/engines/gaudi/quantization.py"}
+    assert not found.keys() & {f"workloads/engines/{name}.py" for name in ("__init__", "base")}
+
+
+def test_no_engines_name_decides_anything() -> None:
+    """Workloads ask for abilities, rules for features: a new engine is a new file. The one name
+    that is found is that of a package whose version a spec limits."""
+    found = deciding(set(ENGINES.own), "workloads/engines")
+    assert found == {"workloads/engines/optimum_habana.py": {"transformers"}}
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from orchestrator.results.schema import (
     undocumented_schema,
 )
 from orchestrator.results.schema_docs import COLUMN_DOCS, NESTED_DOCS
-from orchestrator.results.schema_markdown import markdown
+from tools.documents.schema import markdown
 from workloads.api import Item, MeasureSettings, Sample
 
 
@@ -149,6 +149,6 @@ def test_columns_of_a_later_program_are_ignored() -> None:
 
 
 def test_the_documentation_is_up_to_date() -> None:
-    """``docs/schema.md`` is what ``python -m orchestrator.results.schema_markdown`` prints."""
+    """``docs/schema.md`` is what ``python -m tools.documents.schema`` prints."""
     path = Path(__file__).parents[2] / "docs" / "schema.md"
     assert path.read_text(encoding="utf-8") == markdown()

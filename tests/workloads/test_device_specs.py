@@ -14,7 +14,7 @@ from outside_device import install, offer
 from source_tree import ROOT, modules, syntax
 
 from workloads import devices
-from workloads.devices import CAPABILITIES, DEVICES, DeviceSpec, own_devices
+from workloads.devices import CAPABILITIES, DEVICES, DeviceSpec, device_class, own_devices
 from workloads.devices.base import Device
 from workloads.errors import BadConfiguration
 from workloads.precision import PRECISIONS
@@ -31,6 +31,13 @@ def test_every_device_declares_all_that_is_asked(spec: DeviceSpec) -> None:
     assert spec.accelerator not in {each.accelerator for each in others}
     assert spec.order not in {each.order for each in others}
     assert devices.of_accelerator(spec.accelerator) is devices.device_spec(spec.name) is spec
+
+
+@pytest.mark.parametrize("spec", own_devices(), ids=lambda spec: spec.name)
+def test_who_counts_compilations_says_so(spec: DeviceSpec) -> None:
+    """The capability and the method go together; torch's own counters every device has."""
+    own = device_class(spec.name).compilations is not Device.compilations
+    assert own == spec.can("compilation_counters")
 
 
 def test_the_first_in_the_declared_order_is_the_default_of_a_grid() -> None:

@@ -360,3 +360,12 @@ for allocate in (lambda: torch.ones(1_000_000_000), lambda: bytearray(4_000_000_
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_fused_optimizer_is_fused() -> None:
+    """PyTorch's one-pass kernel, where the plain one would give nearly the same losses."""
+    import torch
+
+    weights = [torch.nn.Parameter(torch.ones(2))]
+    made = devices.device_for("cpu").fused_adamw(weights, lr=0.1, weight_decay=0.5)
+    assert [made.defaults[name] for name in ("fused", "lr", "weight_decay")] == [True, 0.1, 0.5]

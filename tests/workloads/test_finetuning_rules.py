@@ -11,6 +11,7 @@ import pytest
 from finetuning_cases import asked, refuse
 from pydantic import ValidationError
 
+from workloads.engines import engine_refusals
 from workloads.errors import BadConfiguration
 from workloads.finetuning_method import ADAPTER_METHODS
 from workloads.models import targets
@@ -111,6 +112,25 @@ def test_adapter_methods_are_the_ones_with_adapters() -> None:
     """A rank is refused for exactly the other methods."""
     refused = {m for m in METHODS if refuse(asked(method=m, rank=4))}
     assert refused == set(METHODS) - set(ADAPTER_METHODS)
+
+
+@pytest.mark.parametrize(
+    ("changes", "setting"),
+    [
+        ({}, None),
+        ({"cards": 2}, "cards"),
+        ({"method": "full"}, "method"),
+        ({"optimizer": "adafactor"}, "optimizer"),
+    ],
+)
+def test_optimum_habana_s_trainer_runs_lora_on_one_card_as_it_is(
+    changes: dict[str, Any], setting: str | None
+) -> None:
+    """Everything else is for another engine, which the row names."""
+    job = asked(engine="optimum-habana", device="hpu", precision="bf16", **changes)
+    found = list(engine_refusals(job, "train"))
+    assert [each.setting for each in found] == ([setting] if setting else [])
+    assert all(each.unsupported and "engine transformers" in each.hint for each in found)
 
 
 def test_rules_and_registry_load_neither_torch_nor_transformers() -> None:

@@ -272,3 +272,17 @@ def test_all_ranks_of_a_gang_stop_together(
         earlier = sum(s.wall_s for s in timed if s.repeat < last)
         first = min(s.repeat for s in timed)
         assert earlier < settings.time_limit_s + 1e-9 or last == first
+
+
+@pytest.mark.parametrize(
+    ("repeat_s", "limit_s", "repeats", "reason"),
+    [(0.5, 100.0, 10, "confidence"), (3.0, 100.0, 3, "confidence"), (0.5, 2.0, 4, "confidence")],
+)
+def test_a_timed_part_that_must_be_long_is_repeated_until_it_is(
+    repeat_s: float, limit_s: float, repeats: int, reason: str
+) -> None:
+    """Beyond the most repeats, too, so that a card's energy can be read; never beyond the limit of
+    time, and no longer than it takes."""
+    settings = MeasureSettings(warmup=0, max_repeats=5, time_limit_s=limit_s, least_s=5.0)
+    done = Bench(lambda repeat, batch: repeat_s).measure(1, settings)
+    assert (len(rates(list(done.samples))), done.stop_reason) == (repeats, reason)

@@ -11,7 +11,9 @@ from workloads.devices import DEVICES
 from workloads.engines import ENGINES, engines_for
 from workloads.precision import PRECISIONS, support
 from workloads.refusal import Asked
-from workloads.registry import WORKLOADS, WorkloadEntry
+from workloads.registry import refusals as refusals_of
+from workloads.workloads import WORKLOADS
+from workloads.workloads.base import WorkloadSpec
 
 #: Of each setting that is no choice, a value that some device or engine lacks or is content with.
 _NUMBERS = {"tensor_parallel": 2, "gradient_accumulation": 2, "prefetch_batches": 4}
@@ -28,7 +30,7 @@ def _values(annotation: Any) -> Iterator[Any]:
             yield True
 
 
-def _jobs(entry: WorkloadEntry) -> Iterator[Asked]:
+def _jobs(entry: WorkloadSpec) -> Iterator[Asked]:
     """A job of each engine, precision, device and number of cards, and one for each value of each
     setting beside them."""
     for engine in entry.engines:
@@ -86,7 +88,7 @@ def test_what_a_refusal_advises_lifts_it() -> None:
     wrong = []
     for entry in WORKLOADS.values():
         for asked in _jobs(entry):
-            refusals = entry.refusals(asked)
+            refusals = refusals_of(entry, asked)
             if not all(refusal.unsupported for refusal in refusals):
                 continue  # the grid is refused, and no row says anything
             for refusal in refusals:
@@ -96,7 +98,7 @@ def test_what_a_refusal_advises_lifts_it() -> None:
                 met.add(key)
                 text = f"{refusal.reason}; {refusal.hint}"
                 for other in _remedies(text, asked, entry.validate({}, asked.engine)):
-                    if refusal.setting in {each.setting for each in entry.refusals(other)}:
+                    if refusal.setting in {each.setting for each in refusals_of(entry, other)}:
                         wrong.append(f"{entry.name} on {asked.device}, {asked.engine}: {text}")
     assert not wrong, "\n".join(wrong)
     assert len(met) > 40

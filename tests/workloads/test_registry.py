@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
@@ -11,7 +12,9 @@ import pytest
 from pydantic import ValidationError
 
 from workloads import registry
+from workloads.engines import ENGINES
 from workloads.errors import BadConfiguration
+from workloads.workloads import base
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -109,3 +112,29 @@ def test_a_broken_package_takes_nothing_with_it(tmp_path: Path, entry: str, poin
     assert {"text-generation", "finetuning"} <= set(told.split())
     assert "waiting" not in told.splitlines()[0]
     assert point == "finetuning" or f"workload {point}" in told
+
+
+ENGINE = """\
+from workloads.engines.base import Ability, EngineSpec
+from workloads.settings import Settings, setting
+class Clashing(Settings):
+    rank: int = setting(1, role="choice", description="One more.")
+SPEC = EngineSpec(
+    name="clashing", summary="clashes", needs="native_eager", install="pip install clashing",
+    abilities={"train": Ability(function="nowhere:run", settings=Clashing)},
+)
+"""
+
+
+def test_an_engine_whose_setting_is_called_as_a_workloads_costs_only_its_own_jobs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are refused by name; jobs of other engines have the workload's setting."""
+    (tmp_path / "clashing_engine.py").write_text(ENGINE)
+    monkeypatch.syspath_prepend(tmp_path)
+    spec = importlib.import_module("clashing_engine").SPEC
+    monkeypatch.setattr(base, "ENGINES", {**ENGINES, "clashing": spec})
+    finetuning = registry.WORKLOADS["finetuning"]
+    with pytest.raises(BadConfiguration, match=r"clashing_engine\.Clashing.*both have 'rank'"):
+        finetuning.model("clashing")
+    assert finetuning.validate({"rank": 4}, "transformers")["rank"] == 4

@@ -10,7 +10,8 @@ import pytest
 from finetuning_cases import asked, refuse
 from pydantic import ValidationError
 
-from workloads import techniques, techniques_document
+from tools.documents.techniques import markdown
+from workloads import techniques
 from workloads.declared import Declared
 from workloads.registry import find_workload
 from workloads.techniques import all_techniques
@@ -131,14 +132,14 @@ def test_values_out_of_range_are_refused(changes: dict[str, Any]) -> None:
 
 def test_the_document_is_up_to_date() -> None:
     """docs/techniques.md is what the techniques say of themselves."""
-    assert DOCUMENT.read_text(encoding="utf-8") == techniques_document.markdown(), (
-        "write it anew: python -m workloads.techniques_document > docs/techniques.md"
+    assert DOCUMENT.read_text(encoding="utf-8") == markdown(), (
+        "write it anew: python -m tools.documents.techniques > docs/techniques.md"
     )
 
 
 def test_the_document_has_every_setting_and_limit() -> None:
     """Each technique's settings are in it, and what a device cannot do."""
-    text = techniques_document.markdown()
+    text = markdown()
     for kind in all_techniques():
         assert all(f"| `{name}` |" in text for name in kind.model_fields)
     assert "`pin_memory: true` on cpu" in text

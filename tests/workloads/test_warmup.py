@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
@@ -16,7 +17,7 @@ from test_measure import Bench, Meeting, rates
 
 from workloads.api import MeasureSettings, Result, Sample
 from workloads.collective import OneCard
-from workloads.compilations import Compilations
+from workloads.compilations import Compilations, of_torch
 from workloads.measure import Measured, Observation, measure
 from workloads.warmup import WarmupPlan, rehearse, repeated_if_compiled, to_rehearse
 
@@ -98,6 +99,27 @@ def test_a_timed_part_that_compiled_is_repeated_once_and_then_tells() -> None:
     assert always.details == {"compiled_in_timed_part": "torch_graphs 4"}
     never = run(lambda repeat: False)
     assert (never.warmth.timed_parts, never.warmth.warmup_steps) == (1, 1)
+
+
+def test_recompilations_of_torch_are_counted_while_timed() -> None:
+    """A real torch.compile that meets a new size in its fifth pass: the timed part is repeated,
+    and the row is clean."""
+    torch.compiler.reset()
+    compiled = torch.compile(lambda x: (x * 2).sum(), backend="eager", dynamic=False)
+    bench = Bench(lambda repeat, batch: 1.0)
+
+    def work(repeat: int, batch: int) -> Callable[[], Observation]:
+        compiled(torch.ones(3 if repeat < 4 else 5))
+        return bench.run_batch(repeat, batch)
+
+    settings = MeasureSettings(min_repeats=4, max_repeats=4)
+    counted = replace(bench.instruments, compilations=of_torch)
+    done = measure(work, 1, settings, counted)
+    assert (done.warmth.timed_parts, done.warmth.timed_compilations) == (2, 0)
+    compiled = torch.compile(lambda x: (x * 3).sum(), backend="eager", dynamic=False)
+    cold = measure(work, 1, replace(settings, warmup=0), counted)
+    assert (cold.warmth.timed_parts, cold.warmth.timed_compilations) == (1, 1)
+    torch.compiler.reset()
 
 
 def test_timed_repeats_that_prove_slow_at_first_were_warm_up() -> None:

@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 
 from pydantic import PrivateAttr
 
+from workloads.compilations import of_torch
 from workloads.errors import BadConfiguration, Unsupported
 from workloads.refusal import Asked, Refusal
 from workloads.settings import setting
@@ -109,8 +110,7 @@ class Compilation(Technique):
 
 def compiled_graphs() -> int:
     """Number of graphs that this process has compiled so far."""
-    counters: Any = importlib.import_module("torch._dynamo.utils").counters
-    return int(counters["stats"]["unique_graphs"])
+    return of_torch().graphs or 0
 
 
 def _from_nothing(training: Training) -> None:

@@ -291,6 +291,7 @@ def _measure(
         min_repeats=method.steps,
         max_repeats=method.steps,
         relative_half_width=0.0,  # steps are of unlike work, and how many changes what is learned
+        least_s=0.0,
     )
     return measure(
         steps.run_batch,

@@ -15,6 +15,7 @@ from typing import Any
 from pydantic import create_model
 
 from workloads.engines import ENGINES, default_engine, engines_for
+from workloads.errors import BadConfiguration
 from workloads.metrics import Metric, Throughput
 from workloads.parameters import WorkloadParameters
 from workloads.refusal import Asked, Refusal
@@ -105,9 +106,13 @@ def _joined(parameters: type[Settings], settings: type[Settings]) -> type[Settin
     """Both as one model.
 
     Raises:
-        TypeError: a workload and an engine have a setting of the same name.
+        BadConfiguration: a workload and an engine have a setting of the same name.
     """
     if twice := parameters.model_fields.keys() & settings.model_fields.keys():
-        raise TypeError(f"{parameters.__name__} and {settings.__name__} both have {min(twice)}")
+        raise BadConfiguration(
+            f"{settings.__module__}.{settings.__qualname__}, settings of an engine, and "
+            f"{parameters.__name__}, those of the workload, both have '{min(twice)}': the engine's "
+            "must be renamed"
+        )
     name = f"{parameters.__name__}And{settings.__name__}"
     return create_model(name, __base__=(parameters, settings))

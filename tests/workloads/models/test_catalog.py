@@ -150,10 +150,16 @@ def test_a_silent_hub_does_not_hang(monkeypatch):
 
 @pytest.mark.parametrize(
     ("status", "body", "words"),
-    [(404, "{}", "has no such model"), (401, "{}", "HF_TOKEN"), (200, "[]", "no usable")],
+    [
+        (404, "{}", "has no such model"),
+        (401, "{}", "HF_TOKEN"),
+        (200, "[]", "no usable"),
+        (200, '{"architectures": ["%s"]}' % ("x" * 2**20), "cannot be reached"),
+    ],
+    ids=["not there", "not allowed", "no model", "endless"],
 )
 def test_a_hub_that_answers(monkeypatch, status, body, words):
-    """Not there, not allowed and not a model are told apart."""
+    """Not there, not allowed, not a model, and more than any config holds are told apart."""
     with http_server(status, body) as url:
         monkeypatch.delenv("HF_HUB_OFFLINE")
         monkeypatch.setenv("HF_ENDPOINT", url)

@@ -1,6 +1,6 @@
 """``docs/techniques.md`` from the techniques themselves: what each is, its settings, its limits.
 
-``python -m workloads.techniques_document > docs/techniques.md`` writes it; a test compares. The
+``python -m tools.documents.techniques > docs/techniques.md`` writes it; a test compares. The
 limits are found by asking each technique about every value alone, on every device.
 """
 
@@ -36,7 +36,7 @@ def markdown() -> str:
     """The whole document."""
     parts = [
         "# Training techniques",
-        "Generated from `workloads/techniques/` by `python -m workloads.techniques_document`; do "
+        "Generated from `workloads/techniques/` by `python -m tools.documents.techniques`; do "
         "not edit.",
         "Every technique is one or more settings of `workload: finetuning`, and any of them may "
         "stand under `axes:` or `include:` of an experiment. Unless told otherwise a technique "

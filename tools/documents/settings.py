@@ -1,6 +1,6 @@
 """The tables of settings in ``docs/grids.md``, from the declarations.
 
-``python -m orchestrator.grid.settings_markdown docs/grids.md`` renews them in place, one beneath
+``python -m tools.documents.settings docs/grids.md`` renews them in place, one beneath
 each heading "Settings: …"; a test compares. Everything else in the document is written by hand.
 """
 

@@ -1,0 +1,94 @@
+"""Replicates of a grid: each turn runs every cell once, on a worker in a process of its own.
+
+``replicates.py GRID REPLICATES OUT``: turn n is replicate n % REPLICATES + 1 of run n // REPLICATES
+and writes its rows to OUT/rows-n.parquet. As in a run, processes are forked from one that has
+imported the libraries and computed nothing.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+import time
+import traceback
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import torch  # noqa: F401 - for the processes that are forked
+import transformers  # noqa: F401
+
+from benchmarks.contender import serve
+from orchestrator.domain.attempt import Attempt, Outcome
+from orchestrator.domain.events import RecordRow
+from orchestrator.domain.job import Accelerator, Job, State
+from orchestrator.domain.measurement import Measurement
+from orchestrator.domain.topology import Card
+from orchestrator.grid.reader import load_grid
+from orchestrator.results.derive import measurement_of
+from orchestrator.results.schema import to_table
+from orchestrator.scheduling.replicates import drawn
+from orchestrator.worker.card_worker import CardWorker, WorkerConfig
+
+CARD = Card(node_id="here", index=0, accelerator=Accelerator("CPU"))
+
+
+def main() -> None:
+    """Be ready; a turn is a process."""
+    replicates, out = int(sys.argv[2]), Path(sys.argv[3])
+    jobs = [job for job in load_grid(sys.argv[1]).jobs() if job.replicate == 1]
+    turns = itertools.count()
+
+    def turn() -> Mapping[str, Any]:
+        number = next(turns)
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                run, replicate = divmod(number, replicates)
+                rows = _rows(jobs, run, replicate + 1)
+                pq.write_table(to_table(rows), out / f"rows-{number}.parquet")
+                status = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(status)
+        _, status = os.waitpid(child, 0)
+        if status:
+            raise RuntimeError(f"turn {number} ended with {status}")
+        return {"work": len(jobs)}
+
+    serve(turn)
+
+
+def _rows(jobs: list[Job], run: int, replicate: int) -> list[Measurement]:
+    """The rows of all cells, in an order that the run's seed draws."""
+    mine = sorted(
+        (replace(job, replicate=replicate) for job in jobs),
+        key=lambda job: drawn(run, job.job_id),
+    )
+    config = WorkerConfig(worker_id="one", card=CARD, node_name="here", emulated=False, threads=1)
+    worker = CardWorker(config)
+    worker.start()
+    return [_row(worker, job, run) for job in mine]
+
+
+def _row(worker: CardWorker, job: Job, run: int) -> Measurement:
+    attempt = Attempt(
+        attempt_id=f"{job.job_id}-1", job_id=job.job_id, number=1, job=job, cards=(CARD,)
+    )
+    rank = worker.run(attempt)
+    if rank.state is not State.SUCCEEDED:
+        raise RuntimeError(f"{job.label}: {rank.failure}")
+    outcome = Outcome(attempt_id=attempt.attempt_id, state=rank.state, ranks=(rank,))
+    record = RecordRow(
+        job=job, state=rank.state, reason="", final=True, attempt=attempt, outcome=outcome
+    )
+    return measurement_of(record, run=f"run-{run}", invocation_id=str(run), recorded_at=time.time())
+
+
+if __name__ == "__main__":
+    main()

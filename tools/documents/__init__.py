@@ -1,0 +1,1 @@
+"""Makers of the pages and tables in ``docs/`` that are generated from declarations."""
