@@ -93,4 +93,4 @@ def test_parameters_can_be_queried(store: Store) -> None:
         "SELECT DISTINCT parameters['output_tokens']::INTEGER, parameters['ignore_eos']::BOOLEAN "
         f"FROM read_parquet('{store.tables_path}/*.parquet')"
     ).fetchall()
-    assert found == [(16, True)]
+    assert found == [(25, True)]
