@@ -257,3 +257,11 @@ def test_what_is_not_plain_lora_is_refused(tmp_path: Path) -> None:
         )
     with pytest.raises(BadConfiguration, match="this model's query, key and value 136 together"):
         chatglm3_lora.to_native(_fused_lora(), (72, 32, 32))
+
+
+def test_an_adapter_in_the_older_format_is_read(tmp_path: Path) -> None:
+    """Tensors of adapter_model.bin; a directory with neither file is named."""
+    with pytest.raises(DataMissing, match="has no adapter_model"):
+        adapters.read_state(tmp_path)
+    torch.save({"a": torch.ones(2)}, tmp_path / "adapter_model.bin")
+    assert adapters.read_state(tmp_path)["a"].tolist() == [1.0, 1.0]

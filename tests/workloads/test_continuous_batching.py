@@ -18,6 +18,7 @@ from schedule_cases import job
 from workloads.api import Result
 from workloads.devices.monitoring.host_memory import resident_bytes
 from workloads.errors import Unsupported
+from workloads.generation import kv_cache
 from workloads.generation.continuous_batching import Admission, Text
 from workloads.generation.kv_cache import KVCache
 from workloads.generation.packed import LeftLinear, PackedLinear, pack
@@ -92,6 +93,19 @@ def test_continuous_batching_pads_nothing(worker: Worker, dataset: str, plain: R
     (sample,) = worker.run(dataset, batch_size=3, batching="continuous").samples
     assert sample.computed_tokens == sample.input_tokens + sample.output_tokens - sample.items
     assert sample.computed_tokens < sum(s.computed_tokens for s in plain.samples)
+
+
+@pytest.mark.parametrize("slots", [3, 64])
+def test_the_kv_cache_has_no_slot_without_a_prompt(
+    slots: int, worker: Worker, dataset: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch size beyond the prompts takes no memory for those that are not there."""
+    made: list[int] = []
+    monkeypatch.setattr(
+        kv_cache, "KVCache", lambda slots, room: made.append(slots) or KVCache(slots, room)
+    )
+    result = worker.run(dataset, batch_size=slots, batching="continuous")
+    assert made == [min(slots, len(result.items))] * len(result.samples)
 
 
 def test_sorting_pads_less(worker: Worker, dataset: str, plain: Result) -> None:

@@ -179,6 +179,14 @@ LIES: list[tuple[str, Callable[[], Measurement], Lie, str]] = [
         samples(input_tokens=lambda s: 2 * s.input_tokens),
         "counts",
     ),
+    (
+        "twice the length read, in samples and prompts alike",
+        generation,
+        lambda row: items(input_tokens=lambda i: 2 * i.input_tokens)(
+            samples(input_tokens=lambda s: 2 * s.input_tokens)(row)
+        ),
+        "prompts with 128 each",
+    ),
     ("samples count more prompts", generation, samples(items=lambda s: 2 * s.items), "counts"),
     (
         "prompts of a greater length",
