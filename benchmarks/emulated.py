@@ -4,7 +4,7 @@ The demonstration's grid runs on sixteen emulated cards of this machine, and aga
 which has the machine to itself; every worker has the same number of threads. Cells of precisions
 that both support stand side by side, turn by turn. How long both runs take is told as well, and
 what their flags say: on a machine that others use, rows are disturbed, and cells without any row
-that is not are left out of the comparison.
+that is not are left out of the comparison. By CPU second all rows are compared, disturbed or not.
 """
 
 from __future__ import annotations
@@ -40,6 +40,14 @@ class Turn:
     def flagged(self) -> tuple[Measurement, ...]:
         """The rows that rank nowhere."""
         return tuple(row for row in self.rows if barred(raised_on(row)))
+
+    def cpu_rates(self) -> dict[str, float]:
+        """Work per CPU second of every cell, which other programs hardly change."""
+        return {
+            cell(row): row.metrics.throughput * row.metrics.measure_s / row.metrics.cpu_s
+            for row in self.rows
+            if row.metrics.throughput and row.metrics.measure_s and row.metrics.cpu_s
+        }
 
     def rates(self) -> dict[str, float]:
         """Throughput of the cells whose rows rank."""
@@ -87,7 +95,7 @@ def run(setting: Setting) -> tuple[list[Line], dict[str, Any]]:
 
 def lines_of(emulated: Sequence[Turn], alone: Sequence[Turn]) -> list[Line]:
     """A line for all cells, whose "turns" are cells; one for the runs; then one for each cell."""
-    ours, theirs = _rates(emulated), _rates(alone)
+    ours, theirs = (_joined([turn.rates() for turn in side]) for side in (emulated, alone))
     both = [name for name in ours if name in theirs]
     lines = [
         Line(
@@ -99,6 +107,18 @@ def lines_of(emulated: Sequence[Turn], alone: Sequence[Turn]) -> list[Line]:
             note="more cells of more precisions are asked for and refused there",
         )
     ]
+    of_cpu = [_joined([turn.cpu_rates() for turn in side]) for side in (emulated, alone)]
+    if cells := [name for name in of_cpu[0] if name in of_cpu[1]]:
+        lines.append(
+            Line(
+                what=f"tokens per CPU second of a cell: median and spread over {len(cells)} cells",
+                against="one card alone",
+                unit="tokens/CPU s",
+                ours=tuple(median(of_cpu[0][name]) for name in cells),
+                theirs=tuple(median(of_cpu[1][name]) for name in cells),
+                goal=_WITHIN,
+            )
+        )
     if not both:
         return lines
     together = Line(
@@ -132,11 +152,11 @@ def lines_of(emulated: Sequence[Turn], alone: Sequence[Turn]) -> list[Line]:
     return [together, *lines, *singles]
 
 
-def _rates(turns: Iterable[Turn]) -> dict[str, list[float]]:
-    """Throughputs of each cell in the turns in which its row ranks."""
+def _joined(turns: Iterable[Mapping[str, float]]) -> dict[str, list[float]]:
+    """The rates of each cell in the turns that have it."""
     found: dict[str, list[float]] = {}
     for turn in turns:
-        for name, rate in turn.rates().items():
+        for name, rate in turn.items():
             found.setdefault(name, []).append(rate)
     return found
 

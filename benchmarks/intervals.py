@@ -156,17 +156,17 @@ def _grid(*, smoke: bool) -> str:
                 "workload": "text-generation",
                 "model": "tiny-chatglm3",
                 "accelerator": "CPU",
-                "prompts": 4,
+                "prompts": 2,
                 "ignore_eos": True,
             },
-            "measure": {"warmup": 1, "min_repeats": 3, "max_repeats": 5, "time_limit_s": 20},
+            "measure": {"warmup": 1, "min_repeats": 3, "max_repeats": 4, "time_limit_s": 20},
             "experiments": [
                 {
                     "name": "cells",
                     "replicates": 2 if smoke else REPLICATES,
                     "axes": {
                         "precision": ["fp32"] if smoke else ["fp32", "bf16"],
-                        "batch_size": [2, 4] if smoke else [1, 4],
+                        "batch_size": [1, 2],
                         "output_tokens": [2] if smoke else [2, 3, 4, 6, 8],
                     },
                 }

@@ -102,7 +102,8 @@ class Grid(GridValue):
         Args:
             emulate: emulated nodes, such as ``2x8``; None: one server of eight cards of each kind.
             name: of the run that would go on; None: the grid's.
-            results: directory of runs; None: NIGHTGRID_RESULTS, else ``./results``.
+            overrides: ``PATH=VALUE`` each, set in the grid's file as ``--set`` does.
+        results: directory of runs; None: NIGHTGRID_RESULTS, else ``./results``.
             retry_failed: also run what failed earlier.
             force: run everything, measured already or not.
 
@@ -132,6 +133,7 @@ def run(
     address: str | None = None,
     in_process: bool = False,
     name: str | None = None,
+    overrides: Sequence[str] = (),
     results: str | os.PathLike[str] | None = None,
     card_memory_bytes: int | None = None,
     retry_failed: bool = False,
@@ -154,6 +156,7 @@ def run(
         address: that cluster, ``HOST:6379``; None: what RAY_ADDRESS says.
         in_process: one job at a time in this very process, without Ray.
         name: of the run, which resumes one of that name; None: the grid's.
+        overrides: ``PATH=VALUE`` each, set in the grid's file as ``--set`` does.
         results: directory of runs; None: NIGHTGRID_RESULTS, else ``./results``.
         card_memory_bytes: memory of an emulated card; None: its share of this machine's.
         retry_failed: also run what failed earlier.
@@ -181,6 +184,7 @@ def run(
     options = RunOptions(
         results=Path(results) if results is not None else default_results_dir(),
         name=name,
+        overrides=tuple(overrides),
         emulate=emulate,
         address=address,
         in_process=in_process,

@@ -14,6 +14,7 @@ import time
 import traceback
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,9 @@ from orchestrator.grid.reader import load_grid
 from orchestrator.results.derive import measurement_of
 from orchestrator.results.schema import to_table
 from orchestrator.scheduling.replicates import drawn
+from orchestrator.worker import card_worker
 from orchestrator.worker.card_worker import CardWorker, WorkerConfig
+from orchestrator.worker.turns import turn as turn_of_host
 
 CARD = Card(node_id="here", index=0, accelerator=Accelerator("CPU"))
 
@@ -41,6 +44,9 @@ def main() -> None:
     replicates, out = int(sys.argv[2]), Path(sys.argv[3])
     jobs = [job for job in load_grid(sys.argv[1]).jobs() if job.replicate == 1]
     turns = itertools.count()
+    # Turns among its own processes alone: in the host's queue it would wait for other runs, and
+    # what it loses to them without is in the rows.
+    card_worker.turn = partial(turn_of_host, paths=(out / "turns.lock",))  # type: ignore[assignment]
 
     def turn() -> Mapping[str, Any]:
         number = next(turns)
@@ -65,10 +71,10 @@ def main() -> None:
 
 
 def _rows(jobs: list[Job], run: int, replicate: int) -> list[Measurement]:
-    """The rows of all cells, in an order that the run's seed draws."""
+    """The rows of all cells, in an order that the run's seed draws; a model is loaded once."""
     mine = sorted(
         (replace(job, replicate=replicate) for job in jobs),
-        key=lambda job: drawn(run, job.job_id),
+        key=lambda job: (drawn(run, f"{job.residency_key}|{replicate}"), drawn(run, job.job_id)),
     )
     config = WorkerConfig(worker_id="one", card=CARD, node_name="here", emulated=False, threads=1)
     worker = CardWorker(config)

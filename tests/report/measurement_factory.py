@@ -14,6 +14,8 @@ from dataclasses import replace
 from orchestrator.domain.job import MAX, Accelerator, Job, State
 from orchestrator.domain.measurement import Measurement
 from orchestrator.results.derive import metrics_of
+from orchestrator.results.timed import derived_figures
+from workloads import registry
 from workloads.api import Item, MeasureSettings, Sample
 
 START = 1_770_000_000.0
@@ -198,6 +200,7 @@ class Night:
             random_weights=self.emulated,
             synthetic_data=job.dataset.endswith("synthetic"),
             precision_detail=f"{job.precision} weights",
+            workload_metrics=derived_figures(registry.metrics_of(job.workload), ranked, kept),
             samples=ranked,
             items=kept,
         )

@@ -67,7 +67,8 @@ def test_a_plain_reader_sees_every_row(store: Store, read: Callable[[Path], list
     assert one["recorded_at"].utcoffset().total_seconds() == 0
     assert one["measure"]["confidence"] == 0.95
     (sample,) = one["samples"]
-    assert (sample["rank"], sample["wall_s"], list(sample["step_s"])) == (0, 1.0, [0.01, 0.02])
+    assert (sample["rank"], list(sample["step_s"])) == (0, [0.01, 0.02])
+    assert sample["wall_s"] == pytest.approx(100 / 102)  # as the throughput has it
     assert "裤 ✓" in str(one["details"])
     assert "ignore_eos" in str(one["parameters"])
 
@@ -92,4 +93,4 @@ def test_parameters_can_be_queried(store: Store) -> None:
         "SELECT DISTINCT parameters['output_tokens']::INTEGER, parameters['ignore_eos']::BOOLEAN "
         f"FROM read_parquet('{store.tables_path}/*.parquet')"
     ).fetchall()
-    assert found == [(16, True)]
+    assert found == [(25, True)]

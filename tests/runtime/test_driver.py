@@ -495,7 +495,7 @@ def test_a_hung_worker_is_stopped_and_the_schedule_hears_of_it() -> None:
     ended, stopped = case.script.events[-2:]
     assert isinstance(ended, AttemptEnded) and ended.outcome.state is State.LOST
     assert isinstance(stopped, WorkerStopped)
-    limit_s = 30 + 3 * ONE.measure.time_limit_s
+    limit_s = 30 + ONE.measure.warmup_limit_s + 3 * ONE.measure.time_limit_s
     assert limit_s < case.clock() - MOMENT < limit_s + 10
     assert any("hung in measure" in line for line in case.view.lines)
 

@@ -24,6 +24,8 @@ from orchestrator.report.summary import summarize
 from orchestrator.report.terminal import print_summary
 from orchestrator.results.store import Store
 
+ROOT = Path(__file__).resolve().parents[3]
+
 NOISY = Flag(
     name="noisy",
     description="A test's own flag.",
@@ -120,3 +122,11 @@ def test_a_row_without_a_figure_is_never_flagged() -> None:
     """Flags are about figures."""
     row = Night().add(a_job(), State.FAILED, details={"noise": "loud"})
     assert raised_on(row) == ()
+
+
+def test_the_guide_lists_every_flag() -> None:
+    """docs/report.md has the description of each, and says where its rows rank."""
+    text = (ROOT / "docs" / "report.md").read_text(encoding="utf-8")
+    for name, flag in FLAGS.items():
+        ranks = "nowhere" if flag.league is None else "among their like"
+        assert f"| `{name}` | {flag.description.rstrip('.')} | {ranks} |" in text

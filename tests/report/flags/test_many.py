@@ -14,7 +14,7 @@ from measurement_factory import every_state
 from planted_lies import LIES, rows_of_the_card
 
 from orchestrator.domain.job import State
-from orchestrator.domain.measurement import Measurement
+from orchestrator.domain.measurement import Measurement, Metrics
 from orchestrator.report.flags.possible import contradictions
 from orchestrator.report.flags.possible.many import COLUMNS, doubtful
 from orchestrator.results.schema import to_table
@@ -24,7 +24,8 @@ from workloads.api import Item, Sample
 def looked_at(rows: Sequence[Measurement]) -> list[bool]:
     """Whether each row is stopped, by its plain columns or as one that needs a closer look."""
     lean = [replace(row, samples=(), items=()) for row in rows]
-    batch = to_table(rows).select(list(COLUMNS)).to_batches()[0]
+    raw = [replace(row, metrics=Metrics()) for row in rows]  # of any numbers, as tables are not
+    batch = to_table(raw).select(list(COLUMNS)).to_batches()[0]
     plain = [any(contradictions(row)) for row in lean]
     return [one or other for one, other in zip(plain, doubtful(lean, batch), strict=True)]
 
