@@ -57,7 +57,7 @@ def run(setting: Setting) -> tuple[list[Line], dict[str, Any]]:
         raised = raised_by_job(rows)
         flagged += len(raised)
         found = join(rows, settings_of(rows, raised), raised)
-        joined.append({cell.row.job_id: _told(cell.row) for cell in found.cells})
+        joined.append({cell.replicates[0].job_id: _told(cell.row) for cell in found.cells})
         single.append({row.job_id: _told(row) for row in rows if row.replicate == 1})
         between += [
             cell.spread.between / cell.spread.mean

@@ -143,6 +143,7 @@ def run(
     ends_at: float | datetime | None = None,
     budget: bool = False,
     remote_code: Sequence[str] = (),
+    passports: bool = True,
     quiet: bool = False,
 ) -> Run:
     """Measure what a grid asks for and has not been measured yet, as `nightgrid run` does.
@@ -166,6 +167,7 @@ def run(
         ends_at: when the report must be there; a number is seconds since the epoch.
         budget: ``ends_at`` is so long from now: if the clock is set meanwhile, it does not move.
         remote_code: models of the grid that may run the Python code that comes with them.
+        passports: measure each card's speed before its first job.
         quiet: print nothing.
 
     Returns:
@@ -196,6 +198,7 @@ def run(
         ends_at=ends_at.timestamp() if isinstance(ends_at, datetime) else ends_at,
         budget=budget,
         remote_code=tuple(remote_code),
+        passports=passports,
         quiet=quiet,
     )
     outcome = run_grid(grid, options, (lambda _: None) if quiet else print)
