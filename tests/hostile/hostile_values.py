@@ -12,7 +12,7 @@ from random import Random
 from typing import Any
 
 import pyarrow as pa
-from documents import places
+from nested import places
 
 INTEGERS = [0, -1, 1, 2, 3, 7, 255, 2**31 - 1, 2**31, -(2**31), 2**53, 2**62, 2**63 - 1, -(2**63)]
 FLOATS = [

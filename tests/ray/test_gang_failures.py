@@ -35,7 +35,7 @@ experiments:
     steps: 80
     samples: 64
     max_length: 48
-    measure: {warmup: 1, time_limit_s: 600}
+    measure: {warmup: 1, warmup_limit_s: 1, time_limit_s: 600}
 """
 OPTIONS = ("--emulate", "1x4:HPU", "--no-restart")
 #: `nightgrid run` without a supervisor, so that it gets the two signals itself: between them it is

@@ -337,8 +337,8 @@ def test_the_token_that_ray_keeps_for_its_user_is_sent(head: Head) -> None:
     done = head.nightgrid("status", "--address", head.url, environment=environment)
     assert done.returncode == 0, done.stderr
     code = (
-        "from orchestrator.on_ray.cluster import _join; import ray; "
-        f"_join({head.address!r}); print(len(ray.nodes()))"
+        "from orchestrator.on_ray.cluster import join_cluster; import ray; "
+        f"join_cluster({head.address!r}); print(len(ray.nodes()))"
     )
     joined = subprocess.run(
         [sys.executable, "-c", code],
