@@ -295,7 +295,8 @@ def test_items_are_those_of_the_last_complete_repeat(worker: Worker, dataset: st
     settings = dataclasses.replace(ONCE, warmup=1, max_repeats=2)
     result = worker.run(dataset, batch_size=3, output_tokens=2, measure=settings)
     assert [item.index for item in result.items] == list(range(len(PROMPTS)))
-    assert {s.repeat for s in result.samples} == {0, 1, 2}
+    repeats = {s.repeat for s in result.samples}  # more where the beginning proved slow
+    assert repeats == set(range(len(repeats))) and len(repeats) >= 3
 
 
 def test_a_job_cut_by_its_time_limit_keeps_what_it_measured(worker: Worker, dataset: str) -> None:
