@@ -20,10 +20,11 @@ from orchestrator.domain.events import RecordRow
 from orchestrator.domain.failure import Failure
 from orchestrator.domain.job import Accelerator, State
 from orchestrator.domain.measurement import Measurement, Metrics
+from orchestrator.domain.repeats import Totals, complete_of, repeats_of, sum_of, totals_of
 from orchestrator.domain.topology import Node
 from orchestrator.results.schema import SCHEMA_VERSION
 from orchestrator.results.series import hump_ratio_of
-from orchestrator.results.timed import complete_repeats, derived_figures
+from orchestrator.results.timed import derived_figures
 from workloads import registry
 from workloads.api import Item, Result, Sample
 from workloads.confidence import mean_interval, percentile, ratio_interval, tail_percentile
@@ -59,8 +60,6 @@ _WORST = (
 )
 _NOTHING = Metrics()
 
-Ranked = tuple[tuple[int, Sample], ...]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Provenance:
@@ -69,16 +68,6 @@ class Provenance:
     versions: Mapping[str, str] = field(default_factory=dict)
     git_commit: str | None = None
     git_dirty: bool | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Totals:
-    """Sums over some batches: of one repeat, all ranks together."""
-
-    wall_s: float  # of the slowest rank
-    items: int
-    input_tokens: int
-    output_tokens: int
 
 
 def metrics_of(
@@ -98,17 +87,17 @@ def metrics_of(
     timed = [(rank, sample) for rank, sample in samples if not sample.warmup]
     if not timed:
         return _NOTHING
-    complete = complete_repeats(timed)
+    complete = complete_of(repeats_of(timed))
     counted = [pair for repeat in complete.values() for pair in repeat] or timed
-    totals = [_totals(repeat) for repeat in complete.values()] or [_totals(timed)]
-    totals = [total for total in totals if total.wall_s > 0]
+    repeats, whole = [totals_of(pairs) for pairs in complete.values()], totals_of(timed)
+    totals = [total for total in repeats or [whole] if total.wall_s > 0]
     generates = any(sample.output_tokens for _, sample in counted)
     interval = None
     trains = any(sample.loss is not None for _, sample in counted)
     if trains and complete and totals:
         walls = [total.wall_s for total in totals]
         interval = ratio_interval([total.items for total in totals], walls, confidence)
-        totals = [_sum(totals)]
+        totals = [sum_of(totals)]
     rates = {
         "generated_tokens_per_s": [t.output_tokens / t.wall_s for t in totals if generates],
         "total_tokens_per_s": [(t.input_tokens + t.output_tokens) / t.wall_s for t in totals],
@@ -140,55 +129,27 @@ def metrics_of(
         tpot_p99_s=tail_percentile(steps, 99, confidence),
         latency_p50_s=percentile(latencies, 50),
         latency_p95_s=tail_percentile(latencies, 95, confidence),
-        measure_s=_totals(timed).wall_s,
+        measure_s=whole.wall_s,
         cpu_s=math.fsum(sample.cpu_s for _, sample in timed),
         loss_first=losses[0] if losses else None,
         loss_last=losses[-1] if losses else None,
-        drift=drift([_step(repeat) for repeat in complete.values()]),
-        hump_ratio=hump_ratio_of(_speeds_of_equal_repeats(complete.values())),
+        drift=drift(list(map(_step, repeats))),
+        hump_ratio=hump_ratio_of(_speeds_of_equal_repeats(repeats)),
     )
 
 
-def _speeds_of_equal_repeats(repeats: Iterable[Sequence[tuple[int, Sample]]]) -> list[float]:
+def _speeds_of_equal_repeats(repeats: Sequence[Totals]) -> list[float]:
     """The inverse wall time of each repeat, in order, where all did the same work; else nothing,
     since parts of unlike size differ in time without any disturbance."""
-    times, sizes = [], set()
-    for pairs in repeats:
-        total = _totals(pairs)
-        computed = sum(sample.computed_tokens for _, sample in pairs)
-        sizes.add((total.items, total.output_tokens, computed))
-        times.append(total.wall_s)
+    sizes = {(total.items, total.output_tokens, total.computed_tokens) for total in repeats}
+    times = [total.wall_s for total in repeats]
     return [1 / time for time in times] if len(sizes) == 1 and min(times) > 0 else []
 
 
-def _step(repeat: Sequence[tuple[int, Sample]]) -> Step:
+def _step(total: Totals) -> Step:
     """A repeat of all ranks as one step of a series."""
-    total = _totals(repeat)
-    tokens = sum(sample.computed_tokens for _, sample in repeat)
+    tokens = total.computed_tokens
     return Step((tokens, total.items), total.wall_s, tokens or total.items)
-
-
-def _totals(pairs: Iterable[tuple[int, Sample]]) -> _Totals:
-    pairs = list(pairs)
-    walls: dict[int, list[float]] = {}
-    for rank, sample in pairs:
-        walls.setdefault(rank, []).append(sample.wall_s)
-    return _Totals(
-        wall_s=max((math.fsum(values) for values in walls.values()), default=0.0),
-        items=sum(sample.items for _, sample in pairs),
-        input_tokens=sum(sample.input_tokens for _, sample in pairs),
-        output_tokens=sum(sample.output_tokens for _, sample in pairs),
-    )
-
-
-def _sum(totals: Sequence[_Totals]) -> _Totals:
-    """Several repeats as one."""
-    return _Totals(
-        wall_s=math.fsum(total.wall_s for total in totals),
-        items=sum(total.items for total in totals),
-        input_tokens=sum(total.input_tokens for total in totals),
-        output_tokens=sum(total.output_tokens for total in totals),
-    )
 
 
 def _mean(values: Sequence[float]) -> float | None:

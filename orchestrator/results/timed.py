@@ -1,4 +1,4 @@
-"""The timed part of an attempt, and the figures that metrics derive from it.
+"""Figures that metrics derive from the timed part of an attempt.
 
 Only complete timed repeats count: those that every rank finished, without warm-up.
 """
@@ -7,29 +7,14 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 
+from orchestrator.domain.repeats import complete_of, repeats_of
 from workloads.api import Item, Sample
 from workloads.metrics import Metric, Timed
 
 _LOG = logging.getLogger("nightgrid.metrics")
-
-
-def complete_repeats(
-    timed: Iterable[tuple[int, Sample]],
-) -> dict[int, list[tuple[int, Sample]]]:
-    """The samples of each repeat that every rank finished, by repeat; none of them is warm-up."""
-    ranks: set[int] = set()
-    repeats: dict[int, list[tuple[int, Sample]]] = {}
-    for rank, sample in timed:
-        ranks.add(rank)
-        repeats.setdefault(sample.repeat, []).append((rank, sample))
-    return {
-        number: pairs
-        for number, pairs in sorted(repeats.items())
-        if all(sample.complete for _, sample in pairs) and {rank for rank, _ in pairs} == ranks
-    }
 
 
 def derived_figures(
@@ -44,7 +29,7 @@ def derived_figures(
     deriving = [metric for metric in metrics.values() if metric.figure is not None]
     if not deriving:
         return {}
-    repeats = complete_repeats((rank, s) for rank, s in samples if not s.warmup)
+    repeats = complete_of(repeats_of((rank, s) for rank, s in samples if not s.warmup))
     counted = tuple(sample for pairs in repeats.values() for _, sample in pairs)
     if not counted:
         return {}

@@ -7,6 +7,7 @@ from dataclasses import replace
 from orchestrator.domain.attempt import Outcome, Purpose
 from orchestrator.domain.batch_size import Goal, Search
 from orchestrator.domain.job import Job
+from orchestrator.domain.repeats import complete_of, repeats_of, totals_of
 from workloads import registry
 from workloads.confidence import Interval, mean_interval
 
@@ -36,20 +37,15 @@ def rate_of(job: Job, outcome: Outcome) -> Interval | None:
     a single repeat."""
     counts = registry.throughput_of(job.workload)
     field = counts.counts if counts is not None else "items"
-    work: dict[int, float] = {}
-    walls: dict[int, dict[int, float]] = {}
-    cut: set[int] = set()
-    for rank in outcome.ranks:
-        for sample in rank.result.samples if rank.result is not None else ():
-            if sample.warmup:
-                continue
-            if not sample.complete:
-                cut.add(sample.repeat)
-            work[sample.repeat] = work.get(sample.repeat, 0.0) + getattr(sample, field)
-            of_ranks = walls.setdefault(sample.repeat, {})
-            of_ranks[rank.rank] = of_ranks.get(rank.rank, 0.0) + sample.wall_s
-    whole = work.keys() - cut or work.keys()
-    rates = [work[n] / max(walls[n].values()) for n in whole if max(walls[n].values()) > 0]
+    timed = [
+        (rank.rank, sample)
+        for rank in outcome.ranks
+        for sample in (rank.result.samples if rank.result is not None else ())
+        if not sample.warmup
+    ]
+    repeats = repeats_of(timed)
+    totals = map(totals_of, (complete_of(repeats) or repeats).values())
+    rates = [getattr(total, field) / total.wall_s for total in totals if total.wall_s > 0]
     if len(rates) == 1:
         return Interval(mean=rates[0], low=rates[0], high=rates[0])
     return mean_interval(rates, job.measure.confidence)

@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 from orchestrator.domain.measurement import Measurement
+from orchestrator.domain.repeats import Totals
 from orchestrator.report.flags.possible.recount import (
     ROUNDING,
     Check,
     RawCheck,
     Recount,
-    Totals,
     near,
 )
 from orchestrator.report.units import number, seconds

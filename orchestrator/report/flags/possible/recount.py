@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from orchestrator.domain.measurement import Measurement
+from orchestrator.domain.repeats import Totals, complete_of, repeats_of, totals_of
 from workloads.api import Item, Sample
 
 #: Figures that were computed from the same numbers differ by rounding only.
 ROUNDING = 1e-3
-
-
-@dataclass(frozen=True, slots=True)
-class Totals:
-    """Sums over the batches of one repeat, all ranks together."""
-
-    wall_s: float  # of the slowest rank
-    items: int
-    input_tokens: int
-    output_tokens: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,21 +43,14 @@ def recount(row: Measurement) -> Recount | None:
     timed = [(rank, sample) for rank, sample in row.samples if not sample.warmup]
     if not timed:
         return None
-    groups: dict[int, list[tuple[int, Sample]]] = {}
-    for rank, sample in timed:
-        groups.setdefault(sample.repeat, []).append((rank, sample))
-    ranks = {rank for rank, _ in timed}
-    complete = {
-        number: pairs
-        for number, pairs in groups.items()
-        if all(sample.complete for _, sample in pairs) and {rank for rank, _ in pairs} == ranks
-    }
+    groups = repeats_of(timed)
+    complete = complete_of(groups)
     last = max(complete or groups)
     counted = [pair for pairs in complete.values() for pair in pairs] or timed
     return Recount(
         timed=tuple(sample for _, sample in timed),
-        whole=_totals(timed),
-        repeats=tuple(map(_totals, complete.values())),
+        whole=totals_of(timed),
+        repeats=tuple(map(totals_of, complete.values())),
         counted=tuple(sample for _, sample in counted),
         last=tuple(sample for _, sample in groups[last]),
         trains=any(sample.loss is not None for _, sample in counted),
@@ -78,16 +62,4 @@ def near(value: float, other: float, tolerance: float = ROUNDING) -> bool:
     """Return whether two numbers are equal but for rounding; NaN equals itself."""
     return math.isclose(value, other, rel_tol=tolerance, abs_tol=1e-9) or (
         math.isnan(value) and math.isnan(other)
-    )
-
-
-def _totals(pairs: Sequence[tuple[int, Sample]]) -> Totals:
-    walls: dict[int, float] = {}
-    for rank, sample in pairs:
-        walls[rank] = walls.get(rank, 0.0) + sample.wall_s
-    return Totals(
-        wall_s=max(walls.values()),
-        items=sum(sample.items for _, sample in pairs),
-        input_tokens=sum(sample.input_tokens for _, sample in pairs),
-        output_tokens=sum(sample.output_tokens for _, sample in pairs),
     )
