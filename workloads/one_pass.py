@@ -3,11 +3,11 @@ rather than how fast."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from workloads.api import JobContext, Sample
-from workloads.data.examples import Example
+from workloads.api import JobContext, Result, Sample
+from workloads.data.catalog import Dataset
 from workloads.engines.base import Generated, GenerationEngine
 
 if TYPE_CHECKING:
@@ -17,12 +17,35 @@ if TYPE_CHECKING:
 Prompt = tuple[int, ...]
 
 
-def encoded_prompts(
-    engine: GenerationEngine, examples: Sequence[Example], count: int
-) -> tuple[Prompt, ...]:
+def encoded_prompts(engine: GenerationEngine, dataset: Dataset, count: int) -> tuple[Prompt, ...]:
     """Ids of the first ``count`` prompts; a shorter dataset begins again."""
+    examples = dataset.examples
     chosen = (examples[index % len(examples)] for index in range(count))
     return tuple(tuple(engine.encode(one.content, one.earlier)) for one in chosen)
+
+
+def result_of(
+    engine: GenerationEngine,
+    dataset: Dataset,
+    sample: Sample,
+    *,
+    load_s: float = 0.0,
+    metrics: Mapping[str, float] | None = None,
+    details: Mapping[str, str],
+) -> Result:
+    """The result of a pass, with what is known of the engine and the dataset."""
+    return Result(
+        samples=(sample,),
+        stop_reason="max_repeats",
+        load_s=load_s,
+        weight_bytes=engine.weights.weight_bytes,
+        parameter_count=engine.weights.parameter_count,
+        random_weights=engine.random_weights,
+        synthetic_data=dataset.synthetic,
+        precision_detail=engine.weights.detail,
+        metrics=metrics or {},
+        details={**engine.details, **details},
+    )
 
 
 def generate_once(

@@ -7,7 +7,7 @@ from workloads.cache import build_aside, file_lock
 from workloads.data.catalog import load_dataset
 from workloads.engines import engine_function
 from workloads.engines.base import EngineLoader
-from workloads.one_pass import by_prompt, encoded_prompts, generate_once
+from workloads.one_pass import by_prompt, encoded_prompts, generate_once, result_of
 from workloads.quality import reference_directory, save
 from workloads.workloads.quality_reference import QualityReferenceParameters
 
@@ -22,7 +22,7 @@ def run(request: Request, context: JobContext) -> Result:
     engine = context.resident(request.residency_key, lambda: load(request, context.device))
     load_s = context.clock() - began
     dataset = load_dataset(request.dataset, parameters.reading())
-    prompts = encoded_prompts(engine, dataset.examples, parameters.prompts)
+    prompts = encoded_prompts(engine, dataset, parameters.prompts)
     context.enter_phase("measure")
     batches, sample = generate_once(
         engine,
@@ -40,14 +40,6 @@ def run(request: Request, context: JobContext) -> Result:
     )
     with file_lock(directory.with_name(f".{directory.name}.lock")):
         build_aside(directory, lambda to: save(to, prompts, tokens, logits), replace=True)
-    return Result(
-        samples=(sample,),
-        stop_reason="max_repeats",
-        load_s=load_s,
-        weight_bytes=engine.weights.weight_bytes,
-        parameter_count=engine.weights.parameter_count,
-        random_weights=engine.random_weights,
-        synthetic_data=dataset.synthetic,
-        precision_detail=engine.weights.detail,
-        details={**engine.details, "quality_reference": str(directory)},
+    return result_of(
+        engine, dataset, sample, load_s=load_s, details={"quality_reference": str(directory)}
     )

@@ -21,7 +21,7 @@ from workloads.api import JobContext, Request, Result
 from workloads.data.catalog import load_dataset
 from workloads.engines import engine_function
 from workloads.engines.base import EngineLoader
-from workloads.one_pass import by_prompt, encoded_prompts, generate_once
+from workloads.one_pass import by_prompt, encoded_prompts, generate_once, result_of
 from workloads.precision import quantized
 from workloads.stock_reference import Question, Reference, answer
 from workloads.workloads.verification import VerificationParameters
@@ -87,7 +87,7 @@ def run(request: Request, context: JobContext) -> Result:
     load: EngineLoader = engine_function(request.engine, "generate", context.device.name)
     engine = load(request, context.device)
     dataset = load_dataset(request.dataset, parameters.reading())
-    prompts = encoded_prompts(engine, dataset.examples, parameters.prompts)
+    prompts = encoded_prompts(engine, dataset, parameters.prompts)
     context.enter_phase("measure")
     batches, sample = generate_once(
         engine,
@@ -109,16 +109,12 @@ def run(request: Request, context: JobContext) -> Result:
         )
     )
     found = compare(tokens, logits, reference)
-    return Result(
-        samples=(sample,),
-        stop_reason="max_repeats",
-        weight_bytes=engine.weights.weight_bytes,
-        parameter_count=engine.weights.parameter_count,
-        random_weights=engine.random_weights,
-        synthetic_data=dataset.synthetic,
-        precision_detail=engine.weights.detail,
+    return result_of(
+        engine,
+        dataset,
+        sample,
         metrics=found.metrics(),
-        details={**engine.details, **details_of(found, request.precision)},
+        details=details_of(found, request.precision),
     )
 
 

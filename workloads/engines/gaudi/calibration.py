@@ -10,7 +10,7 @@ from workloads import precision as precisions
 from workloads.api import JobContext, Request, Result
 from workloads.data.catalog import load_dataset
 from workloads.engines.gaudi import generation, library, quantization
-from workloads.one_pass import encoded_prompts, generate_once
+from workloads.one_pass import encoded_prompts, generate_once, result_of
 from workloads.workloads.fp8_calibration import CalibrationParameters
 
 
@@ -26,7 +26,7 @@ def run(request: Request, context: JobContext) -> Result:
     engine = generation.load(request, device)
     load_s = context.clock() - began
     dataset = load_dataset(request.dataset, parameters.reading())
-    prompts = encoded_prompts(engine, dataset.examples, parameters.prompts)
+    prompts = encoded_prompts(engine, dataset, parameters.prompts)
     context.enter_phase("measure")
     _, sample = generate_once(
         engine,
@@ -48,14 +48,6 @@ def run(request: Request, context: JobContext) -> Result:
         "output_tokens": parameters.output_tokens,
     }
     quantization.stop_measuring(engine.model, directory, facts)
-    return Result(
-        samples=(sample,),
-        stop_reason="max_repeats",
-        load_s=load_s,
-        weight_bytes=engine.weights.weight_bytes,
-        parameter_count=engine.weights.parameter_count,
-        random_weights=engine.random_weights,
-        synthetic_data=dataset.synthetic,
-        precision_detail=engine.weights.detail,
-        details={**engine.details, "calibration": str(directory)},
+    return result_of(
+        engine, dataset, sample, load_s=load_s, details={"calibration": str(directory)}
     )
