@@ -11,7 +11,7 @@ import difflib
 import re
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Literal
@@ -101,6 +101,18 @@ def find_dataset(name: str, reading: Reading | None = None) -> DatasetEntry:
         DataMissing: there is no such dataset; the message lists close matches.
         BadConfiguration: the examples have no known shape, or not the one that is named.
     """
+    entry = _entry(name)
+    if entry.path is None:
+        return entry
+    first = list(islice(_records(entry.path), FIRST_EXAMPLES if reading is not None else 1))
+    if reading is not None:
+        _examples(iter(first), name, reading)
+    synthetic = any(isinstance(r, dict) and r.get("synthetic") is True for _, r in first)
+    return replace(entry, synthetic=synthetic)
+
+
+def _entry(name: str) -> DatasetEntry:
+    """The dataset of this name or path, of which nothing is read."""
     if name in EMBEDDED:
         return EMBEDDED[name]
     path = Path(name).expanduser()
@@ -108,11 +120,7 @@ def find_dataset(name: str, reading: Reading | None = None) -> DatasetEntry:
     with suppress(OSError, ValueError):  # a name too long for the file system, or with a NUL in it
         kind = "file" if path.is_file() else "directory" if path.is_dir() else None
     if kind is not None:
-        first = list(islice(_records(path), FIRST_EXAMPLES if reading is not None else 1))
-        if reading is not None:
-            _examples(iter(first), name, reading)
-        synthetic = any(isinstance(r, dict) and r.get("synthetic") is True for _, r in first)
-        return DatasetEntry(name=name, kind=kind, path=path, synthetic=synthetic)
+        return DatasetEntry(name=name, kind=kind, path=path, synthetic=False)
     if _HUB_ID.match(name) and not name.endswith(ENDINGS) and not path.parent.is_dir():
         return DatasetEntry(name=name, kind="hub", path=None, synthetic=False)
     close = difflib.get_close_matches(name, EMBEDDED, n=3, cutoff=0.5)
@@ -132,7 +140,7 @@ def load_dataset(name: str, reading: Reading | None = None) -> Dataset:
         BadConfiguration: an example has another shape (with file and line), or none is known.
     """
     reading = reading or Reading()
-    entry = find_dataset(name)
+    entry = _entry(name)
     if entry.kind == "embedded":
         return Dataset(examples=_embedded(name), synthetic=entry.synthetic, learned="the answer")
     found = (
@@ -143,7 +151,7 @@ def load_dataset(name: str, reading: Reading | None = None) -> Dataset:
     examples, columns = _examples(found, name, reading)
     return Dataset(
         examples=examples,
-        synthetic=entry.synthetic or any(example.synthetic for example in examples[:1]),
+        synthetic=examples[0].synthetic,
         learned=columns.shape.learned,
     )
 
