@@ -172,14 +172,19 @@ def beside_speed(
     figures for as long as the engine is resident.
     """
     parameters = QualityReferenceParameters(adapter=request.parameters.get("adapter"))
-    reference, name, why = None, "", "its reference is not in the cache of every node"
+    directory, why = None, "its reference is not in the cache of every node"
     try:
         directory = reference_directory(request.model, request.dataset, reading, parameters)
-        reference, name = load(directory), directory.name
     except (OSError, WorkloadError, ValueError) as error:
         why = str(error)
+    name = directory.name if directory is not None else ""
     if all(context.collective.gather(name in known)):
         return known[name]
+    reference = None
+    try:
+        reference = load(directory) if directory is not None else None
+    except (OSError, WorkloadError, ValueError) as error:
+        why = str(error)
     if not all(context.collective.gather(reference is not None)) or reference is None:
         return _not_compared(why)
     try:
