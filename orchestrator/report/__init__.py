@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 from orchestrator.errors import StoreError
 from orchestrator.results import disk, paths
-from orchestrator.results.lock import driver_lives
 from workloads import files
 from workloads.files import SMALL_BYTES
 
@@ -156,15 +155,14 @@ def _read(store: Store, read: Callable[[], Contents]) -> tuple[Summary, tuple[Me
 
 def read_status(store: Store) -> RunStatus | None:
     """Last status of the run's driver; None where there is none, or none that can be read."""
+    from orchestrator.report.progress import as_it_stands
     from orchestrator.runtime.status import RunStatus
 
     try:
         status = RunStatus.from_json(disk.read(store.path / paths.STATUS, SMALL_BYTES).decode())
     except (OSError, ValueError):
         return None
-    if not status.finished and driver_lives(store.path) is False:
-        return status.without_driver()
-    return status
+    return as_it_stands(status, store.path)
 
 
 def write_aside(path: Path, text: str | Iterable[str]) -> Path:

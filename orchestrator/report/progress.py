@@ -7,8 +7,10 @@ driver's last word can; when that word is old, the driver may be dead, and the r
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from orchestrator.report.units import moment, plural, seconds
+from orchestrator.results.lock import driver_lives
 from orchestrator.runtime.status import CardStatus, RunStatus
 
 #: A living driver writes its status every second; after this long it is worth a look.
@@ -55,6 +57,13 @@ class Underway:
         elif self.eta_s:
             words.append(f"about {seconds(float(max(1, round(self.eta_s))))} left")
         return f"Under way: {', '.join(words)}."
+
+
+def as_it_stands(status: RunStatus, run: Path) -> RunStatus:
+    """The last status of a run's driver, without what is not true any more if that has died."""
+    if not status.finished and driver_lives(run) is False:
+        return status.without_driver()
+    return status
 
 
 def underway_of(status: RunStatus | None, now: float) -> Underway | None:

@@ -23,11 +23,10 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.domain.job import State
 from orchestrator.errors import StoreError
-from orchestrator.report.progress import STALE_AFTER_S, underway_of
+from orchestrator.report.progress import STALE_AFTER_S, as_it_stands, underway_of
 from orchestrator.report.safe import one_line
 from orchestrator.report.units import number, plural, seconds
 from orchestrator.results import disk, paths
-from orchestrator.results.lock import driver_lives
 from orchestrator.results.scan import scan_rows
 from orchestrator.runtime.status import RunStatus
 from workloads.files import SMALL_BYTES
@@ -103,8 +102,8 @@ class RunFeed:
         self._follow_rows()
         now = self._clock()
         status, silent_s = self._status, self._silent_s(now)
-        if status is not None and not status.finished and driver_lives(self._store.path) is False:
-            status = status.without_driver()
+        if status is not None:
+            status = as_it_stands(status, self._store.path)
         stale = status is not None and not status.finished and silent_s > STALE_AFTER_S
         return {
             "run": self._store.run,

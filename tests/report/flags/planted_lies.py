@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -75,26 +75,21 @@ def column(**changes: Callable[[Any], Any]) -> Lie:
 
 def samples(**changes: Callable[[Sample], Any]) -> Lie:
     """Change each sample, and derive the figures anew: the lie was told when it was measured."""
-
-    def lie(row: Measurement) -> Measurement:
-        made = tuple(
-            (rank, replace(one, **{name: change(one) for name, change in changes.items()}))
-            for rank, one in row.samples
-        )
-        return derived(replace(row, samples=made))
-
-    return lie
+    return _each("samples", changes)
 
 
 def items(**changes: Callable[[Item], Any]) -> Lie:
     """The same of each prompt."""
+    return _each("items", changes)
 
+
+def _each(raw: str, changes: Mapping[str, Callable[[Any], Any]]) -> Lie:
     def lie(row: Measurement) -> Measurement:
         made = tuple(
             (rank, replace(one, **{name: change(one) for name, change in changes.items()}))
-            for rank, one in row.items
+            for rank, one in getattr(row, raw)
         )
-        return derived(replace(row, items=made))
+        return derived(replace(row, **{raw: made}))
 
     return lie
 
