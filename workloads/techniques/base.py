@@ -49,6 +49,7 @@ class Loading:
     tokenizer_arguments: dict[str, Any]  # of ``AutoTokenizer.from_pretrained``
     #: Given model and tokenizer as loaded: whether they are what was asked for.
     checks: list[Callable[[Any, Any], None]] = field(default_factory=list)
+    fresh: bool = False  # not to load weights, but to draw them
     details: dict[str, str] = field(default_factory=dict)  # for the row
     ending: ExitStack = field(default_factory=ExitStack)
 
@@ -202,6 +203,8 @@ class Technique(WorkloadParameters):
     title: ClassVar[str]
     #: Among all techniques, which act at each point in ascending order; ours are 10 to 160.
     order: ClassVar[int] = 1000
+    #: Functions of a task (``workloads/tasks``) without which it has nothing to act on.
+    needs: ClassVar[tuple[str, ...]] = ()
 
     def refusals(self, asked: Asked) -> Iterable[Refusal]:
         """Objections to this technique, as it is set, in this job. Pure; no torch."""

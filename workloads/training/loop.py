@@ -87,6 +87,9 @@ def _run(request: Request, context: JobContext, ending: contextlib.ExitStack) ->
     data.ending = ending
     for technique in techniques:
         technique.on_data(data)
+    # Ranks that share a batch drop out each its own; those that split matrices drop out together.
+    seed = layout.data_rank
+    context.device.seed(seed)
     training, whole = _training(request, context, method, techniques, loaded, layout, data)
     make = batch_maker(data, encoded.samples, layout.data_rank)
     steps = Steps(training, techniques, data, data.feed(make))
@@ -97,7 +100,7 @@ def _run(request: Request, context: JobContext, ending: contextlib.ExitStack) ->
     if context.world_size > 1:
         training.details["weight_bytes_per_card"] = str(held_bytes(training.model))
     with HostMemoryPeak() as host_memory:
-        measured = _measure(steps, make, method, request, context)
+        measured = _measure(steps, make, method, request, context, seed)
     peak_device_memory_bytes = context.device.peak_memory_bytes()
     for technique in techniques:
         technique.after_steps(training)
@@ -157,6 +160,7 @@ def _load(
         device=device,
         model_arguments=methods.loading_arguments(method.method, request.precision, device),
         tokenizer_arguments={},
+        fresh=request.parameters.get("initial_weights") == "fresh",
         ending=ending,
     )
     for technique in techniques:
@@ -270,6 +274,7 @@ def _measure(
     method: MethodParameters,
     request: Request,
     context: JobContext,
+    seed: int,
 ) -> Measured:
     """Rehearsals and warm-up steps, then exactly the steps asked for unless the time is up.
 
@@ -281,7 +286,7 @@ def _measure(
 
     def rehearse(number: int) -> None:
         steps.rehearse(make(timed[number]))
-        context.device.seed(0)
+        context.device.seed(seed)
 
     once = dataclasses.replace(
         settings,

@@ -33,6 +33,27 @@ def next_token_loss(
     )
 
 
+def masked_token_loss(
+    logits: torch.Tensor, labels: torch.Tensor, kept: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Cross entropy of each token that was masked, summed, in float32.
+
+    Args:
+        logits: [rows, positions, vocabulary].
+        labels: [rows, positions]; -100 where nothing is learned.
+        kept: must be None: which positions are masked differs from row to row.
+    """
+    import torch
+
+    assert kept is None
+    return torch.nn.functional.cross_entropy(
+        logits.flatten(0, 1).float(),
+        labels.flatten(),
+        ignore_index=NOT_LEARNED,
+        reduction="sum",
+    )
+
+
 def next_token_positions(labels: torch.Tensor) -> torch.Tensor:
     """The positions whose logits some row's loss needs, ascending.
 

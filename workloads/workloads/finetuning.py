@@ -6,28 +6,15 @@ settings of a technique that is found there are settings of grids at once.
 
 from __future__ import annotations
 
-from typing import Any
-
-from pydantic import create_model
-
 from workloads.finetuning_method import MethodParameters
 from workloads.finetuning_rules import refuse
 from workloads.metrics import SAMPLES
-from workloads.techniques import all_techniques
+from workloads.techniques import with_techniques
 from workloads.workloads.base import WorkloadSpec
 
-_TECHNIQUES: dict[str, Any] = {
-    name: (info.annotation, info)
-    for technique in all_techniques()
-    for name, info in technique.model_fields.items()
-}
+TASKS = ("causal-lm",)
 
-FinetuningParameters: type[MethodParameters] = create_model(
-    "FinetuningParameters",
-    __base__=MethodParameters,
-    __doc__="Fine-tuning of a causal language model, by a method and with techniques.",
-    **_TECHNIQUES,
-)
+FinetuningParameters = with_techniques("FinetuningParameters", MethodParameters, TASKS)
 
 SPEC = WorkloadSpec(
     name="finetuning",
@@ -35,7 +22,7 @@ SPEC = WorkloadSpec(
     parameters=FinetuningParameters,
     summary="Fine-tuning of a causal language model by method and technique: samples/s, loss.",
     ability="train",
-    tasks=("causal-lm",),
+    tasks=TASKS,
     throughput=SAMPLES,
     refuse=refuse,
 )
