@@ -66,7 +66,7 @@ def reference_directory(
         fingerprint(Path(open_model(model).path)),
         fingerprint(find_adapter(parameters.adapter)) if parameters.adapter else "",
         dataset,
-        *(reading.columns, reading.split, reading.revision),
+        *(reading.columns, reading.split, reading.revision, reading.subset),
         *(parameters.prompts, parameters.output_tokens),
     ]
     digest = hashlib.sha256(json.dumps(seen, sort_keys=True).encode()).hexdigest()[:16]

@@ -29,6 +29,9 @@ Kind = Literal["embedded", "file", "directory", "hub"]
 #: How many examples the embedded synthetic set has.
 EMBEDDED_SYNTHETIC_COUNT = 1000
 
+#: How many articles the embedded synthetic set of them has.
+EMBEDDED_ARTICLES_COUNT = 100
+
 #: The files of an AdvertiseGen directory, in the order in which they are merged.
 ADVERTISEGEN_FILES = ("train.json", "dev.json")
 
@@ -45,6 +48,7 @@ class Reading:
     columns: str = ""  # "": its shape is told by its first example
     split: str = "train"  # of a dataset of the hub
     revision: str = ""  # of a dataset of the hub; "": the newest
+    subset: str = ""  # of a dataset of the hub that has several; "": it has one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +88,14 @@ EMBEDDED: dict[str, DatasetEntry] = {
             path=None,
             synthetic=False,
             description="varied English prompts of 5 to 300 words, written for this project",
+        ),
+        DatasetEntry(
+            name="cnn-dailymail-synthetic",
+            kind="embedded",
+            path=None,
+            synthetic=True,
+            description=f"{EMBEDDED_ARTICLES_COUNT} made-up English news articles with "
+            "highlights, of CNN/DailyMail's shape and lengths",
         ),
     )
 }
@@ -146,7 +158,7 @@ def load_dataset(name: str, reading: Reading | None = None) -> Dataset:
     found = (
         _records(entry.path)
         if entry.path is not None
-        else hub_records(name, reading.split, reading.revision)
+        else hub_records(name, reading.split, reading.revision, reading.subset)
     )
     examples, columns = _examples(found, name, reading)
     return Dataset(
@@ -208,6 +220,10 @@ def _embedded(name: str) -> list[Example]:
         from workloads.data.synthetic import synthetic_examples
 
         return synthetic_examples(EMBEDDED_SYNTHETIC_COUNT)
+    if name == "cnn-dailymail-synthetic":
+        from workloads.data.articles import article_examples
+
+        return article_examples(EMBEDDED_ARTICLES_COUNT)
     from workloads.data.english_prompts import PROMPTS
 
     return [Example(content=prompt) for prompt in PROMPTS]

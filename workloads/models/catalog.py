@@ -23,9 +23,18 @@ from workloads.models.checkpoint_files import read_config, read_pipeline_index, 
 from workloads.models.checkpoint_kind import CheckpointKind, kind_of, kind_of_pipeline
 
 TINY, SMOLLM2 = "tiny-chatglm3", "smollm2-135m-instruct"
+TINY_T5 = "tiny-t5"
 EMBEDDED: dict[str, CheckpointKind] = {
     TINY: CheckpointKind(architecture="GlmForCausalLM", model_type="glm"),
     SMOLLM2: CheckpointKind(architecture="LlamaForCausalLM", model_type="llama"),
+    TINY_T5: CheckpointKind(
+        architecture="T5ForConditionalGeneration", model_type="t5", encoder_decoder=True
+    ),
+}
+#: Those with random weights, and the module that makes each.
+MADE: dict[str, str] = {
+    TINY: "workloads.models.tiny_chatglm3",
+    TINY_T5: "workloads.models.tiny_t5",
 }
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -108,7 +117,7 @@ def _embedded(name: str) -> ModelEntry:
         name=name,
         kind="embedded",
         location=location,
-        random_weights=name == TINY,
+        random_weights=name in MADE,
         checkpoint=EMBEDDED[name],
     )
 

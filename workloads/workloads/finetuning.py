@@ -13,6 +13,7 @@ from pydantic import create_model
 from workloads.finetuning_method import MethodParameters
 from workloads.finetuning_rules import refuse
 from workloads.metrics import SAMPLES
+from workloads.seq2seq_settings import Seq2SeqParameters
 from workloads.techniques import all_techniques
 from workloads.workloads.base import WorkloadSpec
 
@@ -22,10 +23,15 @@ _TECHNIQUES: dict[str, Any] = {
     for name, info in technique.model_fields.items()
 }
 
+
+class _Parameters(MethodParameters, Seq2SeqParameters):
+    """The method's, and those of sequence-to-sequence models."""
+
+
 FinetuningParameters: type[MethodParameters] = create_model(
     "FinetuningParameters",
-    __base__=MethodParameters,
-    __doc__="Fine-tuning of a causal language model, by a method and with techniques.",
+    __base__=_Parameters,
+    __doc__="Fine-tuning of a language model, by a method and with techniques.",
     **_TECHNIQUES,
 )
 
@@ -33,9 +39,9 @@ SPEC = WorkloadSpec(
     name="finetuning",
     function="workloads.finetuning:run",
     parameters=FinetuningParameters,
-    summary="Fine-tuning of a causal language model by method and technique: samples/s, loss.",
+    summary="Fine-tuning of a language model by method and technique: samples/s, loss.",
     ability="train",
-    tasks=("causal-lm",),
+    tasks=("causal-lm", "seq2seq-lm"),
     throughput=SAMPLES,
     refuse=refuse,
 )
