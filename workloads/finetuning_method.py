@@ -5,6 +5,7 @@ Torch-free, since the plan reads them.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from workloads.parameters import DatasetParameters
@@ -23,41 +24,9 @@ DEFAULT_LEARNING_RATE = {"full": 5e-5, "qat": 5e-5, "vera": 1e-2}
 ADAPTER_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
 
 
-class MethodParameters(DatasetParameters):
-    """Settings of what is trained, on how much data, for how long."""
+class TrainingParameters(DatasetParameters):
+    """Settings of all training: at which rate, on how much data, for how long."""
 
-    method: Method = setting(
-        "lora",
-        role="work",
-        loads=True,
-        always_in_id=True,
-        description="full trains all weights; lora, dora and vera an adapter; qlora an adapter "
-        "over a 4-bit (NF4) base; qat all weights under fake quantization to int4 weights and int8 "
-        "activations; qat-lora an adapter over such a base.",
-    )
-    rank: int | None = setting(
-        None,
-        role="work",
-        always_in_id=True,
-        ge=1,
-        le=4096,
-        description="Rank of the adapter's matrices. Left out: 8, for vera 256.",
-    )
-    alpha: int | None = setting(
-        None,
-        role="work",
-        always_in_id=True,
-        ge=1,
-        description="The adapter's product is scaled by alpha / rank. Left out: twice the rank.",
-    )
-    targets: str | None = setting(
-        None,
-        role="work",
-        always_in_id=True,
-        min_length=1,
-        description="Linear layers that get an adapter: names separated by commas, or all-linear. "
-        "Left out: the attention's inputs (query, key, value).",
-    )
     learning_rate: float | None = setting(
         None,
         role="work",
@@ -94,6 +63,43 @@ class MethodParameters(DatasetParameters):
         description="Most tokens of a sample, prompt and answer together. A longer answer is cut "
         "at its end, down to half of this; then the prompt is.",
     )
+
+
+class MethodParameters(TrainingParameters):
+    """Settings of fine-tuning: what is trained, and what becomes of it."""
+
+    method: Method = setting(
+        "lora",
+        role="work",
+        loads=True,
+        always_in_id=True,
+        description="full trains all weights; lora, dora and vera an adapter; qlora an adapter "
+        "over a 4-bit (NF4) base; qat all weights under fake quantization to int4 weights and int8 "
+        "activations; qat-lora an adapter over such a base.",
+    )
+    rank: int | None = setting(
+        None,
+        role="work",
+        always_in_id=True,
+        ge=1,
+        le=4096,
+        description="Rank of the adapter's matrices. Left out: 8, for vera 256.",
+    )
+    alpha: int | None = setting(
+        None,
+        role="work",
+        always_in_id=True,
+        ge=1,
+        description="The adapter's product is scaled by alpha / rank. Left out: twice the rank.",
+    )
+    targets: str | None = setting(
+        None,
+        role="work",
+        always_in_id=True,
+        min_length=1,
+        description="Linear layers that get an adapter: names separated by commas, or all-linear. "
+        "Left out: the attention's inputs (query, key, value).",
+    )
     save_adapter: str | None = setting(
         None,
         role="neutral",
@@ -109,14 +115,22 @@ class MethodParameters(DatasetParameters):
 PROBE_STEPS = 2
 
 
-def method_of(parameters: Any) -> MethodParameters:
+#: The method of workloads that have no choice of one.
+WHOLE_MODEL = "full"
+
+
+def method_name(parameters: Mapping[str, Any]) -> str:
+    """The method of a job by name; a workload without methods trains all weights."""
+    return str(parameters.get("method", WHOLE_MODEL))
+
+
+def method_of(parameters: Mapping[str, Any]) -> MethodParameters:
     """The method's part of all parameters."""
-    return MethodParameters.model_validate(
-        {name: parameters[name] for name in MethodParameters.model_fields}
-    )
+    there = {name: parameters[name] for name in MethodParameters.model_fields if name in parameters}
+    return MethodParameters.model_validate({"method": WHOLE_MODEL, **there})
 
 
-def method_for(parameters: Any, *, probe: bool) -> MethodParameters:
+def method_for(parameters: Mapping[str, Any], *, probe: bool) -> MethodParameters:
     """The method's part as a job runs it; a probe takes few steps and keeps nothing."""
     method = method_of(parameters)
     if not probe:

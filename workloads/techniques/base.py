@@ -162,8 +162,13 @@ class Training:
     loss: Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
     #: The loss of a micro-batch -> its gradients, added to those there are.
     backward: Callable[[torch.Tensor], None]
+    #: Called when all gradients of a step are there, as they are (without a scale), before
+    #: ``update`` applies them.
+    before_update: list[Callable[[], None]] = field(default_factory=list)
     #: Applies the gradients and clears them.
     update: Callable[[], None]
+    steps: int = 1  # optimizer steps of the job, warm-up included
+    max_gradient_norm: float | None = None  # to which gradients are clipped
     details: dict[str, str] = field(default_factory=dict)  # for the row
     layout: Layout = field(default_factory=lambda: Layout(rank=0, world_size=1))
     batch_size: int = 1  # samples of one card in one optimizer step

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from typing import Any, ClassVar
 
 from workloads.errors import BadConfiguration
+from workloads.finetuning_method import method_name
 from workloads.refusal import Asked, Refusal
 from workloads.settings import setting
 from workloads.techniques.base import Technique, Training
@@ -42,7 +43,7 @@ class Freezing(Technique):
     )
 
     def refusals(self, asked: Asked) -> Iterable[Refusal]:
-        method = asked.parameters["method"]
+        method = method_name(asked.parameters)
         if method in _WHOLE_MODEL:
             return
         for name in ("freeze_embeddings", "freeze_layers"):

@@ -225,6 +225,8 @@ def _training(
     rate = methods.learning_rate(method)
 
     def update() -> None:
+        for act in training.before_update:
+            act()
         training.optimizer.step()
         training.optimizer.zero_grad(set_to_none=True)
 
@@ -243,6 +245,7 @@ def _training(
         loss=loaded.base.task.function("loss"),
         backward=lambda loss: loss.backward(),
         update=update,
+        steps=request.measure.warmup + method.steps,
         enter_phase=context.enter_phase,
         ending=data.ending,
         details={
