@@ -24,7 +24,7 @@ _TECHNIQUES: dict[str, Any] = {
 }
 
 
-class _Parameters(MethodParameters, Seq2SeqParameters):
+class _Parameters(Seq2SeqParameters, MethodParameters):
     """The method's, and those of sequence-to-sequence models."""
 
 
