@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from workloads.generation.encoder_figures import METRICS
 from workloads.seq2seq_rules import refuse
 from workloads.seq2seq_settings import Seq2SeqParameters
 from workloads.tasks.base import TaskSpec
@@ -17,9 +18,10 @@ SPEC = TaskSpec(
         "encode": "workloads.training.pairs:encode",
         "collate": "workloads.training.pairs:collate",
         "loss": "workloads.training.losses:target_loss",
+        "generator": "workloads.generation.encoder_decoder:generator",
         "flops": "workloads.training.pairs:flops",
     },
-    metrics=LOSSES,
+    metrics=(*LOSSES, *METRICS),
     settings=frozenset(Seq2SeqParameters.model_fields),
     refuse=refuse,
     forward={"use_cache": False},
