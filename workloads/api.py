@@ -69,6 +69,7 @@ class Sample:
     backward_s: float | None = None
     optimizer_s: float | None = None
     communication_s: float | None = None  # not hidden behind the others
+    encoder_s: float | None = None  # of a generated batch: the encoder's pass; None: it has none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -44,6 +44,7 @@ class Observation:
     backward_s: float | None = None
     optimizer_s: float | None = None
     communication_s: float | None = None
+    encoder_s: float | None = None
 
 
 #: (repeat, batch) -> a function that says what the batch did.

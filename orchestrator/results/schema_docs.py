@@ -260,6 +260,7 @@ _NESTED: dict[str, _Entries] = {
         "backward_s": ("s", "of a training step: the backward pass"),
         "optimizer_s": ("s", "of a training step: the optimizer's update"),
         "communication_s": ("s", "of a training step: between cards, as far as it shows"),
+        "encoder_s": ("s", "of a generated batch: the encoder's pass; null without an encoder"),
     },
     "Item": {
         "index": ("", "position in the dataset"),

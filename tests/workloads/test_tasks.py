@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,7 +18,7 @@ from orchestrator.grid.reader import parse_grid
 from orchestrator.planning.planner import make_plan
 from workloads.engines import ENGINES
 from workloads.errors import BadConfiguration, Unsupported
-from workloads.models.catalog import EMBEDDED, checkpoint_kind, find_model
+from workloads.models.catalog import EMBEDDED, MADE, checkpoint_kind, find_model
 from workloads.models.checkpoint_kind import kind_of, kind_of_pipeline
 from workloads.registry import WORKLOADS, task_for
 from workloads.tasks import TASKS, task_of
@@ -73,19 +74,17 @@ def test_a_pipeline_is_told_by_its_index(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", EMBEDDED)
 def test_the_embedded_models_are_what_they_say(name: str) -> None:
-    """The table's kind is that of the files which are made from it, and some workload takes it."""
+    """The table's kind is that of the files which are made from it, and a workload takes it."""
     assert checkpoint_kind(name) == EMBEDDED[name]
     task = task_of(EMBEDDED[name])
-    assert task is not None
-    assert any(task.name in entry.tasks for entry in WORKLOADS.values())
+    assert task is not None and any(task.name in entry.tasks for entry in WORKLOADS.values())
 
 
-def test_the_embedded_kind_is_that_of_the_files() -> None:
-    """What the table says of models with random weights is what their config.json says."""
-    from workloads.models import tiny_bert, tiny_chatglm3
-
-    for made in (tiny_chatglm3, tiny_bert):
-        assert kind_of(made.config()) == EMBEDDED[made.NAME]
+@pytest.mark.parametrize("name", [name for name in MADE if not EMBEDDED[name].pipeline])
+def test_the_embedded_kind_is_that_of_the_files(name: str) -> None:
+    """What the table says of a model with random weights is what its config.json says."""
+    config = importlib.import_module(MADE[name]).config()
+    assert kind_of(config) == EMBEDDED[name] and config["random_weights"]
 
 
 def grid(model: str, workload: str, **more: Any) -> bytes:
@@ -98,7 +97,6 @@ def grid(model: str, workload: str, **more: Any) -> bytes:
     ("config", "name", "words"),
     [
         (BERT, "config.json", "it is a masked language model (BertForMaskedLM), and "),
-        (T5, "config.json", "it is a sequence-to-sequence model (T5ForConditionalGeneration), and"),
         (STABLE_DIFFUSION, "model_index.json", "it is a text-to-image pipeline"),
     ],
 )
@@ -114,6 +112,15 @@ def test_the_plan_refuses_a_model_of_another_kind(
     assert "takes a causal language model" in problem.message
     with pytest.raises(BadConfiguration, match="takes a causal language model"):
         task_for(workload, find_model(model))
+
+
+def test_a_pair_of_texts_is_nothing_to_verify(tmp_path: Path) -> None:
+    """A workload of causal models alone refuses one with an encoder, and names those that run."""
+    with pytest.raises(GridError) as found:
+        parse_grid(grid(write(tmp_path / "m", T5), "verification"), "g")
+    (problem,) = found.value.problems
+    assert "it is a sequence-to-sequence model (T5ForConditionalGeneration)" in problem.message
+    assert "finetuning" in problem.hint
 
 
 def test_the_workload_that_fits_is_named(tmp_path: Path) -> None:

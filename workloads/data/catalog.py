@@ -32,6 +32,9 @@ EMBEDDED_SYNTHETIC_COUNT = 1000
 #: How many articles the embedded synthetic corpus has.
 EMBEDDED_CORPUS_COUNT = 1500
 
+#: How many articles the embedded synthetic set of them has.
+EMBEDDED_ARTICLES_COUNT = 100
+
 #: The files of an AdvertiseGen directory, in the order in which they are merged.
 ADVERTISEGEN_FILES = ("train.json", "dev.json")
 
@@ -48,6 +51,7 @@ class Reading:
     columns: str = ""  # "": its shape is told by its first example
     split: str = "train"  # of a dataset of the hub
     revision: str = ""  # of a dataset of the hub; "": the newest
+    subset: str = ""  # of a dataset of the hub that has several; "": it has one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +99,14 @@ EMBEDDED: dict[str, DatasetEntry] = {
             synthetic=True,
             description=f"{EMBEDDED_CORPUS_COUNT} made-up English articles, some 370,000 tokens of "
             "tiny-bert, for pretraining",
+        ),
+        DatasetEntry(
+            name="cnn-dailymail-synthetic",
+            kind="embedded",
+            path=None,
+            synthetic=True,
+            description=f"{EMBEDDED_ARTICLES_COUNT} made-up English news articles with "
+            "highlights, of CNN/DailyMail's shape and lengths",
         ),
     )
 }
@@ -157,7 +169,7 @@ def load_dataset(name: str, reading: Reading | None = None) -> Dataset:
     found = (
         _records(entry.path)
         if entry.path is not None
-        else hub_records(name, reading.split, reading.revision)
+        else hub_records(name, reading.split, reading.revision, reading.subset)
     )
     examples, columns = _examples(found, name, reading)
     return Dataset(
@@ -223,6 +235,10 @@ def _embedded(name: str) -> list[Example]:
         from workloads.data.english_corpus import corpus
 
         return corpus(EMBEDDED_CORPUS_COUNT)
+    if name == "cnn-dailymail-synthetic":
+        from workloads.data.articles import article_examples
+
+        return article_examples(EMBEDDED_ARTICLES_COUNT)
     from workloads.data.english_prompts import PROMPTS
 
     return [Example(content=prompt) for prompt in PROMPTS]

@@ -23,17 +23,21 @@ from workloads.models.checkpoint_files import read_config, read_pipeline_index, 
 from workloads.models.checkpoint_kind import CheckpointKind, kind_of, kind_of_pipeline
 
 TINY, SMOLLM2 = "tiny-chatglm3", "smollm2-135m-instruct"
-TINY_BERT, MINILM = "tiny-bert", "all-minilm-l6-v2"
+TINY_BERT, MINILM, TINY_T5 = "tiny-bert", "all-minilm-l6-v2", "tiny-t5"
 EMBEDDED: dict[str, CheckpointKind] = {
     TINY: CheckpointKind(architecture="GlmForCausalLM", model_type="glm"),
     SMOLLM2: CheckpointKind(architecture="LlamaForCausalLM", model_type="llama"),
     TINY_BERT: CheckpointKind(architecture="BertForMaskedLM", model_type="bert"),
     MINILM: CheckpointKind(architecture="BertModel", model_type="bert"),
+    TINY_T5: CheckpointKind(
+        architecture="T5ForConditionalGeneration", model_type="t5", encoder_decoder=True
+    ),
 }
 #: Those with random weights, and the module that makes each.
 MADE: dict[str, str] = {
     TINY: "workloads.models.tiny_chatglm3",
     TINY_BERT: "workloads.models.tiny_bert",
+    TINY_T5: "workloads.models.tiny_t5",
 }
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")

@@ -8,6 +8,7 @@ hub snapshots are used where they lie, unless the engine wants ChatGLM3 in its o
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ __all__ = [
     "encode_prompt",
     "load_causal_model",
     "load_config",
+    "load_seq2seq_model",
     "load_tokenizer",
     "open_model",
 ]
@@ -31,7 +33,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSource:
-    """A model ready to load: ``AutoModelForCausalLM.from_pretrained(source.path, …)``."""
+    """A model ready to load: ``from_pretrained(source.path, …)`` of the task's class."""
 
     path: str
     tokenizer_path: str
@@ -118,8 +120,19 @@ def load_causal_model(source: ModelSource, **arguments: Any) -> Any:
     """
     from transformers import AutoModelForCausalLM
 
+    return _load(AutoModelForCausalLM, "a causal language model", source, arguments)
+
+
+def load_seq2seq_model(source: ModelSource, **arguments: Any) -> Any:
+    """The model, a sequence-to-sequence model, with its weights; see ``load_causal_model``."""
+    from transformers import AutoModelForSeq2SeqLM
+
+    return _load(AutoModelForSeq2SeqLM, "a sequence-to-sequence model", source, arguments)
+
+
+def _load(loader: Any, title: str, source: ModelSource, arguments: Mapping[str, Any]) -> Any:
     try:
-        return AutoModelForCausalLM.from_pretrained(
+        return loader.from_pretrained(
             source.path, trust_remote_code=source.remote_code, weights_only=True, **arguments
         )
     except OSError as error:
@@ -133,7 +146,7 @@ def load_causal_model(source: ModelSource, **arguments: Any) -> Any:
             raise Unsupported(f"this model has no attention '{asked}': {text}") from error
         if "Unrecognized configuration class" in text:
             raise BadConfiguration(
-                f"the model in {source.path} is not a causal language model: {text.splitlines()[0]}"
+                f"the model in {source.path} is not {title}: {text.splitlines()[0]}"
             ) from error
         raise
 

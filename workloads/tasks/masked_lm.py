@@ -20,7 +20,7 @@ SPEC = TaskSpec(
         "arrange": "workloads.training.chunks:arrange",
         "draw": "workloads.training.chunks:draw",
         "collate": "workloads.training.chunks:collate",
-        "loss": "workloads.training.losses:masked_token_loss",
+        "loss": "workloads.training.losses:target_loss",
     },
     metrics=LOSSES,
 )

@@ -29,8 +29,8 @@ from workloads.techniques.base import DataPlan, Loading, StepBatch, Technique, T
 from workloads.techniques.optimizers import state_bytes
 from workloads.training import adapters, methods
 from workloads.training.base_model import BaseModel, load_base
-from workloads.training.flops import train_flops_per_token
-from workloads.training.samples import Encoded, SampleFormat
+from workloads.training.flops import flops_per_token
+from workloads.training.samples import Encoded, Learnable, SampleFormat
 from workloads.training.step import Steps, batch_maker, plan_data
 from workloads.warmup import WarmupPlan, repeated_if_compiled
 from workloads.weights import held_bytes
@@ -90,7 +90,9 @@ def _run(request: Request, context: JobContext, ending: contextlib.ExitStack) ->
     # Ranks that share a batch drop out each its own; those that split matrices drop out together.
     seed = layout.data_rank
     context.device.seed(seed)
-    training, whole = _training(request, context, method, techniques, loaded, layout, data)
+    training, whole = _training(
+        request, context, method, techniques, loaded, layout, data, encoded.samples
+    )
     make = batch_maker(data, encoded.samples, layout.data_rank)
     steps = Steps(training, techniques, data, data.feed(make))
     for technique in techniques:
@@ -199,10 +201,15 @@ def _samples(
     count = max(method.samples, request.batch_size * layout.data_size)
     began = context.clock()
     encoded: Encoded = task.function("encode")(dataset.examples, count, form)
+    at_once = request.batch_size * layout.data_size
+    if len(encoded.samples) < at_once and not request.probe:
+        raise BadConfiguration(
+            f"{request.dataset} gives {len(encoded.samples)} samples, and one step takes {at_once} "
+            f"(batch_size {request.batch_size} on {layout.data_size} cards)"
+        )
     if request.probe:  # the longest samples decide whether a batch fits
         longest = sorted(encoded.samples, key=lambda sample: -sample.tokens)
-        longest = longest[: request.batch_size * layout.data_size]
-        encoded = dataclasses.replace(encoded, samples=longest)
+        encoded = dataclasses.replace(encoded, samples=longest[:at_once])
     return encoded, context.clock() - began, dataset
 
 
@@ -214,6 +221,7 @@ def _training(
     loaded: _Loaded,
     layout: Layout,
     data: DataPlan,
+    samples: Sequence[Learnable],
 ) -> tuple[Training, _Whole]:
     """The model with everything that the techniques do to it, and its optimizer."""
     import torch
@@ -257,7 +265,7 @@ def _training(
     if not training.trainable():
         raise BadConfiguration("nothing is left to train: everything is frozen")
     whole = _Whole(
-        flops_per_token=train_flops_per_token(training.model),
+        flops_per_token=flops_per_token(training.task, training.model, samples),
         trainable=sum(parameter.numel() for parameter in training.trainable()),
     )
     for technique in techniques:

@@ -33,19 +33,19 @@ def next_token_loss(
     )
 
 
-def masked_token_loss(
+def target_loss(
     logits: torch.Tensor, labels: torch.Tensor, kept: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Cross entropy of each token that was masked, summed, in float32.
+    """Cross entropy of each labelled position, summed, in float32: nothing is shifted here, since a
+    decoder was given its target one place later, and a masked word is predicted where it stands.
 
     Args:
         logits: [rows, positions, vocabulary].
-        labels: [rows, positions]; -100 where nothing is learned.
-        kept: must be None: which positions are masked differs from row to row.
+        labels: [rows, positions].
+        kept: not used; the logits are of all positions.
     """
     import torch
 
-    assert kept is None
     return torch.nn.functional.cross_entropy(
         logits.flatten(0, 1).float(),
         labels.flatten(),

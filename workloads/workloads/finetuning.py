@@ -9,18 +9,24 @@ from __future__ import annotations
 from workloads.finetuning_method import MethodParameters
 from workloads.finetuning_rules import refuse
 from workloads.metrics import SAMPLES
+from workloads.seq2seq_settings import Seq2SeqParameters
 from workloads.techniques import with_techniques
 from workloads.workloads.base import WorkloadSpec
 
-TASKS = ("causal-lm",)
+TASKS = ("causal-lm", "seq2seq-lm")
 
-FinetuningParameters = with_techniques("FinetuningParameters", MethodParameters, TASKS)
+
+class _Parameters(Seq2SeqParameters, MethodParameters):
+    """Fine-tuning of a language model, by a method and with techniques."""
+
+
+FinetuningParameters = with_techniques("FinetuningParameters", _Parameters, TASKS)
 
 SPEC = WorkloadSpec(
     name="finetuning",
     function="workloads.finetuning:run",
     parameters=FinetuningParameters,
-    summary="Fine-tuning of a causal language model by method and technique: samples/s, loss.",
+    summary="Fine-tuning of a language model by method and technique: samples/s, loss.",
     ability="train",
     tasks=TASKS,
     throughput=SAMPLES,
