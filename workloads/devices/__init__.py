@@ -176,7 +176,7 @@ class DeviceSpec:
             object.__setattr__(self, "torch_type", self.name)
 
     def answers_to(self, word: str) -> bool:
-        """Tell if somebody may mean this kind of card: its software, its maker, or a card's name."""
+        """Tell if a word may mean this kind of card: its software, its maker, or one card."""
         word = word.casefold()
         own = {self.name, self.torch_type, self.title.casefold()}
         cards = {
