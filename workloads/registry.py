@@ -78,7 +78,8 @@ def _model_refusals(spec: WorkloadSpec, asked: Asked) -> Iterator[Refusal]:
     task = task_of(kind) if kind is not None else None
     if kind is None or task is None or task.name in spec.tasks:
         return  # or it cannot be told: the job itself will look
-    fitting = [other.name for other in WORKLOADS.values() if task.name in other.tasks]
+    others = [other for other in WORKLOADS.values() if not other.implied]
+    fitting = [other.name for other in others if task.name in other.tasks]
     yield Refusal(
         setting="model",
         reason=f"it is {task.title} ({kind.architecture}), and {spec.name} takes "

@@ -15,7 +15,7 @@ import pytest
 
 from orchestrator.cli import main
 from orchestrator.errors import GridError
-from orchestrator.grid.reader import load_grid
+from orchestrator.grid.reader import load_grid, parse_grid
 from orchestrator.runtime.grid_plan import planned_nodes
 
 TOP = "name: g\ndefaults: {workload: text-generation, model: tiny-chatglm3}\nexperiments:\n"
@@ -213,6 +213,34 @@ def test_bad_input_is_refused_where_it_stands(
     assert message in problem.message
     assert hint in problem.hint
     assert len(caught.value.problems) == 1
+
+
+@pytest.mark.parametrize(
+    ("defaults", "blocks", "unknown"),
+    [
+        ("workload: text-generation, output_tokens: 5", ["{name: e}"], []),
+        ("workload: text-generation, rank: 5", ["{name: e}"], ["rank"]),
+        (
+            "workload: text-generation, rank: 5, output_tokens: 1",
+            ["{name: e}", "{name: f, workload: finetuning}"],
+            [],
+        ),
+        ("output_tokens: 5, rank: 5, precison: bf16", ["{name: e}"], ["precison"]),
+        ("workload: 1, rank: 5, precision: bf16", ["{name: e}"], []),
+    ],
+)
+def test_defaults_may_name_a_setting_of_any_workload_of_the_file(
+    defaults: str, blocks: list[str], unknown: list[str]
+) -> None:
+    """A job's fields always; where the file names no workload, settings of all that there are."""
+    text = f"name: g\ndefaults: {{model: tiny-chatglm3, {defaults}}}\nexperiments:\n"
+    try:
+        parse_grid((text + "".join(f"  - {each}\n" for each in blocks)).encode(), "g")
+        problems = ()
+    except GridError as error:
+        problems = error.problems
+    found = [p.path for p in problems if p.path.startswith("defaults.") and "unknown" in p.message]
+    assert found == [f"defaults.{name}" for name in unknown], problems
 
 
 def test_all_problems_come_at_once_in_the_order_of_the_file(

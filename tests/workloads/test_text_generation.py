@@ -16,10 +16,11 @@ from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from workloads import text_generation
+from workloads import precision, text_generation
 from workloads.api import MeasureSettings
 from workloads.engines.base import Generated
 from workloads.errors import BadConfiguration, DataMissing, Unsupported
+from workloads.tasks.base import TaskSpec
 from workloads.text_generation import bring_to_length, count_output_tokens, share_of_rank
 from workloads.workloads.text_generation import TextGenerationParameters
 
@@ -54,6 +55,28 @@ def alone(dataset: str) -> dict[int, tuple[int, int, str]]:
         count = next((n + 1 for n, token in enumerate(new) if token in ends), len(new))
         found[index] = (len(ids), count, tokenizer.decode(new[:count], skip_special_tokens=True))
     return found
+
+
+@pytest.mark.parametrize("quantized", [False, True])
+def test_a_library_that_quantizes_while_it_loads_is_told_the_card(
+    dataset: str, monkeypatch: pytest.MonkeyPatch, quantized: bool
+) -> None:
+    """bitsandbytes has to have the weights on the card when it packs them; all others are moved
+    there once they are loaded."""
+    given: dict[str, Any] = {}
+
+    def load(source: Any, **arguments: Any) -> Any:
+        given.update(arguments)
+        raise DataMissing("asked enough")
+
+    arguments = {"quantization_config": "four bits"} if quantized else {"dtype": "float32"}
+    monkeypatch.setattr(precision, "loading_arguments", lambda *_: dict(arguments))
+    monkeypatch.setattr(TaskSpec, "function", lambda *_: load)
+    with pytest.raises(DataMissing, match="asked enough"):
+        Worker().run(dataset)
+    device_map = {"": Worker().context().device.torch_device} if quantized else None
+    assert given.pop("device_map", None) == device_map
+    assert given == arguments | {"attn_implementation": "sdpa"}
 
 
 @pytest.mark.parametrize("batch_size", range(1, 9))
