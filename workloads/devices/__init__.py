@@ -178,7 +178,7 @@ class DeviceSpec:
     def answers_to(self, word: str) -> bool:
         """Tell if a word may mean this kind of card: its software, its maker, or one card."""
         word = word.casefold()
-        own = {self.name, self.torch_type, self.title.casefold()}
+        own = {self.name, self.torch_type, self.title.casefold(), self.accelerator.casefold()}
         cards = {
             part for _, sheet in self.data_sheets for part in re.split(r"\W+", sheet.casefold())
         }
