@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ examples:
 
 #: The work that most first grids ask for, where the model allows it.
 _USUAL = "text-generation"
+_PRECISION = re.compile(r"\.precision\[(\d+)\]$")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -51,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
         StoreError: the file is there, or cannot be written.
     """
     from orchestrator.domain.job_fields import FIELDS
-    from orchestrator.errors import StoreError
+    from orchestrator.errors import GridError, StoreError
     from orchestrator.grid.first import first_grid
     from orchestrator.grid.reader import parse_grid
     from workloads.precision import PRECISIONS, support
@@ -70,14 +72,23 @@ def run(args: argparse.Namespace) -> int:
     precisions = [
         each for each in PRECISIONS if support(each, device.name, spec.default_engine).supported
     ]
-    text = first_grid(
-        fields,
-        precisions=precisions,
-        others=[each for each in fitting if each != workload],
-        settings=spec.declared(spec.default_engine),
-        file=str(args.file),
-    )
-    parse_grid(text.encode(), str(args.file))
+    while True:
+        text = first_grid(
+            fields,
+            precisions=precisions,
+            others=[each for each in fitting if each != workload],
+            settings=spec.declared(spec.default_engine),
+            file=str(args.file),
+        )
+        try:
+            parse_grid(text.encode(), str(args.file))
+            break
+        except GridError as error:  # some precisions are nothing for this workload
+            refused = {_PRECISION.search(problem.path) for problem in error.problems}
+            if None in refused or len(refused) == len(precisions):
+                raise
+            places = {int(found[1]) for found in refused if found is not None}
+            precisions = [each for place, each in enumerate(precisions) if place not in places]
     try:
         with args.file.open("w" if args.force else "x", encoding="utf-8") as file:
             file.write(text)
