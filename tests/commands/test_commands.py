@@ -303,7 +303,7 @@ WRONG: list[tuple[list[str], int, str]] = [
     (
         ["plan", "."],
         2,
-        "not an ordinary file\n    grids that come with Nightgrid lie in grids/",
+        "not an ordinary file\n    grids that come with Nightgrid: chatglm3-finetune, ",
     ),
     (["plan", "grid.yaml", "--adress", "x"], 2, "plan: error: unrecognized arguments: --adress x"),
     (["schema", "rows"], 2, "argument {grid,results,precisions}: invalid choice: 'rows'"),
