@@ -1,4 +1,4 @@
-"""What came out of each prompt, by repeat: kept while it may still be the row's, then told.
+"""The texts that came out of prompts, by repeat: kept while a row may be of them, then told.
 
 Turning ids back into text is no part of a timed repeat. It is done once at the end, for every
 text of the repeat that the row is of, and timed by itself (``detokenization_s``), as tokenizing is.
