@@ -78,10 +78,15 @@ SPEC = EngineSpec(
     abilities={
         "generate": Ability(
             function="workloads.engines.gaudi.generation:load",
+            tasks=("causal-lm",),
             refuse=_refuse_generation,
             settings=GaudiSettings,
         ),
-        "train": Ability(function="workloads.engines.gaudi.training:run", refuse=_refuse_training),
+        "train": Ability(
+            function="workloads.engines.gaudi.training:run",
+            tasks=("causal-lm",),
+            refuse=_refuse_training,
+        ),
         "calibrate": Ability(function="workloads.engines.gaudi.calibration:run"),
     },
     install="pip install 'nightgrid[hpu]' -c constraints-hpu.txt",

@@ -23,13 +23,14 @@ from workloads.errors import BadConfiguration
 from workloads.finetuning_method import MethodParameters, method_for
 from workloads.measure import Measured, instruments_of, measure
 from workloads.parallel.layout import Layout, tensor_size
+from workloads.tasks.base import TaskSpec
 from workloads.techniques import chosen
 from workloads.techniques.base import DataPlan, Loading, StepBatch, Technique, Training
 from workloads.techniques.optimizers import state_bytes
 from workloads.training import adapters, methods
 from workloads.training.base_model import BaseModel, load_base
 from workloads.training.flops import train_flops_per_token
-from workloads.training.samples import TrainingSample
+from workloads.training.samples import Encoded, SampleFormat
 from workloads.training.step import Steps, batch_maker, plan_data
 from workloads.warmup import WarmupPlan, repeated_if_compiled
 from workloads.weights import held_bytes
@@ -78,20 +79,16 @@ def _run(request: Request, context: JobContext, ending: contextlib.ExitStack) ->
         world_size=context.world_size,
         tensor=tensor_size(parameters, context.world_size),
     )
-    samples, tokenization_s, dataset = _samples(request, context, method, loaded.base, layout)
-    data = plan_data(
-        context.device,
-        loaded.base.pad_token_id,
-        method.max_length,
-        request.batch_size,
-        layout,
-        loaded.base.task,
+    form = loaded.base.format(request.parameters)
+    encoded, tokenization_s, dataset = _samples(
+        request, context, method, loaded.base.task, form, layout
     )
+    data = plan_data(context.device, form, request.batch_size, layout, loaded.base.task)
     data.ending = ending
     for technique in techniques:
         technique.on_data(data)
     training, whole = _training(request, context, method, techniques, loaded, layout, data)
-    make = batch_maker(data, samples, layout.data_rank)
+    make = batch_maker(data, encoded.samples, layout.data_rank)
     steps = Steps(training, techniques, data, data.feed(make))
     for technique in techniques:
         technique.before_steps(training, lambda step: steps.rehearse(make(step)))
@@ -108,6 +105,7 @@ def _run(request: Request, context: JobContext, ending: contextlib.ExitStack) ->
         **loaded.details,
         **data.details,
         "learned": dataset.learned,
+        **encoded.details,
         **training.details,
         "optimizer_state_bytes": str(state_bytes(training.optimizer)),
         **measured.details,
@@ -188,24 +186,20 @@ def _samples(
     request: Request,
     context: JobContext,
     method: MethodParameters,
-    base: BaseModel,
+    task: TaskSpec,
+    form: SampleFormat,
     layout: Layout,
-) -> tuple[list[TrainingSample], float, Dataset]:
+) -> tuple[Encoded, float, Dataset]:
     """All samples, how long tokenizing them took, and the dataset."""
-    room = base.context_length
-    if room is not None and method.max_length > room:
-        raise BadConfiguration(
-            f"max_length is {method.max_length}, the model was made for {room} positions"
-        )
     dataset = load_dataset(request.dataset, method.reading())
     count = max(method.samples, request.batch_size * layout.data_size)
     began = context.clock()
-    encode = base.task.function("encode")
-    samples = encode(dataset.examples, count, base.tokenizer, base.source, method.max_length)
+    encoded: Encoded = task.function("encode")(dataset.examples, count, form)
     if request.probe:  # the longest samples decide whether a batch fits
-        samples = sorted(samples, key=lambda sample: -len(sample.ids))
-        samples = samples[: request.batch_size * layout.data_size]
-    return samples, context.clock() - began, dataset
+        longest = sorted(encoded.samples, key=lambda sample: -sample.tokens)
+        longest = longest[: request.batch_size * layout.data_size]
+        encoded = dataclasses.replace(encoded, samples=longest)
+    return encoded, context.clock() - began, dataset
 
 
 def _training(
