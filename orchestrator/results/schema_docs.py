@@ -213,6 +213,10 @@ _COLUMNS: _Entries = {
         "s",
         "time to tokenize all prompts or training samples, before timing",
     ),
+    "detokenization_s": (
+        "s",
+        "time to turn all generated texts of a repeat from ids into text, after timing",
+    ),
     "baseline_host_memory_bytes": ("bytes", "resident in the worker after imports, before a model"),
     "peak_host_memory_bytes": ("bytes", "largest resident memory of a worker"),
     "peak_device_memory_bytes": ("bytes", "largest memory allocated on a card"),
@@ -268,6 +272,7 @@ _NESTED: dict[str, _Entries] = {
         "latency_s": ("s", "from the start of the batch to this prompt's last token"),
         "ttft_s": ("s", "time to first token"),
         "output_text": ("", "the answer itself, kept for the first few prompts"),
+        "output_ids": ("", "its tokens as they were counted, kept with the text"),
     },
 }
 
