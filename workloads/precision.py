@@ -76,7 +76,7 @@ def support(precision: str, device: str, engine: str = "") -> Support:
     if precision not in PRECISIONS:
         raise BadConfiguration(f"no precision '{precision}'. There is: {', '.join(PRECISIONS)}.")
     entry = _declared(precision, device, engine)
-    others = [] if entry.supported else _engines_that_do(precision, device)
+    others = [] if entry.supported else _engines_that_do(precision, device, engine)
     if not others:
         return entry
     plural = "s" if len(others) > 1 else ""
@@ -91,8 +91,12 @@ def _declared(precision: str, device: str, engine: str) -> Support:
     return own or device_spec(device).precision(precision)
 
 
-def _engines_that_do(precision: str, device: str) -> list[str]:
-    """The engines that generate in a precision on a device, the default first."""
+def _engines_that_do(precision: str, device: str, engine: str) -> list[str]:
+    """The engines that generate in a precision on a device, the default first; none beside an
+    engine that does not generate."""
+    asked = ENGINES.get(engine)
+    if asked is not None and "generate" not in asked.abilities:
+        return []
     return [
         spec.name
         for spec in sorted(ENGINES.known(), key=lambda spec: not spec.default)
