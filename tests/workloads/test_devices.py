@@ -140,6 +140,26 @@ TEXTS = [
     ),
     (
         "hpu",
+        RuntimeError(
+            "[Rank:0] FATAL ERROR :: MODULE:PT_SYNHELPER workspace Allocation of size ::21474836480 "
+            "failed!"
+        ),
+        errors.OutOfMemory,
+    ),
+    (
+        "hpu",
+        RuntimeError("Graph creation failed. synStatus=synStatus 1 [Invalid argument]. "),
+        errors.CompileFailed,
+    ),
+    (
+        "hpu",
+        RuntimeError("Graph duplication failed. synStatus=synStatus 26 [Generic failure]. "),
+        errors.CompileFailed,
+    ),
+    ("hpu", RuntimeError("Comm Init Rank Error"), errors.CollectiveFailed),
+    ("hpu", RuntimeError("Get HCCL UniqueId Error"), errors.CollectiveFailed),
+    (
+        "hpu",
         RuntimeError("collective nonSFG is not supported during hpu graph capturing"),
         errors.CollectiveFailed,
     ),

@@ -41,18 +41,29 @@ _ERRORS: tuple[Texts, ...] = (
             "module:pt_devmem allocation failed",
             "allocation failed for size::",
             "oom: no enough memory for defragment",
+            "workspace allocation of size ::",  # of a graph, usual with large batches
         ),
     ),
     (
         CompileFailed,
         (
             "graph compile failed",
+            "graph creation failed",
+            "graph duplication failed",  # after very many shapes
             "syngraphcompile",
             "synnodecreatewithid failed",
             "module:pt_lazy error",
         ),
     ),
-    (CollectiveFailed, ("hccl", "collective call returned error", "collective nonsfg")),
+    (
+        CollectiveFailed,
+        (
+            "hccl",
+            "comm init rank error",
+            "collective call returned error",
+            "collective nonsfg",
+        ),
+    ),
 )
 
 
