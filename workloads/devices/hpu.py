@@ -85,6 +85,8 @@ def _variables(process: CardProcess) -> dict[str, str]:
         "PT_HPU_LAZY_MODE": "1" if lazy else "0",
         "PT_HPU_ENABLE_CACHE_METRICS": "1",  # hits and misses of the recipe cache
     }
+    if process.kind.endswith("compile"):
+        variables["PT_ENABLE_INT64_SUPPORT"] = "1"  # as optimum-habana's own tests compile
     if lazy:  # on by default, it keeps every parameter that was ever moved to the card
         variables["PT_HPU_WEIGHT_SHARING"] = "0"
     if lazy and process.cards > 1:  # else "collective nonSFG is not supported" in captured graphs
