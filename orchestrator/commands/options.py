@@ -35,6 +35,17 @@ def add_set_argument(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_priority_argument(parser: argparse.ArgumentParser) -> None:
+    """``--priority N``: the place in a cluster's queue of runs."""
+    parser.add_argument(
+        "--priority",
+        metavar="N",
+        type=int,
+        default=0,
+        help="on a busy cluster, go before waiting runs of a lower one (default: 0; may be below)",
+    )
+
+
 def add_runs_argument(parser: argparse.ArgumentParser) -> None:
     """``--run NAME``, any number of times, as ``run_names``."""
     parser.add_argument(

@@ -37,6 +37,15 @@ class NodeLeft:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CardsHeld:
+    """Nodes that are there and have no card for this run, since somebody else has them: all of
+    them, none once they are ours or gone."""
+
+    at: float
+    nodes: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerReady:
     """A worker has started and can take an attempt."""
 
@@ -103,6 +112,7 @@ class ClockSet:
 Event = (
     NodeJoined
     | NodeLeft
+    | CardsHeld
     | WorkerReady
     | WorkerStopped
     | WorkerOverdue

@@ -158,6 +158,7 @@ def _check_models(grid: Grid, named: Sequence[str]) -> None:
 def _session(options: RunOptions, grid: Grid) -> contextlib.AbstractContextManager[Session]:
     from orchestrator.errors import ClusterError
     from orchestrator.runtime import session
+    from orchestrator.scheduling.run_queue import QueueOptions
 
     kinds = grid.accelerators()
     if options.emulate is not None and (options.address or options.in_process):
@@ -166,7 +167,13 @@ def _session(options: RunOptions, grid: Grid) -> contextlib.AbstractContextManag
         return session.in_process_session(kinds)
     if options.emulate is not None:
         return session.emulated_session(options.emulate, kinds, options.card_memory_bytes)
-    return session.cluster_session(options.address, kinds)
+    charge = options.charge
+    place = QueueOptions(
+        priority=options.priority,
+        since=charge.began if charge is not None else time.time(),
+        supervised=charge is not None,
+    )
+    return session.cluster_session(options.address, kinds, place)
 
 
 def _again(options: RunOptions) -> bool:
@@ -371,6 +378,7 @@ def _drive(
             view=CleanView(view),
             publish=session.publish,
             trouble=lambda: getattr(executor, "trouble", ""),
+            waiting=lambda: getattr(executor, "waiting", ""),
             write_status=lambda text: store.write_file(paths.STATUS, redact(text, os.environ)),
             passports=PassportBook(store, time.time) if options.passports else None,
             # In this very process a watchdog could end nothing but the whole run.

@@ -19,6 +19,7 @@ from math import inf
 from orchestrator.domain.attempt import Attempt, Outcome
 from orchestrator.domain.events import (
     AttemptEnded,
+    CardsHeld,
     ClockSet,
     Command,
     Event,
@@ -168,6 +169,9 @@ class Schedule:
             yield from self._node_joined(event)
         elif isinstance(event, NodeLeft):
             yield from self._node_left(event.node_id, event.reason)
+        elif isinstance(event, CardsHeld):
+            for pool in self.pools.values():
+                pool.others_hold(event.nodes)
         elif isinstance(event, StopRequested):
             again = self._ledger.stopping != ""
             yield from self._stops.stop_run(

@@ -253,6 +253,7 @@ TIME_OF_DAY = {
         "forecast_of": "how far a deadline is away",
     },
     "orchestrator/runtime/run.py": {
+        "_session": "when a run came to a cluster's queue, which runs on several hosts share",
         "_deadline": "how much of the time until a deadline is the reserve",
         "_drive": "when the passport of a card was taken",
         "_drive.to_measurement": "when a row was recorded",
