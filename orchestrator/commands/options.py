@@ -22,6 +22,24 @@ def add_results_argument(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_place_arguments(parser: argparse.ArgumentParser) -> None:
+    """``--address`` of a cluster, and ``--results`` here or there; see ``results_here``."""
+    parser.add_argument(
+        "--address", metavar="URL", help="the cluster's dashboard, http://HEAD:8265"
+    )
+    parser.add_argument(
+        "--results",
+        metavar="DIR",
+        help="where runs lie: here, or with --address on the cluster's head (default: "
+        "$NIGHTGRID_RESULTS, else ./results; with --address as the run was sent)",
+    )
+
+
+def results_here(args: argparse.Namespace) -> Path:
+    """The results directory of a command without ``--address``."""
+    return Path(args.results) if args.results else default_results_dir()
+
+
 def add_set_argument(parser: argparse.ArgumentParser) -> None:
     """``--set PATH=VALUE``, any number of times, as ``overrides``."""
     parser.add_argument(

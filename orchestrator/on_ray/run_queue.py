@@ -34,7 +34,7 @@ _TIMEOUT_S = 10
 _JOBS_NAMESPACE, _JOB_PREFIX = b"job", b"_ray_internal_job_info_"
 _JOB_CONFIG = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 #: Metadata of a submitted run (``submission.py``).
-MADE_BY, KINDS, PRIORITY = "made_by", "kinds", "priority"
+MADE_BY, RUN, RESULTS, KINDS, PRIORITY = "made_by", "run", "results", "kinds", "priority"
 
 
 class RunQueue:
@@ -201,7 +201,7 @@ def submitted_ticket(submission: str, job: Mapping[str, Any]) -> Ticket | None:
     if not known or job.get("status") not in ("PENDING", "RUNNING"):
         return None
     return Ticket(
-        run=str(metadata.get("run", submission)),
+        run=str(metadata.get(RUN, submission)),
         run_id=submission,
         host="its way to the cluster",
         kinds=tuple(str(metadata[KINDS]).split(",")),

@@ -84,6 +84,7 @@ class Driver:
     publish: Callable[[RunStatus], object] = lambda _: None  # to whoever monitors the cluster
     trouble: Callable[[], str] = lambda: ""  # what is wrong with the cluster, while work goes on
     waiting: Callable[[], str] = lambda: ""  # whose cards the run waits for, while it has none
+    asked_to_stop: Callable[[], tuple[int, str]] = lambda: (0, "")  # how often, and by whom
     passports: PassportBook | None = None  # None: cards have none in this run
     watchdog: Watchdog | None = None  # None: the executor cannot end what hangs
     stop: StopSignal = field(default_factory=StopSignal)
@@ -94,6 +95,7 @@ class Driver:
     patience_s: float = 120.0  # with an executor or a disk that keeps failing
     _wakes: list[float] = field(default_factory=list)
     _stops_seen: int = 0
+    _asked: int = 0  # of the requests of ``asked_to_stop``, those that were passed on
     _late: list[Event] = field(default_factory=list)  # what came up while showing
     _refused_stops: list[StopWorker] = field(default_factory=list)  # to be tried again
     _next_status_at: float = 0.0
@@ -307,6 +309,11 @@ class Driver:
         self._rows.write()  # a terminal or a file system may take its time
         self._tell_trouble()
         self._tell_waiting(now)
+        count, by = self.asked_to_stop()
+        while self._asked < count:
+            self._asked += 1
+            if self.stop.requests < count:  # a third would end the loop as it is
+                self.stop.request(f"asked to stop by {by}")
         progress, telemetry = {}, {}
         with contextlib.suppress(Exception):  # for the eyes only; events tell what matters
             progress = dict(self.executor.progress())

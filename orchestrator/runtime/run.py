@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from orchestrator.results.store import Store
     from orchestrator.runtime.driver import DriveResult
     from orchestrator.runtime.session import Session
+    from orchestrator.runtime.status import RunStatus
     from orchestrator.worker.leftovers import Owner
 
 Say = Callable[[str], None]
@@ -78,6 +79,7 @@ def run_grid(
         ClusterError: there are no usable cards.
         StoreError: results cannot be read or written, or another driver holds the run.
     """
+    from orchestrator.results.stop_file import forget_requests
     from orchestrator.results.store import Store
     from workloads.models import remote_code
 
@@ -96,6 +98,8 @@ def run_grid(
         plan_run(options, grid, session, store)  # refused here, nothing is created
         with store, owner_of(store).marks_this_process():
             _tell(options, drives=True)
+            if not _again(options):
+                forget_requests(store.path)  # those for drivers that have ended
             # Once more under the lock: another driver may just have finished the same run.
             plan = plan_run(options, grid, session, store)
             deadline = _deadline(options, plan)
@@ -107,6 +111,7 @@ def run_grid(
                 paths.OPTIONS, kept_options(options, seed, cards_by_kind(session.nodes))
             )
             result = _drive(options, session, plan, store, deadline, seed, say)
+            forget_requests(store.path)
             states = final_states(plan, store.history()) if result.finished else {}
     return RunOutcome(store=store, plan=plan, result=result, states=states)
 
@@ -315,6 +320,7 @@ def _drive(
     from orchestrator.planning.planner import estimator_for
     from orchestrator.results.derive import measurement_of
     from orchestrator.results.notes import Notes
+    from orchestrator.results.stop_file import requested
     from orchestrator.runtime.board import Board
     from orchestrator.runtime.clean_output import CleanView, clean_row
     from orchestrator.runtime.driver import Driver
@@ -343,6 +349,11 @@ def _drive(
         )
         return clean_row(row)
 
+    def publish(status: RunStatus) -> None:
+        if status.counts.get(State.SUCCEEDED):
+            _tell(options, succeeded=True)  # should this driver die, the next one's breaker rests
+        session.publish(status)
+
     # Signals are ours once the executor is open (Ray sets handlers of its own) and stay so until
     # it is closed: an impatient Ctrl-C must not leave processes behind.
     with contextlib.ExitStack() as signals, contextlib.ExitStack() as stack:
@@ -354,7 +365,11 @@ def _drive(
         stop = signals.enter_context(StopSignal().on_signals())
         view = stack.enter_context(contextlib.closing(open_view(quiet=options.quiet)))
         history = history_of(store)
-        settings = ScheduleSettings(seed=seed, passports=options.passports)
+        settings = ScheduleSettings(
+            seed=seed,
+            passports=options.passports,
+            succeeded_before=options.charge is not None and options.charge.succeeded,
+        )
         if deadline is not None:
             until, stop_s = deadline.work_until, deadline.stop_s
             settings = replace(
@@ -376,9 +391,10 @@ def _drive(
             notes=Notes(run=store.run, invocation_id=owner.invocation_id, provenance=origin),
             board=board,
             view=CleanView(view),
-            publish=session.publish,
+            publish=publish,
             trouble=lambda: getattr(executor, "trouble", ""),
             waiting=lambda: getattr(executor, "waiting", ""),
+            asked_to_stop=lambda: requested(store.path),
             write_status=lambda text: store.write_file(paths.STATUS, redact(text, os.environ)),
             passports=PassportBook(store, time.time) if options.passports else None,
             # In this very process a watchdog could end nothing but the whole run.
