@@ -100,6 +100,15 @@ class MethodParameters(TrainingParameters):
         description="Linear layers that get an adapter: names separated by commas, or all-linear. "
         "Left out: the attention's inputs (query, key, value).",
     )
+    held_out: int = setting(
+        0,
+        role="work",
+        ge=0,
+        le=100_000,
+        description="Examples that are not trained on, the last of the dataset. After the last "
+        "step the loss on their answers is measured (held_out_loss), the same way for every "
+        "technique.",
+    )
     save_adapter: str | None = setting(
         None,
         role="neutral",

@@ -83,7 +83,8 @@ def _model_refusals(spec: WorkloadSpec, asked: Asked) -> Iterator[Refusal]:
     if task.name in spec.tasks:
         yield from _task_refusals(spec, asked, task, kind)
         return
-    fitting = [other.name for other in WORKLOADS.values() if task.name in other.tasks]
+    others = [other for other in WORKLOADS.values() if not other.implied]
+    fitting = [other.name for other in others if task.name in other.tasks]
     yield Refusal(
         setting="model",
         reason=f"it is {task.title} ({kind.architecture}), and {spec.name} takes "

@@ -16,4 +16,12 @@ LOSSES = (
         description="Loss on the first batch after the last step.",
         better="lower",
     ),
+    Metric(
+        name="held_out_loss",
+        title="held-out loss",
+        description="Mean loss of the learned tokens of examples that are not trained on, after "
+        "the last step (`held_out`).",
+        better="lower",
+        beside_speed=True,
+    ),
 )

@@ -63,6 +63,8 @@ def _refuse_training(asked: Asked) -> Iterator[Refusal]:
         yield refusal("method", f"LoRA, not {method.method}")
     if asked.cards > 1:
         yield refusal("cards", "on one card")
+    if method.held_out:
+        yield refusal("held_out", "without a loss on examples that are held out")
     for kind in all_techniques():
         for name, field in kind.model_fields.items():
             if asked.parameters.get(name, field.default) != field.default:
@@ -120,5 +122,6 @@ SPEC = EngineSpec(
         ),
     },
     calibrations={"fp8": "fp8-calibration"},
+    calibrated_apart=True,  # inference mode and the compressor's settings stay in a process
     warmup_passes=3,  # a shape is compiled, captured and replayed
 )

@@ -64,7 +64,7 @@ def open_model(name: str, *, layout: Layout = "native", weights: bool = True) ->
         path = (
             Path(entry.location)
             if entry.location != entry.name
-            else hub.download(entry.name, with_code=own_code)
+            else hub.download(entry.name, with_code=own_code, pipeline=entry.checkpoint.pipeline)
         )
     elif entry.name in MADE:
         maker = importlib.import_module(MADE[entry.name])
@@ -76,10 +76,13 @@ def open_model(name: str, *, layout: Layout = "native", weights: bool = True) ->
 
         file = Path(entry.location)
         path = cached_directory(smollm2.cache_key(file), lambda to: smollm2.build(file, to))
-    path = layouts.in_layout(path, layout)
+    tokenizer_path = path
+    if not entry.checkpoint.pipeline:
+        path = layouts.in_layout(path, layout)
+        tokenizer_path = layouts.tokenizer_directory(path)
     return ModelSource(
         path=str(path),
-        tokenizer_path=str(layouts.tokenizer_directory(path)),
+        tokenizer_path=str(tokenizer_path),
         random_weights=entry.random_weights,
         entry=entry,
         remote_code=own_code,

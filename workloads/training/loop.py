@@ -27,7 +27,7 @@ from workloads.tasks.base import TaskSpec
 from workloads.techniques import chosen
 from workloads.techniques.base import DataPlan, Loading, StepBatch, Technique, Training
 from workloads.techniques.optimizers import state_bytes
-from workloads.training import adapters, methods
+from workloads.training import adapters, held_out, methods
 from workloads.training.base_model import BaseModel, load_base
 from workloads.training.flops import flops_per_token
 from workloads.training.samples import Encoded, Learnable, SampleFormat
@@ -47,6 +47,16 @@ class _Loaded:
     details: dict[str, str]  # of what was loaded, for the row
     load_s: float
     baseline_host_memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Samples:
+    """Samples of a dataset, and how long tokenizing those took that are trained on."""
+
+    encoded: Encoded
+    held_out: Sequence[Learnable]
+    tokenization_s: float
+    dataset: Dataset
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,9 +90,7 @@ def _run(request: Request, context: JobContext, ending: contextlib.ExitStack) ->
         tensor=tensor_size(parameters, context.world_size),
     )
     form = loaded.base.format(request.parameters)
-    encoded, tokenization_s, dataset = _samples(
-        request, context, method, loaded.base.task, form, layout
-    )
+    source = _samples(request, context, method, loaded.base.task, form, layout)
     data = plan_data(context.device, form, request.batch_size, layout, loaded.base.task)
     data.ending = ending
     for technique in techniques:
@@ -91,9 +99,9 @@ def _run(request: Request, context: JobContext, ending: contextlib.ExitStack) ->
     seed = layout.data_rank
     context.device.seed(seed)
     training, whole = _training(
-        request, context, method, techniques, loaded, layout, data, encoded.samples
+        request, context, method, techniques, loaded, layout, data, source.encoded.samples
     )
-    make = batch_maker(data, encoded.samples, layout.data_rank)
+    make = batch_maker(data, source.encoded.samples, layout.data_rank)
     steps = Steps(training, techniques, data, data.feed(make))
     for technique in techniques:
         technique.before_steps(training, lambda step: steps.rehearse(make(step)))
@@ -109,8 +117,8 @@ def _run(request: Request, context: JobContext, ending: contextlib.ExitStack) ->
     details = {
         **loaded.details,
         **data.details,
-        "learned": dataset.learned,
-        **encoded.details,
+        "learned": source.dataset.learned,
+        **source.encoded.details,
         **training.details,
         "optimizer_state_bytes": str(state_bytes(training.optimizer)),
         **measured.details,
@@ -119,6 +127,10 @@ def _run(request: Request, context: JobContext, ending: contextlib.ExitStack) ->
     metrics, flag = _losses(measured.samples, context.collective.gather, steps.evaluate(make(0)))
     details |= flag
     if not request.probe:
+        if source.held_out:
+            metrics["held_out_loss"] = held_out.loss(
+                steps, training, data, source.held_out, context.collective.gather
+            )
         kept, converted = _finish(request, context, method, training, steps, make)
         details |= kept
         metrics |= converted
@@ -132,12 +144,12 @@ def _run(request: Request, context: JobContext, ending: contextlib.ExitStack) ->
         parameter_count=loaded.applied.weights.parameter_count,
         trainable_parameter_count=whole.trainable,
         train_flops_per_token=whole.flops_per_token,
-        tokenization_s=tokenization_s,
+        tokenization_s=source.tokenization_s,
         baseline_host_memory_bytes=loaded.baseline_host_memory_bytes,
         peak_host_memory_bytes=host_memory.bytes,
         peak_device_memory_bytes=peak_device_memory_bytes,
         random_weights=loaded.base.source.random_weights,
-        synthetic_data=dataset.synthetic,
+        synthetic_data=source.dataset.synthetic,
         precision_detail=loaded.applied.detail,
         metrics=metrics,
         details=details,
@@ -195,12 +207,14 @@ def _samples(
     task: TaskSpec,
     form: SampleFormat,
     layout: Layout,
-) -> tuple[Encoded, float, Dataset]:
-    """All samples, how long tokenizing them took, and the dataset."""
+) -> _Samples:
+    """The samples to train on, and those that are held out."""
     dataset = load_dataset(request.dataset, method.reading())
     count = max(method.samples, request.batch_size * layout.data_size)
+    examples, held = held_out.split(dataset.examples, method.held_out, request.dataset)
+    encode = task.function("encode")
     began = context.clock()
-    encoded: Encoded = task.function("encode")(dataset.examples, count, form)
+    encoded: Encoded = encode(examples, count, form)
     at_once = request.batch_size * layout.data_size
     if len(encoded.samples) < at_once and not request.probe:
         raise BadConfiguration(
@@ -210,7 +224,12 @@ def _samples(
     if request.probe:  # the longest samples decide whether a batch fits
         longest = sorted(encoded.samples, key=lambda sample: -sample.tokens)
         encoded = dataclasses.replace(encoded, samples=longest[:at_once])
-    return encoded, context.clock() - began, dataset
+    return _Samples(
+        encoded=encoded,
+        tokenization_s=context.clock() - began,
+        held_out=encode(held, len(held), form).samples if held else (),
+        dataset=dataset,
+    )
 
 
 def _training(

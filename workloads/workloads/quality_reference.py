@@ -46,4 +46,5 @@ SPEC = WorkloadSpec(
     ability="generate",
     tasks=("causal-lm", "seq2seq-lm"),
     throughput=TOKENS,
+    implied=True,
 )
