@@ -82,7 +82,9 @@ class CardProcess:
     threads: int | None = None  # of OpenMP; None: left to the library
     kind: str = ""  # what it must be for its jobs (``engines.process_kind``)
     cards: int = 1  # of the gang that it belongs to
-    scratch: str | None = None  # a directory of the node's own, for what its processes share
+    gang: tuple[int, ...] = ()  # cards of the gang on this node, by local rank; none: no gang
+    #: A directory of the node's own for compiled code: of its image and kind of card alone.
+    compiled: str | None = None
 
 
 class ServerFacts(Protocol):
@@ -147,6 +149,9 @@ class DeviceSpec:
     registration: str = ""  # how a node tells Ray of them, for whoever has a cluster without cards
 
     visible_variable: str = ""  # names the cards that a process sees, by index, with commas between
+    #: Whether each process of a gang is shown all of the gang's cards on its server, and told its
+    #: own by another variable.
+    gang_visible: bool = False
     #: What a process needs in its environment besides, before it imports torch. Pure.
     variables: Callable[[CardProcess], Mapping[str, str]] = lambda process: {}
     groups: Callable[[int, int], Groups] = any_groups
@@ -185,6 +190,12 @@ class DeviceSpec:
         """The variable by which a process sees these cards only; empty where there is none."""
         shown = {self.visible_variable: ",".join(map(str, indices))}
         return shown if self.visible_variable else {}
+
+    def shown(self, process: CardProcess) -> dict[str, str]:
+        """The variable by which this process sees its cards."""
+        if self.gang_visible and process.gang:
+            return self.visible(*process.gang)
+        return self.visible(process.card_index)
 
     def ray_request(self, cards: int) -> dict[str, object]:
         """The arguments by which Ray is told of so many of these cards."""
@@ -282,7 +293,8 @@ def environment_for(
     threads: int | None = None,
     kind: str = "",
     cards: int = 1,
-    scratch: str | None = None,
+    gang: tuple[int, ...] = (),
+    compiled: str | None = None,
 ) -> dict[str, str]:
     """Variables to set before torch is imported, so that the process sees only its own card.
 
@@ -294,9 +306,14 @@ def environment_for(
     """
     spec = device_spec(name)
     process = CardProcess(
-        card_index=card_index, threads=threads, kind=kind, cards=cards, scratch=scratch
+        card_index=card_index,
+        threads=threads,
+        kind=kind,
+        cards=cards,
+        gang=gang,
+        compiled=compiled,
     )
     common = {"TOKENIZERS_PARALLELISM": "false"}
     if threads is not None:
         common["OMP_NUM_THREADS"] = str(threads)
-    return {**common, **spec.visible(card_index), **spec.variables(process)}
+    return {**common, **spec.shown(process), **spec.variables(process)}

@@ -77,6 +77,13 @@ class Device(ABC):
         nothing can be found out."""
         return None
 
+    @staticmethod
+    def compiler() -> str:
+        """The software that compiles for the cards of this host, with its versions, and their
+        product: what compiled code may be kept by. Empty where none is kept; no card is acquired.
+        """
+        return ""
+
     @classmethod
     def occupied(cls, card_index: int, idle_bytes: int | None = None) -> str | None:
         """Reason why no process should take this card now; None where it is free, and where nothing
@@ -270,3 +277,13 @@ def command_output(*command: str) -> str:
     except (OSError, subprocess.SubprocessError):
         return ""
     return done.stdout.strip()
+
+
+def installed_version(package: str) -> str:
+    """Version of an installed package, as pip calls it; "" where there is none."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
