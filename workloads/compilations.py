@@ -19,6 +19,7 @@ class Compilations:
 
     graphs: int | None = None  # None: nobody counts them
     compile_s: float | None = None  # time to make them; None: nobody measures it
+    recalled: int | None = None  # graphs that were known, here or on disk; None: nobody counts
     cpu_fallbacks: int | None = None  # operations that a card left to the host
     named: Mapping[str, float] = field(default_factory=dict)  # by the software's own names
 
@@ -28,17 +29,18 @@ class Compilations:
         return Compilations(
             graphs=_difference(self.graphs, earlier.graphs),
             compile_s=_difference(self.compile_s, earlier.compile_s),
+            recalled=_difference(self.recalled, earlier.recalled),
             cpu_fallbacks=_difference(self.cpu_fallbacks, earlier.cpu_fallbacks),
             named={name: n for name, n in grown.items() if n},
         )
 
     def temperature(self) -> str:
         """Tell if a job had to compile, for its row: cold, or cached where every graph was known.
-        Empty where nobody measures how long compiling takes."""
+        Empty where nobody measures how long compiling takes, and where there was no graph."""
         if self.graphs is None or self.compile_s is None:
             return ""
         if not self.graphs:
-            return "cached: every graph was known"
+            return "cached: every graph was known" if self.recalled != 0 else ""
         return f"cold: {self.graphs} graphs compiled in {self.compile_s:.3g} s"
 
     def told(self) -> str:

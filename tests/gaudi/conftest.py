@@ -27,6 +27,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Models, adapters and references of these tests alone."""
     directory = tmp_path_factory.mktemp("cache")
     os.environ["NIGHTGRID_CACHE"] = str(directory)
+    os.environ["NIGHTGRID_COMPILED"] = str(directory / "compiled")
     return directory
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib
 import logging
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Literal, Protocol, cast
@@ -87,6 +87,26 @@ class CardProcess:
     compiled: str | None = None
 
 
+class CardSeen(Protocol):
+    """A card as its vendor's tool sees it from outside."""
+
+    @property
+    def index(self) -> int:
+        """On its node."""
+
+    @property
+    def product(self) -> str:
+        """As the tool calls it."""
+
+    @property
+    def links(self) -> int | None:
+        """Links to the other cards of its server; None where nobody can tell."""
+
+    @property
+    def links_up(self) -> int | None:
+        """Those of them that are up."""
+
+
 class ServerFacts(Protocol):
     """A server's own description, for the doctor."""
 
@@ -105,6 +125,22 @@ class ServerFacts(Protocol):
     @property
     def kernel_arguments(self) -> str:
         """With which it was started."""
+
+    @property
+    def cards(self) -> Sequence[CardSeen]:
+        """Its cards."""
+
+    @property
+    def governors(self) -> Mapping[str, int]:
+        """Of its cores: how many have which."""
+
+    @property
+    def max_cstate(self) -> int | None:
+        """The deepest state of idle cores; None where nobody can tell."""
+
+    @property
+    def hugepages_asked(self) -> Mapping[str, int]:
+        """Huge pages that files of sysctl ask for at its next boot, by file."""
 
     @property
     def hugepages_total(self) -> int:
@@ -190,6 +226,14 @@ class DeviceSpec:
         """The variable by which a process sees these cards only; empty where there is none."""
         shown = {self.visible_variable: ",".join(map(str, indices))}
         return shown if self.visible_variable else {}
+
+    def product(self, name: str) -> str:
+        """The line of devices.csv for a card of this name; "" where there is none."""
+        for pattern, product in self.data_sheets:
+            # The whole name: a slice of a card (MIG), or another board of its chip, is not it.
+            if re.fullmatch(pattern, name.strip(), re.IGNORECASE):
+                return product
+        return ""
 
     def shown(self, process: CardProcess) -> dict[str, str]:
         """The variable by which this process sees its cards."""

@@ -20,7 +20,7 @@ from workloads.errors import CardFaulty, CollectiveFailed, CompileFailed, OutOfM
 
 if TYPE_CHECKING:
     from workloads.devices.monitoring.release import CardUse
-    from workloads.devices.monitoring.telemetry import CardTelemetry
+    from workloads.devices.monitoring.telemetry import CardInventory, CardTelemetry
 
 #: What torch itself says on every device, by type of exception and by message.
 _COMMON_TYPES: Mapping[str, type[WorkloadError]] = {
@@ -76,6 +76,12 @@ class Device(ABC):
         """Processes and memory on this card now, asked from outside as ``telemetry`` is; None where
         nothing can be found out."""
         return None
+
+    @staticmethod
+    def inventory() -> Mapping[int, CardInventory]:
+        """Products and links of this host's cards by index, for the doctor; no card is acquired,
+        and it may take seconds. Empty where nothing can be found out."""
+        return {}
 
     @staticmethod
     def compiler() -> str:

@@ -22,12 +22,13 @@ from workloads.compiled_code import size_mib
 from workloads.devices import NF4, CardProcess, DeviceSpec, Texts, aligned_groups
 from workloads.devices.base import Device, command_output, installed_version
 from workloads.devices.monitoring import gaudi_server
+from workloads.devices.monitoring.gaudi_products import PRODUCTS
 from workloads.errors import CardNotAcquired, CollectiveFailed, CompileFailed, OutOfMemory
 from workloads.support import supported, unsupported
 
 if TYPE_CHECKING:
     from workloads.devices.monitoring.release import CardUse
-    from workloads.devices.monitoring.telemetry import CardTelemetry
+    from workloads.devices.monitoring.telemetry import CardInventory, CardTelemetry
 
 #: The bridge's variable: directory, whether to empty it at the start, size in MiB.
 RECIPE_CACHE = "PT_HPU_RECIPE_CACHE_CONFIG"
@@ -111,7 +112,10 @@ SPEC = DeviceSpec(
     ray_resource="HPU",
     ray_indices=True,
     registration="start Gaudi nodes with --resources "
-    f"""'{{"HPU": {gaudi_server.CARDS}, "accelerator_type:Intel-GAUDI2": 1}}'""",
+    + " or ".join(
+        f"""'{{"HPU": {gaudi_server.CARDS}, "accelerator_type:{each.ray_type}": 1}}'"""
+        for each in PRODUCTS
+    ),
     visible_variable="HABANA_VISIBLE_MODULES",
     gang_visible=True,  # as Habana documents a job of several cards; HLS_MODULE_ID tells its own
     variables=_variables,
@@ -151,10 +155,7 @@ SPEC = DeviceSpec(
     no_cards_remedy="is the driver loaded (`hl-smi` on the server, outside of the container), and "
     "was the container started with --runtime=habana and HABANA_VISIBLE_DEVICES=all?",
     examine=gaudi_server.examine,
-    data_sheets=(
-        (r"(Intel )?(Habana )?(HL-225\w*|Gaudi ?2)", "Gaudi2"),
-        (r"(Intel )?(Habana )?(HL-325\w*|Gaudi ?3)", "Gaudi3"),
-    ),
+    data_sheets=tuple((each.pattern, each.name) for each in PRODUCTS),
 )
 
 
@@ -194,6 +195,12 @@ class HpuDevice(Device):
             return ""
         names = sorted({card.name for card in hl_smi.cards()})
         return "-".join([*(f"{name}-{version}" for name, version in found.items()), *names])
+
+    @staticmethod
+    def inventory() -> Mapping[int, CardInventory]:
+        from workloads.devices.monitoring import hl_smi
+
+        return hl_smi.inventory()
 
     @staticmethod
     def use(card_index: int) -> CardUse | None:
@@ -258,9 +265,11 @@ class HpuDevice(Device):
         if "graph_compilation_number" not in counters:
             return dataclasses.replace(known, graphs=None)  # a bridge without its metrics
         fallbacks = counters.get("cpu_fallback_number")
+        recalled = counters.get("recipe_cache_hits")
         return Compilations(
             graphs=(known.graphs or 0) + int(counters["graph_compilation_number"]),
             compile_s=counters.get("graph_compilation_us", 0.0) / 1e6,
+            recalled=None if recalled is None else int(recalled),
             cpu_fallbacks=None if fallbacks is None else int(fallbacks),
             named={**known.named, **counters},
         )

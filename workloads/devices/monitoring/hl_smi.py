@@ -15,12 +15,18 @@ import csv
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 from workloads.devices.base import command_output
 from workloads.devices.monitoring.release import CardUse
-from workloads.devices.monitoring.telemetry import CardTelemetry, Holder, number
+from workloads.devices.monitoring.telemetry import (
+    CardInventory,
+    CardTelemetry,
+    Holder,
+    number,
+)
 
 QUERY = (
     "index",
@@ -122,6 +128,36 @@ def parse_cards(text: str) -> list[GaudiCard]:
             )
         )
     return sorted(found, key=lambda card: card.module_id)
+
+
+def inventory() -> dict[int, CardInventory]:
+    """Products of the cards by module id, and how many of their internal ports are up."""
+    listed = csv.reader(
+        command_output("hl-smi", "-Q", "module_id,bus_id,name", "-f", "csv,noheader").splitlines(),
+        skipinitialspace=True,
+    )
+    cards = [row for row in listed if len(row) == 3 and row[0].strip().isdecimal()]
+    with ThreadPoolExecutor(max_workers=8) as threads:
+        found = threads.map(lambda row: _inventory(row[1].strip(), row[2].strip()), cards)
+        return {int(row[0]): one for row, one in zip(cards, found, strict=True)}
+
+
+def _inventory(bus_id: str, name: str) -> CardInventory:
+    asked = ("hl-smi", "-i", bus_id, "-n")
+    return parse_links(name, command_output(*asked, "ports"), command_output(*asked, "link"))
+
+
+def parse_links(name: str, ports: str, link: str) -> CardInventory:
+    """Internal ports in the output of ``-n ports``, and those of them that ``-n link`` says are up.
+
+    The second does not tell internal from external ports, which may be up as well: of more than
+    there are internal ones, all of those count as up.
+    """
+    internal = sum("internal" in line.lower() for line in ports.splitlines())
+    if not internal:
+        return CardInventory(product=name)
+    up = sum(re.search(r"\bup\b", line.lower()) is not None for line in link.splitlines())
+    return CardInventory(product=name, links=internal, links_up=min(up, internal))
 
 
 def parse_processes(text: str) -> dict[int, list[Holder]]:

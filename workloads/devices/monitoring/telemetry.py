@@ -30,6 +30,15 @@ class CardTelemetry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CardInventory:
+    """A card's product, and its links to the other cards of its server."""
+
+    product: str = ""  # as its vendor's tool calls it
+    links: int | None = None  # that there are
+    links_up: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Holder:
     """A process that has a card open."""
 
