@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from recorded_hl_smi import GAUDI2_TABLE, GAUDI3_CSV, GAUDI_CSV, GAUDI_TABLE
 
+from orchestrator.domain.card_readings import card_readings
 from orchestrator.report.reference_data import reference
 from workloads.devices.hpu import HpuDevice
 from workloads.devices.monitoring import hl_smi, hlml
@@ -49,6 +50,7 @@ def test_values_without_units_keep_units_in_their_headers() -> None:
     found = {card.module_id: card.telemetry for card in hl_smi.parse_cards(text)}
     assert found[7] == CardTelemetry(
         power_w=102,
+        power_of=hl_smi.RAIL_POWER,
         temperature_c=29,
         utilization_percent=14,
         memory_used_bytes=512 * MIB,
@@ -177,6 +179,28 @@ def test_the_tool_is_asked_for_what_is_read(tmp_path: Path, monkeypatch: Any) ->
     assert HpuDevice.occupied(5) == "card 5 is held by process 618796 (ray::ServeRepli)"  # index 6
 
 
+def test_power_is_that_of_both_rails(tmp_path: Path, monkeypatch: Any) -> None:
+    """The table's figure, by hl-smi's own index, where there is one; the query has one rail only.
+    Either is named in the row."""
+    assert hl_smi.parse_power(GAUDI2_TABLE) == {0: 82.0, 6: 101.0}
+    script = tmp_path / "hl-smi"
+    rows = "\n".join(
+        f"{index}, {7 - index}, HL-225, 1.24, 60, 30, 0, 768, 98304" for index in (0, 1)
+    )
+    script.write_text(
+        f'#!/bin/sh\nif [ -z "$*" ]; then cat <<END\n{GAUDI2_TABLE}END\n'
+        f"else cat <<END\n{', '.join(hl_smi.QUERY)}\n{rows}\nEND\nfi\n",
+        encoding="ascii",
+    )
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    both, one = hl_smi.telemetry()[7], hl_smi.telemetry()[6]
+    assert (both.power_w, both.power_of) == (82.0, hl_smi.WHOLE_POWER)
+    assert (one.power_w, one.power_of) == (60.0, hl_smi.RAIL_POWER)
+    told = card_readings([(1.0, both), (2.0, one)], 0.0, 3.0)["power_of"]
+    assert "54 V rail alone" in told and "54 V and 12 V" in told
+
+
 # ---------------------------------------------------------------- HLML
 
 
@@ -273,6 +297,7 @@ def test_hlml_tells_energy_in_joules_and_power_in_watts(library: FakeLibrary) ->
     """pyhlml gives millijoules, milliwatts and bytes."""
     assert hlml.telemetry()[4] == CardTelemetry(
         power_w=82.0,
+        power_of="HLML, hlmlDeviceGetPowerUsage",
         energy_j=5000.0,
         temperature_c=26,
         utilization_percent=0.0,

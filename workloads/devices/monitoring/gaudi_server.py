@@ -101,7 +101,7 @@ def _torch(facts: ServerFacts) -> Iterator[Complaint]:
             level="note",
         )
     deepspeed = facts.versions.get("deepspeed")
-    if deepspeed is not None and "hpu" not in deepspeed:
+    if deepspeed is not None and not re.search(r"\+hpu\.|synapse", deepspeed):
         yield Complaint(
             check="deepspeed",
             message=f"deepspeed {deepspeed} is the stock one, which does not know hpu",

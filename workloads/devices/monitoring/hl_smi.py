@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import dataclasses
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -44,6 +45,14 @@ COMMAND = ("hl-smi", "-Q", ",".join(QUERY), "-f", "csv,nounits")
 _PROCESS = re.compile(
     r"^\|\s+(?P<index>\d+)\s+(?P<pid>\d+)\s+\S\s+(?P<name>.+?)\s+(?P<mib>\d+)\s*MiB[\s|]*$"
 )
+#: Two lines of a card in the same table: its index and product, then what it draws of its limit.
+_NAMED = re.compile(r"^\|\s+(?P<index>\d+)\s+HL-\S+\s")
+_DRAWN = re.compile(r"(?P<watts>\d+)\s*W\s*/\s*\d+\s*W")
+
+#: The query's figure is that of one rail; the table adds up both.
+RAIL_POWER = "hl-smi -Q power.draw, the 54 V rail alone"
+WHOLE_POWER = "hl-smi's table, the 54 V and 12 V rails"
+
 _MIB = 2**20
 
 
@@ -65,7 +74,15 @@ def cards() -> list[GaudiCard]:
 
 def telemetry() -> dict[int, CardTelemetry]:
     """The cards of this host by module id. hl-smi tells no energy."""
-    return {card.module_id: card.telemetry for card in cards()}
+    found = cards()
+    whole = parse_power(command_output("hl-smi")) if found else {}
+    return {card.module_id: _with_power(card, whole.get(card.index)) for card in found}
+
+
+def _with_power(card: GaudiCard, power_w: float | None) -> CardTelemetry:
+    if power_w is None:
+        return card.telemetry
+    return dataclasses.replace(card.telemetry, power_w=power_w, power_of=WHOLE_POWER)
 
 
 def use(module_id: int) -> CardUse:
@@ -119,7 +136,8 @@ def parse_cards(text: str) -> list[GaudiCard]:
                 name=values.get("name", ""),
                 driver_version=values.get("driver_version", ""),
                 telemetry=CardTelemetry(
-                    power_w=_figure(values.get("power.draw")),
+                    power_w=(power_w := _figure(values.get("power.draw"))),
+                    power_of=RAIL_POWER if power_w is not None else "",
                     temperature_c=_figure(values.get("temperature.aip")),
                     utilization_percent=_figure(values.get("utilization.aip")),
                     memory_used_bytes=_bytes(values.get("memory.used")),
@@ -158,6 +176,19 @@ def parse_links(name: str, ports: str, link: str) -> CardInventory:
         return CardInventory(product=name)
     up = sum(re.search(r"\bup\b", line.lower()) is not None for line in link.splitlines())
     return CardInventory(product=name, links=internal, links_up=min(up, internal))
+
+
+def parse_power(text: str) -> dict[int, float]:
+    """Power of each card in the table of ``hl-smi`` without options, by hl-smi's index."""
+    found: dict[int, float] = {}
+    index: int | None = None
+    for line in text.partition("Compute Processes:")[0].splitlines():
+        if named := _NAMED.match(line.strip()):
+            index = int(named["index"])
+        elif index is not None and (drawn := _DRAWN.search(line)):
+            found[index] = float(drawn["watts"])
+            index = None
+    return found
 
 
 def parse_processes(text: str) -> dict[int, list[Holder]]:

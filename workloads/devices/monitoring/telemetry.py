@@ -19,6 +19,7 @@ class CardTelemetry:
     """
 
     power_w: float | None = None
+    power_of: str = ""  # what is in that figure, where a card has several
     energy_j: float | None = None
     temperature_c: float | None = None
     utilization_percent: float | None = None  # share of time with work on the card, 0 to 100
