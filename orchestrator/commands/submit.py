@@ -14,6 +14,7 @@ from orchestrator.commands.options import (
     add_notify_argument,
     add_set_argument,
 )
+from orchestrator.grid.shipped import found
 from orchestrator.host import output
 
 EPILOG = """\
@@ -31,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EPILOG
     parser.usage = "%(prog)s GRID --address URL [options] [-- ARGUMENTS OF nightgrid run]"
-    parser.add_argument("grid", metavar="GRID", type=Path, help="grid file (YAML)")
+    parser.add_argument("grid", metavar="GRID", type=found, help="grid file (YAML)")
     parser.add_argument(
         "--address",
         metavar="URL",

@@ -54,6 +54,13 @@ SILENCE_PATIENCE_S = 90.0
 #: The same from the moment in which the last node was lost: less than the minute after which jobs
 #: that no card is left for are given up, since another driver may yet have cards for them.
 BEREFT_PATIENCE_S = 45.0
+#: An agent answers every 5 s at least, also with nothing to say. One that is silent for so long is
+#: lost with its node. Ray notices a frozen node as soon, and one of a restarted head in minutes.
+AGENT_PATIENCE_S = 60.0
+#: The same once the head was started anew: every agent of the cluster before it ends.
+ORPHANED_AGENT_PATIENCE_S = 20.0
+#: A loop that has not looked for so long was frozen itself: its agents may have spoken.
+_ABSENCE_S = 5.0
 
 
 @dataclass(slots=True)
@@ -123,6 +130,7 @@ class Claims:
         self.by_node: dict[str, Claim] = {}  # by node id
         self._retry_at: dict[str, float] = {}
         self._next_poll = 0.0
+        self._polled_at = clock()
         self._empty_since = clock()
         self._last_ours: float | None = None  # when a node was ours, the last time
         self._trouble = ""  # why the last claim came to nothing
@@ -150,6 +158,8 @@ class Claims:
         if now < self._next_poll:
             return
         self._next_poll = now + self.poll_interval_s
+        self._mind_agents(now, absent_s=now - self._polled_at)
+        self._polled_at = now
         if not self._looking:
             self._looking = True
             self._store.ask(self._store.nodes, self._looked, wait_s=_LOOK_S)
@@ -228,6 +238,16 @@ class Claims:
         for claim in self.by_node.values():
             if not claim.joined:
                 claim.since = now
+
+    def _mind_agents(self, now: float, absent_s: float) -> None:
+        """Give up nodes whose agents are silent; time in which nobody listened does not count."""
+        patience_s = ORPHANED_AGENT_PATIENCE_S if self._store.replaced else AGENT_PATIENCE_S
+        for claim in self.joined():
+            if absent_s > _ABSENCE_S:
+                claim.channel.heard_at = min(claim.channel.heard_at + absent_s, now)
+            if now - claim.channel.heard_at > patience_s:
+                silence = f"its agent has not answered for {patience_s:.0f} s"
+                self.lose(claim, node_lost(silence))
 
     def _bereft_s(self, now: float, silent_s: float) -> float:
         """Time since the last of our nodes was lost while the control store is silent."""

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from orchestrator.results.store import Store
     from orchestrator.runtime.driver import DriveResult
     from orchestrator.runtime.session import Session
+    from orchestrator.runtime.status import RunStatus
     from orchestrator.worker.leftovers import Owner
 
 Say = Callable[[str], None]
@@ -336,6 +337,11 @@ def _drive(
         )
         return clean_row(row)
 
+    def publish(status: RunStatus) -> None:
+        if status.counts.get(State.SUCCEEDED):
+            _tell(options, succeeded=True)  # should this driver die, the next one's breaker rests
+        session.publish(status)
+
     # Signals are ours once the executor is open (Ray sets handlers of its own) and stay so until
     # it is closed: an impatient Ctrl-C must not leave processes behind.
     with contextlib.ExitStack() as signals, contextlib.ExitStack() as stack:
@@ -347,7 +353,11 @@ def _drive(
         stop = signals.enter_context(StopSignal().on_signals())
         view = stack.enter_context(contextlib.closing(open_view(quiet=options.quiet)))
         history = history_of(store)
-        settings = ScheduleSettings(seed=seed, passports=options.passports)
+        settings = ScheduleSettings(
+            seed=seed,
+            passports=options.passports,
+            succeeded_before=options.charge is not None and options.charge.succeeded,
+        )
         if deadline is not None:
             until, stop_s = deadline.work_until, deadline.stop_s
             settings = replace(
@@ -369,7 +379,7 @@ def _drive(
             notes=Notes(run=store.run, invocation_id=owner.invocation_id, provenance=origin),
             board=board,
             view=CleanView(view),
-            publish=session.publish,
+            publish=publish,
             trouble=lambda: getattr(executor, "trouble", ""),
             write_status=lambda text: store.write_file(paths.STATUS, redact(text, os.environ)),
             passports=PassportBook(store, time.time) if options.passports else None,

@@ -218,6 +218,18 @@ def only_finding(node: NodeFacts, check: str, words: str) -> Finding:
     return about[0]
 
 
+@pytest.mark.parametrize(("purpose", "limit"), [("results", 5), ("models", 30)])
+def test_a_disk_has_room_from_its_limit_on(purpose: Any, limit: int) -> None:
+    """Exactly the limit is enough; a tenth of it still a warning, and a byte less an error."""
+    free = (limit * GIB, limit * GIB - 1, limit * GIB // 10, limit * GIB // 10 - 1)
+    found = []
+    for free_bytes in free:
+        spaces = (Space(purpose=purpose, path="/p", free_bytes=free_bytes),)
+        node = gaudi(probe=gaudi_probe(spaces=spaces))
+        found.append([f.level for f in judge(cluster(node)) if f.check == "disk"])
+    assert found == [[], [W], [W], [E]]
+
+
 @pytest.mark.parametrize(("changes", "check", "level", "words"), NODES)
 def test_what_ray_says_of_a_node_is_judged(
     changes: dict[str, Any], check: str, level: Level, words: str

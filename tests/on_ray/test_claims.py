@@ -11,7 +11,14 @@ from orchestrator.domain.failure import Failure
 from orchestrator.errors import ClusterError, ControlStoreLost
 from orchestrator.on_ray import claims
 from orchestrator.on_ray.calls import Calls
-from orchestrator.on_ray.claims import BEREFT_PATIENCE_S, SILENCE_PATIENCE_S, Claim, Claims
+from orchestrator.on_ray.claims import (
+    AGENT_PATIENCE_S,
+    BEREFT_PATIENCE_S,
+    ORPHANED_AGENT_PATIENCE_S,
+    SILENCE_PATIENCE_S,
+    Claim,
+    Claims,
+)
 from orchestrator.on_ray.control_store import ControlStore
 from orchestrator.scheduling.schedule import ScheduleSettings
 
@@ -62,7 +69,25 @@ class ScriptedStore:
 
 
 class Channel:
-    """The channel to an agent that does not answer."""
+    """The channel to an agent that answers every second until it falls silent."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._heard_at: float | None = None
+
+    @property
+    def heard_at(self) -> float:
+        """When the agent last said something."""
+        return self._clock.now if self._heard_at is None else self._heard_at
+
+    @heard_at.setter
+    def heard_at(self, at: float) -> None:
+        if self._heard_at is not None:
+            self._heard_at = at
+
+    def fall_silent(self) -> None:
+        """The agent hangs from now on."""
+        self._heard_at = self._clock.now
 
     def close(self) -> None:
         """Nothing is sent any more."""
@@ -108,18 +133,17 @@ def claimed(case: Case) -> Claim:
     return claim
 
 
-def loses_its_node(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+def loses_its_node(case: Case) -> None:
     """The node of ``joined`` is gone."""
-    monkeypatch.setattr(claims.Claim, "joined", False)
     [claim] = case.claims.by_node.values()
     case.claims.lose(claim, claims.node_lost("it went"))
 
 
-def joined(case: Case, monkeypatch: pytest.MonkeyPatch) -> Claim:
-    """A claim whose agent is at work."""
-    claim = claimed(case)
-    monkeypatch.setattr(claims.Claim, "joined", True)
-    return claim
+def joined(case: Case) -> Channel:
+    """The channel to the agent of a claimed node, which is at work."""
+    channel = Channel(case.clock)
+    claimed(case).opened_channel = channel  # type: ignore[assignment]
+    return channel
 
 
 def test_one_question_at_a_time(case: Case) -> None:
@@ -149,26 +173,22 @@ def test_it_is_lost_when_it_stays_silent_and_no_node_is_left(case: Case) -> None
         case.pass_s(1, silent=True)
 
 
-def test_the_cluster_is_given_up_before_its_jobs_are(
-    case: Case, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_cluster_is_given_up_before_its_jobs_are(case: Case) -> None:
     """Nodes that died with the head are lost after 20 s. The driver gives up, for the next one to
     go on, before the schedule says of its jobs that no card is left for them."""
-    joined(case, monkeypatch)
+    joined(case)
     case.pass_s(20, silent=True)
-    loses_its_node(case, monkeypatch)
+    loses_its_node(case)
     with pytest.raises(ControlStoreLost, match="no node of the cluster is left"):
         case.pass_s(60, silent=True)
     assert BEREFT_PATIENCE_S < case.clock.now - 20 < ScheduleSettings().wait_for_nodes_s - 10
 
 
-def test_a_silence_after_all_nodes_have_left_has_its_own_patience(
-    case: Case, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_silence_after_all_nodes_have_left_has_its_own_patience(case: Case) -> None:
     """A moment of it is none."""
-    joined(case, monkeypatch)
+    joined(case)
     case.pass_s(1, silent=False)
-    loses_its_node(case, monkeypatch)
+    loses_its_node(case)
     case.pass_s(BEREFT_PATIENCE_S + 5, silent=False)
     case.pass_s(BEREFT_PATIENCE_S, silent=True)
     with pytest.raises(ControlStoreLost):
@@ -183,20 +203,52 @@ def test_one_that_was_started_anew_is_not_waited_for(case: Case) -> None:
     assert case.clock.now < 10
 
 
-def test_nodes_that_work_are_kept_for_as_long_as_they_work(
-    case: Case, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nodes_that_work_are_kept_for_as_long_as_they_work(case: Case) -> None:
     """Hours without a control store."""
-    joined(case, monkeypatch)
+    joined(case)
     case.pass_s(7200, silent=True)
     case.store.replaced = True
     case.pass_s(7200, silent=True)
     assert case.left == []
 
 
-def test_errors_while_it_is_away_take_no_node(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_agent_is_lost_with_its_node(case: Case) -> None:
+    """Also where nobody waits for the stop of a worker, as while eight of them start."""
+    channel = joined(case)
+    case.pass_s(600, silent=False)
+    channel.fall_silent()
+    case.pass_s(AGENT_PATIENCE_S, silent=False)
+    assert case.left == []
+    case.pass_s(1, silent=False)
+    assert [failure.message for failure in case.left] == ["its agent has not answered for 60 s"]
+
+
+def test_agents_of_a_cluster_that_was_started_anew_are_not_waited_for(case: Case) -> None:
+    """Ray told of one after 4 min 20 s in a rehearsal, and all cards stood still until then."""
+    channel = joined(case)
+    channel.fall_silent()
+    case.store.replaced = True
+    with pytest.raises(ControlStoreLost, match="no node of the cluster is left"):
+        case.pass_s(ORPHANED_AGENT_PATIENCE_S + 1, silent=True)
+    assert len(case.left) == 1
+
+
+def test_time_in_which_nobody_listened_is_no_silence(case: Case) -> None:
+    """A driver that was frozen for an hour finds the answers of its agents when it goes on."""
+    channel = joined(case)
+    channel.fall_silent()
+    case.pass_s(30, silent=False)
+    case.clock.now += 3600
+    case.claims.poll()
+    case.pass_s(AGENT_PATIENCE_S - 31, silent=False)
+    assert case.left == []
+    case.pass_s(2, silent=False)
+    assert len(case.left) == 1
+
+
+def test_errors_while_it_is_away_take_no_node(case: Case) -> None:
     """A question that timed out is no list without nodes."""
-    joined(case, monkeypatch)
+    joined(case)
 
     class RpcError(Exception):
         """Named as Ray's is."""
@@ -224,7 +276,7 @@ def test_the_reason_of_a_lost_node_names_the_silence(case: Case) -> None:
     """Its attempts are LOST by it, and their rows say so."""
     claim = claimed(case)
     case.store.silent_s = 64.0
-    claim.opened_channel = Channel()  # type: ignore[assignment]
+    claim.opened_channel = Channel(case.clock)  # type: ignore[assignment]
     case.claims.lose(claim, claims.node_lost("its agent does not answer"))
     [failure] = case.left
     assert "control store has not answered since" in failure.message

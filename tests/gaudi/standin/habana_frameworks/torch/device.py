@@ -52,9 +52,9 @@ def install() -> None:
 
 
 def compile_graph(module: Any, example_inputs: Any, **options: Any) -> Any:
-    """The backend ``hpu_backend`` of torch.compile: it runs the captured graph as it is."""
-    shapes = [
-        (tuple(each.shape), str(each.dtype)) for each in example_inputs if hasattr(each, "dtype")
-    ]
+    """The backend ``hpu_backend`` of torch.compile: it runs the captured graph as it is. torch
+    does not know it before the bridge is imported."""
+    tensors = [each for each in example_inputs if hasattr(each, "dtype")]
+    shapes = [(tuple(each.shape), str(each.dtype)) for each in tensors]
     metrics.met_graph(known=recipes.is_known((module.code, shapes)))
     return module.forward
