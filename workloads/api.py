@@ -72,6 +72,11 @@ class Sample:
     backward_s: float | None = None
     optimizer_s: float | None = None
     communication_s: float | None = None  # not hidden behind the others
+    # Shares of the wall time of a batch of images; None where there are none.
+    text_encoding_s: float | None = None
+    denoising_s: float | None = None  # all steps, and the drawing of latents before them
+    decoding_s: float | None = None  # from latents to pixels
+    conversion_s: float | None = None  # to images of the host
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +122,7 @@ class Result:
     synthetic_data: bool = False
     precision_detail: str = ""  # what the precision meant here, e.g. "torchao int8 weight-only"
     metrics: Mapping[str, float] = field(default_factory=dict)  # by name (``metrics.Metric``)
+    image: bytes | None = None  # the first that was made, as PNG
     details: Mapping[str, str] = field(default_factory=dict)  # anything else worth a column
 
 

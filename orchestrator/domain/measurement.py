@@ -155,6 +155,7 @@ class Measurement:
     # raw, with the rank that measured it
     samples: tuple[tuple[int, Sample], ...] = ()
     items: tuple[tuple[int, Item], ...] = ()
+    image: bytes | None = None
 
     def reported(self, name: str) -> float | None:
         """A figure that the workload reported; rows of version 0.1.0 have it among ``details``."""

@@ -249,6 +249,7 @@ def measurement_of(
         workload_metrics=figures,
         samples=samples,
         items=items,
+        image=next((result.image for result in results if result.image), None),
     )
 
 

@@ -232,6 +232,7 @@ _COLUMNS: _Entries = {
     # raw
     "samples": ("", "every timed batch and warm-up batch, in order"),
     "items": ("", "every prompt of the last complete repeat"),
+    "image": ("", "the first image that the job made, as PNG, at most 512 pixels wide and high"),
 }
 
 _NESTED: dict[str, _Entries] = {
@@ -264,6 +265,10 @@ _NESTED: dict[str, _Entries] = {
         "backward_s": ("s", "of a training step: the backward pass"),
         "optimizer_s": ("s", "of a training step: the optimizer's update"),
         "communication_s": ("s", "of a training step: between cards, as far as it shows"),
+        "text_encoding_s": ("s", "of a batch of images: encoding the prompts"),
+        "denoising_s": ("s", "of a batch of images: all denoising steps"),
+        "decoding_s": ("s", "of a batch of images: from latents to pixels"),
+        "conversion_s": ("s", "of a batch of images: copying to the host and conversion"),
     },
     "Item": {
         "index": ("", "position in the dataset"),

@@ -74,6 +74,7 @@ def run_grid(
         ClusterError: there are no usable cards.
         StoreError: results cannot be read or written, or another driver holds the run.
     """
+    from orchestrator.results.stop_file import forget_requests
     from orchestrator.results.store import Store
     from workloads.models import remote_code
 
@@ -92,6 +93,8 @@ def run_grid(
         plan_run(options, grid, session, store)  # refused here, nothing is created
         with store, owner_of(store).marks_this_process():
             _tell(options, drives=True)
+            if not _again(options):
+                forget_requests(store.path)  # those for drivers that have ended
             # Once more under the lock: another driver may just have finished the same run.
             plan = plan_run(options, grid, session, store)
             deadline = _deadline(options, plan)
@@ -103,6 +106,7 @@ def run_grid(
                 paths.OPTIONS, kept_options(options, seed, cards_by_kind(session.nodes))
             )
             result = _drive(options, session, plan, store, deadline, seed, say)
+            forget_requests(store.path)
             states = final_states(plan, store.history()) if result.finished else {}
     return RunOutcome(store=store, plan=plan, result=result, states=states)
 
@@ -154,6 +158,7 @@ def _check_models(grid: Grid, named: Sequence[str]) -> None:
 def _session(options: RunOptions, grid: Grid) -> contextlib.AbstractContextManager[Session]:
     from orchestrator.errors import ClusterError
     from orchestrator.runtime import session
+    from orchestrator.scheduling.run_queue import QueueOptions
 
     kinds = grid.accelerators()
     if options.emulate is not None and (options.address or options.in_process):
@@ -162,7 +167,13 @@ def _session(options: RunOptions, grid: Grid) -> contextlib.AbstractContextManag
         return session.in_process_session(kinds)
     if options.emulate is not None:
         return session.emulated_session(options.emulate, kinds, options.card_memory_bytes)
-    return session.cluster_session(options.address, kinds)
+    charge = options.charge
+    place = QueueOptions(
+        priority=options.priority,
+        since=charge.began if charge is not None else time.time(),
+        supervised=charge is not None,
+    )
+    return session.cluster_session(options.address, kinds, place)
 
 
 def _again(options: RunOptions) -> bool:
@@ -220,6 +231,7 @@ def _drive(
     from orchestrator.planning.planner import estimator_for
     from orchestrator.results.derive import measurement_of
     from orchestrator.results.notes import Notes
+    from orchestrator.results.stop_file import requested
     from orchestrator.runtime.board import Board
     from orchestrator.runtime.clean_output import CleanView, clean_row
     from orchestrator.runtime.driver import Driver
@@ -293,6 +305,8 @@ def _drive(
             view=CleanView(view),
             publish=publish,
             trouble=lambda: getattr(executor, "trouble", ""),
+            waiting=lambda: getattr(executor, "waiting", ""),
+            asked_to_stop=lambda: requested(store.path),
             write_status=lambda text: store.write_file(paths.STATUS, redact(text, os.environ)),
             passports=PassportBook(store, time.time) if options.passports else None,
             # In this very process a watchdog could end nothing but the whole run.

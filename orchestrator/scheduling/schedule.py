@@ -19,7 +19,9 @@ from math import inf
 from orchestrator.domain.attempt import Attempt, Outcome
 from orchestrator.domain.events import (
     AttemptEnded,
+    CardsHeld,
     ClockSet,
+    ClusterSilent,
     Command,
     Event,
     NodeJoined,
@@ -172,6 +174,12 @@ class Schedule:
             yield from self._node_joined(event)
         elif isinstance(event, NodeLeft):
             yield from self._node_left(event.node_id, event.reason)
+        elif isinstance(event, CardsHeld):
+            for pool in self.pools.values():
+                pool.others_hold(event.nodes)
+        elif isinstance(event, ClusterSilent):
+            for pool in self.pools.values():
+                pool.nodes_are_known(not event.silent)
         elif isinstance(event, StopRequested):
             again = self._ledger.stopping != ""
             yield from self._stops.stop_run(

@@ -140,6 +140,26 @@ TEXTS = [
     ),
     (
         "hpu",
+        RuntimeError(
+            "[Rank:0] FATAL ERROR :: MODULE:PT_SYNHELPER workspace Allocation of size "
+            "::21474836480 failed!"
+        ),
+        errors.OutOfMemory,
+    ),
+    (
+        "hpu",
+        RuntimeError("Graph creation failed. synStatus=synStatus 1 [Invalid argument]. "),
+        errors.CompileFailed,
+    ),
+    (
+        "hpu",
+        RuntimeError("Graph duplication failed. synStatus=synStatus 26 [Generic failure]. "),
+        errors.CompileFailed,
+    ),
+    ("hpu", RuntimeError("Comm Init Rank Error"), errors.CollectiveFailed),
+    ("hpu", RuntimeError("Get HCCL UniqueId Error"), errors.CollectiveFailed),
+    (
+        "hpu",
         RuntimeError("collective nonSFG is not supported during hpu graph capturing"),
         errors.CollectiveFailed,
     ),
@@ -260,7 +280,7 @@ def test_every_card_sees_only_itself() -> None:
     assert devices.environment_for("cpu", 5)["CUDA_VISIBLE_DEVICES"] == ""
     kind = "optimum-habana/lazy"
     lazy = devices.environment_for("hpu", 1, kind=kind, cards=2, scratch="/node")
-    assert lazy["PT_HPU_LAZY_MODE"] == "1"
+    assert lazy["PT_HPU_LAZY_MODE"] == "1" and lazy["PT_HPU_WEIGHT_SHARING"] == "0"
     assert lazy["PT_HPU_ENABLE_LAZY_COLLECTIVES"] == "true"
     assert lazy["PT_HPU_RECIPE_CACHE_CONFIG"] == "/node/hpu-recipes,false,8192"
     compiled = devices.environment_for("hpu", 1, kind="optimum-habana/compile")

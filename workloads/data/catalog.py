@@ -86,6 +86,13 @@ EMBEDDED: dict[str, DatasetEntry] = {
             synthetic=False,
             description="varied English prompts of 5 to 300 words, written for this project",
         ),
+        DatasetEntry(
+            name="image-prompts",
+            kind="embedded",
+            path=None,
+            synthetic=False,
+            description="16 English descriptions of pictures for text-to-image",
+        ),
     )
 }
 
@@ -236,6 +243,9 @@ def _embedded(name: str) -> list[Example]:
         from workloads.data.synthetic import synthetic_examples
 
         return synthetic_examples(EMBEDDED_SYNTHETIC_COUNT)
-    from workloads.data.english_prompts import PROMPTS
+    if name == "image-prompts":
+        from workloads.data.image_prompts import PROMPTS
+    else:
+        from workloads.data.english_prompts import PROMPTS
 
     return [Example(content=prompt) for prompt in PROMPTS]

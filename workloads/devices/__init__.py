@@ -175,6 +175,15 @@ class DeviceSpec:
         if not self.torch_type:
             object.__setattr__(self, "torch_type", self.name)
 
+    def answers_to(self, word: str) -> bool:
+        """Tell if a word may mean this kind of card: its software, its maker, or one card."""
+        word = word.casefold()
+        own = {self.name, self.torch_type, self.title.casefold(), self.accelerator.casefold()}
+        cards = {
+            part for _, sheet in self.data_sheets for part in re.split(r"\W+", sheet.casefold())
+        }
+        return any(word.startswith(name) for name in own) or word in cards
+
     def can(self, capability: str) -> bool:
         """Tell if the device has a capability, by its name in ``CAPABILITIES``."""
         if capability not in CAPABILITIES:

@@ -13,15 +13,22 @@ import contextlib
 import dataclasses
 import gc
 import importlib
+import inspect
 import os
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
 
 from workloads.compilations import Compilations
 from workloads.devices import NF4, CardProcess, DeviceSpec, Texts, aligned_groups
 from workloads.devices.base import Device, command_output
 from workloads.devices.monitoring import gaudi_server
-from workloads.errors import CardNotAcquired, CollectiveFailed, CompileFailed, OutOfMemory
+from workloads.errors import (
+    CardNotAcquired,
+    CollectiveFailed,
+    CompileFailed,
+    OutOfMemory,
+    Unsupported,
+)
 from workloads.support import supported, unsupported
 
 if TYPE_CHECKING:
@@ -41,18 +48,29 @@ _ERRORS: tuple[Texts, ...] = (
             "module:pt_devmem allocation failed",
             "allocation failed for size::",
             "oom: no enough memory for defragment",
+            "workspace allocation of size ::",  # of a graph, usual with large batches
         ),
     ),
     (
         CompileFailed,
         (
             "graph compile failed",
+            "graph creation failed",
+            "graph duplication failed",  # after very many shapes
             "syngraphcompile",
             "synnodecreatewithid failed",
             "module:pt_lazy error",
         ),
     ),
-    (CollectiveFailed, ("hccl", "collective call returned error", "collective nonsfg")),
+    (
+        CollectiveFailed,
+        (
+            "hccl",
+            "comm init rank error",
+            "collective call returned error",
+            "collective nonsfg",
+        ),
+    ),
 )
 
 
@@ -67,6 +85,10 @@ def _variables(process: CardProcess) -> dict[str, str]:
         "PT_HPU_LAZY_MODE": "1" if lazy else "0",
         "PT_HPU_ENABLE_CACHE_METRICS": "1",  # hits and misses of the recipe cache
     }
+    if process.kind.endswith("compile"):
+        variables["PT_ENABLE_INT64_SUPPORT"] = "1"  # as optimum-habana's own tests compile
+    if lazy:  # on by default, it keeps every parameter that was ever moved to the card
+        variables["PT_HPU_WEIGHT_SHARING"] = "0"
     if lazy and process.cards > 1:  # else "collective nonSFG is not supported" in captured graphs
         variables["PT_HPU_ENABLE_LAZY_COLLECTIVES"] = "true"
     if process.scratch is not None:  # the node's processes share compiled graphs
@@ -169,6 +191,15 @@ def _bridge() -> Any:
         ) from error
 
 
+def _core(*names: str) -> Callable[..., Any]:
+    """The bridge's function by the first of its names that this release has, the newest first."""
+    core = importlib.import_module("habana_frameworks.torch.core")
+    found = [getattr(core, name) for name in names if hasattr(core, name)]
+    if not found:
+        raise Unsupported(f"this release of habana_frameworks.torch.core has no {names[0]}")
+    return cast("Callable[..., Any]", found[0])
+
+
 class HpuDevice(Device):
     """One Gaudi card."""
 
@@ -213,6 +244,16 @@ class HpuDevice(Device):
             return f"{name} is a first-generation card, {precision} needs Gaudi2 or newer"
         return None
 
+    def cannot_compile(self) -> str | None:
+        if self.lazy():
+            return "this process is in lazy mode, in which the bridge makes graphs by itself"
+        _bridge()  # brings the backend
+        import torch
+
+        if self.compile_backend in torch._dynamo.list_backends(exclude_tags=()):
+            return None
+        return f"this release of the bridge has no {self.compile_backend}"
+
     def synchronize(self) -> None:
         _bridge().synchronize()
 
@@ -228,13 +269,17 @@ class HpuDevice(Device):
         return os.environ.get("PT_HPU_LAZY_MODE") == "1"
 
     def before_quantized_loading(self) -> None:
-        """The bridge's settings for inference with constant scales, before a model is there."""
-        importlib.import_module("habana_frameworks.torch.core").hpu_set_env()
+        """Switch this process to inference mode, before a model is there: for good, as the graphs
+        of all later jobs carry the attribute. So only processes of a kind of their own do."""
+        _core("hpu_inference_set_env", "hpu_set_inference_env", "hpu_set_env")()
 
     def after_quantized_loading(self, model: Any) -> None:
         """Tell the bridge that the scales in a model's graphs are constants."""
-        core = importlib.import_module("habana_frameworks.torch.core")
-        core.hpu_initialize(model, mark_only_scales_as_const=True)
+        tell = _core("hpu_inference_initialize", "hpu_initialize")
+        if "mark_scales" in inspect.signature(tell).parameters:
+            tell(model, mark_scales=True, mark_non_scales=False)
+        else:
+            tell(model, mark_only_scales_as_const=True)
 
     def mark_step(self) -> None:
         importlib.import_module("habana_frameworks.torch.core").mark_step()

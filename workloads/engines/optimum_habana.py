@@ -122,5 +122,6 @@ SPEC = EngineSpec(
         ),
     },
     calibrations={"fp8": "fp8-calibration"},
+    calibrated_apart=True,  # inference mode and the compressor's settings stay in a process
     warmup_passes=3,  # a shape is compiled, captured and replayed
 )

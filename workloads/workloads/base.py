@@ -35,6 +35,8 @@ class WorkloadSpec:
     ability: str | None = None
     #: The kinds of models that it runs (``workloads/tasks``); none: it looks at no model.
     tasks: tuple[str, ...] = ()
+    #: The dataset of a job whose grid names none; "": that of all jobs (``domain/job_fields``).
+    dataset: str = ""
     #: What its throughput counts; None: generated tokens where there are any, else samples.
     throughput: Throughput | None = None
     #: Figures of its own, beside those of its tasks.

@@ -13,7 +13,10 @@ SHARE, SLACK_S = 0.01, 0.005
 #: An attempt is timed by the clock of the day, which is set now and then.
 SPAN_SHARE, SPAN_SLACK_S = 0.05, 2.0
 
-PARTS = ("data_s", "forward_s", "backward_s", "optimizer_s")
+PARTS = (
+    *("data_s", "forward_s", "backward_s", "optimizer_s"),
+    *("text_encoding_s", "denoising_s", "decoding_s", "conversion_s"),
+)
 
 
 def _walls(_: Measurement, raw: Recount) -> str | None:

@@ -52,6 +52,7 @@ def install() -> None:
 
 
 def compile_graph(module: Any, example_inputs: Any, **options: Any) -> Any:
-    """The backend ``hpu_backend`` of torch.compile: it runs the captured graph as it is."""
+    """The backend ``hpu_backend`` of torch.compile: it runs the captured graph as it is. torch
+    does not know it before the bridge is imported."""
     metrics.met_graph(known=False)
     return module.forward

@@ -62,10 +62,15 @@ def metric_localcontext(name: str) -> Iterator[Metric]:
         local.numbers = _metrics[name].numbers - before
 
 
-def met_graph(known: bool, seconds: float = 0.0) -> None:
+#: Of each graph that was compiled: whether it carries the attribute of inference mode. For tests.
+inference_graphs: list[bool] = []
+
+
+def met_graph(known: bool, seconds: float = 0.0, inference: bool = False) -> None:
     """Count a graph that was asked for: compiled, unless it was known."""
     _metrics["recipe_cache"].numbers["TotalHit" if known else "TotalMiss"] += 1
     if not known:
+        inference_graphs.append(inference)
         _metrics["graph_compilation"].numbers["TotalNumber"] += 1
         _metrics["graph_compilation"].seconds += seconds
 
