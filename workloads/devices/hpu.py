@@ -171,6 +171,7 @@ SPEC = DeviceSpec(
     "was the container started with --runtime=habana and HABANA_VISIBLE_DEVICES=all?",
     examine=gaudi_server.examine,
     data_sheets=(
+        (r"(Intel )?(Habana )?(HL-205\w*|Gaudi( ?1)?)", "Gaudi1"),
         (r"(Intel )?(Habana )?(HL-225\w*|Gaudi ?2)", "Gaudi2"),
         (r"(Intel )?(Habana )?(HL-325\w*|Gaudi ?3)", "Gaudi3"),
     ),
