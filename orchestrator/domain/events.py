@@ -144,6 +144,7 @@ class StartWorker:
     rank: int = 0
     local_rank: int = 0
     world_size: int = 1
+    gang: tuple[int, ...] = ()  # cards of its gang on this node, by local rank
     kind: str = ""  # of process: ``Job.process_kind`` of the first job it is to run
     passport: bool = False  # whether its first attempt begins with the card's passport
 

@@ -192,7 +192,7 @@ _COLUMNS: _Entries = {
     "load_s": ("s", "time to load the model; 0 if it was resident"),
     "compile_s": (
         "s",
-        "time to compile graphs that no cache held; on Gaudi the node has one on disk",
+        "time to compile graphs that no cache held; details: compile_cache says cold or cached",
     ),
     "warmup_s": ("s", "time of the untimed repeats and of what they met first"),
     "warmup_steps": ("", "untimed batches, optimizer steps and rehearsals of steps"),
