@@ -50,9 +50,11 @@ _TRAINERS_OWN: dict[str, tuple[object, ...]] = {
     "gradient_checkpointing": (True,),
     "padding": ("fixed",),
     "strategy": ("ddp",),
+    "autocast": ("bf16",),
     "learning_rate_schedule": ("linear",),
-    "max_gradient_norm": (1.0,),
 }
+#: Settings of techniques that it takes whatever their value.
+_TRAINERS_TAKE = ("schedule_steps", "max_gradient_norm")
 
 
 def _refuse_training(asked: Asked) -> Iterator[Refusal]:
@@ -78,7 +80,8 @@ def _refuse_training(asked: Asked) -> Iterator[Refusal]:
     for kind in all_techniques():
         for name, field in kind.model_fields.items():
             value = asked.parameters.get(name, field.default)
-            if value != field.default and value not in _TRAINERS_OWN.get(name, ()):
+            taken = (field.default, *_TRAINERS_OWN.get(name, ()))
+            if name not in _TRAINERS_TAKE and value not in taken:
                 yield refusal(
                     name, f"with its own settings, without {name} {asked.parameters[name]}"
                 )
@@ -97,8 +100,9 @@ SPEC = EngineSpec(
         ),
         "train": Ability(
             function="workloads.engines.gaudi.training:run",
-            tasks=("causal-lm", "seq2seq-lm"),
+            tasks=("causal-lm", "masked-lm", "seq2seq-lm"),
             refuse=_refuse_training,
+            settings=GaudiSettings,
         ),
         "calibrate": Ability(function="workloads.engines.gaudi.calibration:run"),
     },
