@@ -233,6 +233,11 @@ class RunComparison:
     confidence: float
 
     @property
+    def every(self) -> tuple[Change | Refused | Turned, ...]:
+        """All jobs of both runs that are told of."""
+        return (*self.changes, *self.refused, *self.turned)
+
+    @property
     def overall(self) -> float | None:
         """Geometric mean of all ratios."""
         if not self.changes:
