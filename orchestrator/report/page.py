@@ -27,6 +27,7 @@ from orchestrator.report.figures import clipped, throughput_curve
 from orchestrator.report.findings import head_to_head, replicates, training
 from orchestrator.report.grouping import Differences, Setting, described
 from orchestrator.report.heat_map import heat_map
+from orchestrator.report.images import images_of
 from orchestrator.report.payload import payload, prompt_points
 from orchestrator.report.plots import (
     MOST_LINES,
@@ -68,7 +69,7 @@ def render(
     Args:
         summary: what the page says.
         measurements: all rows that ``summary`` was made from.
-        with_items: brings the items of rows that were read without them.
+        with_items: brings the items and images of rows that were read without them.
     """
     jobs = len(summary.rows)
     summary, listed, left_out = shown_of(summary)
@@ -106,6 +107,7 @@ def render(
             described=described,
             apart=Differences.among,
             contests_apart=Differences.among([one.setting for one in summary.contests]),
+            images=images_of(listed),
             index={row.job_id: number for number, row in enumerate(listed)},
             OPEN_FRONTS=OPEN_FRONTS,
             OPEN_EFFECTS=OPEN_EFFECTS,
