@@ -2,6 +2,10 @@
 
 from typing import Any
 
+from .. import hpu
+
+__all__ = ["hpu"]
+
 steps_marked = 0  # for tests
 
 
