@@ -28,6 +28,22 @@ if TYPE_CHECKING:
 
 #: In the order of reports.
 PRECISIONS = ("fp32", "fp16", "bf16", "fp8", "int8", "int4")
+#: Names of the same formats elsewhere, for whoever writes one of them in a grid.
+ALSO_CALLED = {
+    "float32": "fp32",
+    "f32": "fp32",
+    "tf32": "fp32",
+    "float16": "fp16",
+    "half": "fp16",
+    "f16": "fp16",
+    "bfloat16": "bf16",
+    "float8": "fp8",
+    "e4m3": "fp8",
+    "8bit": "int8",
+    "nf4": "int4",
+    "fp4": "int4",
+    "4bit": "int4",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

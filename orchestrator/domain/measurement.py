@@ -140,6 +140,7 @@ class Measurement:
     trainable_parameter_count: int | None = None
     train_flops_per_token: float | None = None
     tokenization_s: float | None = None
+    detokenization_s: float | None = None
     baseline_host_memory_bytes: int | None = None
     peak_host_memory_bytes: int | None = None
     peak_device_memory_bytes: int | None = None

@@ -92,7 +92,7 @@ def painted(
 ) -> list[Any]:
     """The images of the first repeats of a rank."""
     context = replace(worker.context(), rank=rank, world_size=cards)
-    pipeline, _, _ = text_to_image._resident(job(), context)
+    pipeline, _, _ = text_to_image.resident_pipeline(job(), context)
     found: list[Any] = []
     paint = pipeline.paint
 
