@@ -96,7 +96,10 @@ def read_config(directory: Path) -> dict[str, Any]:
     if not os.path.isdir(directory):
         raise DataMissing(f"{directory} is a file; a model is a directory with a config.json")
     if not os.path.isfile(directory / "config.json"):
-        raise DataMissing(f"{directory} has no config.json, so it is not a model's directory")
+        raise DataMissing(
+            f"{directory} has no config.json, so it is not a model's directory (nor has it a "
+            f"{PIPELINE_INDEX}, which names the parts of a pipeline)"
+        )
     return _read_object(directory / "config.json")
 
 
