@@ -28,6 +28,9 @@ COMMANDS: dict[str, str] = {
     "doctor": "examine a cluster: what a run would stumble over, and the remedies",
     "submit": "send a grid to a cluster as a Ray job and return at once",
     "status": "show a submitted job, or a run in a results directory",
+    "runs": "list all runs, here or on a cluster: state, progress, time left, fastest setting",
+    "stop": "end a run in an orderly way, here or on a cluster",
+    "fetch": "bring a run's rows and report from a cluster to this machine",
     "watch": "a run as a web page that updates itself, on this machine's loopback",
     "logs": "print or follow the log of a submitted job",
     "report": "tables and an HTML page from a run's results",
@@ -49,7 +52,7 @@ a first evening:
   nightgrid report smoke                            tables, and results/smoke/report.html
 on a cluster:
   nightgrid run GRID                                on a machine of it (RAY_ADDRESS)
-  nightgrid submit GRID --address http://HEAD:8265  from elsewhere; then status, logs
+  nightgrid submit GRID --address http://HEAD:8265  from elsewhere; then status, logs, stop, fetch
 the morning after:
   nightgrid compare last-night smoke                what became slower or faster
   nightgrid query "select * from jobs"              SQL over all runs

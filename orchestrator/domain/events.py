@@ -37,6 +37,23 @@ class NodeLeft:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CardsHeld:
+    """Nodes that are there and have no card for this run, since somebody else has them: all of
+    them, none once they are ours or gone."""
+
+    at: float
+    nodes: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterSilent:
+    """Nobody can say which nodes there are (``silent``), or somebody can again."""
+
+    at: float
+    silent: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerReady:
     """A worker has started and can take an attempt."""
 
@@ -103,6 +120,8 @@ class ClockSet:
 Event = (
     NodeJoined
     | NodeLeft
+    | CardsHeld
+    | ClusterSilent
     | WorkerReady
     | WorkerStopped
     | WorkerOverdue

@@ -20,6 +20,8 @@ from orchestrator.on_ray.claims import (
     Claims,
 )
 from orchestrator.on_ray.control_store import ControlStore
+from orchestrator.on_ray.placement import Opened
+from orchestrator.scheduling.run_queue import Standing, Ticket
 from orchestrator.scheduling.schedule import ScheduleSettings
 
 HPU_1 = {
@@ -93,12 +95,25 @@ class Channel:
         """Nothing is sent any more."""
 
 
+class Queue:
+    """A queue whose answers the test gives (``ScriptedStore.answer``)."""
+
+    strangers = ("python train.py",)
+
+    def look(self) -> None:
+        raise AssertionError("asked in the loop's own thread")
+
+    leave = look
+
+
 class Case:
     """Claims with all around them in memory."""
 
-    def __init__(self) -> None:
+    def __init__(self, queue: Queue | None = None) -> None:
         self.clock, self.store = Clock(), ScriptedStore()
         self.left: list[Failure] = []
+        self.silences: list[bool] = []
+        self.held: list[tuple[str, ...]] = []
         self.claims = Claims(
             run="case",
             accelerators=None,
@@ -110,6 +125,9 @@ class Case:
             joined=lambda _: None,
             arrived=lambda *_: None,
             left=lambda _, failure: self.left.append(failure),
+            silent=self.silences.append,
+            held=lambda nodes: self.held.append(tuple(node.name for node in nodes)),
+            queue=queue,  # type: ignore[arg-type]
         )
 
     def pass_s(self, seconds: float, *, silent: bool) -> None:
@@ -164,6 +182,16 @@ def test_no_patience_runs_out_while_it_is_silent(case: Case) -> None:
     case.store.answer({"id-1": HPU_1})
     assert case.claims.by_node == {"id-1": claim} and case.left == []
     case.claims.poll()
+
+
+def test_a_silence_is_told_when_it_begins_and_when_it_ends(case: Case) -> None:
+    """The schedule's patience with nodes rests meanwhile."""
+    case.pass_s(3, silent=False)
+    assert case.silences == []
+    case.pass_s(30, silent=True)
+    assert case.silences == [True]
+    case.pass_s(3, silent=False)
+    assert case.silences == [True, False]
 
 
 def test_it_is_lost_when_it_stays_silent_and_no_node_is_left(case: Case) -> None:
@@ -290,3 +318,61 @@ def test_a_silent_store_is_not_waited_for_at_the_end(case: Case, silent: bool) -
     case.pass_s(1, silent=silent)
     case.claims.close()
     assert (case.store.waited_s == 0) == silent
+
+
+RIVAL = Ticket(
+    run="first", run_id="i", host="h", kinds=("HPU",), since=0.0, driver="d", number=1, turn=1
+)
+
+
+def test_nothing_is_claimed_out_of_turn_and_nothing_given_up() -> None:
+    """For hours; then the nodes are claimed, and what somebody else has of them is waited for."""
+    case = Case(Queue())
+    waits = Standing(turn_due=False, may_claim=False, ahead=(RIVAL,))
+    for _ in range(4000):
+        case.pass_s(1, silent=False)
+        while case.store.asked:
+            look = case.store.asked[0][0].__name__ == "look"
+            case.store.answer(waits if look else {"id-1": HPU_1})
+    assert case.claims.by_node == {} and case.held == [("hpu-1",)]
+    assert case.claims.waits_for == "first (on h) has the cards"
+    case.pass_s(2, silent=False)
+    case.store.answer(Standing(turn_due=False, may_claim=True, ahead=()))
+    case.store.answer({"id-1": HPU_1})
+    assert list(case.claims.by_node) == ["id-1"] and case.claims.waits_for.startswith("no run in")
+    case.store.answer(None)  # no card is free
+    assert case.claims.by_node == {} and case.held == [("hpu-1",)]
+    assert case.claims.waits_for.endswith(
+        "not free; other programs on the cluster: python train.py"
+    )
+    for nodes in [{"id-1": HPU_1}] * 200 + [{}]:  # type: ignore[var-annotated]
+        case.pass_s(1, silent=False)
+        while case.store.asked:
+            about_nodes = case.store.asked[0][0].__name__ == "nodes"
+            case.store.answer(nodes if about_nodes else None)
+    assert case.held == [("hpu-1",), ()] and case.claims.waits_for == ""
+
+
+def test_a_node_that_does_not_work_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody had its cards; then they were ours, and the agent did not start."""
+    case = Case()
+    monkeypatch.setattr(Calls, "add", lambda _, call, then: then(call))
+    claimed(case)
+    case.store.answer(None)
+    case.pass_s(6, silent=False)
+    case.store.answer({"id-1": HPU_1})
+    assert case.held == [("hpu-1",)]
+    broken = Opened(group=None, agent=None, serve=ValueError("no disk"))
+    case.pass_s(1, silent=False)
+    case.store.answer(broken)
+    case.store.answer({"id-1": HPU_1})
+    assert case.held == [("hpu-1",), ()] and case.claims.waits_for == ""
+
+
+def test_a_cluster_that_can_have_no_queue_is_used_without_one() -> None:
+    """Ray's accounts alone decide then, as without one."""
+    case = Case(Queue())
+    case.claims.poll()
+    case.store.answer(ValueError("no such call"))
+    case.store.answer({"id-1": HPU_1})
+    assert list(case.claims.by_node) == ["id-1"]
