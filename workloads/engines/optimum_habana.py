@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from workloads.engines.base import Ability, EngineSpec, Modes, Package
-from workloads.engines.gaudi.settings import GaudiSettings
+from workloads.engines.gaudi.settings import GaudiImageSettings, GaudiSettings
 from workloads.errors import WorkloadError
 from workloads.refusal import Asked, Refusal
 from workloads.support import supported, unsupported
@@ -50,9 +50,11 @@ _TRAINERS_OWN: dict[str, tuple[object, ...]] = {
     "gradient_checkpointing": (True,),
     "padding": ("fixed",),
     "strategy": ("ddp",),
+    "autocast": ("bf16",),
     "learning_rate_schedule": ("linear",),
-    "max_gradient_norm": (1.0,),
 }
+#: Settings of techniques that it takes whatever their value.
+_TRAINERS_TAKE = ("schedule_steps", "max_gradient_norm")
 
 
 def _refuse_training(asked: Asked) -> Iterator[Refusal]:
@@ -78,10 +80,61 @@ def _refuse_training(asked: Asked) -> Iterator[Refusal]:
     for kind in all_techniques():
         for name, field in kind.model_fields.items():
             value = asked.parameters.get(name, field.default)
-            if value != field.default and value not in _TRAINERS_OWN.get(name, ()):
+            taken = (field.default, *_TRAINERS_OWN.get(name, ()))
+            if name not in _TRAINERS_TAKE and value not in taken:
                 yield refusal(
                     name, f"with its own settings, without {name} {asked.parameters[name]}"
                 )
+
+
+#: Pipelines of diffusers that have a counterpart whose use was tried.
+_PIPELINES = ("StableDiffusionPipeline", "StableDiffusionXLPipeline")
+#: Of a text-to-image job's schedulers, those that the library has for Gaudi.
+_SCHEDULERS = (None, "own", "ddim", "euler")
+
+
+def _refuse_images(asked: Asked) -> Iterator[Refusal]:
+    """The library's pipelines as they are: its classes, its schedulers, its way to run a U-Net."""
+    from workloads.images.facts import facts_of
+
+    facts = facts_of(asked.model)
+    if facts is not None and facts.class_name not in _PIPELINES:
+        yield Refusal(
+            setting="model",
+            reason=f"with the engine {SPEC.name} this version runs {' and '.join(_PIPELINES)}, "
+            f"not {facts.class_name}",
+            unsupported=True,
+        )
+    if (asked.precision, asked.device) in SPEC.precisions and asked.precision in ("fp8", "int4"):
+        yield Refusal(
+            setting="precision",
+            reason=f"with the engine {SPEC.name} this version stores no part of a pipeline in "
+            f"{asked.precision}",
+            hint="write precision: bf16",
+            unsupported=True,
+        )
+    if asked.parameters.get("scheduler") not in _SCHEDULERS:
+        yield Refusal(
+            setting="scheduler",
+            reason=f"{SPEC.name} has no {asked.parameters['scheduler']} for Gaudi",
+            hint="write scheduler: ddim or euler",
+            unsupported=True,
+        )
+    if asked.parameters.get("hpu_mode") == "compile":
+        yield Refusal(
+            setting="hpu_mode",
+            reason=f"{SPEC.name} runs pipelines lazily or one operation after the other",
+            hint="leave hpu_mode out",
+            unsupported=True,
+        )
+    for name, usual in (("attention", "sdpa"), ("channels_last", False), ("torch_compile", False)):
+        if asked.parameters.get(name, usual) != usual:
+            yield Refusal(
+                setting=name,
+                reason=f"{SPEC.name} has no {name}: {str(asked.parameters[name]).lower()}",
+                hint=f"leave {name} out",
+                unsupported=True,
+            )
 
 
 SPEC = EngineSpec(
@@ -97,10 +150,16 @@ SPEC = EngineSpec(
         ),
         "train": Ability(
             function="workloads.engines.gaudi.training:run",
-            tasks=("causal-lm", "seq2seq-lm"),
+            tasks=("causal-lm", "masked-lm", "seq2seq-lm"),
             refuse=_refuse_training,
+            settings=GaudiSettings,
         ),
         "calibrate": Ability(function="workloads.engines.gaudi.calibration:run"),
+        "images": Ability(
+            function="workloads.engines.gaudi.images:load",
+            refuse=_refuse_images,
+            settings=GaudiImageSettings,
+        ),
     },
     install="pip install 'nightgrid[hpu]' -c constraints-hpu.txt",
     packages=(

@@ -18,3 +18,15 @@ class GaudiSettings(Settings):
         "captured and replayed; compile hands torch.compile's graphs to the card; eager runs one "
         "operation after the other. Left out: lazy with optimum-habana, eager with others.",
     )
+
+
+class GaudiImageSettings(GaudiSettings):
+    """Settings of optimum-habana's diffusion pipelines."""
+
+    hpu_graphs: bool = setting(
+        True,
+        role="choice",
+        loads=True,
+        description="Capture the denoiser once for each shape and replay it (HPU graphs), in lazy "
+        "mode; without, every step is collected anew.",
+    )

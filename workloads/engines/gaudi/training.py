@@ -24,6 +24,7 @@ import torch
 import torch.utils.checkpoint
 from transformers import TrainerCallback
 
+from workloads import precision as precisions
 from workloads import weights
 from workloads.api import JobContext, Request, Result
 from workloads.data.catalog import Dataset, load_dataset
@@ -45,6 +46,10 @@ if TYPE_CHECKING:
     from workloads.devices.hpu import HpuDevice
 
 
+#: The norm that the trainer clips gradients to, unless told.
+_CLIPPED_TO = 1.0
+
+
 def run(request: Request, context: JobContext) -> Result:
     """Train with the library's trainer; see ``workloads.api.Workload``."""
     return repeated_if_compiled(lambda: _run(request, context), request, context)
@@ -54,16 +59,23 @@ def _run(request: Request, context: JobContext) -> Result:
     method = method_for(request.parameters, probe=request.probe)
     version = library.prepare(context.device)
     hpu: HpuDevice = context.device  # type: ignore[assignment]  # prepare() takes no other
+    mode = SPEC.mode(hpu.name, request.settings)
+    generation.check_mode(mode, hpu)
     from optimum.habana import GaudiConfig
 
     context.enter_phase("load")
     context.resident(f"{request.residency_key}|trained", lambda: None)  # others' models make room
     baseline = resident_bytes()
     began = context.clock()
-    source = open_model(request.model, layout="original")
+    fresh = request.parameters.get("initial_weights") == "fresh"
+    source = open_model(request.model, layout="original", weights=not fresh)
     task = task_for(request.workload, source.entry)
     tokenizer = load_tokenizer(source)
-    model = generation.load_model(source, request, hpu)
+    if fresh:
+        dtype = precisions.compute_dtype(request.precision)
+        model = task.function("make")(source, len(tokenizer), torch_dtype=dtype)
+    else:
+        model = generation.load_model(source, request, hpu)
     found = weights.inspect(model, request.precision, hpu.name, generation.ENGINE)
     hpu.seed(0)  # adapters start from random numbers
     applied = methods.apply(model, method, request.precision, hpu.name)
@@ -92,12 +104,18 @@ def _run(request: Request, context: JobContext) -> Result:
     steps = Steps(context, request.measure, warmup, rows)
     base_trainer, arguments = _classes(model)
     checkpointed = bool(request.parameters.get("gradient_checkpointing"))
+    longest_step = request.parameters.get("max_gradient_norm") or _CLIPPED_TO
+    schedule = request.parameters.get("learning_rate_schedule", "constant")
+    last_step = request.parameters.get("schedule_steps")
 
     class Trainer(base_trainer):  # type: ignore[misc, valid-type]
         """Takes rows in order, and keeps each step's loss on the card."""
 
         def _get_train_sampler(self, train_dataset: Any = None) -> Any:
             return torch.utils.data.SequentialSampler(rows)  # type: ignore[arg-type]
+
+        def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+            return super().create_scheduler(last_step or num_training_steps, optimizer)
 
         def training_step(self, *given: Any, **named: Any) -> torch.Tensor:
             loss: torch.Tensor = super().training_step(*given, **named)
@@ -121,15 +139,18 @@ def _run(request: Request, context: JobContext) -> Result:
             args=arguments(
                 output_dir=directory,
                 use_habana=True,
-                use_lazy_mode=hpu.lazy(),
-                bf16=request.precision == "bf16",
+                use_lazy_mode=mode == "lazy",
+                torch_compile=mode == "compile",
+                torch_compile_backend="hpu_backend" if mode == "compile" else None,
+                bf16="bf16" in (request.precision, request.parameters.get("autocast")),
                 per_device_train_batch_size=request.batch_size,
                 max_steps=warmup + method.steps,
                 learning_rate=methods.learning_rate(method),
-                lr_scheduler_type=request.parameters.get("learning_rate_schedule", "constant"),
+                lr_scheduler_type=schedule,
+                max_grad_norm=longest_step,
                 weight_decay=0.0,
                 throughput_warmup_steps=warmup,
-                pipelining_fwd_bwd=hpu.lazy(),
+                pipelining_fwd_bwd=mode == "lazy",
                 adjust_throughput=True,
                 # It would multiply the loss by the cards, and classes such as T5's do not divide
                 # by the labels of all cards in return.
@@ -162,12 +183,14 @@ def _run(request: Request, context: JobContext) -> Result:
         "trainer": base_trainer.__name__,
         **({"strategy": "ddp", "data_parallel": str(cards)} if cards > 1 else {}),
         "optimum_habana": version,
-        "hpu_mode": "lazy" if hpu.lazy() else "eager",
+        "hpu_mode": mode,
+        **({"new_weights": ", ".join(new)} if (new := getattr(model, "new_weights", ())) else {}),
+        **({"learning_rate_schedule": schedule} if schedule != "constant" else {}),
         "learning_rate": f"{methods.learning_rate(method):g}",
         "architecture": type(model).__name__,
         **({"adapter": applied.adapter} if applied.adapter else {}),
         **({"gradient_checkpointing": "torch's, use_reentrant=False"} if checkpointed else {}),
-        "optimizer": "the bridge's fused AdamW, gradients clipped to a norm of 1",
+        "optimizer": f"the bridge's fused AdamW, gradients clipped to a norm of {longest_step:g}",
         "host_memory_peak": host_memory.method,
         **steps.compiled(),
     }
