@@ -96,6 +96,23 @@ def _variables(process: CardProcess) -> dict[str, str]:
     return variables
 
 
+def intel_torch(version: str) -> bool:
+    """Tell if this is a version of Intel's fork of torch, as the bridge tells."""
+    return version.partition("+")[2].startswith("git")
+
+
+def lacks_mode(mode: str, versions: Mapping[str, str]) -> str:
+    """Name what an execution mode lacks where packages have these versions; "" if nothing."""
+    torch = versions.get("torch", "")
+    if mode == "lazy" and torch and not intel_torch(torch):
+        return (
+            f"lazy mode needs Intel's fork of torch, and there is stock torch {torch}: take the "
+            "image pytorch-installer instead of pytorch-upstream-installer, or write hpu_mode: "
+            "compile"
+        )
+    return ""
+
+
 #: The bridge's metrics, and of each the figures that stand in rows, by their names there.
 _METRICS: Mapping[str, Mapping[str, str]] = {
     "graph_compilation": {"TotalNumber": "number", "TotalTime": "time"},

@@ -27,9 +27,22 @@ PACKABLE = ("fp32", "bf16", "fp16")
 
 
 def _refuse_generation(asked: Asked) -> Iterator[Refusal]:
-    """Packed weights are in a CPU's layout, and nothing else may use the matrices."""
-    if not asked.parameters.get("packed_weights"):
+    """Packed weights are in a CPU's layout, and nothing else may use the matrices; what torch
+    compiles for a card are plain models."""
+    if asked.parameters.get("packed_weights"):
+        yield from _refuse_packing(asked)
+    if asked.parameters.get("hpu_mode") != "compile" or asked.on.can("dynamic_shapes"):
         return
+    if asked.precision not in PACKABLE:
+        reason = f"the kernels of {asked.precision} run in eager mode"
+    elif (asked.parameters.get("tensor_parallel") or 1) > 1:
+        reason = "this version compiles no model that is split over cards"
+    else:
+        return
+    yield Refusal(setting="hpu_mode", reason=reason, hint="write hpu_mode: eager", unsupported=True)
+
+
+def _refuse_packing(asked: Asked) -> Iterator[Refusal]:
     if not asked.on.can("packed_linear"):
         reason = f"oneDNN's layout is one of CPUs, not of {asked.device}"
     elif asked.precision not in PACKABLE:
@@ -62,6 +75,7 @@ SPEC = EngineSpec(
             setting="hpu_mode",
             names=("eager", "compile"),
             lacking={"lazy": "does not cut graphs, which lazy mode collects"},
+            chosen_for={"generate": "compile"},
         )
     },
     features=frozenset({"tensor_parallel", "continuous_batching"}),

@@ -15,6 +15,7 @@ SPEC = EngineSpec(
     install="take an image that has it, or build vLLM for the empty platform and vllm-gaudi from "
     "their sources (no package index has the plugin)",
     packages=(VLLM, Package(name="vllm-gaudi", module="vllm_gaudi")),
+    preferred={"hpu": 2},
     own_loader=True,
     counts_compilations=False,  # its engine core may run in a process of its own
     modes={
