@@ -21,12 +21,16 @@ from orchestrator.host import output
 from workloads.errors import WorkloadError
 
 COMMANDS: dict[str, str] = {
+    "init": "write a commented first grid for a model and data of one's own",
     "plan": "print every job of a grid, and why some will not run; starts nothing",
     "simulate": "run a grid on virtual cards in no time, with faults if asked; runs nothing",
     "run": "run a grid on emulated cards or on the Ray cluster",
     "doctor": "examine a cluster: what a run would stumble over, and the remedies",
     "submit": "send a grid to a cluster as a Ray job and return at once",
     "status": "show a submitted job, or a run in a results directory",
+    "runs": "list all runs, here or on a cluster: state, progress, time left, fastest setting",
+    "stop": "end a run in an orderly way, here or on a cluster",
+    "fetch": "bring a run's rows and report from a cluster to this machine",
     "watch": "a run as a web page that updates itself, on this machine's loopback",
     "logs": "print or follow the log of a submitted job",
     "report": "tables and an HTML page from a run's results",
@@ -48,7 +52,7 @@ a first evening:
   nightgrid report smoke                            tables, and results/smoke/report.html
 on a cluster:
   nightgrid run GRID                                on a machine of it (RAY_ADDRESS)
-  nightgrid submit GRID --address http://HEAD:8265  from elsewhere; then status, logs
+  nightgrid submit GRID --address http://HEAD:8265  from elsewhere; then status, logs, stop, fetch
 the morning after:
   nightgrid compare last-night smoke                what became slower or faster
   nightgrid query "select * from jobs"              SQL over all runs

@@ -25,6 +25,7 @@ for number in (signal.SIGINT, signal.SIGTERM):
     signal.signal(number, lambda number, _: got.append(number))
 lives = place / "lives.jsonl"
 told = {"pid": os.getpid(), "life": charge.life, "ends_at": charge.ends_at, "cards": charge.cards}
+told["succeeded"] = charge.succeeded
 with lives.open("a") as file:
     file.write(json.dumps(told) + "\n")
 words = (place / "script").read_text().splitlines()[charge.life - 1].split()
@@ -32,6 +33,7 @@ for word in words:
     act, _, value = word.partition(":")
     if act == "drives":
         charge.tell(run="night", results=str(place / "results"), cards={"HPU": 8})
+        charge.tell(succeeded=True)
         charge.tell(drives=True, address=value.replace("/", ":"))
     elif act == "row":
         rows = place / "results" / "night" / "rows"

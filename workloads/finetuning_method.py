@@ -94,6 +94,15 @@ class MethodParameters(DatasetParameters):
         description="Most tokens of a sample, prompt and answer together. A longer answer is cut "
         "at its end, down to half of this; then the prompt is.",
     )
+    held_out: int = setting(
+        0,
+        role="work",
+        ge=0,
+        le=100_000,
+        description="Examples that are not trained on, the last of the dataset. After the last "
+        "step the loss on their answers is measured (held_out_loss), the same way for every "
+        "technique.",
+    )
     save_adapter: str | None = setting(
         None,
         role="neutral",

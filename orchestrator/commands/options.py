@@ -22,6 +22,24 @@ def add_results_argument(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_place_arguments(parser: argparse.ArgumentParser) -> None:
+    """``--address`` of a cluster, and ``--results`` here or there; see ``results_here``."""
+    parser.add_argument(
+        "--address", metavar="URL", help="the cluster's dashboard, http://HEAD:8265"
+    )
+    parser.add_argument(
+        "--results",
+        metavar="DIR",
+        help="where runs lie: here, or with --address on the cluster's head (default: "
+        "$NIGHTGRID_RESULTS, else ./results; with --address as the run was sent)",
+    )
+
+
+def results_here(args: argparse.Namespace) -> Path:
+    """The results directory of a command without ``--address``."""
+    return Path(args.results) if args.results else default_results_dir()
+
+
 def add_set_argument(parser: argparse.ArgumentParser) -> None:
     """``--set PATH=VALUE``, any number of times, as ``overrides``."""
     parser.add_argument(
@@ -32,6 +50,17 @@ def add_set_argument(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="set this in the grid: model=DIR, axes.batch_size=1..8, measure.max_repeats=5, of "
         "every experiment, or of one with NAME. before it; may be repeated",
+    )
+
+
+def add_priority_argument(parser: argparse.ArgumentParser) -> None:
+    """``--priority N``: the place in a cluster's queue of runs."""
+    parser.add_argument(
+        "--priority",
+        metavar="N",
+        type=int,
+        default=0,
+        help="on a busy cluster, go before waiting runs of a lower one (default: 0; may be below)",
     )
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator.commands.options import add_deadline_arguments, add_set_argument, ends_at
+from orchestrator.grid.shipped import found
 from orchestrator.host import output
 from orchestrator.results.directory import default_results_dir
 
@@ -30,7 +31,8 @@ def add_grid_arguments(parser: argparse.ArgumentParser, *, optional: bool = Fals
         "grid",
         metavar="FILE",
         nargs="?" if optional else None,
-        help="the grid file (docs/grids.md)",
+        type=found,
+        help="the grid file (docs/grids.md), or the name of one that comes with Nightgrid",
     )
     parser.add_argument(
         "--emulate",

@@ -13,7 +13,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from orchestrator import exit_codes
-from orchestrator.commands.options import add_deadline_arguments, add_notify_argument, ends_at
+from orchestrator.commands.options import (
+    add_deadline_arguments,
+    add_notify_argument,
+    add_priority_argument,
+    ends_at,
+)
 from orchestrator.commands.plan import add_grid_arguments
 from orchestrator.errors import ControlStoreLost, NightgridError
 from orchestrator.host import output
@@ -119,6 +124,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="the report as one JSON object on standard output, progress on standard error",
     )
+    add_priority_argument(parser)
     add_deadline_arguments(parser)
     add_notify_argument(parser)
 
@@ -239,6 +245,7 @@ def _asked(args: argparse.Namespace, charge: Charge | None) -> tuple[Path, RunOp
         resume=args.resume or (charge is not None and charge.again),
         adopt=tuple(args.adopt),
         passports=not args.no_passports,
+        priority=args.priority,
         ends_at=charge.ends_at if charge is not None else ends_at(args),
         budget=args.budget is not None,
         charge=charge,

@@ -1,26 +1,26 @@
-"""``nightgrid status``: how a submitted job, or a run in a results directory, stands."""
+"""``nightgrid status``: the state of a run or of a submitted job, from here or a workstation."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from orchestrator.commands.options import add_place_arguments, results_here
 from orchestrator.host import output
-from orchestrator.results.directory import default_results_dir
 
 if TYPE_CHECKING:
-    from orchestrator.on_ray.submission import JobInfo
+    from orchestrator.on_ray.submission import JobInfo, JobServer
     from orchestrator.results.store import Store
 
 EPILOG = """\
 examples:
   nightgrid status                                     the newest run here
   nightgrid status --address http://head:8265          every job submitted there
+  nightgrid status smoke --address http://head:8265    that run's progress, time left, its cards
 
-with --address    ID is a submitted job; without ID, the jobs there are listed
+with --address    ID is a submitted job or a run there; without ID, the jobs there are listed
 without           ID is a run in the results directory; without ID, the newest run
 exit codes: 0 shown; 4 no such run; 5 no such job, or the cluster is not reachable
 """
@@ -31,14 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EPILOG
     parser.add_argument("id", nargs="?", metavar="ID", help="submission id, or name of a run")
-    parser.add_argument("--address", metavar="URL", help="the cluster's dashboard")
-    parser.add_argument(
-        "--results",
-        metavar="DIR",
-        type=Path,
-        default=default_results_dir(),
-        help="results directory (default: %(default)s)",
-    )
+    add_place_arguments(parser)
     parser.add_argument(
         "--json", action="store_true", help="one JSON object; without ID, jobs as an array"
     )
@@ -57,17 +50,18 @@ def run(args: argparse.Namespace) -> int:
         from orchestrator.on_ray.submission import JobServer
 
         server = JobServer(args.address)
-        jobs = [server.job(args.id)] if args.id else server.jobs()
+        if args.id:
+            return _one_there(args, server)
+        jobs = server.jobs()
         if args.json:
-            told = [dataclasses.asdict(job) for job in jobs]
-            output.say_json(told[0] if args.id else told, indent=1)
+            output.say_json([dataclasses.asdict(job) for job in jobs], indent=1)
             return 0
         if not jobs:
             output.say(f"no Nightgrid job at {server.address}")
         for job in jobs:
-            output.say(job_lines(job, details=bool(args.id)))
+            output.say(job_lines(job, details=False))
         return 0
-    store = find_run(args.id, args.results)
+    store = find_run(args.id, results_here(args))
     if args.json:
         output.say_json(run_json(store), indent=1)
     else:
@@ -75,9 +69,35 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _one_there(args: argparse.Namespace, server: JobServer) -> int:
+    """Show a job, and the run that it drives; or a run that was started on the cluster itself."""
+    from orchestrator.errors import SubmitError
+    from orchestrator.on_ray.from_afar import ask_json, ask_there
+
+    job = server.sent(args.id)
+    name = job.run if job is not None and job.run else args.id
+    if args.json:
+        told = {} if job is None else dataclasses.asdict(job)
+        try:
+            told["run_status"] = ask_json(server, ["status", name], args.results, job)
+        except SubmitError:
+            if job is None:
+                raise
+            told["run_status"] = None
+        output.say_json(told, indent=1)
+        return 0
+    if job is not None:
+        output.say(job_lines(job, details=True))
+    printed = ask_there(server, ["status", name], args.results, job).strip()
+    if job is None and printed.startswith("nightgrid status:"):  # it was refused there
+        raise SubmitError(f"no job and no run '{args.id}' at {server.address}:\n{printed}")
+    output.say(printed)
+    return 0
+
+
 def job_lines(job: JobInfo, *, details: bool) -> str:
     """A job in one line, or with its command and times."""
-    line = f"{job.submission_id}  {job.status}"
+    line = f"{job.submission_id}  {job.status}" + (f"  run {job.run}" if job.run else "")
     if job.started_at is not None:
         from orchestrator.watching.live_text import duration
 

@@ -1,22 +1,36 @@
-"""``nightgrid submit GRID --address http://HEAD:8265``: send a grid to a cluster and return.
+"""``nightgrid submit GRID … --address http://HEAD:8265``: send grids to a cluster and return.
 
-The grid is checked here first. The program, the grid and the files that the grid names are uploaded
-and listed, and the cluster runs the same command that one would type there.
+Each grid is a Ray job; on a busy cluster they wait for each other, in the order in which they were
+sent. A grid is checked here first. The program, the grid and the files that the grid names are
+uploaded and listed, and the cluster runs the same command that one would type there.
 """
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from orchestrator.commands.options import (
     add_deadline_arguments,
     add_notify_argument,
+    add_priority_argument,
     add_set_argument,
 )
+from orchestrator.grid.shipped import found
 from orchestrator.host import output
 
+if TYPE_CHECKING:
+    from orchestrator.on_ray.submission import Submission
+
 EPILOG = """\
+examples:
+  nightgrid submit grids/smoke.yaml --address http://head:8265
+  nightgrid submit grids/smoke.yaml grids/techniques.yaml --address http://head:8265    a queue
+  nightgrid submit grids/smoke.yaml --priority 5 --address http://head:8265
+
+A run on a busy cluster is WAITING until the runs before it have ended: those of a higher priority,
+then those that were sent earlier. A run that has cards is never interrupted for another.
 What follows -- goes to `nightgrid run` on the cluster, for example
   nightgrid submit grids/smoke.yaml --address http://head:8265 -- --retry-failed
 
@@ -30,8 +44,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `nightgrid submit`."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EPILOG
-    parser.usage = "%(prog)s GRID --address URL [options] [-- ARGUMENTS OF nightgrid run]"
-    parser.add_argument("grid", metavar="GRID", type=Path, help="grid file (YAML)")
+    parser.usage = "%(prog)s GRID [GRID …] --address URL [options] [-- ARGUMENTS OF nightgrid run]"
+    parser.add_argument(
+        "grids", metavar="GRID", type=found, nargs="+", help="grid file (YAML); several: one by one"
+    )
     parser.add_argument(
         "--address",
         metavar="URL",
@@ -43,10 +59,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="where rows go, on the node that drives the run "
         "(default: NIGHTGRID_RESULTS, else ~/nightgrid-results there)",
     )
-    parser.add_argument("--run", dest="run_name", metavar="NAME", help="default: the grid's name")
     parser.add_argument(
-        "--submission-id", metavar="ID", help="the job's id; repeating it starts no second job"
+        "--run", dest="run_name", metavar="NAME", help="of one grid (default: its own name)"
     )
+    parser.add_argument(
+        "--submission-id",
+        metavar="ID",
+        help="the job's id, of one grid; repeating it starts no second job",
+    )
+    add_priority_argument(parser)
     parser.add_argument(
         "--working-dir",
         metavar="DIR",
@@ -62,27 +83,69 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="upload this too: a file or a directory in the working directory; a file named as "
         "secrets are (.env, *.pem, …) goes only if it is named here; may be repeated",
     )
-    parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="one JSON object; of several grids an array",
+    )
     add_set_argument(parser)
     add_deadline_arguments(parser)
     add_notify_argument(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Check, send, and say how to find the job again."""
-    from orchestrator.grid.reader import load_grid
-    from orchestrator.on_ray.submission import JobServer, Submission, new_submission_id
+    """Check, send, and say how to find the jobs again."""
+    from orchestrator.on_ray.submission import JobServer
     from orchestrator.watching.notify import concealed, is_address
 
+    if len(args.grids) > 1 and (args.run_name or args.submission_id):
+        args.refuse("--run and --submission-id name one run; send grids one by one to name each")
     if any(map(is_address, args.notify)):
         output.say_aside(
             "note: whoever may list the cluster's jobs can read the address after --notify; "
             "--notify @FILE, a file on the node that drives the run, keeps it to yourself"
         )
-    grid = load_grid(args.grid, overrides=args.overrides)
+    submissions = [_submission(args, grid) for grid in args.grids]
+    names = [each.run for each in submissions]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        args.refuse(f"two grids make the run {twice[0]}; send them one by one with --run NAME")
+    uploads = [each.upload() for each in submissions]  # refused before the cluster is asked
+    server = JobServer(args.address)
+    told = []
+    for submission, upload in zip(submissions, uploads, strict=True):
+        output.say_aside(upload.text())
+        sent = server.submit(submission)
+        told.append(
+            {
+                "submission_id": submission.submission_id,
+                "sent": sent,
+                "address": server.address,
+                "run": submission.run,
+                "entrypoint": submission.entrypoint,
+                "uploaded": {"bytes": upload.size_bytes, "files": sorted(upload.files)},
+            }
+        )
+        if args.json:
+            continue
+        output.say(submission.submission_id)
+        how = "sent" if sent else "is there already"
+        output.say(f"  {how}: {concealed(submission.entrypoint)}")
+        where = f"--address {server.address}"
+        output.say(f"  nightgrid status {submission.run} {where}")
+        output.say(f"  nightgrid logs {submission.submission_id} {where} --follow")
+    if args.json:
+        output.say_json(told[0] if len(told) == 1 else told)
+    return 0
+
+
+def _submission(args: argparse.Namespace, path: Path) -> Submission:
+    from orchestrator.grid.reader import load_grid
+    from orchestrator.on_ray.submission import Submission, new_submission_id
+
+    grid = load_grid(path, overrides=args.overrides)
     name = args.run_name or grid.name
     submission = Submission(
-        grid=args.grid,
+        grid=path,
         working_dir=args.working_dir,
         run=name,
         submission_id=args.submission_id or new_submission_id(name),
@@ -94,30 +157,11 @@ def run(args: argparse.Namespace) -> int:
             *(word for hook in args.notify for word in ("--notify", hook)),
         ),
         jobs=grid.jobs(),
+        priority=args.priority,
         include=tuple(args.include),
     )
-    entrypoint = submission.entrypoint  # refused before the cluster is asked
-    upload = submission.upload()
-    output.say_aside(upload.text())
-    server = JobServer(args.address)
-    sent = server.submit(submission)
-    if args.json:
-        told = {
-            "submission_id": submission.submission_id,
-            "sent": sent,
-            "address": server.address,
-            "run": name,
-            "entrypoint": entrypoint,
-            "uploaded": {"bytes": upload.size_bytes, "files": sorted(upload.files)},
-        }
-        output.say_json(told)
-        return 0
-    output.say(submission.submission_id)
-    output.say("  " + ("sent" if sent else "is there already") + f": {concealed(entrypoint)}")
-    where = f"{submission.submission_id} --address {server.address}"
-    output.say(f"  nightgrid status {where}")
-    output.say(f"  nightgrid logs {where} --follow")
-    return 0
+    _ = submission.entrypoint  # refused if the grid is outside of what is uploaded
+    return submission
 
 
 def deadline_words(args: argparse.Namespace) -> list[str]:

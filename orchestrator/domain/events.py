@@ -37,6 +37,23 @@ class NodeLeft:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CardsHeld:
+    """Nodes that are there and have no card for this run, since somebody else has them: all of
+    them, none once they are ours or gone."""
+
+    at: float
+    nodes: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterSilent:
+    """Nobody can say which nodes there are (``silent``), or somebody can again."""
+
+    at: float
+    silent: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerReady:
     """A worker has started and can take an attempt."""
 
@@ -103,6 +120,8 @@ class ClockSet:
 Event = (
     NodeJoined
     | NodeLeft
+    | CardsHeld
+    | ClusterSilent
     | WorkerReady
     | WorkerStopped
     | WorkerOverdue
@@ -125,6 +144,7 @@ class StartWorker:
     rank: int = 0
     local_rank: int = 0
     world_size: int = 1
+    gang: tuple[int, ...] = ()  # cards of its gang on this node, by local rank
     kind: str = ""  # of process: ``Job.process_kind`` of the first job it is to run
     passport: bool = False  # whether its first attempt begins with the card's passport
 

@@ -135,7 +135,10 @@ class Vocabulary:
         if name == "accelerator":
             return _unknown_accelerator(value)
         if name == "precision":
-            return _not_among(value, self.precisions, "precision")
+            from workloads.precision import ALSO_CALLED
+
+            meant = ALSO_CALLED.get(str(value).casefold(), "")
+            return _not_among(value, self.precisions, "precision", meant)
         if name == "engine":
             if workload is None or workload not in self.workloads:
                 return None
@@ -238,25 +241,27 @@ def _unknown_accelerator(value: Scalar) -> Fault | None:
     try:
         Accelerator(str(value))
     except ValueError:
-        return _not_among(value, list(Accelerator), "possible value")
+        known = list(Accelerator)
+        meant = next((kind for kind in known if kind.spec.answers_to(str(value))), "")
+        return _not_among(value, known, "kind of card", meant)
     return None
 
 
-def _not_among(value: object, names: Iterable[str], noun: str) -> Fault | None:
+def _not_among(value: object, names: Iterable[str], noun: str, meant: str = "") -> Fault | None:
     names = list(names)
     if value in names:
         return None
-    return Fault(f"{shown(value)} is no {noun}", suggestion(str(value), names))
+    return Fault(f"{shown(value)} is no {noun}", suggestion(str(value), names, meant))
 
 
-def suggestion(word: str, names: Iterable[str]) -> str:
-    """``did you mean …?`` when a name is close, else the names there are."""
+def suggestion(word: str, names: Iterable[str], meant: str = "") -> str:
+    """``did you mean …?`` when a name is meant or close, else the names there are."""
     names = list(names)
     folded = {name.casefold(): name for name in names}
     close = difflib.get_close_matches(word.casefold()[:80], folded, n=1, cutoff=0.6)
     listed = ", ".join(names)
-    if close:
-        return f"did you mean {folded[close[0]]}? There is: {listed}"
+    if meant in names or close:
+        return f"did you mean {meant if meant in names else folded[close[0]]}? There is: {listed}"
     return f"there is: {listed}" if names else "there is none"
 
 

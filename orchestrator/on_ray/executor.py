@@ -24,6 +24,8 @@ from typing import Any
 from orchestrator.domain.attempt import RankOutcome, WorkerInfo
 from orchestrator.domain.events import (
     AttemptEnded,
+    CardsHeld,
+    ClusterSilent,
     Event,
     NodeJoined,
     NodeLeft,
@@ -42,11 +44,13 @@ from orchestrator.on_ray.claims import Claim, Claims
 from orchestrator.on_ray.control_store import ControlStore
 from orchestrator.on_ray.failures import node_lost
 from orchestrator.on_ray.predecessors import end_predecessors
+from orchestrator.on_ray.run_queue import RunQueue
 from orchestrator.on_ray.workers import Running, Worker
 from orchestrator.worker.card_process import Order
 from orchestrator.worker.launch import launch_of
 from orchestrator.worker.messages import (
     Ended,
+    Halted,
     Listen,
     Listened,
     ResponseBatch,
@@ -60,6 +64,7 @@ from workloads.devices.monitoring.telemetry import CardTelemetry
 from workloads.models import remote_code
 
 STOP_PATIENCE_S = 20.0  # for a stop to be confirmed
+_IDLE_S = 60.0  # that a run with cards has nothing to do on them before it counts as waiting
 _GONE = "the worker was gone before it could start"
 _GANG_STOPPED = "another rank of the gang ended early"
 
@@ -74,6 +79,7 @@ class RayExecutor:
         factory: "module:callable" that makes the worker inside its process.
         preload: whether nodes that compute on the CPU import torch once and fork their workers.
         clock: the clock of the events and of every timeout; it never jumps.
+        queue: the run's place among the runs of the cluster; None: it is ours alone.
     """
 
     def __init__(
@@ -85,6 +91,7 @@ class RayExecutor:
         factory: str = "orchestrator.worker.card_worker:CardWorker",
         preload: bool = True,
         clock: Callable[[], float] = time.monotonic,
+        queue: RunQueue | None = None,
     ) -> None:
         """Join the nodes.
 
@@ -95,6 +102,7 @@ class RayExecutor:
         self._clock = clock
         self._workers: dict[str, Worker] = {}
         self._running: dict[str, Running] = {}
+        self._busy_at = clock()  # when something ran, the last time
         self._progress: dict[str, Progress] = {}  # by worker id
         self._telemetry: dict[str, Mapping[Card, CardTelemetry]] = {}  # by node id
         self._calls = Calls()
@@ -113,6 +121,11 @@ class RayExecutor:
             joined=self._node_joined,
             arrived=self._responded,
             left=self._node_left,
+            held=lambda nodes: self._events.append(CardsHeld(at=self._clock(), nodes=nodes)),
+            silent=lambda silent: self._events.append(
+                ClusterSilent(at=self._clock(), silent=silent)
+            ),
+            queue=queue,
         )
         self.claims.poll()
 
@@ -163,6 +176,15 @@ class RayExecutor:
     def trouble(self) -> str:
         """Describe a fault of the cluster while work goes on; empty if there is none."""
         return self._store.trouble
+
+    @property
+    def waiting(self) -> str:
+        """The holders of the cards that the run waits for; empty while it has something to do."""
+        if self._running:
+            self._busy_at = self._clock()
+        if self.claims.joined() and self._clock() - self._busy_at < _IDLE_S:
+            return ""
+        return self.claims.waits_for
 
     def close(self) -> None:
         """Stop every worker and release every card."""
@@ -325,6 +347,15 @@ class RayExecutor:
         else:
             self._rank_lost(running, rank, worker, outcome)
 
+    def _halted(self, response: Halted) -> None:
+        """End a rank that does nothing any more, and with it its gang, which waits for it."""
+        worker = self._workers.get(response.worker_id)
+        if worker is None or worker.attempt_id != response.attempt_id:
+            return  # the attempt has ended meanwhile
+        if worker.failure is None:
+            worker.failure = Failure(failure_class=FailureClass.HANG, message=response.reason)
+        self._stop(worker, response.reason)
+
     def _rank_lost(
         self,
         running: Running,
@@ -417,6 +448,8 @@ class RayExecutor:
                 self._started(response)
             elif isinstance(response, Listened):
                 self._listened(response)
+            elif isinstance(response, Halted):
+                self._halted(response)
             elif (worker := self._workers.get(response.worker_id)) is not None:
                 self._stopped(worker)
         for worker_id, progress in (batch.progress or {}).items():

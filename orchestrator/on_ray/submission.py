@@ -10,6 +10,7 @@ workstation needs no more of the cluster than the dashboard's port.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import platform
@@ -17,7 +18,7 @@ import re
 import shlex
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,7 @@ from orchestrator.doctor.facts import Versions
 from orchestrator.errors import SubmitError
 from orchestrator.host import output
 from orchestrator.host.environment import GIT_COMMIT_VARIABLE, GIT_DIRTY_VARIABLE, git_state
+from orchestrator.on_ray.run_queue import KINDS, MADE_BY, PRIORITY, RESULTS, RUN
 from orchestrator.on_ray.token import asks_for_token, missing_token, take_own_token, token_advice
 from orchestrator.on_ray.upload import Upload, program_files, upload_of
 from orchestrator.results.directory import VARIABLE as RESULTS_VARIABLE
@@ -37,13 +39,13 @@ if TYPE_CHECKING:
 
 DEFAULT_PORT = 8265
 _TIMEOUT_S = 5.0
+_HELPER_END_S = 10.0  # Ray kills a job 3 s after it was asked to end
 #: Time for a stopped job to end its workers and write its last rows (Ray's own: 3 s).
 _STOP_WAIT_S = 120
 #: A head node that has just started, or is busy, answers before its agent can start jobs. Ray
 #: gives that agent ten seconds, which cannot be changed, and asks to try again.
 _AGENT_PATIENCE_S = 120.0
 _NO_AGENT_YET = re.compile(r"No available agent to submit job|Failed to get head node agent")
-_METADATA = {"made_by": "nightgrid"}
 _ADDRESS_VARIABLES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")
 
 
@@ -59,6 +61,7 @@ class Submission:
     results: str | None = None
     arguments: tuple[str, ...] = ()  # more of `nightgrid run`
     jobs: tuple[Job, ...] = ()  # of the grid
+    priority: int = 0  # in the cluster's queue of runs
     include: tuple[str, ...] = ()  # more that is uploaded from ``working_dir``
 
     @property
@@ -81,7 +84,22 @@ class Submission:
         command += ["--run", self.run]
         if self.results is not None:
             command += ["--results", self.results]
+        if self.priority:
+            command += ["--priority", str(self.priority)]
         return shlex.join([*command, *self.arguments])
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """Metadata in the cluster's list of jobs: for its place in the queue of runs, and for those
+        who look for its results."""
+        kinds = sorted({job.accelerator.value for job in self.jobs})
+        known = {
+            MADE_BY: "nightgrid",
+            RUN: self.run,
+            RESULTS: self.results or os.environ.get(RESULTS_VARIABLE, ""),
+            PRIORITY: str(self.priority),
+        }
+        return known | ({KINDS: ",".join(kinds)} if kinds else {})
 
     def upload(self) -> Upload:
         """The files that travel.
@@ -108,6 +126,9 @@ class Submission:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobInfo:
     """A job as the cluster knows it. Times are seconds since the epoch."""
+
+    run: str = ""  # its name, where Nightgrid sent it
+    results: str = ""  # directory on the cluster, where one was named
 
     submission_id: str
     status: str  # PENDING, RUNNING, SUCCEEDED, FAILED, STOPPED
@@ -162,7 +183,7 @@ class JobServer:
                         entrypoint=entrypoint,
                         submission_id=submission.submission_id,
                         runtime_env=submission.runtime_env(directory),
-                        metadata=_METADATA | {"run": submission.run},
+                        metadata=submission.metadata,
                     )
                 return True
             except SubmitError:
@@ -187,10 +208,30 @@ class JobServer:
         Raises:
             SubmitError: the cluster refuses, or the command takes too long (it is stopped then).
         """
+        with self.helper("orchestrator", arguments) as name:
+            deadline = time.monotonic() + timeout_s
+            while not self.job(name).over:
+                if time.monotonic() > deadline:
+                    raise SubmitError(
+                        f"{self.address}: `{arguments[0]}` had not ended after {timeout_s:.0f} s"
+                    )
+                time.sleep(0.5)
+            return self.logs(name)
+
+    @contextlib.contextmanager
+    def helper(
+        self, module: str, arguments: Sequence[str], files: Mapping[str, Path] | None = None
+    ) -> Iterator[str]:
+        """A module of this program as a Ray job on the head node, with these files beside it; its
+        submission id. It is gone with the block, and what it printed as well.
+
+        Raises:
+            SubmitError: the cluster refuses.
+        """
         try:
-            with Upload(program=program_files(), named={}).staged() as directory:
+            with Upload(program=program_files(), named=files or {}).staged() as directory:
                 name = self._send(
-                    entrypoint=shlex.join(["python", "-m", "orchestrator", *arguments]),
+                    entrypoint=shlex.join(["exec", "python", "-m", module, *arguments]),
                     runtime_env={
                         "working_dir": str(directory),
                         "env_vars": {_ADDRESS_VARIABLES[0]: ""},  # there it asks its own cluster
@@ -198,15 +239,23 @@ class JobServer:
                 )
         except Exception as error:
             raise SubmitError(f"{self.address} refuses the job: {_line(error)}") from error
-        deadline = time.monotonic() + timeout_s
-        while not self.job(name).over:
-            if time.monotonic() > deadline:
-                self._client.stop_job(name)
-                raise SubmitError(
-                    f"{self.address}: `{arguments[0]}` had not ended after {timeout_s:.0f} s"
-                )
-            time.sleep(0.5)
-        return self.logs(name)
+        try:
+            yield name
+        finally:
+            with contextlib.suppress(Exception):  # it is of no interest any more
+                if not self.job(name).over:
+                    self._client.stop_job(name)
+                    self._wait_for_end(name)
+                self._client.delete_job(name)
+
+    def stop(self, submission_id: str) -> None:
+        """Have Ray end a job: an orderly end is asked for, and forced after two minutes."""
+        self._client.stop_job(self.job(submission_id).submission_id)
+
+    def _wait_for_end(self, name: str) -> None:
+        deadline = time.monotonic() + _HELPER_END_S
+        while not self.job(name).over and time.monotonic() < deadline:
+            time.sleep(0.2)
 
     def _send(self, **job: Any) -> str:
         """Submit a job, as soon as the head node's agent is there."""
@@ -234,10 +283,17 @@ class JobServer:
             )
         return found
 
+    def sent(self, run: str) -> JobInfo | None:
+        """The job of this submission id, else the newest one that drives a run of this name; None
+        if there is neither."""
+        jobs = self.jobs()
+        by_id = [job for job in jobs if job.submission_id == run]
+        return next(iter(by_id or [job for job in jobs if job.run == run]), None)
+
     def jobs(self) -> list[JobInfo]:
         """Every submitted job that Nightgrid made, the newest first."""
         listed = [job for job in self._client.list_jobs() if job.submission_id]
-        ours = [job for job in listed if (job.metadata or {}).get("made_by") == "nightgrid"]
+        ours = [job for job in listed if (job.metadata or {}).get(MADE_BY) == "nightgrid"]
         return [_info(job) for job in sorted(ours, key=lambda j: j.start_time or 0, reverse=True)]
 
     def logs(self, submission_id: str) -> str:
@@ -360,6 +416,8 @@ def _info(job: Any) -> JobInfo:
         started_at=job.start_time / 1000 if job.start_time else None,
         ended_at=job.end_time / 1000 if job.end_time else None,
         exit_code=job.driver_exit_code,
+        run=str((job.metadata or {}).get(RUN, "")),
+        results=str((job.metadata or {}).get(RESULTS, "")),
     )
 
 

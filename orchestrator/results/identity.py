@@ -154,7 +154,7 @@ def identify(directory: Path, quarantine: Path) -> Identity:
 
 def has_id(directory: str, run_id: str) -> bool:
     """Return whether a directory that can be seen from here is the run of this id."""
-    return bool(directory) and _id_at(Path(directory)) == run_id
+    return bool(directory) and id_at(Path(directory)) == run_id
 
 
 def place_of(directory: Path) -> Place:
@@ -184,7 +184,7 @@ def _bind_plain(directory: Path, here: Place, record: _Record) -> Identity:
     others = [
         name
         for name in _names(directory.parent)
-        if name != directory.name and _id_at(directory.parent / name) == record.run_id
+        if name != directory.name and id_at(directory.parent / name) == record.run_id
     ]
     if others:
         note = (
@@ -217,12 +217,12 @@ def _original_is_there(record: _Record, here: Place) -> bool:
     with contextlib.suppress(OSError, ValueError):
         device, inode, _ = disk.numbers(Path(place.path))
         return (device, inode) != (here.device, here.inode) and (
-            _id_at(Path(place.path)) == record.run_id
+            id_at(Path(place.path)) == record.run_id
         )
     return False
 
 
-def _id_at(directory: Path) -> str | None:
+def id_at(directory: Path) -> str | None:
     """The id in a directory; None where there is none."""
     try:
         return _parse(disk.read(directory / paths.RUN_ID, _MOST_BYTES, follow=False)).run_id

@@ -97,6 +97,17 @@ def driver_lives(directory: Path) -> bool | None:
         return None
 
 
+def held(directory: Path) -> bool:
+    """Tell if a driver works on the run of a directory, or may: one on another host is taken at its
+    word for a minute after its last sign of life."""
+    lives = driver_lives(directory)
+    if lives is not None:
+        return lives
+    with contextlib.suppress(OSError):
+        return time.time() - (directory / paths.LOCK).stat().st_mtime < SILENCE_S
+    return False
+
+
 class RunLock:
     """The lock of one run directory. ``acquire``, ``still_mine`` before each write, ``release``."""
 

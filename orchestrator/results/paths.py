@@ -10,6 +10,8 @@
 <results>/<run>/passports.parquet how fast each card was when it was first used (``passports.py``)
 <results>/<run>/status.json       what the run does now
 <results>/<run>/report.html       the report
+<results>/<run>/stop.json         a request to end the run (``stop_file.py``)
+<results>/<run>/fetched.json      of a copy that `nightgrid fetch` made: of which run, from where
 <results>/<run>/driver.lock       who writes; there is one writer (``lock.py``)
 <results>/<run>/begun.log         of each attempt that runs now, what its row is made of should
                                   its driver die (``begun.py``)
@@ -31,6 +33,8 @@ OPTIONS = "options.json"
 PASSPORTS = "passports.parquet"
 STATUS = "status.json"
 REPORT = "report.html"
+STOP = "stop.json"
+FETCHED = "fetched.json"
 LOCK = "driver.lock"
 LOCK_GUARD = ".driver.lock.guard"
 BEGUN = "begun.log"

@@ -75,6 +75,7 @@ class Board:
     _failure_counts: Counter[str] = field(default_factory=Counter)
     paused: str = ""
     trouble: str = ""
+    waiting: str = ""
     slow_cards: tuple[str, ...] = ()
     _stopping: str = ""
     _finished: bool = False
@@ -217,6 +218,7 @@ class Board:
             stopping=self._stopping,
             paused=self.paused,
             trouble=self.trouble,
+            waiting=self.waiting,
             slow_cards=self.slow_cards,
             finished=self._finished,
             jobs_run=self._jobs_run,

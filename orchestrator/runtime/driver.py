@@ -51,6 +51,7 @@ from orchestrator.watching.live import View
 from orchestrator.watching.live_text import event_line
 
 STATUS_INTERVAL_S = 1.0
+WAITING_INTERVAL_S = 60.0  # between two lines that say whom the run waits for
 
 
 class Decider(Protocol):
@@ -82,6 +83,8 @@ class Driver:
     write_status: Callable[[str], object] = lambda _: None  # replaces status.json
     publish: Callable[[RunStatus], object] = lambda _: None  # to whoever monitors the cluster
     trouble: Callable[[], str] = lambda: ""  # what is wrong with the cluster, while work goes on
+    waiting: Callable[[], str] = lambda: ""  # whose cards the run waits for, while it has none
+    asked_to_stop: Callable[[], tuple[int, str]] = lambda: (0, "")  # how often, and by whom
     passports: PassportBook | None = None  # None: cards have none in this run
     watchdog: Watchdog | None = None  # None: the executor cannot end what hangs
     stop: StopSignal = field(default_factory=StopSignal)
@@ -92,9 +95,11 @@ class Driver:
     patience_s: float = 120.0  # with an executor or a disk that keeps failing
     _wakes: list[float] = field(default_factory=list)
     _stops_seen: int = 0
+    _asked: int = 0  # of the requests of ``asked_to_stop``, those that were passed on
     _late: list[Event] = field(default_factory=list)  # what came up while showing
     _refused_stops: list[StopWorker] = field(default_factory=list)  # to be tried again
     _next_status_at: float = 0.0
+    _next_waiting_at: float = 0.0
     _ahead_s: float | None = None  # of the time of day, as the schedule was told
     _finished: RunFinished | None = None
     _rows: RowWriter = field(init=False)
@@ -303,6 +308,12 @@ class Driver:
         self._next_status_at = now + STATUS_INTERVAL_S
         self._rows.write()  # a terminal or a file system may take its time
         self._tell_trouble()
+        self._tell_waiting(now)
+        count, by = self.asked_to_stop()
+        while self._asked < count:
+            self._asked += 1
+            if self.stop.requests < count:  # a third would end the loop as it is
+                self.stop.request(f"asked to stop by {by}")
         progress, telemetry = {}, {}
         with contextlib.suppress(Exception):  # for the eyes only; events tell what matters
             progress = dict(self.executor.progress())
@@ -325,6 +336,13 @@ class Driver:
             self.view.line(f"TROUBLE: {self.board.trouble}; what runs goes on")
         elif before and not self.board.trouble:
             self.view.line(f"no more: {before}")
+
+    def _tell_waiting(self, now: float) -> None:
+        """Say whom the run waits for: at once, when that changes, and every minute."""
+        before, self.board.waiting = self.board.waiting, self.waiting()
+        if self.board.waiting and (self.board.waiting != before or now >= self._next_waiting_at):
+            self._next_waiting_at = now + WAITING_INTERVAL_S
+            self.view.line(f"WAITING: {self.board.waiting}")
 
 
 def refusal(

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,31 +17,28 @@ from typing import TYPE_CHECKING
 
 from orchestrator.domain.deadline import Deadline
 from orchestrator.domain.job import State
-from orchestrator.errors import ClusterError
 from orchestrator.results import paths
-from orchestrator.runtime.grid_plan import forecast_of, grid_of, history_of, plan_run
-from orchestrator.runtime.options import (
-    RunOptions,
-    kept_options,
-    kinds_of,
-    seed_of,
-    with_cards_of,
+from orchestrator.runtime.earlier import (
+    attempts_before,
+    cards_before,
+    clear_up,
+    final_states,
+    owner_of,
 )
+from orchestrator.runtime.grid_plan import forecast_of, grid_of, history_of, plan_run
+from orchestrator.runtime.nodes import cards_by_kind, with_its_nodes
+from orchestrator.runtime.options import RunOptions, kept_options, seed_of, with_cards_of
 
 if TYPE_CHECKING:
-    from orchestrator.domain.history import PastRow
-    from orchestrator.domain.topology import Node
     from orchestrator.grid.model import Grid
     from orchestrator.planning.plan import Plan
     from orchestrator.results.store import Store
     from orchestrator.runtime.driver import DriveResult
     from orchestrator.runtime.session import Session
-    from orchestrator.worker.leftovers import Owner
+    from orchestrator.runtime.status import RunStatus
 
 Say = Callable[[str], None]
 
-#: Time that nodes may take to join a restarted head.
-NODES_PATIENCE_S = 180.0
 _ANSWERED = {State.SUCCEEDED, State.OUT_OF_MEMORY, State.PRUNED, State.UNSUPPORTED}
 
 
@@ -78,6 +74,7 @@ def run_grid(
         ClusterError: there are no usable cards.
         StoreError: results cannot be read or written, or another driver holds the run.
     """
+    from orchestrator.results.stop_file import forget_requests
     from orchestrator.results.store import Store
     from workloads.models import remote_code
 
@@ -97,6 +94,8 @@ def run_grid(
         plan_run(options, grid, session, store)  # refused here, nothing is created
         with store, owner_of(store).marks_this_process():
             _tell(options, drives=True)
+            if not _again(options):
+                forget_requests(store.path)  # those for drivers that have ended
             # Once more under the lock: another driver may just have finished the same run.
             plan = plan_run(options, grid, session, store)
             deadline = _deadline(options, plan)
@@ -108,6 +107,7 @@ def run_grid(
                 paths.OPTIONS, kept_options(options, seed, cards_by_kind(session.nodes))
             )
             result = _drive(options, session, plan, store, deadline, seed, say)
+            forget_requests(store.path)
             states = final_states(plan, store.history()) if result.finished else {}
     return RunOutcome(store=store, plan=plan, result=result, states=states)
 
@@ -159,6 +159,7 @@ def _check_models(grid: Grid, named: Sequence[str]) -> None:
 def _session(options: RunOptions, grid: Grid) -> contextlib.AbstractContextManager[Session]:
     from orchestrator.errors import ClusterError
     from orchestrator.runtime import session
+    from orchestrator.scheduling.run_queue import QueueOptions
 
     kinds = grid.accelerators()
     if options.emulate is not None and (options.address or options.in_process):
@@ -167,7 +168,13 @@ def _session(options: RunOptions, grid: Grid) -> contextlib.AbstractContextManag
         return session.in_process_session(kinds)
     if options.emulate is not None:
         return session.emulated_session(options.emulate, kinds, options.card_memory_bytes)
-    return session.cluster_session(options.address, kinds)
+    charge = options.charge
+    place = QueueOptions(
+        priority=options.priority,
+        since=charge.began if charge is not None else time.time(),
+        supervised=charge is not None,
+    )
+    return session.cluster_session(options.address, kinds, place)
 
 
 def _again(options: RunOptions) -> bool:
@@ -179,52 +186,6 @@ def _tell(options: RunOptions, **facts: object) -> None:
     """Tell the supervisor, if there is one."""
     if options.charge is not None:
         options.charge.tell(**facts)
-
-
-def cards_by_kind(nodes: Sequence[Node]) -> dict[str, int]:
-    """Count the cards of each kind."""
-    found: dict[str, int] = {}
-    for node in nodes:
-        found[node.accelerator.value] = found.get(node.accelerator.value, 0) + len(
-            node.card_indices
-        )
-    return found
-
-
-def with_its_nodes(options: RunOptions, session: Session, say: Say, run: Path) -> Session:
-    """The session with the nodes that the cluster had before its head died: they come back one
-    after the other, and a plan for those that happen to be there would give up jobs for good.
-
-    A run that somebody resumes may have fewer cards than before, but waits for each kind it had: it
-    may be resumed while the cluster comes up.
-
-    Raises:
-        ClusterError: a kind of card does not come back at all.
-    """
-    if session.look is None:
-        return session
-    expected: Mapping[str, int] = {}
-    if options.charge is not None and options.charge.again:
-        expected = options.charge.cards
-    elif options.resume:
-        expected = dict.fromkeys(kinds_of(run), 1)
-    deadline, told = time.monotonic() + NODES_PATIENCE_S, False
-    while True:
-        there = cards_by_kind(session.nodes)
-        missing = {k: n - there.get(k, 0) for k, n in expected.items() if n > there.get(k, 0)}
-        if not missing:
-            return session
-        what = ", ".join(f"{n} {k}" if n > 1 else k for k, n in missing.items())
-        if time.monotonic() > deadline:
-            if gone := [kind for kind in missing if kind not in there]:
-                raise ClusterError(f"no node with {', '.join(gone)} has come back to the cluster")
-            say(f"going on without {what} cards that the cluster had before")
-            return session
-        if not told:
-            say(f"waiting for the cluster's nodes: {what} cards are not back yet")
-            told = True
-        time.sleep(1.0)
-        session = replace(session, nodes=session.look())
 
 
 def _deadline(options: RunOptions, plan: Plan) -> Deadline | None:
@@ -251,44 +212,6 @@ def _announce(
     say(f"rows: {store.tables_path.resolve()}{passing}")
 
 
-def owner_of(store: Store) -> Owner:
-    """The owner of what drivers of this run leave on a host."""
-    from orchestrator.worker.leftovers import Owner
-
-    return Owner(run_id=store.run_id, invocation_id=uuid.uuid4().hex[:12])
-
-
-def clear_up(store: Store, say: Say) -> None:
-    """End what earlier drivers of the run left on this host, and say what became of it. The
-    agents do the same on their nodes, before these join (``on_ray/actors.py``).
-
-    Raises:
-        ClusterError: something of it does not end.
-    """
-    from orchestrator.errors import ClusterError
-    from orchestrator.worker.leftovers import Owner, end_leftovers
-
-    if store.taken_over_from is not None:
-        say(f"taken over from a driver that died: {store.taken_over_from}")
-    owner = Owner.of_this_process()
-    assert owner is not None
-    try:
-        ended = end_leftovers(owner)
-    except TimeoutError as error:
-        raise ClusterError(f"{error}; end them, then start the run again") from error
-    if ended:
-        some = ", ".join(f"{each.pid} {each.command[:40]}" for each in ended[:3])
-        more = f" and {len(ended) - 3} more" if len(ended) > 3 else ""
-        say(f"ended what it left running here: {some}{more}")
-    if store.rescued:
-        rows = "row" if store.rescued == 1 else "rows"
-        say(f"recovered {store.rescued} {rows} spilled to another disk")
-    for note in store.notes:
-        say(note)
-    for attempt_id in store.interrupted:
-        say(f"attempt {attempt_id} was running then: LOST, its job is tried again")
-
-
 # ---------------------------------------------------------------- while
 
 
@@ -309,6 +232,7 @@ def _drive(
     from orchestrator.planning.planner import estimator_for
     from orchestrator.results.derive import measurement_of
     from orchestrator.results.notes import Notes
+    from orchestrator.results.stop_file import requested
     from orchestrator.runtime.board import Board
     from orchestrator.runtime.clean_output import CleanView, clean_row
     from orchestrator.runtime.driver import Driver
@@ -337,6 +261,11 @@ def _drive(
         )
         return clean_row(row)
 
+    def publish(status: RunStatus) -> None:
+        if status.counts.get(State.SUCCEEDED):
+            _tell(options, succeeded=True)  # should this driver die, the next one's breaker rests
+        session.publish(status)
+
     # Signals are ours once the executor is open (Ray sets handlers of its own) and stay so until
     # it is closed: an impatient Ctrl-C must not leave processes behind.
     with contextlib.ExitStack() as signals, contextlib.ExitStack() as stack:
@@ -348,7 +277,11 @@ def _drive(
         stop = signals.enter_context(StopSignal().on_signals())
         view = stack.enter_context(contextlib.closing(open_view(quiet=options.quiet)))
         history = history_of(store)
-        settings = ScheduleSettings(seed=seed, passports=options.passports)
+        settings = ScheduleSettings(
+            seed=seed,
+            passports=options.passports,
+            succeeded_before=options.charge is not None and options.charge.succeeded,
+        )
         if deadline is not None:
             until, stop_s = deadline.work_until, deadline.stop_s
             settings = replace(
@@ -361,6 +294,7 @@ def _drive(
             attempts_before=attempts_before(
                 history, store.attempts_set_aside(planned.job.job_id for planned in plan.jobs)
             ),
+            cards_before=cards_before(plan, store),
         )
         return Driver(
             schedule=schedule,
@@ -370,38 +304,13 @@ def _drive(
             notes=Notes(run=store.run, invocation_id=owner.invocation_id, provenance=origin),
             board=board,
             view=CleanView(view),
-            publish=session.publish,
+            publish=publish,
             trouble=lambda: getattr(executor, "trouble", ""),
+            waiting=lambda: getattr(executor, "waiting", ""),
+            asked_to_stop=lambda: requested(store.path),
             write_status=lambda text: store.write_file(paths.STATUS, redact(text, os.environ)),
             passports=PassportBook(store, time.time) if options.passports else None,
             # In this very process a watchdog could end nothing but the whole run.
             watchdog=None if options.in_process else Watchdog(),
             stop=stop,
         ).drive()
-
-
-def attempts_before(
-    history: Sequence[PastRow], set_aside: Mapping[str, int] | None = None
-) -> dict[str, int]:
-    """The number of the last attempt at each job that has rows, damaged ones included: the next one
-    goes on from it."""
-    numbers = dict(set_aside or {})
-    for row in history:
-        numbers[row.job_id] = max(row.attempt_number, numbers.get(row.job_id, 0))
-    return numbers
-
-
-# ---------------------------------------------------------------- after
-
-
-def final_states(plan: Plan, history: Sequence[PastRow]) -> dict[str, State]:
-    """State of each job of the plan: that of its newest final row on the same footing."""
-    # A kind of card that is not there is not emulated either: its rows say so.
-    emulated = {node.accelerator: node.emulated for node in plan.nodes}
-    newest = {(row.job_id, row.emulated): row.state for row in history if row.final}
-    states = {}
-    for planned in plan.jobs:
-        job = planned.job
-        key = (job.job_id, emulated.get(job.accelerator, False))
-        states[job.job_id] = newest.get(key, State.NOT_STARTED)
-    return states

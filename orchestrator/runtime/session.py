@@ -17,6 +17,8 @@ from orchestrator.domain.job import Accelerator, default_accelerator
 from orchestrator.domain.topology import Node, parse_emulation
 from orchestrator.host.node_packages import with_own_packages
 from orchestrator.runtime.status import RunStatus
+from orchestrator.scheduling.run_queue import QueueOptions
+from orchestrator.worker.leftovers import Owner
 from orchestrator.worker.memory_limit import share_of_host
 
 #: Opens an executor for a run of this name, which may log in this directory.
@@ -95,8 +97,11 @@ def emulated_session(
 
 
 @contextlib.contextmanager
-def cluster_session(address: str | None, accelerators: Sequence[Accelerator]) -> Iterator[Session]:
-    """The cluster at ``address``, else the one this process is in; joined for the whole block.
+def cluster_session(
+    address: str | None, accelerators: Sequence[Accelerator], place: QueueOptions
+) -> Iterator[Session]:
+    """The cluster at ``address``, else the one this process is in; joined for the whole block. Its
+    executor waits for the run's turn among the runs of the cluster.
 
     Raises:
         ClusterError: there is none, or it cannot be joined.
@@ -106,8 +111,17 @@ def cluster_session(address: str | None, accelerators: Sequence[Accelerator]) ->
     @contextlib.contextmanager
     def executor(run: str, log_dir: Path) -> Iterator[Executor]:
         from orchestrator.on_ray.executor import RayExecutor
+        from orchestrator.on_ray.run_queue import RunQueue
 
-        with contextlib.closing(RayExecutor(run=run, accelerators=accelerators)) as opened:
+        owner = Owner.of_this_process()
+        queue = RunQueue(
+            run=run,
+            run_id=owner.run_id if owner is not None else run,
+            kinds=tuple(kind.value for kind in accelerators or Accelerator),
+            options=place,
+        )
+        opening = RayExecutor(run=run, accelerators=accelerators, queue=queue)
+        with contextlib.closing(opening) as opened:
             yield opened
 
     from orchestrator.on_ray.node_software import with_packages

@@ -79,6 +79,7 @@ class RunStatus:
     eta_s: float | None  # None when unknown
     stopping: str = ""  # the reason, once an end was asked for
     paused: str = ""  # why nothing new is started for now; empty while all is well
+    waiting: str = ""  # for whose cards, while it has none or nothing to do on them
     trouble: str = ""  # what is wrong with the cluster, while work goes on
     slow_cards: tuple[str, ...] = ()  # sentences, the slowest first (``domain/passport.py``)
     finished: bool = False

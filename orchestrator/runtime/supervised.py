@@ -31,6 +31,7 @@ class Charge:
     ends_at: float | None = None  # when the report must be there, seconds since the epoch
     life: int = 1  # the number of this driver
     cards: Mapping[str, int] = field(default_factory=dict)  # by kind, as the first driver saw them
+    succeeded: bool = False  # whether a job has, under a driver before this one
 
     @property
     def again(self) -> bool:

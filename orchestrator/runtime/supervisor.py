@@ -105,6 +105,7 @@ class Supervisor:
             ends_at=self.ends_at,
             life=len(self._lives) + 1,
             cards=self._facts.get("cards", {}),
+            succeeded=bool(self._facts.get("succeeded")),
         )
         rows_before = self._rows_changed()
         for known in ("drives", "ended", "again"):

@@ -9,7 +9,7 @@ from orchestrator.domain.attempt import Outcome
 from orchestrator.domain.events import Command, Wake
 from orchestrator.domain.failure import FailureClass
 from orchestrator.domain.job import Accelerator
-from orchestrator.domain.topology import Card, Node
+from orchestrator.domain.topology import Card, Node, legal_card_sets
 from orchestrator.scheduling.assignment import Assigner
 from orchestrator.scheduling.cards import CardPool, Slot
 from orchestrator.scheduling.leases import Lease, Leases
@@ -39,6 +39,8 @@ class Pool:
         self.records = records
         self.unfinished = Counter(record.width for record in records)  # jobs by width
         self.hopeless_at: dict[int, float] = {}  # by width: when to give up, no card set being left
+        self._held: tuple[Node, ...] = ()  # by others, who may give them back
+        self._known = True  # whether anybody can say which nodes there are
         self._settings = settings
         self._confined: dict[
             str, JobRecord
@@ -84,14 +86,34 @@ class Pool:
         self.cards.changed = False
         found = []
         for width, count in self.unfinished.items():
-            if not count or self.cards.has_set(width, lambda slot: not slot.barred):
+            if not count or self._can_have(width):
                 self.hopeless_at.pop(width, None)
             elif width not in self.hopeless_at:
                 self.hopeless_at[width] = now + self._settings.wait_for_nodes_s
                 found.append(width)
         return found
 
+    def _can_have(self, width: int) -> bool:
+        """Return whether a card set of this width is left, or was one if others gave cards back.
+        While nobody can say which nodes there are, there may be one."""
+        if not self._known or self.cards.has_set(width, lambda slot: not slot.barred):
+            return True
+        held = {node.node_id for node in self._held}
+        nodes = [*self._held, *(server.node for server in self.cards.servers.values())]
+        sets = legal_card_sets(nodes, self.cards.accelerator, width) if held else []
+        return any(card.node_id in held for cards in sets for card in cards)
+
     # ------------------------------------------------------------ cards
+
+    def others_hold(self, nodes: Iterable[Node]) -> None:
+        """Others have the cards of these nodes, and of no others that are wanted."""
+        held = tuple(node for node in nodes if node.accelerator is self.cards.accelerator)
+        if held != self._held:
+            self._held, self.cards.changed = held, True
+
+    def nodes_are_known(self, known: bool) -> None:
+        """Somebody can say which nodes there are, or nobody can; patience begins anew then."""
+        self._known, self.cards.changed = known, True
 
     def join(self, node: Node) -> Generator[Command, None, list[Lease]]:
         """A node is there; returns the leases that a lost node of the same id still held."""

@@ -44,6 +44,9 @@ class ScheduleSettings:
     wait_for_nodes_s: float = 60.0  # before a job that no card set is left for is given up
     breaker_failures: int = 5  # first failures, all alike and at once, that stop the run
     breaker_within_s: float = 30.0  # how soon a failure is "at once"
+    succeeded_before: bool = (
+        False  # whether a job has, in this very night: the surroundings are sound
+    )
     finish_running: bool = True  # after StopRequested; a second request stops them too
     urgency: float = 1.5  # a job goes first if this many times its length is all that is left
     work_until: float = inf  # the time of day by which the last attempt must have ended

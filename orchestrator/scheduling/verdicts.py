@@ -34,6 +34,9 @@ class Verdicts:
         limits = (self.settings.breaker_failures, self.settings.breaker_within_s)
         self._attempts = Breaker("attempts", *limits)
         self._starts = Breaker("workers", *limits)
+        if self.settings.succeeded_before:
+            self._attempts.success()
+            self._starts.success()
         self._cards: dict[str, str] = {}  # of workers that were started
         self._searches = Searches(ledger)
 

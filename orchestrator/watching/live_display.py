@@ -67,6 +67,7 @@ def render(status: RunStatus, *, height: int | None = None) -> RenderableType:
     failures = status.failures[:SHOWN_FAILURES]
     after: list[RenderableType] = [_failure_lines(failures, status.at)] if failures else []
     told = (
+        ("WAITING", status.waiting),
         ("PAUSED", status.paused),
         ("TROUBLE", status.trouble),
         ("stopping", status.stopping),

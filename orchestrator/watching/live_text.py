@@ -46,6 +46,8 @@ def summary_line(status: RunStatus) -> str:
         parts.append(f"about {duration(status.eta_s)} left")
     if status.paused:
         parts.append(f"PAUSED: {status.paused}")
+    if status.waiting:
+        parts.append(f"WAITING: {status.waiting}")
     if status.slow_cards:
         cards = (
             "1 slow card" if len(status.slow_cards) == 1 else f"{len(status.slow_cards)} slow cards"

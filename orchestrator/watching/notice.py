@@ -77,7 +77,7 @@ class Notice:
         if summary is not None:
             lines.append(", ".join(f"{count} {state}" for state, count in summary.counts.items()))
             lines += [
-                _best_text(contest, summary.labels[contest.fastest.job_id])
+                best_text(contest, summary.labels[contest.fastest.job_id])
                 for contest in summary.contests[:BEST_SHOWN]
             ]
             if any(row.emulated for row in summary.rows):
@@ -116,7 +116,8 @@ def _best(contest: Contest) -> dict[str, Any]:
     }
 
 
-def _best_text(contest: Contest, chosen: str) -> str:
+def best_text(contest: Contest, chosen: str) -> str:
+    """The fastest setting of a contest in one line; ``chosen`` is its label."""
     row = contest.fastest
     figure = f"{number(row.metrics.throughput)} {contest.unit} {cells.plus_minus(row)}".rstrip()
     tied = f" (tied with {len(contest.tied)} more)" if contest.tied else ""

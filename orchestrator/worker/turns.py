@@ -3,7 +3,9 @@
 Emulated cards, and CPU cards of one host, share its cores. Were their jobs to run at the same time,
 each figure would tell of its neighbours. So a job takes its turn before it loads and keeps it to
 its end: as many jobs at once as there are cores for their threads, over all processes, drivers and
-users of the host. Loading is within the turn, since it would disturb others' timed parts.
+users of the host. One core stays free for all else (Ray, the driver, workers that start), unless a
+single job needs it: with every core taken, half of the rows waited for a processor for more than
+5 % of their timed part. Loading is within the turn, since it would disturb others' timed parts.
 
 A turn is a set of locked bytes of one file, a byte for each core. The kernel holds such locks for a
 process and frees them when it dies, however it dies; its children do not inherit them. Whoever
@@ -44,6 +46,8 @@ PATIENCE_S = 4 * 3600.0
 #: Between two looks of the first in the queue, and of others: each costs a tenth of a millisecond,
 #: on processors that somebody measures on.
 _FIRST_LOOK_S, _QUEUE_LOOK_S = 0.025, 0.2
+#: Cores that jobs leave to the rest of the host where they do not need them all.
+_SPARE_CORES = 1
 ROUND_S = 2.0  # after which the ranks of a waiting gang show that they live
 
 #: Places of bytes: a few for each core, of which one is locked unless its holder was stopped; the
@@ -171,7 +175,7 @@ class Place:
             try:
                 busy = [locks.awake_holder(*_bytes_of(core)) for core in self._cores]
                 free = [c for c, held in zip(self._cores, busy, strict=True) if held is None]
-                if len(free) >= self._wanted:
+                if len(free) >= min(self._wanted + _SPARE_CORES, len(busy)):
                     self._taken = tuple(filter(None, map(self._lane, free[: self._wanted])))
                     locks.unlock(self._place)
                     return True

@@ -11,8 +11,17 @@ from orchestrator.domain.failure import Failure
 from orchestrator.errors import ClusterError, ControlStoreLost
 from orchestrator.on_ray import claims
 from orchestrator.on_ray.calls import Calls
-from orchestrator.on_ray.claims import BEREFT_PATIENCE_S, SILENCE_PATIENCE_S, Claim, Claims
+from orchestrator.on_ray.claims import (
+    AGENT_PATIENCE_S,
+    BEREFT_PATIENCE_S,
+    ORPHANED_AGENT_PATIENCE_S,
+    SILENCE_PATIENCE_S,
+    Claim,
+    Claims,
+)
 from orchestrator.on_ray.control_store import ControlStore
+from orchestrator.on_ray.placement import Opened
+from orchestrator.scheduling.run_queue import Standing, Ticket
 from orchestrator.scheduling.schedule import ScheduleSettings
 
 HPU_1 = {
@@ -62,18 +71,49 @@ class ScriptedStore:
 
 
 class Channel:
-    """The channel to an agent that does not answer."""
+    """The channel to an agent that answers every second until it falls silent."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._heard_at: float | None = None
+
+    @property
+    def heard_at(self) -> float:
+        """When the agent last said something."""
+        return self._clock.now if self._heard_at is None else self._heard_at
+
+    @heard_at.setter
+    def heard_at(self, at: float) -> None:
+        if self._heard_at is not None:
+            self._heard_at = at
+
+    def fall_silent(self) -> None:
+        """The agent hangs from now on."""
+        self._heard_at = self._clock.now
 
     def close(self) -> None:
         """Nothing is sent any more."""
 
 
+class Queue:
+    """A queue whose answers the test gives (``ScriptedStore.answer``)."""
+
+    strangers = ("python train.py",)
+
+    def look(self) -> None:
+        raise AssertionError("asked in the loop's own thread")
+
+    leave = look
+
+
 class Case:
     """Claims with all around them in memory."""
 
-    def __init__(self) -> None:
+    def __init__(self, queue: Queue | None = None) -> None:
         self.clock, self.store = Clock(), ScriptedStore()
         self.left: list[Failure] = []
+        self.silences: list[bool] = []
+        self.held: list[tuple[str, ...]] = []
         self.claims = Claims(
             run="case",
             accelerators=None,
@@ -85,6 +125,9 @@ class Case:
             joined=lambda _: None,
             arrived=lambda *_: None,
             left=lambda _, failure: self.left.append(failure),
+            silent=self.silences.append,
+            held=lambda nodes: self.held.append(tuple(node.name for node in nodes)),
+            queue=queue,  # type: ignore[arg-type]
         )
 
     def pass_s(self, seconds: float, *, silent: bool) -> None:
@@ -108,18 +151,17 @@ def claimed(case: Case) -> Claim:
     return claim
 
 
-def loses_its_node(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+def loses_its_node(case: Case) -> None:
     """The node of ``joined`` is gone."""
-    monkeypatch.setattr(claims.Claim, "joined", False)
     [claim] = case.claims.by_node.values()
     case.claims.lose(claim, claims.node_lost("it went"))
 
 
-def joined(case: Case, monkeypatch: pytest.MonkeyPatch) -> Claim:
-    """A claim whose agent is at work."""
-    claim = claimed(case)
-    monkeypatch.setattr(claims.Claim, "joined", True)
-    return claim
+def joined(case: Case) -> Channel:
+    """The channel to the agent of a claimed node, which is at work."""
+    channel = Channel(case.clock)
+    claimed(case).opened_channel = channel  # type: ignore[assignment]
+    return channel
 
 
 def test_one_question_at_a_time(case: Case) -> None:
@@ -142,6 +184,16 @@ def test_no_patience_runs_out_while_it_is_silent(case: Case) -> None:
     case.claims.poll()
 
 
+def test_a_silence_is_told_when_it_begins_and_when_it_ends(case: Case) -> None:
+    """The schedule's patience with nodes rests meanwhile."""
+    case.pass_s(3, silent=False)
+    assert case.silences == []
+    case.pass_s(30, silent=True)
+    assert case.silences == [True]
+    case.pass_s(3, silent=False)
+    assert case.silences == [True, False]
+
+
 def test_it_is_lost_when_it_stays_silent_and_no_node_is_left(case: Case) -> None:
     """Not before, and the error says since when."""
     case.pass_s(SILENCE_PATIENCE_S, silent=True)
@@ -149,26 +201,22 @@ def test_it_is_lost_when_it_stays_silent_and_no_node_is_left(case: Case) -> None
         case.pass_s(1, silent=True)
 
 
-def test_the_cluster_is_given_up_before_its_jobs_are(
-    case: Case, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_cluster_is_given_up_before_its_jobs_are(case: Case) -> None:
     """Nodes that died with the head are lost after 20 s. The driver gives up, for the next one to
     go on, before the schedule says of its jobs that no card is left for them."""
-    joined(case, monkeypatch)
+    joined(case)
     case.pass_s(20, silent=True)
-    loses_its_node(case, monkeypatch)
+    loses_its_node(case)
     with pytest.raises(ControlStoreLost, match="no node of the cluster is left"):
         case.pass_s(60, silent=True)
     assert BEREFT_PATIENCE_S < case.clock.now - 20 < ScheduleSettings().wait_for_nodes_s - 10
 
 
-def test_a_silence_after_all_nodes_have_left_has_its_own_patience(
-    case: Case, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_silence_after_all_nodes_have_left_has_its_own_patience(case: Case) -> None:
     """A moment of it is none."""
-    joined(case, monkeypatch)
+    joined(case)
     case.pass_s(1, silent=False)
-    loses_its_node(case, monkeypatch)
+    loses_its_node(case)
     case.pass_s(BEREFT_PATIENCE_S + 5, silent=False)
     case.pass_s(BEREFT_PATIENCE_S, silent=True)
     with pytest.raises(ControlStoreLost):
@@ -183,20 +231,52 @@ def test_one_that_was_started_anew_is_not_waited_for(case: Case) -> None:
     assert case.clock.now < 10
 
 
-def test_nodes_that_work_are_kept_for_as_long_as_they_work(
-    case: Case, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nodes_that_work_are_kept_for_as_long_as_they_work(case: Case) -> None:
     """Hours without a control store."""
-    joined(case, monkeypatch)
+    joined(case)
     case.pass_s(7200, silent=True)
     case.store.replaced = True
     case.pass_s(7200, silent=True)
     assert case.left == []
 
 
-def test_errors_while_it_is_away_take_no_node(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_agent_is_lost_with_its_node(case: Case) -> None:
+    """Also where nobody waits for the stop of a worker, as while eight of them start."""
+    channel = joined(case)
+    case.pass_s(600, silent=False)
+    channel.fall_silent()
+    case.pass_s(AGENT_PATIENCE_S, silent=False)
+    assert case.left == []
+    case.pass_s(1, silent=False)
+    assert [failure.message for failure in case.left] == ["its agent has not answered for 60 s"]
+
+
+def test_agents_of_a_cluster_that_was_started_anew_are_not_waited_for(case: Case) -> None:
+    """Ray told of one after 4 min 20 s in a rehearsal, and all cards stood still until then."""
+    channel = joined(case)
+    channel.fall_silent()
+    case.store.replaced = True
+    with pytest.raises(ControlStoreLost, match="no node of the cluster is left"):
+        case.pass_s(ORPHANED_AGENT_PATIENCE_S + 1, silent=True)
+    assert len(case.left) == 1
+
+
+def test_time_in_which_nobody_listened_is_no_silence(case: Case) -> None:
+    """A driver that was frozen for an hour finds the answers of its agents when it goes on."""
+    channel = joined(case)
+    channel.fall_silent()
+    case.pass_s(30, silent=False)
+    case.clock.now += 3600
+    case.claims.poll()
+    case.pass_s(AGENT_PATIENCE_S - 31, silent=False)
+    assert case.left == []
+    case.pass_s(2, silent=False)
+    assert len(case.left) == 1
+
+
+def test_errors_while_it_is_away_take_no_node(case: Case) -> None:
     """A question that timed out is no list without nodes."""
-    joined(case, monkeypatch)
+    joined(case)
 
     class RpcError(Exception):
         """Named as Ray's is."""
@@ -224,7 +304,7 @@ def test_the_reason_of_a_lost_node_names_the_silence(case: Case) -> None:
     """Its attempts are LOST by it, and their rows say so."""
     claim = claimed(case)
     case.store.silent_s = 64.0
-    claim.opened_channel = Channel()  # type: ignore[assignment]
+    claim.opened_channel = Channel(case.clock)  # type: ignore[assignment]
     case.claims.lose(claim, claims.node_lost("its agent does not answer"))
     [failure] = case.left
     assert "control store has not answered since" in failure.message
@@ -238,3 +318,61 @@ def test_a_silent_store_is_not_waited_for_at_the_end(case: Case, silent: bool) -
     case.pass_s(1, silent=silent)
     case.claims.close()
     assert (case.store.waited_s == 0) == silent
+
+
+RIVAL = Ticket(
+    run="first", run_id="i", host="h", kinds=("HPU",), since=0.0, driver="d", number=1, turn=1
+)
+
+
+def test_nothing_is_claimed_out_of_turn_and_nothing_given_up() -> None:
+    """For hours; then the nodes are claimed, and what somebody else has of them is waited for."""
+    case = Case(Queue())
+    waits = Standing(turn_due=False, may_claim=False, ahead=(RIVAL,))
+    for _ in range(4000):
+        case.pass_s(1, silent=False)
+        while case.store.asked:
+            look = case.store.asked[0][0].__name__ == "look"
+            case.store.answer(waits if look else {"id-1": HPU_1})
+    assert case.claims.by_node == {} and case.held == [("hpu-1",)]
+    assert case.claims.waits_for == "first (on h) has the cards"
+    case.pass_s(2, silent=False)
+    case.store.answer(Standing(turn_due=False, may_claim=True, ahead=()))
+    case.store.answer({"id-1": HPU_1})
+    assert list(case.claims.by_node) == ["id-1"] and case.claims.waits_for.startswith("no run in")
+    case.store.answer(None)  # no card is free
+    assert case.claims.by_node == {} and case.held == [("hpu-1",)]
+    assert case.claims.waits_for.endswith(
+        "not free; other programs on the cluster: python train.py"
+    )
+    for nodes in [{"id-1": HPU_1}] * 200 + [{}]:  # type: ignore[var-annotated]
+        case.pass_s(1, silent=False)
+        while case.store.asked:
+            about_nodes = case.store.asked[0][0].__name__ == "nodes"
+            case.store.answer(nodes if about_nodes else None)
+    assert case.held == [("hpu-1",), ()] and case.claims.waits_for == ""
+
+
+def test_a_node_that_does_not_work_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody had its cards; then they were ours, and the agent did not start."""
+    case = Case()
+    monkeypatch.setattr(Calls, "add", lambda _, call, then: then(call))
+    claimed(case)
+    case.store.answer(None)
+    case.pass_s(6, silent=False)
+    case.store.answer({"id-1": HPU_1})
+    assert case.held == [("hpu-1",)]
+    broken = Opened(group=None, agent=None, serve=ValueError("no disk"))
+    case.pass_s(1, silent=False)
+    case.store.answer(broken)
+    case.store.answer({"id-1": HPU_1})
+    assert case.held == [("hpu-1",), ()] and case.claims.waits_for == ""
+
+
+def test_a_cluster_that_can_have_no_queue_is_used_without_one() -> None:
+    """Ray's accounts alone decide then, as without one."""
+    case = Case(Queue())
+    case.claims.poll()
+    case.store.answer(ValueError("no such call"))
+    case.store.answer({"id-1": HPU_1})
+    assert list(case.claims.by_node) == ["id-1"]

@@ -217,6 +217,9 @@ TIME_OF_DAY = {
     "orchestrator/commands/plan.py": {"_until": "how far a deadline is away, for people"},
     "orchestrator/commands/run.py": {"_report_in_any_case": "a deadline is a time of day"},
     "orchestrator/commands/simulate.py": {"run": "how far a deadline is away, for people"},
+    "orchestrator/commands/runs.py": {
+        "run": "how old a driver's last word is, which may be on another host",
+    },
     "orchestrator/commands/status.py": {
         "job_lines": "how old a time of Ray's is",
         "run_json": "how old a driver's last word is, which may be on another host",
@@ -248,11 +251,13 @@ TIME_OF_DAY = {
         "Holder.this_process": "since when a run is held, for people",
         "Holder.__str__": "since when a run is held, for people",
         "RunLock._refusal": "since when a run is held, for people",
+        "held": "how old a sign of life of a driver on another host is",
     },
     "orchestrator/runtime/grid_plan.py": {
         "forecast_of": "how far a deadline is away",
     },
     "orchestrator/runtime/run.py": {
+        "_session": "when a run came to a cluster's queue, which runs on several hosts share",
         "_deadline": "how much of the time until a deadline is the reserve",
         "_drive": "when the passport of a card was taken",
         "_drive.to_measurement": "when a row was recorded",

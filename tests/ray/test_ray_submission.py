@@ -314,7 +314,7 @@ def test_a_workstation_has_the_cluster_examined(head: Head, tmp_path: Path) -> N
 def test_what_is_wrong_is_said_at_once(head: Head, tmp_path: Path) -> None:
     """An unknown job, a grid that would not be uploaded, and a grid that is refused."""
     unknown = head.nightgrid("status", "nobody", "--address", head.url)
-    assert unknown.returncode == 5 and "no job 'nobody'" in unknown.stderr
+    assert unknown.returncode == 5 and "no job and no run 'nobody'" in unknown.stderr
     unknown = head.nightgrid("logs", "nobody", "--follow", "--address", head.url)
     assert unknown.returncode == 5 and "no job 'nobody'" in unknown.stderr
     (tmp_path / "grid.yaml").write_text(GRID)

@@ -42,6 +42,7 @@ from orchestrator.runtime.row_writer import ROWS_WAIT_S
 from orchestrator.runtime.status import RunStatus
 from orchestrator.runtime.stop_signal import StopSignal
 from orchestrator.runtime.watchdog import Watchdog
+from orchestrator.watching.live_text import summary_line
 
 
 class Script:
@@ -403,6 +404,22 @@ def test_trouble_with_the_cluster_is_told_when_it_begins_and_when_it_ends() -> N
     ]
     shown = [status.trouble for status in case.view.shown]
     assert "silent for 6 s" in shown and shown[-1] == ""
+
+
+def test_whom_a_run_waits_for_is_said_at_once_on_change_and_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And stands in the status meanwhile."""
+    monkeypatch.setattr("orchestrator.runtime.driver.WAITING_INTERVAL_S", 2.0)
+    case = Case()
+    texts = iter(["a has the cards", *["b has the cards"] * 4])
+    case.driver.waiting = lambda: next(texts, "")
+    assert case.driver.drive().finished
+    told = [line for line in case.view.lines if "WAITING" in line]
+    assert told[:2] == ["WAITING: a has the cards", "WAITING: b has the cards"]
+    assert 3 <= len(told) < 5 and set(told[2:]) == {told[1]}
+    said = [summary_line(RunStatus.from_json(each.to_json())) for each in case.view.shown]
+    assert "WAITING: b has the cards" in said[2] and "WAITING" not in said[-1]
 
 
 def test_a_command_that_is_refused_comes_back_as_its_event() -> None:

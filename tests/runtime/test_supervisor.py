@@ -140,6 +140,7 @@ def test_a_driver_that_dies_is_reported_and_followed(
     assert [life["life"] for life in run.lives] == [1, 2]
     assert run.lives[0]["ends_at"] == run.lives[1]["ends_at"]
     assert run.lives[1]["cards"] == {"HPU": 8}
+    assert [life["succeeded"] for life in run.lives] == [False, True]
     (told,) = run.told
     assert told["ending"] == "interrupted" and words in told["reason"]
     assert (told["run"], told["notify"]) == ("night", ["tee notice"])

@@ -186,6 +186,18 @@ def test_the_breaker_stops_a_run_in_which_everything_fails_at_once() -> None:
     assert "circuit breaker" in not_started[0].reason and "crash" in not_started[0].reason
 
 
+def test_a_burst_of_kills_does_not_trip_the_breaker_of_a_driver_started_again() -> None:
+    """Jobs have succeeded under the driver before it: the surroundings are sound."""
+    jobs = planned(*[job(str(n)) for n in range(20)])
+    cluster = Cluster(jobs, breaker_failures=3, card_failures=99, succeeded_before=True)
+    cluster.join(node())
+    cluster.ready()
+    for run in list(cluster.running.values())[:3]:
+        cluster.ends(run.attempt, State.FAILED, FailureClass.CRASH, took=1)
+    cluster.play_out()
+    assert {row.state for row in cluster.finals().values()} == {State.SUCCEEDED}
+
+
 def test_the_breaker_trips_when_no_worker_starts() -> None:
     """A missing package on every node."""
     failure = Failure(failure_class=FailureClass.IMPORT, message="no module named torch")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from schedule_cases import Cluster, cards_of, job, node, planned
 
-from orchestrator.domain.events import StopWorker
+from orchestrator.domain.events import CardsHeld, ClusterSilent, StopWorker
 from orchestrator.domain.failure import Failure, FailureClass
 from orchestrator.domain.job import State
 
@@ -286,3 +286,76 @@ def test_a_node_that_is_lost_again_and_again_has_to_wait() -> None:
     assert len(cards_of(cluster.tick(100))) == 1
     cluster.play_out()
     assert cluster.finals()["a"].state is State.SUCCEEDED
+
+
+# ------------------------------------------------------------ cards that others have
+
+
+def test_jobs_wait_for_cards_that_others_hold() -> None:
+    """However long; they run once the cards are free, and are lost as others are once they are
+    gone."""
+    for freed in (True, False):
+        cluster = Cluster(planned(job("wide", cards=8), job("narrow")), wait_for_nodes_s=30)
+        cluster.see(CardsHeld(at=cluster.now, nodes=(node(cards=8),)))
+        cluster.tick(100_000)
+        assert not cluster.finals()
+        if freed:
+            cluster.join(node(cards=8))
+            cluster.see(CardsHeld(at=cluster.now, nodes=()))
+            cluster.play_out()
+            assert {row.state for row in cluster.finals().values()} == {State.SUCCEEDED}
+        else:
+            cluster.see(CardsHeld(at=cluster.now, nodes=()))
+            cluster.tick(29)
+            assert not cluster.finals()
+            cluster.tick(1)
+            assert {row.state for row in cluster.finals().values()} == {State.LOST}
+
+
+def test_a_gang_waits_for_the_second_server_while_others_run() -> None:
+    """Eight cards are ours and eight another's: what needs sixteen waits, and nothing else does."""
+    cluster = Cluster(planned(job("wide", cards=16), job("narrow")), wait_for_nodes_s=30)
+    cluster.join(node("n1", cards=8))
+    cluster.see(CardsHeld(at=cluster.now, nodes=(node("n2", cards=8),)))
+    cluster.ready(*cluster.starting)
+    cluster.ends(cluster.only())
+    cluster.tick(1000)
+    assert set(cluster.finals()) == {"narrow"}
+    cluster.join(node("n2", cards=8))
+    cluster.play_out()
+    assert {row.state for row in cluster.finals().values()} == {State.SUCCEEDED}
+
+
+def test_waiting_ends_with_the_deadline() -> None:
+    """Jobs for which no card came free in time were not started, and the run ends."""
+    cluster = Cluster(planned(job()), wait_for_nodes_s=30, work_until=1500.0)
+    cluster.see(CardsHeld(at=cluster.now, nodes=(node(cards=8),)))
+    cluster.tick(600)
+    assert cluster.finals()["a"].state is State.NOT_STARTED and cluster.finished is not None
+
+
+def test_no_job_is_given_up_while_nobody_says_which_nodes_there_are() -> None:
+    """A driver that starts while the control store is frozen sees no node. Its patience begins when
+    the store answers: 903 jobs were lost in a rehearsal, 14 s after it did."""
+    cluster = Cluster(planned(job("wide", cards=8), job("narrow")), wait_for_nodes_s=30)
+    cluster.see(ClusterSilent(at=cluster.now, silent=True))
+    cluster.tick(600)
+    cluster.see(ClusterSilent(at=cluster.now, silent=False))
+    cluster.tick(29)
+    assert not cluster.finals()
+    cluster.join(node(cards=8))
+    cluster.play_out()
+    assert {row.state for row in cluster.finals().values()} == {State.SUCCEEDED}
+
+
+def test_a_node_that_leaves_in_a_silence_is_waited_for_until_after_it() -> None:
+    """Then as long as ever, and its jobs are lost."""
+    cluster = Cluster(planned(job()), wait_for_nodes_s=30)
+    cluster.join(node("n1"))
+    cluster.see(ClusterSilent(at=cluster.now, silent=True))
+    cluster.leave("n1")
+    cluster.tick(600)
+    assert not cluster.finals()
+    cluster.see(ClusterSilent(at=cluster.now, silent=False))
+    cluster.tick(30)
+    assert cluster.finals()["a"].state is State.LOST

@@ -86,7 +86,8 @@ def _conversations(record: Record) -> Example:
     return _of_turns(_turns(record, "conversations"))
 
 
-_ANSWER = "the answer"
+#: What fine-tuning learns of an example with an answer, and of one without, as a row says it.
+ANSWER, WHOLE_TEXT = "the answer", "every token of the text"
 _LAST = "the last answer of each conversation"
 
 #: The first whose columns an example has is its shape.
@@ -95,14 +96,14 @@ SHAPES = (
         name="AdvertiseGen",
         needs=("content",),
         may_have=("summary",),
-        learned=_ANSWER,
+        learned=ANSWER,
         read=_content,
     ),
     Shape(
         name="Alpaca",
         needs=("instruction", "output"),
         may_have=("input",),
-        learned=_ANSWER,
+        learned=ANSWER,
         read=_alpaca,
     ),
     Shape(name="chat", needs=("messages",), learned=_LAST, read=_messages),
@@ -111,10 +112,10 @@ SHAPES = (
         name="prompt and completion",
         needs=("prompt",),
         may_have=("completion",),
-        learned=_ANSWER,
+        learned=ANSWER,
         read=_prompt,
     ),
-    Shape(name="text", needs=("text",), learned="every token of the text", read=_plain),
+    Shape(name="text", needs=("text",), learned=WHOLE_TEXT, read=_plain),
 )
 
 

@@ -19,9 +19,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from workloads.compilations import Compilations
+from workloads.compiled_code import size_mib
 from workloads.devices import NF4, CardProcess, DeviceSpec, Texts, aligned_groups
-from workloads.devices.base import Device, command_output
+from workloads.devices.base import Device, command_output, installed_version
 from workloads.devices.monitoring import gaudi_server
+from workloads.devices.monitoring.gaudi_products import PRODUCTS
 from workloads.errors import (
     CardNotAcquired,
     CollectiveFailed,
@@ -33,11 +35,10 @@ from workloads.support import supported, unsupported
 
 if TYPE_CHECKING:
     from workloads.devices.monitoring.release import CardUse
-    from workloads.devices.monitoring.telemetry import CardTelemetry
+    from workloads.devices.monitoring.telemetry import CardInventory, CardTelemetry
 
 #: The bridge's variable: directory, whether to empty it at the start, size in MiB.
 RECIPE_CACHE = "PT_HPU_RECIPE_CACHE_CONFIG"
-_RECIPES_MIB = 8192
 
 #: In this order: a failed acquire also says "Generic failure", as a failed compilation does.
 _ERRORS: tuple[Texts, ...] = (
@@ -91,8 +92,10 @@ def _variables(process: CardProcess) -> dict[str, str]:
         variables["PT_HPU_WEIGHT_SHARING"] = "0"
     if lazy and process.cards > 1:  # else "collective nonSFG is not supported" in captured graphs
         variables["PT_HPU_ENABLE_LAZY_COLLECTIVES"] = "true"
-    if process.scratch is not None:  # the node's processes share compiled graphs
-        variables[RECIPE_CACHE] = f"{process.scratch}/hpu-recipes,false,{_RECIPES_MIB}"
+    if process.compiled is not None:
+        # The bridge's own key has the graph with its data types and the versions of its libraries.
+        directory = f"{process.compiled}/{process.kind or 'ordinary'}-{process.cards}x"
+        variables[RECIPE_CACHE] = f"{directory},false,{size_mib()}"
     return variables
 
 
@@ -115,7 +118,7 @@ def lacks_mode(mode: str, versions: Mapping[str, str]) -> str:
 
 #: The bridge's metrics, and of each the figures that stand in rows, by their names there.
 _METRICS: Mapping[str, Mapping[str, str]] = {
-    "graph_compilation": {"TotalNumber": "number", "TotalTime": "time"},
+    "graph_compilation": {"TotalNumber": "number", "TotalTime": "us"},
     "cpu_fallback": {"TotalNumber": "number"},
     "recipe_cache": {"TotalHit": "hits", "TotalMiss": "misses"},
 }
@@ -148,8 +151,12 @@ SPEC = DeviceSpec(
     ray_resource="HPU",
     ray_indices=True,
     registration="start Gaudi nodes with --resources "
-    f"""'{{"HPU": {gaudi_server.CARDS}, "accelerator_type:Intel-GAUDI2": 1}}'""",
+    + " or ".join(
+        f"""'{{"HPU": {gaudi_server.CARDS}, "accelerator_type:{each.ray_type}": 1}}'"""
+        for each in PRODUCTS
+    ),
     visible_variable="HABANA_VISIBLE_MODULES",
+    gang_visible=True,  # as Habana documents a job of several cards; HLS_MODULE_ID tells its own
     variables=_variables,
     groups=aligned_groups,
     server_cards=gaudi_server.CARDS,
@@ -187,10 +194,7 @@ SPEC = DeviceSpec(
     no_cards_remedy="is the driver loaded (`hl-smi` on the server, outside of the container), and "
     "was the container started with --runtime=habana and HABANA_VISIBLE_DEVICES=all?",
     examine=gaudi_server.examine,
-    data_sheets=(
-        (r"(Intel )?(Habana )?(HL-225\w*|Gaudi ?2)", "Gaudi2"),
-        (r"(Intel )?(Habana )?(HL-325\w*|Gaudi ?3)", "Gaudi3"),
-    ),
+    data_sheets=tuple((each.pattern, each.name) for each in PRODUCTS),
 )
 
 
@@ -229,6 +233,22 @@ class HpuDevice(Device):
         from workloads.devices.monitoring import hl_smi, hlml
 
         return hlml.telemetry() or hl_smi.telemetry()  # the tool knows no energy
+
+    @staticmethod
+    def compiler() -> str:
+        from workloads.devices.monitoring import hl_smi
+
+        found = {name: installed_version(name) for name in ("habana-torch-plugin", "torch")}
+        if not all(found.values()):
+            return ""
+        names = sorted({card.name for card in hl_smi.cards()})
+        return "-".join([*(f"{name}-{version}" for name, version in found.items()), *names])
+
+    @staticmethod
+    def inventory() -> Mapping[int, CardInventory]:
+        from workloads.devices.monitoring import hl_smi
+
+        return hl_smi.inventory()
 
     @staticmethod
     def use(card_index: int) -> CardUse | None:
@@ -307,8 +327,11 @@ class HpuDevice(Device):
         if "graph_compilation_number" not in counters:
             return dataclasses.replace(known, graphs=None)  # a bridge without its metrics
         fallbacks = counters.get("cpu_fallback_number")
+        recalled = counters.get("recipe_cache_hits")
         return Compilations(
             graphs=(known.graphs or 0) + int(counters["graph_compilation_number"]),
+            compile_s=counters.get("graph_compilation_us", 0.0) / 1e6,
+            recalled=None if recalled is None else int(recalled),
             cpu_fallbacks=None if fallbacks is None else int(fallbacks),
             named={**known.named, **counters},
         )

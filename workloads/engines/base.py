@@ -40,10 +40,16 @@ class Ability:
     """One thing that an engine can do."""
 
     function: str  # "module:function", imported only where it runs
+    #: The kinds of models that it does it with (``workloads/tasks``); none: all of a workload.
+    tasks: tuple[str, ...] = ()
     #: What this engine refuses of it, beside the workload's own rules; pure, the plan asks.
     refuse: Callable[[Asked], Iterable[Refusal]] | None = None
     #: The engine's own settings of it, which a grid writes beside the workload's.
     settings: type[Settings] | None = None
+
+    def takes(self, task: str) -> bool:
+        """Tell if it is done with models of a kind, by the task's name."""
+        return not self.tasks or task in self.tasks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -67,6 +67,8 @@ def _refuse_training(asked: Asked) -> Iterator[Refusal]:
         yield refusal("method", f"LoRA, not {method.method}")
     if asked.cards > 1:
         yield refusal("cards", "on one card")
+    if method.held_out:
+        yield refusal("held_out", "without a loss on examples that are held out")
     for kind in all_techniques():
         for name, field in kind.model_fields.items():
             if asked.parameters.get(name, field.default) != field.default:
@@ -82,10 +84,15 @@ SPEC = EngineSpec(
     abilities={
         "generate": Ability(
             function="workloads.engines.gaudi.generation:load",
+            tasks=("causal-lm",),
             refuse=_refuse_generation,
             settings=GaudiSettings,
         ),
-        "train": Ability(function="workloads.engines.gaudi.training:run", refuse=_refuse_training),
+        "train": Ability(
+            function="workloads.engines.gaudi.training:run",
+            tasks=("causal-lm",),
+            refuse=_refuse_training,
+        ),
         "calibrate": Ability(function="workloads.engines.gaudi.calibration:run"),
     },
     install="pip install 'nightgrid[hpu]' -c constraints-hpu.txt",

@@ -7,6 +7,7 @@ hub snapshots are used where they lie, unless the engine wants ChatGLM3 in its o
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 from workloads.cache import cached_directory
 from workloads.errors import BadConfiguration, DataMissing, Unsupported
 from workloads.models import hub, layouts, remote_code
-from workloads.models.catalog import TINY, ModelEntry, find_model
+from workloads.models.catalog import MADE, ModelEntry, find_model
 from workloads.models.layouts import Layout
 from workloads.models.prompt import encode_prompt
 
@@ -60,21 +61,23 @@ def open_model(name: str, *, layout: Layout = "native") -> ModelSource:
         path = (
             Path(entry.location)
             if entry.location != entry.name
-            else hub.download(entry.name, with_code=own_code)
+            else hub.download(entry.name, with_code=own_code, pipeline=entry.checkpoint.pipeline)
         )
-    elif entry.name == TINY:
-        from workloads.models import tiny_chatglm3
-
-        path = cached_directory(tiny_chatglm3.cache_key(), tiny_chatglm3.build)
+    elif entry.name in MADE:
+        maker = importlib.import_module(MADE[entry.name])
+        path = cached_directory(maker.cache_key(), maker.build)
     else:
         from workloads.models import smollm2
 
         file = Path(entry.location)
         path = cached_directory(smollm2.cache_key(file), lambda to: smollm2.build(file, to))
-    path = layouts.in_layout(path, layout)
+    tokenizer_path = path
+    if not entry.checkpoint.pipeline:
+        path = layouts.in_layout(path, layout)
+        tokenizer_path = layouts.tokenizer_directory(path)
     return ModelSource(
         path=str(path),
-        tokenizer_path=str(layouts.tokenizer_directory(path)),
+        tokenizer_path=str(tokenizer_path),
         random_weights=entry.random_weights,
         entry=entry,
         remote_code=own_code,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ from workloads.models.loading import (
 )
 from workloads.tasks.base import TaskSpec
 from workloads.techniques.base import Loading
+from workloads.training.samples import SampleFormat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +30,17 @@ class BaseModel:
     pad_token_id: int
     context_length: int | None
     task: TaskSpec
+
+    def format(self, parameters: Mapping[str, Any]) -> SampleFormat:
+        """The way in which a job's examples become its samples."""
+        return SampleFormat(
+            tokenizer=self.tokenizer,
+            source=self.source,
+            config=self.model.config,
+            parameters=parameters,
+            pad_token_id=self.pad_token_id,
+            context_length=self.context_length,
+        )
 
 
 def load_base(workload: str, name: str, precision: str, loading: Loading) -> BaseModel:

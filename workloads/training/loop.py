@@ -23,13 +23,14 @@ from workloads.errors import BadConfiguration
 from workloads.finetuning_method import MethodParameters, method_for
 from workloads.measure import Measured, instruments_of, measure
 from workloads.parallel.layout import Layout, tensor_size
+from workloads.tasks.base import TaskSpec
 from workloads.techniques import chosen
 from workloads.techniques.base import DataPlan, Loading, StepBatch, Technique, Training
 from workloads.techniques.optimizers import state_bytes
-from workloads.training import adapters, methods
+from workloads.training import adapters, held_out, methods
 from workloads.training.base_model import BaseModel, load_base
 from workloads.training.flops import train_flops_per_token
-from workloads.training.samples import TrainingSample
+from workloads.training.samples import Encoded, Learnable, SampleFormat
 from workloads.training.step import Steps, batch_maker, plan_data
 from workloads.warmup import WarmupPlan, repeated_if_compiled
 from workloads.weights import held_bytes
@@ -46,6 +47,16 @@ class _Loaded:
     details: dict[str, str]  # of what was loaded, for the row
     load_s: float
     baseline_host_memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Samples:
+    """Samples of a dataset, and how long tokenizing those took that are trained on."""
+
+    encoded: Encoded
+    held_out: Sequence[Learnable]
+    tokenization_s: float
+    dataset: Dataset
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,20 +89,14 @@ def _run(request: Request, context: JobContext, ending: contextlib.ExitStack) ->
         world_size=context.world_size,
         tensor=tensor_size(parameters, context.world_size),
     )
-    samples, tokenization_s, dataset = _samples(request, context, method, loaded.base, layout)
-    data = plan_data(
-        context.device,
-        loaded.base.pad_token_id,
-        method.max_length,
-        request.batch_size,
-        layout,
-        loaded.base.task,
-    )
+    form = loaded.base.format(request.parameters)
+    source = _samples(request, context, method, loaded.base.task, form, layout)
+    data = plan_data(context.device, form, request.batch_size, layout, loaded.base.task)
     data.ending = ending
     for technique in techniques:
         technique.on_data(data)
     training, whole = _training(request, context, method, techniques, loaded, layout, data)
-    make = batch_maker(data, samples, layout.data_rank)
+    make = batch_maker(data, source.encoded.samples, layout.data_rank)
     steps = Steps(training, techniques, data, data.feed(make))
     for technique in techniques:
         technique.before_steps(training, lambda step: steps.rehearse(make(step)))
@@ -107,7 +112,8 @@ def _run(request: Request, context: JobContext, ending: contextlib.ExitStack) ->
     details = {
         **loaded.details,
         **data.details,
-        "learned": dataset.learned,
+        "learned": source.dataset.learned,
+        **source.encoded.details,
         **training.details,
         "optimizer_state_bytes": str(state_bytes(training.optimizer)),
         **measured.details,
@@ -116,6 +122,10 @@ def _run(request: Request, context: JobContext, ending: contextlib.ExitStack) ->
     metrics, flag = _losses(measured.samples, context.collective.gather, steps.evaluate(make(0)))
     details |= flag
     if not request.probe:
+        if source.held_out:
+            metrics["held_out_loss"] = held_out.loss(
+                steps, training, data, source.held_out, context.collective.gather
+            )
         kept, converted = _finish(request, context, method, training, steps, make)
         details |= kept
         metrics |= converted
@@ -129,12 +139,12 @@ def _run(request: Request, context: JobContext, ending: contextlib.ExitStack) ->
         parameter_count=loaded.applied.weights.parameter_count,
         trainable_parameter_count=whole.trainable,
         train_flops_per_token=whole.flops_per_token,
-        tokenization_s=tokenization_s,
+        tokenization_s=source.tokenization_s,
         baseline_host_memory_bytes=loaded.baseline_host_memory_bytes,
         peak_host_memory_bytes=host_memory.bytes,
         peak_device_memory_bytes=peak_device_memory_bytes,
         random_weights=loaded.base.source.random_weights,
-        synthetic_data=dataset.synthetic,
+        synthetic_data=source.dataset.synthetic,
         precision_detail=loaded.applied.detail,
         metrics=metrics,
         details=details,
@@ -188,24 +198,27 @@ def _samples(
     request: Request,
     context: JobContext,
     method: MethodParameters,
-    base: BaseModel,
+    task: TaskSpec,
+    form: SampleFormat,
     layout: Layout,
-) -> tuple[list[TrainingSample], float, Dataset]:
-    """All samples, how long tokenizing them took, and the dataset."""
-    room = base.context_length
-    if room is not None and method.max_length > room:
-        raise BadConfiguration(
-            f"max_length is {method.max_length}, the model was made for {room} positions"
-        )
+) -> _Samples:
+    """The samples to train on, and those that are held out."""
     dataset = load_dataset(request.dataset, method.reading())
     count = max(method.samples, request.batch_size * layout.data_size)
+    examples, held = held_out.split(dataset.examples, method.held_out, request.dataset)
+    encode = task.function("encode")
     began = context.clock()
-    encode = base.task.function("encode")
-    samples = encode(dataset.examples, count, base.tokenizer, base.source, method.max_length)
+    encoded: Encoded = encode(examples, count, form)
     if request.probe:  # the longest samples decide whether a batch fits
-        samples = sorted(samples, key=lambda sample: -len(sample.ids))
-        samples = samples[: request.batch_size * layout.data_size]
-    return samples, context.clock() - began, dataset
+        longest = sorted(encoded.samples, key=lambda sample: -sample.tokens)
+        longest = longest[: request.batch_size * layout.data_size]
+        encoded = dataclasses.replace(encoded, samples=longest)
+    return _Samples(
+        encoded=encoded,
+        tokenization_s=context.clock() - began,
+        held_out=encode(held, len(held), form).samples if held else (),
+        dataset=dataset,
+    )
 
 
 def _training(

@@ -45,4 +45,5 @@ SPEC = WorkloadSpec(
     ability="generate",
     tasks=("causal-lm",),
     throughput=TOKENS,
+    implied=True,
 )

@@ -82,6 +82,7 @@ function states(state) {
 
 function banners(state) {
   const notes = [];
+  if (state.status && state.status.waiting) notes.push(["Waiting for cards", state.status.waiting]);
   if (state.status && state.status.paused) notes.push(["Paused: nothing new is started", state.status.paused]);
   if (state.status && state.status.trouble) notes.push(["Trouble; what runs goes on", state.status.trouble]);
   if (state.emulated) notes.push(["Emulated cards", "No number here is one of a real card."]);

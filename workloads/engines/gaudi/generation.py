@@ -210,7 +210,7 @@ def load(request: Request, device: Device) -> OptimumHabanaEngine:
         weights=found_weights,
         end_token_ids=end_token_ids,
         pad_token_id=pad_token_id,
-        context_length=_context_length(model.config),
+        context_length=context_length(model.config),
         details=details,
         lazy=mode == "lazy",
         static_shapes=static,
@@ -298,7 +298,8 @@ def _end_token_ids(source: ModelSource, model: Any, tokenizer: Any) -> frozenset
     return frozenset(int(tokenizer.convert_tokens_to_ids(token)) for token in ends)
 
 
-def _context_length(config: Any) -> int | None:
+def context_length(config: Any) -> int | None:
+    """Positions that a model was made for, by its config; None where it does not say."""
     for name in ("max_position_embeddings", "seq_length"):
         found = getattr(config, name, None)
         if isinstance(found, int):

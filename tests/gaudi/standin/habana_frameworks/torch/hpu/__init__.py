@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from . import metrics, random
+from . import metrics, random, recipes
 
 _LIMIT_BYTES = 94_600_000_000
 
@@ -98,13 +98,12 @@ def wrap_in_hpu_graph(module: Any, *_: Any, **__: Any) -> Any:
         raise AttributeError("wrap_in_hpu_graph exists in lazy mode only")
     graphs_made += 1
     forward = module.forward
-    captured: set[Any] = set()  # shapes that a graph was made for
+    structure = recipes.structure(module)
 
     def without_the_switch(*args: Any, bypass_hpu_graphs: bool = False, **kwargs: Any) -> Any:
-        shapes = _shapes((args, kwargs))
         _take_workspace(kwargs.get("input_ids"))
-        metrics.met_graph(known=shapes in captured, inference=_inference)
-        captured.add(shapes)
+        known = recipes.is_known((structure, _shapes((args, kwargs)), _inference))
+        metrics.met_graph(known=known, inference=_inference)
         return forward(*args, **kwargs)
 
     module.forward = without_the_switch

@@ -1,0 +1,53 @@
+"""``nightgrid runs``: every run of a results directory, here or on a cluster."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import time
+
+from orchestrator.commands.options import add_place_arguments, results_here
+from orchestrator.host import output
+from orchestrator.results.finding import MOST_LISTED
+
+EPILOG = """\
+examples:
+  nightgrid runs                                       the newest runs here
+  nightgrid runs --address http://127.0.0.1:8265       those on a cluster's head node
+
+states: WAITING for cards that others have, RUNNING, PAUSED (no room for rows), STOPPING, STOPPED,
+FINISHED, DIED (its driver is gone; the same command goes on)
+exit codes: 0; 4 there are no runs; 5 the cluster is not reachable
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of `nightgrid runs`."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = EPILOG
+    add_place_arguments(parser)
+    parser.add_argument(
+        "--last", metavar="N", type=int, default=MOST_LISTED, help="so many (default: %(default)s)"
+    )
+    parser.add_argument("--json", action="store_true", help="an array on standard output")
+
+
+def run(args: argparse.Namespace) -> int:
+    """List the runs."""
+    from orchestrator.watching.run_list import entry_lines, entry_of, run_entries
+
+    if args.address:
+        from orchestrator.on_ray.from_afar import ask_json
+        from orchestrator.on_ray.submission import JobServer
+
+        command = ["runs", "--last", str(args.last)]
+        entries = [
+            entry_of(each) for each in ask_json(JobServer(args.address), command, args.results)
+        ]
+    else:
+        entries = run_entries(results_here(args), args.last)
+    if args.json:
+        output.say_json([dataclasses.asdict(each) for each in entries])
+    else:
+        output.say("\n".join(entry_lines(entries, time.time())))
+    return 0

@@ -1,0 +1,196 @@
+"""The files of a run as lines of text, for a channel that carries nothing else.
+
+Ray's job interface has no files, but shows what a job prints. ``python -m
+orchestrator.results.parcels RUN`` prints, on the machine that has the run, those of its files that
+the other side lacks: first a list, then each file in parts, every part and every file with its
+SHA-256. ``Receiver`` writes a file when the last of its parts is there and whole, so an interrupted
+transfer leaves whole files, and the next one brings the rest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import hashlib
+import json
+import os
+import sys
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from orchestrator.errors import StoreError
+from orchestrator.results import disk, fragments, paths
+from orchestrator.results.finding import find_run
+from orchestrator.results.identity import id_at
+from workloads import files
+
+MARK = "NIGHTGRID-PARCEL-1"
+PART_BYTES = 48 * 1024
+#: Files of a run besides its rows that mean something elsewhere. The status comes last: what it
+#: counts is there.
+SIDE_FILES = (paths.GRID, paths.OPTIONS, paths.PASSPORTS, paths.REPORT, paths.STATUS)
+
+
+def carried(run: Path) -> list[str]:
+    """The names of a run's files that mean something elsewhere, beneath its directory."""
+    try:
+        rows = sorted(disk.names(run / paths.ROWS))
+    except OSError:
+        rows = []
+    names = [f"{paths.ROWS}/{name}" for name in rows if _is_row_file(name)]
+    return names + [name for name in SIDE_FILES if os.path.isfile(run / name)]
+
+
+def _is_row_file(name: str) -> bool:
+    return name.endswith(".parquet") and not name.startswith(".")
+
+
+def digest_of(path: Path) -> str:
+    """The SHA-256 of a file.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    whole = hashlib.sha256()
+    with files.opened(path) as file:
+        while piece := file.read(2**20):
+            whole.update(piece)
+    return whole.hexdigest()
+
+
+def digests(run: Path) -> dict[str, str]:
+    """The SHA-256 of each of a run's files that are carried, by name."""
+    found = {}
+    for name in carried(run):
+        try:
+            found[name] = digest_of(run / name)
+        except OSError:  # it has gone meanwhile, as rows do when they are compacted
+            continue
+    return found
+
+
+# ---------------------------------------------------------------- sending
+
+
+def lines_of(run: Path, have: Mapping[str, str]) -> Iterator[str]:
+    """The lines that bring somebody who has ``have`` (SHA-256 by name) what the run has."""
+    there = digests(run)
+    wanted = [name for name, digest in there.items() if have.get(name) != digest]
+    head = {"run": run.name, "run_id": id_at(run) or "", "wanted": wanted, "files": len(there)}
+    yield f"{MARK} begin {json.dumps(head)}"
+    for name in wanted:
+        try:
+            data = disk.read(run / name)
+        except OSError as error:
+            yield f"{MARK} gone {json.dumps({'name': name, 'why': error.strerror})}"
+            continue
+        parts = range(0, max(1, len(data)), PART_BYTES)
+        for number, start in enumerate(parts, 1):
+            part = zlib.compress(data[start : start + PART_BYTES])
+            check = hashlib.sha256(part).hexdigest()[:16]
+            yield f"{MARK} part {check} {base64.b64encode(part).decode()}"
+            if number == len(parts):
+                whole = {"name": name, "sha256": hashlib.sha256(data).hexdigest()}
+                yield f"{MARK} file {json.dumps(whole)}"
+    yield f"{MARK} end"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Print a run's files; the other side is a ``Receiver``."""
+    parser = argparse.ArgumentParser(prog="parcels", description=main.__doc__)
+    parser.add_argument("run")
+    parser.add_argument("--results", type=Path)
+    parser.add_argument("--have", type=Path, help="JSON: SHA-256 by name of what is there already")
+    args = parser.parse_args(arguments)
+    try:
+        store = find_run(args.run, args.results)
+        have = json.loads(files.read_text(args.have)) if args.have else {}
+    except StoreError as error:
+        print(f"{MARK} refused {json.dumps(str(error))}", flush=True)
+        return StoreError.exit_code
+    for line in lines_of(store.path, have):
+        print(line, flush=True)
+    return 0
+
+
+# ---------------------------------------------------------------- receiving
+
+
+@dataclass(slots=True)
+class Receiver:
+    """Writes the files that come as lines.
+
+    Attributes:
+        begin: told what comes before the first file; it says where the files go, or raises.
+    """
+
+    begin: Callable[[Mapping[str, object]], Path]
+    finished: bool = False
+    received: list[str] = field(default_factory=list)
+    damaged: list[str] = field(default_factory=list)  # that did not come whole
+    _run: Path | None = None
+    _text: str = ""
+    _parts: list[bytes] = field(default_factory=list)
+    _broken: bool = False
+
+    def feed(self, text: str) -> None:
+        """Take some of the text, cut anywhere.
+
+        Raises:
+            StoreError: the sender refused, or a file cannot be written.
+        """
+        *lines, self._text = (self._text + text).split("\n")
+        for line in lines:
+            mark, _, rest = line.partition(" ")
+            if mark == MARK:
+                self._take(*rest.partition(" ")[::2])
+
+    def _take(self, what: str, rest: str) -> None:
+        if what == "part":
+            self._part(*rest.partition(" ")[::2])
+            return
+        try:
+            told = json.loads(rest) if rest else {}
+        except ValueError:
+            self._broken = True  # of a line that was cut; the file's digest will say so
+            return
+        if what == "refused":
+            raise StoreError(str(told))
+        if what == "begin":
+            self._run = self.begin(told)
+        elif what == "file" and self._run is not None:
+            self._file(self._run, str(told.get("name")), str(told.get("sha256")))
+        elif what == "end":
+            self.finished = True
+
+    def _part(self, check: str, text: str) -> None:
+        try:
+            part = base64.b64decode(text, validate=True)
+            self._broken |= hashlib.sha256(part).hexdigest()[:16] != check
+            self._parts.append(b"" if self._broken else zlib.decompress(part))
+        except (ValueError, zlib.error):
+            self._broken = True
+
+    def _file(self, run: Path, name: str, digest: str) -> None:
+        data, broken = b"".join(self._parts), self._broken
+        self._parts, self._broken = [], False
+        if broken or hashlib.sha256(data).hexdigest() != digest:
+            self.damaged.append(name)
+            return
+        folder, _, last = name.rpartition("/")
+        known = name in SIDE_FILES or (folder == paths.ROWS and _is_row_file(last))
+        if not known:  # a name of the other side's making leads nowhere else
+            raise StoreError(f"{name!r} is no file of a run")
+        directory = run / folder if folder else run
+        disk.make_directory(directory)
+        if folder:
+            fragments.write_durably(directory, fragments.valid_name(last, "file name"), data)
+        else:
+            fragments.replace_file(directory, last, data)
+        self.received.append(name)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,146 @@
+"""A run's files through a channel of text: whole, once, and however the channel is cut."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from orchestrator.errors import StoreError
+from orchestrator.results import paths
+from orchestrator.results.fetched import fetched_directory
+from orchestrator.results.parcels import MARK, PART_BYTES, Receiver, digests, lines_of, main
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run's directory with rows of several sizes, side files, and what is of no use elsewhere."""
+    home = tmp_path_factory.mktemp("there") / "night"
+    (home / paths.ROWS).mkdir(parents=True)
+    for number, size in enumerate((0, 1, PART_BYTES, 3 * PART_BYTES + 7)):
+        data = bytes(range(256)) * (size // 256 + 1)
+        (home / paths.ROWS / f"job-{number}.parquet").write_bytes(data[:size])
+    (home / paths.ROWS / ".job-9.parquet.partial").write_bytes(b"torn")
+    (home / paths.STATUS).write_text("{}")
+    (home / paths.REPORT).write_text("<html>" * 1000)
+    (home / paths.LOCK).write_text("held")
+    return home
+
+
+def copy_in(directory: Path, begun: list[object] | None = None) -> Receiver:
+    def begin(told: object) -> Path:
+        if begun is not None:
+            begun.append(told)
+        return directory
+
+    return Receiver(begin=begin)
+
+
+def text_of(run: Path, have: dict[str, str]) -> str:
+    """The log of the job that sends, with what Ray prints before."""
+    lines = ["2026-11-23 02:00:00,000\tINFO job_manager.py:568 -- Runtime env is setting up."]
+    return "".join(f"{line}\n" for line in [*lines, *lines_of(run, have)])
+
+
+def test_what_comes_is_what_was_sent_and_only_what_is_lacking(run: Path, tmp_path: Path) -> None:
+    """Then nothing; then the one file that has changed."""
+    receiver = copy_in(tmp_path)
+    receiver.feed(text_of(run, {}))
+    assert receiver.finished and not receiver.damaged
+    assert digests(tmp_path) == digests(run) and len(receiver.received) == 6
+    assert not (tmp_path / paths.LOCK).exists()
+    again = copy_in(tmp_path)
+    again.feed(text_of(run, digests(tmp_path)))
+    assert again.finished and again.received == []
+    (tmp_path / paths.STATUS).write_text("older")
+    once_more = copy_in(tmp_path)
+    once_more.feed(text_of(run, digests(tmp_path)))
+    assert once_more.received == [paths.STATUS]
+
+
+@given(st.data())
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_transfer_may_be_cut_and_damaged_anywhere(
+    run: Path, tmp_path: Path, data: st.DataObject
+) -> None:
+    """Whatever piece of the text goes, changes or comes in other pieces: each file that is there
+    is whole, and the next transfer brings the others."""
+    shutil.rmtree(tmp_path / "copy", ignore_errors=True)
+    text = text_of(run, {})
+    at = data.draw(st.integers(0, len(text) - 1))
+    fault = data.draw(st.sampled_from(["cut", "change", "drop", "none"]))
+    sent = {
+        "cut": text[:at],
+        "change": text[:at] + data.draw(st.sampled_from("aZ9+/ \n{")) + text[at + 1 :],
+        "drop": text[:at] + text[at + data.draw(st.integers(1, 100_000)) :],
+        "none": text,
+    }[fault]
+    receiver = copy_in(tmp_path / "copy")
+    size = data.draw(st.integers(1, 100_000))
+    try:
+        for start in range(0, len(sent), size):
+            receiver.feed(sent[start : start + size])
+    except StoreError as error:  # a name that was changed on its way
+        assert "is no file of a run" in str(error)
+    there = digests(run)
+    for name, digest in digests(tmp_path / "copy").items():
+        assert there[name] == digest
+    rest = copy_in(tmp_path / "copy")
+    rest.feed(text_of(run, digests(tmp_path / "copy")))
+    assert rest.finished and digests(tmp_path / "copy") == there
+
+
+@pytest.mark.parametrize(
+    "name", ["../evil", "rows/../../evil.parquet", "/etc/evil", "driver.lock", "rows/.x.parquet"]
+)
+def test_a_sender_cannot_choose_where_a_file_goes(tmp_path: Path, run: Path, name: str) -> None:
+    """Rows and the known side files, and nothing else."""
+    text = text_of(run, {}).replace(f'"{paths.REPORT}", "sha', f'"{name}", "sha')
+    assert name in text
+    with pytest.raises(StoreError, match="is no file of a run"):
+        copy_in(tmp_path / "copy").feed(text)
+    assert not list(tmp_path.glob("*evil*"))
+
+
+def test_a_refusal_is_passed_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """There is no such run: the reason comes here."""
+    assert main(["night", "--results", str(tmp_path)]) == StoreError.exit_code
+    printed = capsys.readouterr().out
+    assert printed.startswith(f"{MARK} refused")
+    with pytest.raises(StoreError, match="there are no runs in"):
+        copy_in(tmp_path).feed(printed)
+
+
+def test_a_file_that_goes_meanwhile_is_left_out(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As fragments do when the run ends and compacts them."""
+    there = tmp_path / "there"
+    shutil.copytree(run, there)
+
+    def lines() -> Iterator[str]:
+        for line in lines_of(there, {}):
+            (there / paths.ROWS / "job-3.parquet").unlink(missing_ok=True)
+            yield line
+
+    receiver = copy_in(tmp_path / "copy")
+    receiver.feed("".join(f"{line}\n" for line in lines()))
+    assert receiver.finished and "rows/job-3.parquet" not in receiver.received
+
+
+def test_a_copy_never_mixes_with_another_run(tmp_path: Path) -> None:
+    """Neither with one of this machine nor with another's of the same name."""
+    told = {"run_id": "0123456789ab"}
+    path = fetched_directory(tmp_path, "night", "http://head:8265", told)
+    assert fetched_directory(tmp_path, "night", "http://head:8265", told) == path
+    with pytest.raises(StoreError, match="a copy of another run; fetch into another"):
+        fetched_directory(tmp_path, "night", "http://head:8265", {"run_id": "ba9876543210"})
+    (tmp_path / "own" / paths.ROWS).mkdir(parents=True)
+    with pytest.raises(StoreError, match=r"a run of this machine; .*--as NAME"):
+        fetched_directory(tmp_path, "own", "http://head:8265", told)
+    with pytest.raises(StoreError, match="cannot name"):
+        fetched_directory(tmp_path, "../night", "http://head:8265", told)
