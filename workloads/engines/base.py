@@ -140,7 +140,7 @@ class EngineSpec:
         return ""
 
     def lacks(self, device: str, mode: str, versions: Mapping[str, str]) -> str:
-        """Name what it lacks on a node with these versions of packages; "" where that is nothing."""
+        """Name what it lacks on a node with these versions of packages; "" if nothing."""
         for package in self.packages:
             if package.name not in versions:
                 return f"{package.name} is not installed there: {self.install}"
