@@ -16,7 +16,7 @@ import importlib
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from workloads.compilations import Compilations
 from workloads.compiled_code import size_mib
@@ -227,6 +227,7 @@ class HpuDevice(Device):
     spec = SPEC
     collective_backend = "hccl"
     compile_backend = "hpu_backend"
+    compile_options: ClassVar[Mapping[str, Any]] = {"keep_input_mutations": True}  # of the cache
 
     @staticmethod
     def telemetry() -> Mapping[int, CardTelemetry]:

@@ -26,7 +26,8 @@ from workloads import precision as precisions
 from workloads import weights
 from workloads.api import Request
 from workloads.devices.base import Device
-from workloads.engines.base import Generated
+from workloads.engines import find_engine
+from workloads.engines.base import ORDINARY_MODE, Generated
 from workloads.errors import BadConfiguration, Unsupported
 from workloads.generation.loaded import LoadedModel
 from workloads.models.loading import (
@@ -162,7 +163,10 @@ def load(request: Request, device: Device) -> TransformersEngine:
         from workloads.generation import packed
 
         packed.pack(model)
-    return TransformersEngine(
+    mode = find_engine(request.engine).mode(device.name, request.settings)
+    if mode != ORDINARY_MODE:
+        details["hpu_mode"] = mode
+    engine = TransformersEngine(
         model=model,
         tokenizer=tokenizer,
         source=source,
@@ -173,6 +177,11 @@ def load(request: Request, device: Device) -> TransformersEngine:
         context_length=getattr(model.config, "max_position_embeddings", None),
         details=details,
     )
+    if mode == "compile":
+        from workloads.generation import static_shapes
+
+        return static_shapes.compiled(engine)
+    return engine
 
 
 def _split(model: Any, tensor: int) -> str:
