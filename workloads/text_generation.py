@@ -23,6 +23,7 @@ from workloads.devices.monitoring.host_memory import HostMemoryPeak, resident_by
 from workloads.engines import engine_function, find_engine
 from workloads.engines.base import EngineLoader, Generated, GenerationEngine
 from workloads.errors import BadConfiguration
+from workloads.generation.encoder_figures import figures
 from workloads.generation.texts import Texts
 from workloads.measure import Observation, instruments_of, measure
 from workloads.parallel.layout import Layout
@@ -102,7 +103,11 @@ def run(request: Request, context: JobContext) -> Result:
             len(batches),
             request.measure,
             instruments_of(context, counted=spec.counts_compilations),
-            WarmupPlan(shapes=_shapes(batches, engine), passes=spec.warmup_passes),
+            WarmupPlan(
+                shapes=_shapes(batches, engine),
+                passes=spec.warmup_passes,
+                compiled=not context.device.spec.can("dynamic_shapes"),
+            ),
         )
     peak_device_memory_bytes = context.device.peak_memory_bytes()
     quality, compared = _NOT_ASKED
@@ -129,7 +134,7 @@ def run(request: Request, context: JobContext) -> Result:
         random_weights=engine.random_weights,
         synthetic_data=synthetic,
         precision_detail=engine.weights.detail,
-        metrics=quality,
+        metrics={**figures(measured.samples), **quality},
         details={
             **engine.details,
             **measured.details,
@@ -308,4 +313,5 @@ class Generation:
             computed_tokens=generated.computed_tokens,
             ttft_s=times[0] - began,
             step_s=tuple(after - before for before, after in pairwise(times)) if each else (),
+            encoder_s=generated.encoder_s,
         )

@@ -176,6 +176,7 @@ class Generated:
     computed_tokens: int  # positions the device worked on, padding included
     #: For each step the float32 logits [batch, vocabulary] on the host, where they were asked for.
     logits: Sequence[Any] = ()
+    encoder_s: float | None = None  # of the whole time; None: the model has no encoder
 
 
 class GenerationEngine(Protocol):

