@@ -165,7 +165,7 @@ def _session(options: RunOptions, grid: Grid) -> contextlib.AbstractContextManag
     if options.emulate is not None and (options.address or options.in_process):
         raise ClusterError("--emulate cannot be combined with --address or --in-process")
     if options.in_process:
-        return session.in_process_session(kinds)
+        return session.in_process_session(kinds, options.card_memory_bytes)
     if options.emulate is not None:
         return session.emulated_session(options.emulate, kinds, options.card_memory_bytes)
     charge = options.charge

@@ -55,10 +55,12 @@ def with_memory(nodes: Sequence[Node], card_memory_bytes: int | None = None) -> 
 
 
 @contextlib.contextmanager
-def in_process_session(accelerators: Sequence[Accelerator]) -> Iterator[Session]:
+def in_process_session(
+    accelerators: Sequence[Accelerator], card_memory_bytes: int | None = None
+) -> Iterator[Session]:
     """One emulated card of each kind, in this process, one job at a time."""
     spec = ",".join(f"1x1:{kind}" for kind in accelerators or (default_accelerator(),))
-    nodes = with_memory(parse_emulation(spec, accelerators))
+    nodes = with_memory(parse_emulation(spec, accelerators), card_memory_bytes)
 
     @contextlib.contextmanager
     def executor(run: str, log_dir: Path) -> Iterator[Executor]:

@@ -152,6 +152,16 @@ def grid(llama: str, calm_llama: str, four_bit_llama: str, original: str) -> dic
                 "model": four_bit_llama,
             },
             {
+                "name": "images",
+                "workload": "text-to-image",
+                "engine": "optimum-habana",
+                "model": "tiny-stable-diffusion",
+                "dataset": "image-prompts",
+                "steps": 3,
+                "batch_size": 2,
+                "axes": {"precision": ["fp32", "bf16"]},
+            },
+            {
                 "name": "refused",
                 "workload": "text-generation",
                 "model": llama,
@@ -383,6 +393,16 @@ def test_the_cards_order_of_four_bit_weights_means_the_checkpoints_numbers(
     within = (expanded - before).abs() <= 0.51 * step
     assert within.float().mean() > 0.99  # the largest of a group may be clipped by a whole step
     assert ((expanded - before).abs() <= 1.01 * step).all()
+
+
+def test_images_are_painted_after_language_models_ran(night: Any) -> None:
+    """In a process whose CLIP the library may have replaced; the rows keep the first image."""
+    assert [str(row.state) for row in night["images"]] == ["SUCCEEDED"] * 2, night["images"][0]
+    for row in night["images"]:
+        said = details(row)
+        assert said["pipeline"] == "GaudiStableDiffusionPipeline" and said["hpu_graphs"] == "yes"
+        assert row.image is not None and row.image.startswith(b"\x89PNG")
+        assert row.workload_metrics["seconds_per_image"] > 0
 
 
 def test_what_the_engine_cannot_do_is_said_in_the_row(night: Any) -> None:

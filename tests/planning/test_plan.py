@@ -300,6 +300,28 @@ def test_what_all_jobs_share_is_said_once() -> None:
     assert "Every job: experiment e, workload text-generation, model tiny-chatglm3" in text
 
 
+def test_each_workload_has_a_table_with_what_varies_in_it() -> None:
+    """Settings of one workload are no columns of another's; many techniques share a column."""
+    made = grid(
+        HEAD
+        + """
+  - {name: a, axes: {batch_size: [1, 2]}}
+  - {name: b, workload: finetuning, method: lora, axes: {padding: [dynamic, fixed]}}
+  - {name: c, workload: finetuning, method: lora, gradient_checkpointing: true}
+  - {name: d, workload: finetuning, method: lora, logits: learned}
+  - {name: e, workload: finetuning, method: lora, attention: eager}
+"""
+    )
+    nodes = parse_emulation("1x8:HPU", made.accelerators())
+    plan = make_plan(made, nodes, [], estimator=Flat())  # type: ignore[arg-type]
+    text = printed(plan, terminal=False)
+    first, second = (line for line in text.splitlines() if line.startswith("job_id"))
+    assert first.split() == ["job_id", "batch_size", "estimate", "action", "reason"]
+    assert second.split() == ["job_id", "experiment", "settings", "estimate", "action", "reason"]
+    assert "\ntext-generation: 2 jobs\n" in text and "\nfinetuning: 5 jobs\n" in text
+    assert "gradient_checkpointing true" in text and max(map(len, second)) < 120
+
+
 def test_a_terminal_folds_reasons_and_loses_none_of_their_words() -> None:
     """The table fits the width; every word of the reason is there."""
     plan = planned("precision: int8", "1x8:HPU")

@@ -114,6 +114,18 @@ def process_kind(
     return spec.process_kind(spec.mode(device, settings), spec.apart(workload, precision))
 
 
+def runs_alone(engine: str) -> bool:
+    """Tell if each job of an engine gets a process of its own."""
+    spec = ENGINES.get(engine)
+    return spec is not None and spec.alone
+
+
+def variables_of(kind: str) -> Mapping[str, str]:
+    """Variables that an engine wants in the environment of its processes of this kind."""
+    spec = ENGINES.get(kind.partition("/")[0])
+    return spec.variables if spec is not None and spec.own_process else {}
+
+
 def process_kinds(device: str) -> tuple[str, ...]:
     """Every kind of process that jobs on a device may need, the ordinary one first."""
     kinds = [

@@ -97,6 +97,11 @@ class EngineSpec:
     preferred: Mapping[str, int] = field(default_factory=dict)
     #: Whether it changes its process in ways that no other engine may meet.
     own_process: bool = True
+    #: Whether each of its jobs gets a process of its own: it sizes itself for one job, and gives
+    #: memory back with its process only.
+    alone: bool = False
+    #: Variables of its processes, set before anything is imported.
+    variables: Mapping[str, str] = field(default_factory=dict)
     modes: Mapping[str, Modes] = field(default_factory=dict)  # by device
     #: What it does otherwise than the default engine, by precision and device.
     precisions: Mapping[tuple[str, str], Support] = field(default_factory=dict)

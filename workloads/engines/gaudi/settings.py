@@ -20,3 +20,15 @@ class GaudiSettings(Settings):
         "operation after the other. Left out: lazy with optimum-habana, eager with others; where "
         "the grid names no engine either, the plan chooses (docs/gaudi.md).",
     )
+
+
+class GaudiImageSettings(GaudiSettings):
+    """Settings of optimum-habana's diffusion pipelines."""
+
+    hpu_graphs: bool = setting(
+        True,
+        role="choice",
+        loads=True,
+        description="Capture the denoiser once for each shape and replay it (HPU graphs), in lazy "
+        "mode; without, every step is collected anew.",
+    )
