@@ -144,6 +144,7 @@ def run(
     budget: bool = False,
     remote_code: Sequence[str] = (),
     passports: bool = True,
+    priority: int = 0,
     quiet: bool = False,
 ) -> Run:
     """Measure what a grid asks for and has not been measured yet, as `nightgrid run` does.
@@ -153,8 +154,9 @@ def run(
 
     Args:
         grid: a grid, or the path of its file.
-        emulate: emulated cards of this machine, such as ``2x8``; None: a Ray cluster.
-        address: that cluster, ``HOST:6379``; None: what RAY_ADDRESS says.
+        emulate: emulated cards of this machine, such as ``2x8``; None: a Ray cluster, or this
+            machine's own cards.
+        address: that cluster, ``HOST:6379``; None: what RAY_ADDRESS says, else there is none.
         in_process: one job at a time in this very process, without Ray.
         name: of the run, which resumes one of that name; None: the grid's.
         overrides: ``PATH=VALUE`` each, set in the grid's file as ``--set`` does.
@@ -168,6 +170,7 @@ def run(
         budget: ``ends_at`` is so long from now: if the clock is set meanwhile, it does not move.
         remote_code: models of the grid that may run the Python code that comes with them.
         passports: measure each card's speed before its first job.
+        priority: among the runs that wait for cards of one cluster; higher goes first.
         quiet: print nothing.
 
     Returns:
@@ -199,6 +202,7 @@ def run(
         budget=budget,
         remote_code=tuple(remote_code),
         passports=passports,
+        priority=priority,
         quiet=quiet,
     )
     outcome = run_grid(grid, options, (lambda _: None) if quiet else print)

@@ -62,6 +62,7 @@ def add_grid_arguments(parser: argparse.ArgumentParser, *, optional: bool = Fals
 EPILOG = """\
 examples:
   nightgrid plan grids/smoke.yaml --emulate 2x8           every job, and why some will not run
+  nightgrid plan grids/smoke.yaml --address http://head:8265    on the cluster that is there
   nightgrid plan grids/smoke.yaml --json | jq .summary    for scripts
   nightgrid run grids/smoke.yaml --emulate 2x8            executes this very plan
 """
@@ -72,6 +73,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EPILOG
     add_grid_arguments(parser)
+    parser.add_argument(
+        "--address",
+        metavar="ADDRESS",
+        help="plan for the cards of this cluster: http://HEAD:8265 (the dashboard, from anywhere) "
+        "or HOST:6379 (on a machine of it); default: this machine's cards, else a server of each "
+        "kind",
+    )
     add_deadline_arguments(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
 
@@ -92,6 +100,7 @@ def plan_of(args: argparse.Namespace) -> Plan:
         name=args.run_name,
         overrides=tuple(args.overrides),
         emulate=args.emulate,
+        address=getattr(args, "address", None),  # `simulate` has none
         retry_failed=args.retry_failed,
         force=args.force,
     )

@@ -137,6 +137,7 @@ class Claims:
         self._next_queue_look = 0.0
         self._held: dict[str, Node] = {}  # by node id: those whose cards others have
         self._told_held: tuple[Node, ...] = ()
+        self._taken: set[str] = set()  # node ids of those which Ray did not give us in our turn
         self._accelerators = accelerators
         self._log_dir = log_dir
         self._preload = preload
@@ -209,10 +210,11 @@ class Claims:
             return ""
         if self._standing is not None and self._standing.why:
             return self._standing.why
-        if not self._told_held:
+        taken = [node for node in self._told_held if node.node_id in self._taken]
+        if not taken:
             return ""
-        kinds = "/".join(sorted({node.accelerator.value for node in self._told_held}))
-        where = listed([node.name for node in self._told_held])
+        kinds = "/".join(sorted({node.accelerator.value for node in taken}))
+        where = listed([node.name for node in taken])
         others = self._queue.strangers if self._queue is not None else ()
         who = f"; other programs on the cluster: {listed(others)}" if others else ""
         return f"no run in the queue has the {kinds} cards of {where}, and they are not free{who}"
@@ -251,6 +253,7 @@ class Claims:
             elif not claim.joined and now - claim.since > _CLAIM_PATIENCE_S:
                 self._trouble = f"the cards of {claim.node.name} are in use by others"
                 self._held[node_id] = claim.node
+                self._taken.add(node_id)
                 self.lose(claim, node_lost(self._trouble))
         try:
             self._claim_what_is_new(ray_nodes, now)
@@ -343,6 +346,7 @@ class Claims:
                 del self.by_node[node.node_id]
                 self._trouble = f"{node.name} has no free {node.accelerator} card"
                 self._held[node.node_id] = node
+                self._taken.add(node.node_id)
                 self._retry_at[node.node_id] = self._clock() + RETRY_S
         else:
             claim.opened = value
@@ -371,6 +375,7 @@ class Claims:
             claim.node = node_of(claim.ray_node, node.name, node.accelerator, indices)
         claim.found = value
         self._held.pop(node.node_id, None)
+        self._taken.discard(node.node_id)
         claim.opened_channel = AgentChannel(
             claim.agent,
             calls=self._calls,

@@ -17,7 +17,7 @@ from orchestrator.on_ray.submission import JobInfo, JobServer
 
 ANSWER_S = 120.0
 #: Ray's own lines of a job's log, before what the command prints.
-_RAYS = re.compile(r"^\d{4}-\d\d-\d\d [\d:,]+\tINFO ")
+_RAYS = re.compile(r"\d{4}-\d\d-\d\d [\d:,]+\tINFO |Running entrypoint for job ")
 
 
 def ask_there(
@@ -50,4 +50,5 @@ def ask_json(
         if line.startswith(("{", "[")):
             with contextlib.suppress(ValueError):
                 return json.loads("\n".join(lines[first:]))
-    raise SubmitError(f"{server.address}: {' '.join(printed.split())[-500:] or 'no answer'}")
+    refusal = printed.partition(f"nightgrid {arguments[0]}: ")[2] or printed
+    raise SubmitError(f"{server.address}: {refusal.strip()[-500:] or 'no answer'}")

@@ -172,6 +172,8 @@ def _session(options: RunOptions, grid: Grid) -> contextlib.AbstractContextManag
         return session.in_process_session(kinds)
     if options.emulate is not None:
         return session.emulated_session(options.emulate, kinds, options.card_memory_bytes)
+    if not (options.address or os.environ.get("RAY_ADDRESS")):
+        return session.own_session(kinds)
     charge = options.charge
     place = QueueOptions(
         priority=options.priority,
