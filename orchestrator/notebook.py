@@ -135,6 +135,7 @@ def run(
     name: str | None = None,
     overrides: Sequence[str] = (),
     results: str | os.PathLike[str] | None = None,
+    results_address: str = "",
     card_memory_bytes: int | None = None,
     retry_failed: bool = False,
     force: bool = False,
@@ -161,6 +162,7 @@ def run(
         name: of the run, which resumes one of that name; None: the grid's.
         overrides: ``PATH=VALUE`` each, set in the grid's file as ``--set`` does.
         results: directory of runs; None: NIGHTGRID_RESULTS, else ``./results``.
+        results_address: a bucket to which a copy goes, ``s3://BUCKET/PREFIX``.
         card_memory_bytes: memory of an emulated card; None: its share of this machine's.
         retry_failed: also run what failed earlier.
         force: run everything, measured already or not.
@@ -182,12 +184,13 @@ def run(
         StoreError: results cannot be read or written, or another driver holds the run.
         KeyboardInterrupt: a third interrupt ended it at once.
     """
-    from orchestrator.results.directory import default_results_dir
+    from orchestrator.results.directory import default_address, default_results_dir
     from orchestrator.runtime.options import RunOptions
     from orchestrator.runtime.run import run_grid
 
     options = RunOptions(
         results=Path(results) if results is not None else default_results_dir(),
+        results_address=results_address or default_address(),
         name=name,
         overrides=tuple(overrides),
         emulate=emulate,

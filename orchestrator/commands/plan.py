@@ -10,12 +10,16 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orchestrator.commands.options import add_deadline_arguments, add_set_argument, ends_at
+from orchestrator.commands.options import (
+    ResultsOption,
+    add_deadline_arguments,
+    add_set_argument,
+    ends_at,
+)
 from orchestrator.host import output
-from orchestrator.results.directory import default_results_dir
+from orchestrator.results.directory import default_address, default_results_dir
 
 if TYPE_CHECKING:
     from orchestrator.planning.forecast import Forecast
@@ -40,10 +44,12 @@ def add_grid_arguments(parser: argparse.ArgumentParser, *, optional: bool = Fals
     parser.add_argument(
         "--results",
         metavar="DIR",
-        type=Path,
+        action=ResultsOption,
         default=default_results_dir(),
-        help="where runs keep their rows (default: $NIGHTGRID_RESULTS, else ./results)",
+        help="where runs keep their rows (default: $NIGHTGRID_RESULTS, else ./results); with "
+        "s3://BUCKET/PREFIX or gs://… a copy goes there, too",
     )
+    parser.set_defaults(results_address=default_address())
     parser.add_argument(
         "--run",
         metavar="NAME",

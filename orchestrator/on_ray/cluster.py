@@ -139,7 +139,7 @@ def emulate(nodes: Sequence[Node]) -> Iterator[EmulatedCluster]:
             for node in nodes:
                 cluster.add(node)
         except Exception as error:
-            raise ClusterError(f"cannot start an emulated Ray cluster: {error}") from error
+            raise ClusterError(f"cannot start a Ray cluster here: {error}") from error
         cluster.address = private.address
         stack.callback(_leave)
         with joining_on_loopback():
