@@ -6,6 +6,7 @@ import argparse
 import importlib
 import json
 import os
+import shutil
 import sys
 import tempfile
 import time
@@ -48,6 +49,13 @@ def main() -> int:
     parser.add_argument(
         "--peers", type=Path, default=ROOT / ".venv-bench", help="environment of the peers"
     )
+    parser.add_argument(
+        "--scratch",
+        type=Path,
+        help="keep in DIR/NAME what is measured; intervals and emulated take from there what an "
+        "earlier call has measured. Left out, it is kept only if the benchmark fails",
+        metavar="DIR",
+    )
     args = parser.parse_args()
     unknown = set(args.names) - {*NAMES, "page"}
     if unknown:
@@ -82,20 +90,26 @@ def _run_all(
     found = versions(peers_python, optimum_python)
     print(json.dumps(machine() | found, indent=1))
     for name in args.names or NAMES:
-        with tempfile.TemporaryDirectory(prefix=f"nightgrid-{name}-") as scratch:
-            setting = Setting(
-                scratch=Path(scratch),
-                peers_python=peers_python,
-                optimum_python=optimum_python,
-                smoke=args.smoke,
-                turns=args.turns,
-            )
-            try:
-                told = _run_one(name, setting) | {"machine": machine(), "versions": found}
-            except Exception as error:
-                traceback.print_exc()
-                failed.append((name, repr(error)[:300]))
-                continue
+        if args.scratch is None:
+            scratch = Path(tempfile.mkdtemp(prefix=f"nightgrid-{name}-"))
+        else:
+            scratch = args.scratch.absolute() / name
+            scratch.mkdir(parents=True, exist_ok=True)
+        setting = Setting(
+            scratch=scratch,
+            peers_python=peers_python,
+            optimum_python=optimum_python,
+            smoke=args.smoke,
+            turns=args.turns,
+        )
+        try:
+            told = _run_one(name, setting) | {"machine": machine(), "versions": found}
+        except Exception as error:
+            traceback.print_exc()
+            failed.append((name, f"{error!r:.300}; what it measured is in {scratch}"))
+            continue
+        if args.scratch is None:
+            shutil.rmtree(scratch)
         (args.results / f"{name}.json").write_text(json.dumps(told, indent=1) + "\n")
         print(table([told]), flush=True)
     return failed

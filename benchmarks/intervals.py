@@ -47,8 +47,10 @@ Told = tuple[float, float, float]
 def run(setting: Setting) -> tuple[list[Line], dict[str, Any]]:
     """The lines and facts of this benchmark."""
     runs, replicates = (3, 2) if setting.smoke else (RUNS, REPLICATES)
-    grid = setting.scratch / "grid.yaml"
-    grid.write_text(_grid(smoke=setting.smoke))
+    grid, text = setting.scratch / "grid.yaml", _grid(smoke=setting.smoke)
+    if grid.exists() and grid.read_text() != text:
+        raise RuntimeError(f"{setting.scratch} holds the rows of another grid")
+    grid.write_text(text)
     joined: list[Mapping[str, Told]] = []
     single: list[Mapping[str, Told]] = []
     between: list[float] = []
@@ -128,23 +130,26 @@ def _told(row: Measurement) -> Told:
 def _rows_of_runs(
     setting: Setting, grid: Path, runs: int, replicates: int
 ) -> Iterator[list[Measurement]]:
-    """The rows of each run, from as many fresh processes as it has replicates."""
-    with contextlib.ExitStack() as stack:
-        forks = setting.started(
-            stack,
-            "processes of a run",
-            sys.executable,
-            "replicates.py",
-            *(grid, replicates, setting.scratch),
-            environment=environment(),
-        )
-        for run in range(runs):
-            rows: list[Measurement] = []
-            for number in range(run * replicates, (run + 1) * replicates):
-                told = forks.turn()
-                setting.say(f"  turn {number}: {told['wall_s']:.0f} s")
-                rows += from_table(pq.read_table(setting.scratch / f"rows-{number}.parquet"))
-            yield rows
+    """The rows of each run, from as many fresh processes as it has replicates; turns that an
+    earlier call has kept are not repeated."""
+    files = [setting.scratch / f"rows-{number}.parquet" for number in range(runs * replicates)]
+    first = next((number for number, file in enumerate(files) if not file.exists()), len(files))
+    if first < len(files):
+        with contextlib.ExitStack() as stack:
+            forks = setting.started(
+                stack,
+                "processes of a run",
+                sys.executable,
+                "replicates.py",
+                *(grid, replicates, setting.scratch, first),
+                environment=environment(),
+            )
+            for number in range(first, len(files)):
+                setting.say(f"  turn {number}: {forks.turn()['wall_s']:.0f} s")
+    for run in range(0, len(files), replicates):
+        yield [
+            row for file in files[run : run + replicates] for row in from_table(pq.read_table(file))
+        ]
 
 
 def _grid(*, smoke: bool) -> str:

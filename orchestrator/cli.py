@@ -21,6 +21,7 @@ from orchestrator.host import output
 from workloads.errors import WorkloadError
 
 COMMANDS: dict[str, str] = {
+    "init": "write a commented first grid for a model and data of one's own",
     "plan": "print every job of a grid, and why some will not run; starts nothing",
     "simulate": "run a grid on virtual cards in no time, with faults if asked; runs nothing",
     "run": "run a grid on emulated cards or on the Ray cluster",

@@ -41,6 +41,7 @@ items = st.builds(
     latency_s=FLOATS,
     ttft_s=st.none() | FLOATS,
     output_text=st.none() | NAMES,
+    output_ids=st.none() | st.lists(INTEGERS, max_size=3).map(tuple),
 )
 metrics = st.builds(
     Metrics,

@@ -3,7 +3,7 @@ checks the invariants at every step."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from orchestrator.domain.attempt import Attempt, Outcome, RankOutcome, WorkerInfo
 from orchestrator.domain.events import (
@@ -112,6 +112,7 @@ class Cluster:
         *,
         estimates: Fixed | None = None,
         attempts_before: Mapping[str, int] | None = None,
+        cards_before: Mapping[str, Collection[tuple[str, int]]] | None = None,
         **settings: object,
     ) -> None:
         self.jobs = list(jobs)
@@ -120,6 +121,7 @@ class Cluster:
             ScheduleSettings(**settings),  # type: ignore[arg-type]
             estimates or Fixed(),
             attempts_before=attempts_before,
+            cards_before=cards_before,
         )
         self.now = 1000.0
         self.invariants = Invariants()

@@ -24,6 +24,9 @@ StopReason = Literal["confidence", "max_repeats", "time_limit"]
 #: Why warm-up ended: all shapes were met and steps were steady, or ``warmup_limit_s`` ran out.
 WarmupEnd = Literal["complete", "limit"]
 
+#: The detail of a row by which its tokens can be counted again: the ids that end a text.
+END_TOKEN_IDS = "end_token_ids"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
@@ -69,6 +72,12 @@ class Sample:
     backward_s: float | None = None
     optimizer_s: float | None = None
     communication_s: float | None = None  # not hidden behind the others
+    encoder_s: float | None = None  # of a generated batch: the encoder's pass; None: it has none
+    # Shares of the wall time of a batch of images; None where there are none.
+    text_encoding_s: float | None = None
+    denoising_s: float | None = None  # all steps, and the drawing of latents before them
+    decoding_s: float | None = None  # from latents to pixels
+    conversion_s: float | None = None  # to images of the host
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +90,7 @@ class Item:
     latency_s: float  # of the batch up to this prompt's last token
     ttft_s: float | None = None
     output_text: str | None = None  # kept for the first few prompts
+    output_ids: tuple[int, ...] | None = None  # of that text: the tokens that were counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +115,7 @@ class Result:
     trainable_parameter_count: int | None = None  # None where nothing is trained
     train_flops_per_token: float | None = None  # of the linear layers, forward and backward
     tokenization_s: float | None = None  # for all prompts or samples, before timing
+    detokenization_s: float | None = None  # for all texts of one repeat, after timing
     baseline_host_memory_bytes: int | None = None  # resident after imports, before the model
     peak_host_memory_bytes: int | None = None
     peak_device_memory_bytes: int | None = None
@@ -112,6 +123,7 @@ class Result:
     synthetic_data: bool = False
     precision_detail: str = ""  # what the precision meant here, e.g. "torchao int8 weight-only"
     metrics: Mapping[str, float] = field(default_factory=dict)  # by name (``metrics.Metric``)
+    image: bytes | None = None  # the first that was made, as PNG
     details: Mapping[str, str] = field(default_factory=dict)  # anything else worth a column
 
 

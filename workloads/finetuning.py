@@ -18,12 +18,12 @@ from workloads.engines import engine_function
 from workloads.errors import BadConfiguration
 from workloads.refusal import Asked, require
 from workloads.registry import find_workload, refusals
-from workloads.workloads.finetuning import FinetuningParameters
 
 
 def run(request: Request, context: JobContext) -> Result:
     """Measure fine-tuning; see ``workloads.api.Workload``."""
-    parameters = FinetuningParameters.model_validate(dict(request.parameters)).model_dump()
+    spec = find_workload(request.workload)
+    parameters = spec.parameters.model_validate(dict(request.parameters)).model_dump()
     if request.batch_size < 1:
         raise BadConfiguration(f"batch size {request.batch_size}; at least 1 is needed")
     asked = Asked(
@@ -36,6 +36,6 @@ def run(request: Request, context: JobContext) -> Result:
         parameters={**parameters, **request.settings},
         engine=request.engine,
     )
-    require(refusals(find_workload(request.workload), asked))
+    require(refusals(spec, asked))
     train: Workload = engine_function(request.engine, "train", context.device.name)
     return train(replace(request, parameters=parameters), context)

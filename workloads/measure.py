@@ -44,6 +44,11 @@ class Observation:
     backward_s: float | None = None
     optimizer_s: float | None = None
     communication_s: float | None = None
+    encoder_s: float | None = None
+    text_encoding_s: float | None = None
+    denoising_s: float | None = None
+    decoding_s: float | None = None
+    conversion_s: float | None = None
 
 
 #: (repeat, batch) -> a function that says what the batch did.

@@ -28,6 +28,22 @@ if TYPE_CHECKING:
 
 #: In the order of reports.
 PRECISIONS = ("fp32", "fp16", "bf16", "fp8", "int8", "int4")
+#: Names of the same formats elsewhere, for whoever writes one of them in a grid.
+ALSO_CALLED = {
+    "float32": "fp32",
+    "f32": "fp32",
+    "tf32": "fp32",
+    "float16": "fp16",
+    "half": "fp16",
+    "f16": "fp16",
+    "bfloat16": "bf16",
+    "float8": "fp8",
+    "e4m3": "fp8",
+    "8bit": "int8",
+    "nf4": "int4",
+    "fp4": "int4",
+    "4bit": "int4",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +76,7 @@ def support(precision: str, device: str, engine: str = "") -> Support:
     if precision not in PRECISIONS:
         raise BadConfiguration(f"no precision '{precision}'. There is: {', '.join(PRECISIONS)}.")
     entry = _declared(precision, device, engine)
-    others = [] if entry.supported else _engines_that_do(precision, device)
+    others = [] if entry.supported else _engines_that_do(precision, device, engine)
     if not others:
         return entry
     plural = "s" if len(others) > 1 else ""
@@ -75,8 +91,12 @@ def _declared(precision: str, device: str, engine: str) -> Support:
     return own or device_spec(device).precision(precision)
 
 
-def _engines_that_do(precision: str, device: str) -> list[str]:
-    """The engines that generate in a precision on a device, the default first."""
+def _engines_that_do(precision: str, device: str, engine: str) -> list[str]:
+    """The engines that generate in a precision on a device, the default first; none beside an
+    engine that does not generate."""
+    asked = ENGINES.get(engine)
+    if asked is not None and "generate" not in asked.abilities:
+        return []
     return [
         spec.name
         for spec in sorted(ENGINES.known(), key=lambda spec: not spec.default)

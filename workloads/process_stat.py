@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+#: The kernel's flag of a process that is ending (PF_EXITING).
+_EXITING = 0x4
+
 
 class ProcessStat(NamedTuple):
     """One process at one moment. Its number comes back one day, with another start."""
@@ -13,6 +16,7 @@ class ProcessStat(NamedTuple):
     started_ticks: int  # since boot, as the kernel counts
     ended: bool  # a zombie, which waits for its parent to look
     stopped: bool  # by a signal or a debugger, until another lets it go on
+    ending: bool  # on its way out, which may last where a driver has to let go of memory
 
 
 def process_stat(pid: int) -> ProcessStat | None:
@@ -23,7 +27,12 @@ def process_stat(pid: int) -> ProcessStat | None:
             words = file.read().rpartition(b")")[2].split()
         state = words[0]
         return ProcessStat(
-            pid, int(words[1]), int(words[19]), state in (b"Z", b"X"), state in (b"T", b"t")
+            pid=pid,
+            parent=int(words[1]),
+            started_ticks=int(words[19]),
+            ended=state in (b"Z", b"X"),
+            stopped=state in (b"T", b"t"),
+            ending=bool(int(words[6]) & _EXITING),
         )
     except (OSError, IndexError, ValueError):
         return None

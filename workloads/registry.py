@@ -13,10 +13,12 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, cast
 
 from workloads.data.rules import dataset_refusals
-from workloads.engines import engine_refusals
+from workloads.engines import ENGINES, engine_refusals
+from workloads.engines.base import Ability
 from workloads.errors import BadConfiguration
 from workloads.metrics import METRICS, Metric, Throughput, by_name, with_others
 from workloads.models.catalog import ModelEntry, checkpoint_kind
+from workloads.models.checkpoint_kind import CheckpointKind
 from workloads.parameters import DatasetParameters
 from workloads.refusal import Asked, Refusal
 from workloads.settings import Declaration
@@ -73,12 +75,16 @@ def refusals_by(
 
 
 def _model_refusals(spec: WorkloadSpec, asked: Asked) -> Iterator[Refusal]:
-    """A model of a kind that the workload does not run."""
+    """A model of a kind that the workload or the engine does not run, and what its kind refuses."""
     kind = checkpoint_kind(asked.model)
     task = task_of(kind) if kind is not None else None
-    if kind is None or task is None or task.name in spec.tasks:
-        return  # or it cannot be told: the job itself will look
-    fitting = [other.name for other in WORKLOADS.values() if task.name in other.tasks]
+    if kind is None or task is None:
+        return  # it cannot be told: the job itself will look
+    if task.name in spec.tasks:
+        yield from _task_refusals(spec, asked, task, kind)
+        return
+    others = [other for other in WORKLOADS.values() if not other.implied]
+    fitting = [other.name for other in others if task.name in other.tasks]
     yield Refusal(
         setting="model",
         reason=f"it is {task.title} ({kind.architecture}), and {spec.name} takes "
@@ -87,6 +93,41 @@ def _model_refusals(spec: WorkloadSpec, asked: Asked) -> Iterator[Refusal]:
         if fitting
         else "no workload of this installation takes such a model",
     )
+
+
+def _task_refusals(
+    spec: WorkloadSpec, asked: Asked, task: TaskSpec, kind: CheckpointKind
+) -> Iterator[Refusal]:
+    """Objections to a job with a model of a kind that its workload runs."""
+    able = _ability(spec, asked.engine)
+    if able is not None and not able.takes(task.name):
+        each = ((name, _ability(spec, name)) for name in spec.engines)
+        others = [name for name, other in each if other is not None and other.takes(task.name)]
+        yield Refusal(
+            setting="engine",
+            reason=f"it is {task.title} ({kind.architecture}), and for {spec.name} the engine "
+            f"{asked.engine} takes {' or '.join(TASKS[name].title for name in able.tasks)}",
+            hint=f"write engine: {' or '.join(others)}" if others else "",
+            unsupported=True,
+        )
+    declared = spec.declared(asked.engine)
+    for other in spec.tasks:
+        for name in sorted(TASKS[other].settings - task.settings):
+            if name in declared and not declared[name].is_default(asked.parameters.get(name)):
+                yield Refusal(
+                    setting=name,
+                    reason=f"{task.title} ({kind.architecture}) has none; it is a setting of "
+                    f"{TASKS[other].title}",
+                    hint=f"leave {name} out",
+                )
+    if task.refuse is not None:
+        yield from task.refuse(asked, kind)
+
+
+def _ability(spec: WorkloadSpec, engine: str) -> Ability | None:
+    """An engine's declaration of a workload's ability; None where it has it not."""
+    found = ENGINES.get(engine)
+    return None if found is None or spec.ability is None else found.abilities.get(spec.ability)
 
 
 def task_for(workload: str, model: ModelEntry) -> TaskSpec:

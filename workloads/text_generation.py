@@ -13,17 +13,19 @@ prompts are dealt out in turn (data-parallel): prompt i goes to rank i mod world
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from workloads.api import Item, JobContext, Request, Result
+from workloads.api import END_TOKEN_IDS, Item, JobContext, Request, Result
 from workloads.devices.monitoring.host_memory import HostMemoryPeak, resident_bytes
 from workloads.engines import engine_function, find_engine
 from workloads.engines.base import EngineLoader, Generated, GenerationEngine
 from workloads.errors import BadConfiguration
-from workloads.measure import Measured, Observation, instruments_of, measure
+from workloads.generation.encoder_figures import figures
+from workloads.generation.texts import Texts
+from workloads.measure import Observation, instruments_of, measure
 from workloads.parallel.layout import Layout
 from workloads.warmup import WarmupPlan
 from workloads.workloads.text_generation import TextGenerationParameters
@@ -111,9 +113,10 @@ def run(request: Request, context: JobContext) -> Result:
         quality, compared = beside_speed(
             engine, request, context, parameters.reading(), known=resident.quality
         )
+    items, detokenization_s = generation.texts.told(measured.representative_repeat, context.clock)
     return Result(
         samples=measured.samples,
-        items=generation.items(measured),
+        items=items,
         stop_reason=measured.stop_reason,
         load_s=load_s,
         **measured.warmup,
@@ -123,14 +126,16 @@ def run(request: Request, context: JobContext) -> Result:
         peak_host_memory_bytes=host_memory.bytes,
         peak_device_memory_bytes=peak_device_memory_bytes,
         tokenization_s=tokenization_s,
+        detokenization_s=detokenization_s,
         random_weights=engine.random_weights,
         synthetic_data=synthetic,
         precision_detail=engine.weights.detail,
-        metrics=quality,
+        metrics={**figures(measured.samples), **quality},
         details={
             **engine.details,
             **measured.details,
             **compared,
+            **({} if parameters.ignore_eos else {END_TOKEN_IDS: _listed(engine.end_token_ids)}),
             "host_memory_peak": host_memory.method,
         },
     )
@@ -216,6 +221,10 @@ def _batches(prompts: list[Prompt], size: int, batching: str) -> list[list[Promp
     return [prompts[start : start + size] for start in range(0, len(prompts), size)]
 
 
+def _listed(ids: Iterable[int]) -> str:
+    return " ".join(map(str, sorted(ids)))
+
+
 def _shapes(batches: list[list[Prompt]], engine: GenerationEngine) -> list[tuple[int, int]]:
     """Rows and positions of each batch, as the engine pads it."""
     return [
@@ -256,7 +265,7 @@ class Generation:
         self._clock = clock
         self._synchronize = synchronize
         self._prepared = [engine.prepare([prompt.ids for prompt in batch]) for batch in batches]
-        self._items: dict[int, list[Item]] = {}
+        self.texts = Texts(engine.decode, parameters.keep_texts)
 
     def run_batch(self, repeat: int, batch: int) -> Callable[[], Observation]:
         """Generate for one batch; the returned function counts, when the clock has stopped."""
@@ -283,21 +292,16 @@ class Generation:
         ends = frozenset[int]() if self._parameters.ignore_eos else self._engine.end_token_ids
         counts = [count_output_tokens(ids, ends) for ids in generated.tokens]
         each = len(times) >= max(counts)  # else the engine told of the first step and the end
-        items = self._items.setdefault(repeat, [])
-        for prompt, ids, count in zip(prompts, generated.tokens, counts, strict=True):
-            keep = len(items) < self._parameters.keep_texts
-            items.append(
-                Item(
-                    index=prompt.index,
-                    input_tokens=len(prompt.ids),
-                    output_tokens=count,
-                    latency_s=(times[count - 1] if each else times[-1]) - began,
-                    ttft_s=times[0] - began,
-                    output_text=self._engine.decode(ids[:count]) if keep else None,
-                )
+        told = zip(prompts, generated.tokens, counts, strict=True) if self._counts else ()
+        for prompt, ids, count in told:
+            item = Item(
+                index=prompt.index,
+                input_tokens=len(prompt.ids),
+                output_tokens=count,
+                latency_s=(times[count - 1] if each else times[-1]) - began,
+                ttft_s=times[0] - began,
             )
-        if not self._counts:
-            self._items.pop(repeat)
+            self.texts.add(repeat, item, ids[:count])
         return Observation(
             items=len(prompts) if self._counts else 0,
             input_tokens=sum(len(prompt.ids) for prompt in prompts) if self._counts else 0,
@@ -305,8 +309,5 @@ class Generation:
             computed_tokens=generated.computed_tokens,
             ttft_s=times[0] - began,
             step_s=tuple(after - before for before, after in pairwise(times)) if each else (),
+            encoder_s=generated.encoder_s,
         )
-
-    def items(self, measured: Measured) -> tuple[Item, ...]:
-        """The prompts of the last complete repeat, or of the one that the time limit cut."""
-        return tuple(self._items.get(measured.representative_repeat, ()))

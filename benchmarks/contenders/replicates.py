@@ -1,8 +1,8 @@
 """Replicates of a grid: each turn runs every cell once, on a worker in a process of its own.
 
-``replicates.py GRID REPLICATES OUT``: turn n is replicate n % REPLICATES + 1 of run n // REPLICATES
-and writes its rows to OUT/rows-n.parquet. As in a run, processes are forked from one that has
-imported the libraries and computed nothing.
+``replicates.py GRID REPLICATES OUT FIRST``: turns are numbered from FIRST; turn n is replicate
+n % REPLICATES + 1 of run n // REPLICATES and writes its rows to OUT/rows-n.parquet. As in a run,
+processes are forked from one that has imported the libraries and computed nothing.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def main() -> None:
     """Be ready; a turn is a process."""
     replicates, out = int(sys.argv[2]), Path(sys.argv[3])
     jobs = [job for job in load_grid(sys.argv[1]).jobs() if job.replicate == 1]
-    turns = itertools.count()
+    turns = itertools.count(int(sys.argv[4]))
     # Turns among its own processes alone: in the host's queue it would wait for other runs, and
     # what it loses to them without is in the rows.
     card_worker.turn = partial(turn_of_host, paths=(out / "turns.lock",))  # type: ignore[assignment]
@@ -56,7 +56,8 @@ def main() -> None:
             try:
                 run, replicate = divmod(number, replicates)
                 rows = _rows(jobs, run, replicate + 1)
-                pq.write_table(to_table(rows), out / f"rows-{number}.parquet")
+                pq.write_table(to_table(rows), unnamed := out / "rows.partial")
+                unnamed.rename(out / f"rows-{number}.parquet")
                 status = 0
             except BaseException:
                 traceback.print_exc()

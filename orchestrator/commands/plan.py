@@ -18,6 +18,7 @@ from orchestrator.commands.options import (
     add_set_argument,
     ends_at,
 )
+from orchestrator.grid.shipped import found
 from orchestrator.host import output
 from orchestrator.results.directory import default_address, default_results_dir
 
@@ -34,7 +35,8 @@ def add_grid_arguments(parser: argparse.ArgumentParser, *, optional: bool = Fals
         "grid",
         metavar="FILE",
         nargs="?" if optional else None,
-        help="the grid file (docs/grids.md)",
+        type=found,
+        help="the grid file (docs/grids.md), or the name of one that comes with Nightgrid",
     )
     parser.add_argument(
         "--emulate",

@@ -121,6 +121,8 @@ def _print(result: SimulationResult, plan: Plan, took_s: float, console: Console
     from rich.table import Table
     from rich.text import Text
 
+    from orchestrator.planning.plan import Action
+
     cards = sum(len(node.cards) for node in plan.nodes)
     table = Table(show_header=False, box=None, pad_edge=False)
     states = Counter(str(row.state) for row in result.rows)
@@ -140,6 +142,12 @@ def _print(result: SimulationResult, plan: Plan, took_s: float, console: Console
         table.add_row(f"{name}  ", value)
     title = Text.assemble((plan.grid_name, "bold"), ", simulated: nothing was run or measured")
     console.print(title)
+    known = sum(planned.action is Action.REUSE for planned in plan.jobs)
+    if known:
+        console.print(
+            f"{known:,} of {len(plan.jobs):,} jobs are measured already and left out, as a run "
+            "would do; --force simulates them too"
+        )
     console.print(table)
 
 

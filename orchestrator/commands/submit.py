@@ -17,6 +17,7 @@ from orchestrator.commands.options import (
     add_priority_argument,
     add_set_argument,
 )
+from orchestrator.grid.shipped import found
 from orchestrator.host import output
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
     parser.usage = "%(prog)s GRID [GRID …] --address URL [options] [-- ARGUMENTS OF nightgrid run]"
     parser.add_argument(
-        "grids", metavar="GRID", type=Path, nargs="+", help="grid file (YAML); several: one by one"
+        "grids", metavar="GRID", type=found, nargs="+", help="grid file (YAML); several: one by one"
     )
     parser.add_argument(
         "--address",

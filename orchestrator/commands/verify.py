@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator import exit_codes
 from orchestrator.commands.options import add_results_argument, add_set_argument
+from orchestrator.grid.shipped import found
 from orchestrator.host import output
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `nightgrid verify`."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EPILOG
-    parser.add_argument("grid", metavar="FILE", type=Path, help="the grid whose jobs are verified")
+    parser.add_argument("grid", metavar="FILE", type=found, help="the grid whose jobs are verified")
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--emulate", metavar="SPEC", help="emulated cards, such as 1x1:HPU")
     where.add_argument("--address", metavar="HOST:PORT", help="the Ray cluster to run on")

@@ -14,6 +14,9 @@ class CardFacts:
     """One card as the vendor's tool sees it from outside."""
 
     index: int  # the module id on Gaudi
+    product: str = ""  # as the tool calls it
+    links: int | None = None  # to the other cards of its server; None: nobody can tell
+    links_up: int | None = None
     occupied: str | None = None  # who has it; None: free, or nobody can tell
     memory_used_bytes: int | None = None
     memory_total_bytes: int | None = None
@@ -50,6 +53,9 @@ class Probe:
     driver_version: str | None = None  # of the cards
     kernel: str = ""
     kernel_arguments: str = ""
+    governors: Mapping[str, int] = field(default_factory=dict)  # of the cores: how many have which
+    max_cstate: int | None = None  # that idle cores may enter; None: nobody can tell
+    hugepages_asked: Mapping[str, int] = field(default_factory=dict)  # by files of sysctl: pages
     hugepages_total: int = 0
     hugepage_bytes: int = 0
     memory_bytes: int = 0

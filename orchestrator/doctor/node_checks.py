@@ -79,6 +79,17 @@ def check_cards(node: NodeFacts, probe: Probe) -> Iterator[Finding]:
                 remedy="start Ray with the number that is there; a card that has gone needs a "
                 "reset or a reboot of the server",
             )
+        seen = {kind.spec.product(card.product) for card in probe.cards} - {""}
+        named = kind.spec.product(node.device_name)
+        if named and seen and seen != {named}:
+            yield Finding(
+                check="cards",
+                level=Level.WARNING,
+                where=node.name,
+                message=f"Ray calls its cards {node.device_name}, {tool} says "
+                f"{' and '.join(sorted(seen))}",
+                remedy="start Ray with the accelerator_type of the cards that are there",
+            )
     for card in probe.cards:
         if card.temperature_c == 0:
             yield Finding(

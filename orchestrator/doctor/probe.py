@@ -16,6 +16,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -65,6 +66,9 @@ def examine(
         driver_version=driver_version(kind) if kind else None,
         kernel=kernel(),
         kernel_arguments=_text("/proc/cmdline").strip(),
+        governors=_governors(),
+        max_cstate=_number(_text("/sys/module/intel_idle/parameters/max_cstate")),
+        hugepages_asked=hugepages_asked(Path("/")),
         hugepages_total=meminfo.get("HugePages_Total", 0),
         hugepage_bytes=meminfo.get("Hugepagesize", 0) * 1024,
         memory_bytes=meminfo.get("MemTotal", 0) * 1024,
@@ -137,9 +141,13 @@ def _cards(kind: Accelerator | None) -> tuple[CardFacts, ...]:
     from workloads.devices import device_class
 
     device = device_class(kind.device)
+    known = device.inventory()
     return tuple(
         CardFacts(
             index=index,
+            product=known[index].product if index in known else "",
+            links=known[index].links if index in known else None,
+            links_up=known[index].links_up if index in known else None,
             occupied=device.occupied(index),
             memory_used_bytes=card.memory_used_bytes,
             memory_total_bytes=card.memory_total_bytes,
@@ -147,6 +155,27 @@ def _cards(kind: Accelerator | None) -> tuple[CardFacts, ...]:
         )
         for index, card in sorted(device.telemetry().items())
     )
+
+
+def _governors() -> dict[str, int]:
+    """Frequency governors of the cores; empty where the kernel leaves frequencies to others."""
+    files = Path("/sys/devices/system/cpu").glob("cpu[0-9]*/cpufreq/scaling_governor")
+    return dict(Counter(filter(None, (_text(str(file)).strip() for file in files))))
+
+
+def hugepages_asked(root: Path) -> dict[str, int]:
+    """Huge pages that the host's files of sysctl ask for at its next boot, by file. In a container
+    they are the container's own, which ask for none."""
+    asked = {}
+    for file in (root / "etc/sysctl.conf", *sorted((root / "etc/sysctl.d").glob("*.conf"))):
+        for line in _text(str(file)).splitlines():
+            if match := re.fullmatch(r"\s*-?vm[./]nr_hugepages\s*=\s*(\d+)\s*", line):
+                asked[str(file)] = int(match[1])
+    return asked
+
+
+def _number(text: str) -> int | None:
+    return int(text) if text.strip().isdecimal() else None
 
 
 def _meminfo() -> dict[str, int]:

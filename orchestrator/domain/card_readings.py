@@ -37,6 +37,8 @@ def card_readings(readings: Sequence[Reading], start: float, end: float) -> dict
     used = [read.memory_used_bytes for read in within if read.memory_used_bytes is not None]
     if used:
         found["peak_card_memory_used_bytes"] = str(max(used))
+    if power := {read.power_of for read in within if read.power_of}:
+        found["power_of"] = " and ".join(sorted(power))
     told = [read.throttled for read in within if read.throttled is not None]
     if told:
         found["throttled"] = _shares(told)

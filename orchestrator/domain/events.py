@@ -46,6 +46,14 @@ class CardsHeld:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterSilent:
+    """Nobody can say which nodes there are (``silent``), or somebody can again."""
+
+    at: float
+    silent: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerReady:
     """A worker has started and can take an attempt."""
 
@@ -113,6 +121,7 @@ Event = (
     NodeJoined
     | NodeLeft
     | CardsHeld
+    | ClusterSilent
     | WorkerReady
     | WorkerStopped
     | WorkerOverdue
@@ -135,6 +144,7 @@ class StartWorker:
     rank: int = 0
     local_rank: int = 0
     world_size: int = 1
+    gang: tuple[int, ...] = ()  # cards of its gang on this node, by local rank
     kind: str = ""  # of process: ``Job.process_kind`` of the first job it is to run
     passport: bool = False  # whether its first attempt begins with the card's passport
 

@@ -166,7 +166,13 @@ class Job(_Identified):
     @property
     def process_kind(self) -> str:
         """Kind of process that can run this job; "" for an ordinary one."""
-        return process_kind(self.engine, self.accelerator.device, dict(self.parameters))
+        return process_kind(
+            self.engine,
+            self.accelerator.device,
+            dict(self.parameters),
+            workload=self.workload,
+            precision=self.precision,
+        )
 
     @property
     def residency_key(self) -> str:

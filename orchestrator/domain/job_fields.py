@@ -8,8 +8,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from orchestrator.domain.batch_size import LARGEST_CAP, PATTERN, from_mapping
+from workloads.data.catalog import EMBEDDED as DATASETS
 from workloads.devices import own_devices
 from workloads.engines import default_engine
+from workloads.models.catalog import EMBEDDED as MODELS
 from workloads.settings import Settings, declarations, setting
 
 
@@ -36,17 +38,18 @@ class JobFields(Settings):
         loads=True,
         always_in_id=True,
         min_length=1,
-        description="An embedded model (tiny-chatglm3, smollm2-135m-instruct), a directory that "
-        "transformers loads, or a Hugging Face Hub id.",
+        description=f"An embedded model ({', '.join(MODELS)}), a directory that transformers or "
+        "diffusers loads, or a Hugging Face Hub id.",
     )
     dataset: str = setting(
         "advertisegen-synthetic",
         role="work",
         always_in_id=True,
         min_length=1,
-        description="An embedded dataset (advertisegen-synthetic, english-prompts), a file (JSON "
-        "lines or list, CSV, TSV, Parquet), a directory of them such as AdvertiseGen's, or a hub "
-        "id. Examples are pairs of texts, chats or plain text (docs/data.md).",
+        description=f"An embedded dataset ({', '.join(DATASETS)}), a file (JSON lines or list, "
+        "CSV, TSV, Parquet), a directory of them such as AdvertiseGen's, or a hub id. Examples are "
+        "pairs of texts, chats or plain text (docs/data.md). Left out: the workload's own, if it "
+        "has one.",
     )
     accelerator: str = setting(
         own_devices()[0].accelerator,

@@ -140,6 +140,7 @@ class Measurement:
     trainable_parameter_count: int | None = None
     train_flops_per_token: float | None = None
     tokenization_s: float | None = None
+    detokenization_s: float | None = None
     baseline_host_memory_bytes: int | None = None
     peak_host_memory_bytes: int | None = None
     peak_device_memory_bytes: int | None = None
@@ -154,6 +155,7 @@ class Measurement:
     # raw, with the rank that measured it
     samples: tuple[tuple[int, Sample], ...] = ()
     items: tuple[tuple[int, Item], ...] = ()
+    image: bytes | None = None
 
     def reported(self, name: str) -> float | None:
         """A figure that the workload reported; rows of version 0.1.0 have it among ``details``."""

@@ -143,6 +143,7 @@ class ExperimentReader:
         if self.workload is not None and self.workload in vocabulary.workloads:
             entry = vocabulary.workloads[self.workload]
             fixed["engine"] = entry.default_engine
+            fixed["dataset"] = entry.dataset or fixed["dataset"]
             fixed.update(vocabulary.parameter_defaults(self.workload))
         experiment.fixed = fixed
         own = [key for key in self.block if key not in STRUCTURE]

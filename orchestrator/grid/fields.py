@@ -12,6 +12,7 @@ import difflib
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -43,6 +44,7 @@ class Vocabulary:
     workloads: Mapping[str, Any]
     precisions: tuple[str, ...]
     find_model: Callable[[str], object] | None = None
+    find_configuration: Callable[[str], object] | None = None  # of a model without weights
     find_dataset: Callable[[str], object] | None = None
     find_adapter: Callable[[str], object] | None = None
     checked: dict[tuple[object, ...], tuple[Scalar, Fault | None]] = field(
@@ -65,6 +67,7 @@ class Vocabulary:
             workloads=WORKLOADS,
             precisions=PRECISIONS,
             find_model=find_model,
+            find_configuration=partial(find_model, weights=False),
             find_dataset=find_dataset,
             find_adapter=find_adapter,
         )
@@ -135,7 +138,10 @@ class Vocabulary:
         if name == "accelerator":
             return _unknown_accelerator(value)
         if name == "precision":
-            return _not_among(value, self.precisions, "precision")
+            from workloads.precision import ALSO_CALLED
+
+            meant = ALSO_CALLED.get(str(value).casefold(), "")
+            return _not_among(value, self.precisions, "precision", meant)
         if name == "engine":
             if workload is None or workload not in self.workloads:
                 return None
@@ -143,7 +149,10 @@ class Vocabulary:
             if entry.takes_engine(str(value)):
                 return None
             return _not_among(value, entry.engines, f"engine of {workload}")
-        find = {"model": self.find_model, "dataset": self.find_dataset}.get(name)
+        entry = self.workloads.get(workload or "")
+        fresh = entry is not None and entry.fresh_weights
+        model = self.find_configuration if fresh else self.find_model
+        find = {"model": model, "dataset": self.find_dataset}.get(name)
         if find is None:
             return None
         from workloads.errors import WorkloadError
@@ -238,25 +247,27 @@ def _unknown_accelerator(value: Scalar) -> Fault | None:
     try:
         Accelerator(str(value))
     except ValueError:
-        return _not_among(value, list(Accelerator), "possible value")
+        known = list(Accelerator)
+        meant = next((kind for kind in known if kind.spec.answers_to(str(value))), "")
+        return _not_among(value, known, "kind of card", meant)
     return None
 
 
-def _not_among(value: object, names: Iterable[str], noun: str) -> Fault | None:
+def _not_among(value: object, names: Iterable[str], noun: str, meant: str = "") -> Fault | None:
     names = list(names)
     if value in names:
         return None
-    return Fault(f"{shown(value)} is no {noun}", suggestion(str(value), names))
+    return Fault(f"{shown(value)} is no {noun}", suggestion(str(value), names, meant))
 
 
-def suggestion(word: str, names: Iterable[str]) -> str:
-    """``did you mean …?`` when a name is close, else the names there are."""
+def suggestion(word: str, names: Iterable[str], meant: str = "") -> str:
+    """``did you mean …?`` when a name is meant or close, else the names there are."""
     names = list(names)
     folded = {name.casefold(): name for name in names}
     close = difflib.get_close_matches(word.casefold()[:80], folded, n=1, cutoff=0.6)
     listed = ", ".join(names)
-    if close:
-        return f"did you mean {folded[close[0]]}? There is: {listed}"
+    if meant in names or close:
+        return f"did you mean {meant if meant in names else folded[close[0]]}? There is: {listed}"
     return f"there is: {listed}" if names else "there is none"
 
 

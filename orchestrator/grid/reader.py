@@ -149,13 +149,26 @@ class GridReader:
             self.complain(path, f"{shown(first['input'])} is not a name for a run", hint)
         else:
             fault = explain(details, first["input"])
-            self.complain(path, fault.message, fault.hint)
+            hint = fault.hint
+            if first["type"] == "list_type" and isinstance(first["input"], Mapping):
+                name = next(iter(first["input"]), "first")
+                hint = f"an entry of a list begins with a dash: `- name: {name}`, its keys below"
+            self.complain(path, fault.message, hint)
 
     def unknown_key(self, path: Path_, names: Any) -> None:
         """Note that the last key of ``path`` is none of ``names``."""
         name = str(path[-1])
-        hint = _HABITS.get(name) or suggestion(name, names)
+        hint = _HABITS.get(name) or self._elsewhere(name) or suggestion(name, names)
         self.complain((*path[:-1], name), f"unknown key {shown(name)}", hint, key=True)
+
+    def _elsewhere(self, name: str) -> str:
+        """The workloads that have a setting of this name; empty when none has."""
+        having = [
+            workload
+            for workload in self.vocabulary.workloads
+            if name in self.vocabulary.parameter_names(workload)
+        ]
+        return f"it is a setting of `workload: {'` or `'.join(having)}`" if having else ""
 
     def _measure(self, raw: Any, path: Path_, inherited: MeasureSettings) -> MeasureSettings:
         if raw == {}:  # the usual case; its model need not be built

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import GridError, Problem
+from orchestrator.grid import shipped
 from orchestrator.grid.nodes import Node, compose, problem_at, unprintable
 from workloads import files
 
@@ -88,7 +89,7 @@ def read(path: Path | str) -> Document:
             raise GridError([_too_large(str(path))]) from error
         reason = error.strerror or type(error).__name__
         missing = error.errno in (errno.ENOENT, errno.ENOTDIR, errno.EISDIR)
-        hint = "grids that come with Nightgrid lie in grids/" if missing else ""
+        hint = f"grids that come with Nightgrid: {', '.join(shipped.names())}" if missing else ""
         raise GridError([problem_at(str(path), f"cannot be read: {reason}", hint)]) from error
     return parse(content, str(path))
 

@@ -34,6 +34,7 @@ from orchestrator.worker.process_server import open_log
 from orchestrator.worker.redaction import redact
 from orchestrator.worker.served_process import wait_for_end
 from orchestrator.worker.wire import pickled, unpickled
+from workloads.compiled_code import compiled_directory
 from workloads.devices import device_class, environment_for, host_device
 from workloads.devices.monitoring.release import idle_memory_bytes
 from workloads.devices.monitoring.telemetry import CardTelemetry
@@ -117,7 +118,7 @@ class NodeAgent:
             version=__version__,
             server=path,
             log_dir=str(logs),
-            scratch=str(session_logs.parent),
+            compiled=compiled_directory(device_class(accelerator.device).compiler()) or "",
             cards=cards,
             idle_memory_bytes=idle_memory_of(accelerator, cards),
         )
@@ -178,6 +179,7 @@ class NodeAgent:
         if now < self._look_at:
             return None
         self._look_at = now + _LOOK_S
+        self._workers.look()
         return self._workers.progress()
 
     def _read_cards(self) -> Mapping[int, CardTelemetry] | None:

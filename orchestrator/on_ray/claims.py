@@ -123,6 +123,7 @@ class Claims:
         arrived: Callable[[Claim, ResponseBatch], None],
         left: Callable[[Claim, Failure], None],
         held: Callable[[tuple[Node, ...]], None] = lambda _: None,
+        silent: Callable[[bool], None] = lambda _: None,
         queue: RunQueue | None = None,
     ) -> None:
         self._run = run
@@ -132,6 +133,8 @@ class Claims:
         self._arrived = arrived
         self._left = left
         self._tell_held = held
+        self._tell_silent = silent
+        self._told_silent = False
         self._queue = queue  # None: the cluster is ours alone
         self._standing: Standing | None = None
         self._next_queue_look = 0.0
@@ -292,6 +295,9 @@ class Claims:
         if self.joined():
             self._last_ours = now
         silent_s = self._store.silent_s
+        if self._told_silent is not (silent_s > 0):
+            self._told_silent = silent_s > 0
+            self._tell_silent(self._told_silent)
         if not silent_s:
             return
         patience_s = RETRY_S if self._store.replaced else SILENCE_PATIENCE_S

@@ -25,6 +25,7 @@ from orchestrator.domain.attempt import RankOutcome, WorkerInfo
 from orchestrator.domain.events import (
     AttemptEnded,
     CardsHeld,
+    ClusterSilent,
     Event,
     NodeJoined,
     NodeLeft,
@@ -49,6 +50,7 @@ from orchestrator.worker.card_process import Order
 from orchestrator.worker.launch import launch_of
 from orchestrator.worker.messages import (
     Ended,
+    Halted,
     Listen,
     Listened,
     ResponseBatch,
@@ -120,6 +122,9 @@ class RayExecutor:
             arrived=self._responded,
             left=self._node_left,
             held=lambda nodes: self._events.append(CardsHeld(at=self._clock(), nodes=nodes)),
+            silent=lambda silent: self._events.append(
+                ClusterSilent(at=self._clock(), silent=silent)
+            ),
             queue=queue,
         )
         self.claims.poll()
@@ -342,6 +347,15 @@ class RayExecutor:
         else:
             self._rank_lost(running, rank, worker, outcome)
 
+    def _halted(self, response: Halted) -> None:
+        """End a rank that does nothing any more, and with it its gang, which waits for it."""
+        worker = self._workers.get(response.worker_id)
+        if worker is None or worker.attempt_id != response.attempt_id:
+            return  # the attempt has ended meanwhile
+        if worker.failure is None:
+            worker.failure = Failure(failure_class=FailureClass.HANG, message=response.reason)
+        self._stop(worker, response.reason)
+
     def _rank_lost(
         self,
         running: Running,
@@ -434,6 +448,8 @@ class RayExecutor:
                 self._started(response)
             elif isinstance(response, Listened):
                 self._listened(response)
+            elif isinstance(response, Halted):
+                self._halted(response)
             elif (worker := self._workers.get(response.worker_id)) is not None:
                 self._stopped(worker)
         for worker_id, progress in (batch.progress or {}).items():

@@ -49,9 +49,9 @@ def page_text(store: Store, summary: Summary, measurements: Sequence[Measurement
     def with_items(rows: Sequence[Measurement]) -> Sequence[Measurement]:
         from orchestrator.results.bulk import with_raw
 
-        if any(row.items for row in rows):
+        if any(row.items or row.image for row in rows):
             return rows
-        filled = {row.job_id: row for row in with_raw(store, rows, "items")}
+        filled = {row.job_id: row for row in with_raw(store, rows, "items", "image")}
         return [filled.get(row.job_id, row) for row in rows]
 
     with _collecting_later():

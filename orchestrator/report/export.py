@@ -37,7 +37,7 @@ JSON_FIGURES = (
 
 _LEFT_OUT = frozenset(
     {
-        *("metrics", "samples", "items", "measure", "parameters", "versions"),
+        *("metrics", "samples", "items", "image", "measure", "parameters", "versions"),
         *("details", "workload_metrics"),
     }
 )

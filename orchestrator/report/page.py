@@ -24,6 +24,7 @@ from orchestrator.report.drawing import precision_style
 from orchestrator.report.figures import clipped, throughput_curve
 from orchestrator.report.findings import replicates
 from orchestrator.report.grouping import Differences, Setting, described, unusual
+from orchestrator.report.images import images_of
 from orchestrator.report.labels import label
 from orchestrator.report.payload import payload
 from orchestrator.report.plots import (
@@ -63,7 +64,7 @@ def render(
     Args:
         summary: what the page says.
         measurements: all rows that ``summary`` was made from.
-        with_items: brings the items of rows that were read without them.
+        with_items: brings the items and images of rows that were read without them.
     """
     jobs = len(summary.rows)
     summary, listed, left_out = shown_of(summary)
@@ -92,6 +93,7 @@ def render(
             described=described,
             apart=Differences.among,
             contests_apart=Differences.among([one.setting for one in summary.contests]),
+            images=images_of(listed),
             index={row.job_id: number for number, row in enumerate(listed)},
             OPEN_FRONTS=OPEN_FRONTS,
             OPEN_EFFECTS=OPEN_EFFECTS,

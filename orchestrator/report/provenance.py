@@ -8,7 +8,7 @@ and synthetic data are counted for the banners that no reader can miss.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from orchestrator.domain.declared import undeclared
@@ -87,6 +87,21 @@ def slow_cards_banner(rows: Sequence[Measurement], slow: Sequence[SlowCard]) -> 
         meaning="These cards were slower than their neighbours, or than in earlier runs, before "
         "their first job.",
         details=tuple(map(str, slow)),
+    )
+    return (banner,)
+
+
+def far_below_banner(rows: Sequence[Measurement], doubted: Mapping[str, str]) -> tuple[Banner, ...]:
+    """The banner that names rows far below what is published for their card."""
+    if not doubted:
+        return ()
+    banner = Banner(
+        name="Far below published figures",
+        count=len(doubted),
+        of=len(rows),
+        meaning="Others have measured more than twice as much on the same card, with the same "
+        "model, precision, batch and lengths. Look at engine, mode and software.",
+        details=tuple(dict.fromkeys(doubted.values())),
     )
     return (banner,)
 

@@ -1,9 +1,10 @@
 """Measured against published: others' figures and ours in neighbouring rows, never mixed.
 
 A row of ours stands beside a published figure when it is the same task, model, precision, batch
-size per card and number of cards. The device may differ: that is the question. Rows of emulated
-cards never stand there. The speed-up columns are those of the published comparison: over Gaudi1
-and over the A100, at the same batch size where the source has one, else at the one it gives.
+size per card, number of cards and, where the figure names some, settings. The device may differ:
+that is the question. Rows of emulated cards never stand there. The speed-up columns are those of
+the published comparison: over Gaudi1 and over the A100, at the same batch size where the source
+has one, else at the one it gives.
 """
 
 from __future__ import annotations
@@ -14,13 +15,17 @@ from dataclasses import dataclass
 
 from orchestrator.domain.job import State
 from orchestrator.domain.measurement import Measurement
-from orchestrator.report.reference_data import Published
+from orchestrator.report.reference_data import Published, reference
+from orchestrator.report.roofline import sheet_of
+from orchestrator.report.units import number
 
 #: Published task -> workloads of ours that do it.
 TASKS: dict[str, frozenset[str]] = {
     "pretraining": frozenset({"pretraining", "masked-lm"}),
     "text-to-image": frozenset({"text-to-image"}),
     "summarization-finetuning": frozenset({"summarization", "finetuning"}),
+    "text-generation": frozenset({"text-generation"}),
+    "causal-lm-finetuning": frozenset({"finetuning"}),
 }
 
 #: Devices over which the published comparison gives its speed-ups.
@@ -80,7 +85,34 @@ def matches(row: Measurement, figure: Published) -> bool:
         and same_precision(row, figure.precision)
         and row.batch_size == figure.batch_size
         and row.cards == figure.cards
+        and all(_plain_value(row.parameters.get(name)) == value for name, value in figure.settings)
     )
+
+
+#: Share of what others publish for the same card below which a figure is doubted.
+DOUBTED_SHARE = 0.5
+
+
+def far_below(rows: Sequence[Measurement], published: Sequence[Published]) -> dict[str, str]:
+    """The rows that reach less than half of what is published for the very same card, by job id,
+    each with a sentence: a mode or a library is not what it should be, or another job was there."""
+    sheets = reference().devices
+    found = {}
+    for row in rows:
+        if row.state is not State.SUCCEEDED or row.emulated or not row.device_name:
+            continue
+        sheet = sheet_of(row.device_name, sheets)
+        for figure in published if sheet is not None else ():
+            if sheet is None or figure.device != sheet.device or not matches(row, figure):
+                continue
+            value = _value(row, figure)
+            if value is not None and speedup(figure.metric, value, figure.value) < DOUBTED_SHARE:
+                found[row.job_id] = (
+                    f"{figure.model} {figure.precision} b={figure.batch_size} on {figure.device} "
+                    f"({row.engine}): {number(value)} {figure.unit}, published are "
+                    f"{number(figure.value)}: {figure.source}"
+                )
+    return found
 
 
 def same_model(ours: str, theirs: str) -> bool:
@@ -151,6 +183,8 @@ def _speedups(figure: Published, published: Sequence[Published]) -> dict[str, fl
 def _value(row: Measurement, figure: Published) -> float | None:
     """Our figure in the published unit."""
     rate = row.metrics.items_per_s
+    if figure.unit == "tokens/s":
+        return row.metrics.generated_tokens_per_s
     if rate is None or not math.isfinite(rate) or rate <= 0:
         return None
     if figure.unit == "samples/s":
@@ -167,12 +201,17 @@ def _as_published(row: Measurement, figure: Published, value: float) -> Publishe
         cards=row.cards,
         batch_size=figure.batch_size,
         precision=figure.precision,
+        settings=figure.settings,
         metric=figure.metric,
         value=value,
         unit=figure.unit,
         note="",
         source="this run",
     )
+
+
+def _plain_value(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _plain(name: str) -> str:

@@ -6,7 +6,7 @@ A figure of quality declares from which value on an output counts as equal
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 def quality_note(row: Measurement) -> str:
     """The figures of quality of a row, for the cell of its throughput; empty where it has none."""
-    return ", ".join(f"{units.number(value)} {metric.title}" for metric, value in _figures(row))
+    figures = _figures(row, lambda metric: metric.beside_speed or metric.equal_from is not None)
+    return ", ".join(f"{units.number(value)} {metric.title}" for metric, value in figures)
 
 
 def equal(row: Measurement, limit: float | None = None) -> bool:
@@ -32,7 +33,7 @@ def equal(row: Measurement, limit: float | None = None) -> bool:
     Args:
         limit: replaces the limits that figures declare.
     """
-    figures = list(_figures(row))
+    figures = list(_figures(row, lambda metric: metric.equal_from is not None))
     return bool(figures) and all(
         value >= limit_ if metric.better == "higher" else value <= limit_
         for metric, value in figures
@@ -47,9 +48,9 @@ def at_equal_quality(summary: Summary, limit: float | None = None) -> Summary:
     return replace(summary, fronts=fronts_of(rows, summary.settings))
 
 
-def _figures(row: Measurement) -> Iterator[tuple[Metric, float]]:
-    """The figures of quality that a row has."""
+def _figures(row: Measurement, wanted: Callable[[Metric], bool]) -> Iterator[tuple[Metric, float]]:
+    """The figures of quality that a row has, of those that are wanted."""
     for name, metric in registry.metrics_of(row.workload).items():
-        value = row.reported(name) if metric.equal_from is not None else None
+        value = row.reported(name) if wanted(metric) else None
         if value is not None:
             yield metric, value

@@ -24,7 +24,8 @@ DIRECTORY = Path(__file__).resolve().parent / "assets"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Published:
-    """One published figure. ``batch_size`` is per card; ``unit`` is samples/s or s/image."""
+    """One published figure. ``batch_size`` is per card; ``unit`` is samples/s, tokens/s or
+    s/image; ``settings`` are those of our workload by which it was measured, beside the others."""
 
     task: str
     model: str
@@ -33,6 +34,7 @@ class Published:
     cards: int
     batch_size: int
     precision: str
+    settings: tuple[tuple[str, str], ...] = ()
     metric: str  # "throughput", or "latency", where less is better
     value: float
     unit: str
@@ -96,6 +98,7 @@ def read_published(path: Path) -> tuple[Published, ...]:
             cards=_whole(line["cards"]),
             batch_size=_whole(line["batch_size_per_card"]),
             precision=line["precision"],
+            settings=_settings(line["settings"]),
             metric=line["metric"],
             value=_positive(line["value"]),
             unit=line["unit"],
@@ -132,7 +135,7 @@ def read_devices(path: Path) -> tuple[DeviceSheet, ...]:
 
 _PUBLISHED_COLUMNS = (
     *("task", "model", "dataset", "device", "cards", "batch_size_per_card", "precision"),
-    *("metric", "value", "unit", "note", "source"),
+    *("settings", "metric", "value", "unit", "note", "source"),
 )
 #: The column of each arithmetic's peak; a sheet may lack any of them.
 _PEAKS = {
@@ -159,6 +162,14 @@ def _lines(path: Path, columns: Iterable[str]) -> list[dict[str, str]]:
             if not isinstance(line.get(column), str):
                 raise ValueError(f"line {number} has no {column}")
     return lines
+
+
+def _settings(text: str) -> tuple[tuple[str, str], ...]:
+    """Names and values, as in ``ignore_eos=true output_tokens=100``."""
+    pairs = [pair.partition("=") for pair in text.split()]
+    if any(not name or not value for name, _, value in pairs):
+        raise ValueError(f"{text!r:.40} are not settings such as output_tokens=100")
+    return tuple((name, value) for name, _, value in pairs)
 
 
 def _whole(text: str) -> int:

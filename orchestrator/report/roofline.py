@@ -11,7 +11,6 @@ operations per byte, at which the two limits meet. Emulated cards have no peak.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -79,11 +78,8 @@ def roofline_of(rows: Sequence[Measurement], sheets: Sequence[DeviceSheet]) -> R
 
 def sheet_of(device_name: str, sheets: Sequence[DeviceSheet]) -> DeviceSheet | None:
     """The data sheet of a card that the driver calls so; None if it is not exactly that card."""
-    # The whole name must match: a slice of a card (MIG), or another board of its chip, is not it.
-    for pattern, name in (each for spec in all_devices() for each in spec.data_sheets):
-        if re.fullmatch(pattern, device_name.strip(), re.IGNORECASE):
-            return next((sheet for sheet in sheets if sheet.device == name), None)
-    return None
+    named = next(filter(None, (spec.product(device_name) for spec in all_devices())), None)
+    return next((sheet for sheet in sheets if sheet.device == named), None)
 
 
 def share_of(row: Measurement, sheet: DeviceSheet) -> Share:

@@ -43,10 +43,11 @@ from orchestrator.report.provenance import (
     Banner,
     Provenance,
     banners_of,
+    far_below_banner,
     provenance_of,
     slow_cards_banner,
 )
-from orchestrator.report.published import Comparison, against_published
+from orchestrator.report.published import Comparison, against_published, far_below
 from orchestrator.report.reference_data import Reference
 from orchestrator.report.replicates import Joined, drift_banner, join
 from orchestrator.report.roofline import Roofline, roofline_of
@@ -227,6 +228,7 @@ def summarize(
         banners=(
             *banners_of(rows),
             *slow_cards_banner(rows, slow_cards),
+            *far_below_banner(rows, far_below(rows, reference.published)),
             *drift_banner(joined.night_drift),
         ),
         raised=raised,

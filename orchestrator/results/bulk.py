@@ -108,13 +108,14 @@ def read_lean(store: Store) -> Contents:
 
 
 def with_raw(store: Store, rows: Iterable[Measurement], *names: str) -> Iterator[Measurement]:
-    """Rows of ``read_lean`` with their ``samples`` or ``items`` or both, in no order; a row whose
-    file has gone meanwhile is left out. A few thousand rows at a time are in memory, not millions
-    of items."""
+    """Rows of ``read_lean`` with these of ``RAW_COLUMNS``, in no order; a row whose file has gone
+    meanwhile is left out. A few thousand rows at a time are in memory, not millions of items."""
+    empty = {name: _rules(Measurement)[name][0].default for name in names}
     for found, batch in raw_batches(store, rows, *names):
-        raw = {name: batch[name].to_pylist() for name in names}
+        there = [name for name in names if name in batch.schema.names]  # older rows lack some
+        raw = {name: batch[name].to_pylist() for name in there}
         for number, row in enumerate(found):
-            changes: dict[str, Any] = {n: _value(n, raw[n][number]) or () for n in names}
+            changes: dict[str, Any] = {n: _value(n, raw[n][number]) or empty[n] for n in there}
             yield replace(row, **changes)
 
 

@@ -47,6 +47,7 @@ _LARGEST = (
     "trainable_parameter_count",
     "train_flops_per_token",
     "tokenization_s",
+    "detokenization_s",
     "baseline_host_memory_bytes",
     "peak_host_memory_bytes",
     "peak_device_memory_bytes",
@@ -248,6 +249,7 @@ def measurement_of(
         workload_metrics=figures,
         samples=samples,
         items=items,
+        image=next((result.image for result in results if result.image), None),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,16 @@ def past_rows(directory: Path) -> list[PastRow]:
     rows = scan.joined().to_pylist() if scan.tables else []
     rows.sort(key=lambda row: (row["recorded_at"] is not None, row["recorded_at"] or 0))
     return [_past_row(row) for row in rows]
+
+
+def cards_of_succeeded(directory: Path) -> Iterator[tuple[str, str, int]]:
+    """Job id, node and index of each card on which a job of these rows has succeeded. Rows whose
+    cards are those of several nodes are left out."""
+    scan = scan_rows(directory, ("job_id", "state", "final", "nodes", "card_indices"))
+    for row in scan.joined().to_pylist() if scan.tables else []:
+        if row["final"] and row["state"] == State.SUCCEEDED and len(row["nodes"] or ()) == 1:
+            for index in row["card_indices"] or ():
+                yield row["job_id"], row["nodes"][0], index
 
 
 @lru_cache(maxsize=4096)

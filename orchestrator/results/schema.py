@@ -40,8 +40,8 @@ UPGRADES: dict[int, Callable[[pa.Table], pa.Table]] = {}
 #: Key of ``details`` under which numbers stand that their columns do not admit.
 OUT_OF_RANGE = "out_of_range"
 
-#: The two columns of raw values, which most readers do not need.
-RAW_COLUMNS = ("samples", "items")
+#: The columns of raw values, which most readers do not need.
+RAW_COLUMNS = ("samples", "items", "image")
 
 _VERSION_KEY = b"nightgrid.schema_version"
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
@@ -542,6 +542,7 @@ def _arrow(hint: Any) -> pa.DataType:
 
     hint = _optional(hint) or hint
     simple = {bool: pa.bool_(), int: pa.int64(), float: pa.float64(), str: pa.string()}
+    simple[bytes] = pa.binary()
     if hint in simple:
         return simple[hint]
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)

@@ -192,7 +192,7 @@ _COLUMNS: _Entries = {
     "load_s": ("s", "time to load the model; 0 if it was resident"),
     "compile_s": (
         "s",
-        "time to compile graphs that no cache held; on Gaudi the node has one on disk",
+        "time to compile graphs that no cache held; details: compile_cache says cold or cached",
     ),
     "warmup_s": ("s", "time of the untimed repeats and of what they met first"),
     "warmup_steps": ("", "untimed batches, optimizer steps and rehearsals of steps"),
@@ -213,6 +213,10 @@ _COLUMNS: _Entries = {
         "s",
         "time to tokenize all prompts or training samples, before timing",
     ),
+    "detokenization_s": (
+        "s",
+        "time to turn all generated texts of a repeat from ids into text, after timing",
+    ),
     "baseline_host_memory_bytes": ("bytes", "resident in the worker after imports, before a model"),
     "peak_host_memory_bytes": ("bytes", "largest resident memory of a worker"),
     "peak_device_memory_bytes": ("bytes", "largest memory allocated on a card"),
@@ -228,6 +232,7 @@ _COLUMNS: _Entries = {
     # raw
     "samples": ("", "every timed batch and warm-up batch, in order"),
     "items": ("", "every prompt of the last complete repeat"),
+    "image": ("", "the first image that the job made, as PNG, at most 512 pixels wide and high"),
 }
 
 _NESTED: dict[str, _Entries] = {
@@ -260,6 +265,11 @@ _NESTED: dict[str, _Entries] = {
         "backward_s": ("s", "of a training step: the backward pass"),
         "optimizer_s": ("s", "of a training step: the optimizer's update"),
         "communication_s": ("s", "of a training step: between cards, as far as it shows"),
+        "encoder_s": ("s", "of a generated batch: the encoder's pass; null without an encoder"),
+        "text_encoding_s": ("s", "of a batch of images: encoding the prompts"),
+        "denoising_s": ("s", "of a batch of images: all denoising steps"),
+        "decoding_s": ("s", "of a batch of images: from latents to pixels"),
+        "conversion_s": ("s", "of a batch of images: copying to the host and conversion"),
     },
     "Item": {
         "index": ("", "position in the dataset"),
@@ -268,6 +278,7 @@ _NESTED: dict[str, _Entries] = {
         "latency_s": ("s", "from the start of the batch to this prompt's last token"),
         "ttft_s": ("s", "time to first token"),
         "output_text": ("", "the answer itself, kept for the first few prompts"),
+        "output_ids": ("", "its tokens as they were counted, kept with the text"),
     },
 }
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,20 +17,19 @@ from typing import TYPE_CHECKING
 
 from orchestrator.domain.deadline import Deadline
 from orchestrator.domain.job import State
-from orchestrator.errors import ClusterError
 from orchestrator.results import paths
-from orchestrator.runtime.grid_plan import forecast_of, grid_of, history_of, plan_run
-from orchestrator.runtime.options import (
-    RunOptions,
-    kept_options,
-    kinds_of,
-    seed_of,
-    with_cards_of,
+from orchestrator.runtime.earlier import (
+    attempts_before,
+    cards_before,
+    clear_up,
+    final_states,
+    owner_of,
 )
+from orchestrator.runtime.grid_plan import forecast_of, grid_of, history_of, plan_run
+from orchestrator.runtime.nodes import cards_by_kind, with_its_nodes
+from orchestrator.runtime.options import RunOptions, kept_options, seed_of, with_cards_of
 
 if TYPE_CHECKING:
-    from orchestrator.domain.history import PastRow
-    from orchestrator.domain.topology import Node
     from orchestrator.grid.model import Grid
     from orchestrator.planning.plan import Plan
     from orchestrator.results.mirror import Mirror
@@ -39,12 +37,9 @@ if TYPE_CHECKING:
     from orchestrator.runtime.driver import DriveResult
     from orchestrator.runtime.session import Session
     from orchestrator.runtime.status import RunStatus
-    from orchestrator.worker.leftovers import Owner
 
 Say = Callable[[str], None]
 
-#: Time that nodes may take to join a restarted head.
-NODES_PATIENCE_S = 180.0
 _ANSWERED = {State.SUCCEEDED, State.OUT_OF_MEMORY, State.PRUNED, State.UNSUPPORTED}
 
 
@@ -198,52 +193,6 @@ def _tell(options: RunOptions, **facts: object) -> None:
         options.charge.tell(**facts)
 
 
-def cards_by_kind(nodes: Sequence[Node]) -> dict[str, int]:
-    """Count the cards of each kind."""
-    found: dict[str, int] = {}
-    for node in nodes:
-        found[node.accelerator.value] = found.get(node.accelerator.value, 0) + len(
-            node.card_indices
-        )
-    return found
-
-
-def with_its_nodes(options: RunOptions, session: Session, say: Say, run: Path) -> Session:
-    """The session with the nodes that the cluster had before its head died: they come back one
-    after the other, and a plan for those that happen to be there would give up jobs for good.
-
-    A run that somebody resumes may have fewer cards than before, but waits for each kind it had: it
-    may be resumed while the cluster comes up.
-
-    Raises:
-        ClusterError: a kind of card does not come back at all.
-    """
-    if session.look is None:
-        return session
-    expected: Mapping[str, int] = {}
-    if options.charge is not None and options.charge.again:
-        expected = options.charge.cards
-    elif options.resume:
-        expected = dict.fromkeys(kinds_of(run), 1)
-    deadline, told = time.monotonic() + NODES_PATIENCE_S, False
-    while True:
-        there = cards_by_kind(session.nodes)
-        missing = {k: n - there.get(k, 0) for k, n in expected.items() if n > there.get(k, 0)}
-        if not missing:
-            return session
-        what = ", ".join(f"{n} {k}" if n > 1 else k for k, n in missing.items())
-        if time.monotonic() > deadline:
-            if gone := [kind for kind in missing if kind not in there]:
-                raise ClusterError(f"no node with {', '.join(gone)} has come back to the cluster")
-            say(f"going on without {what} cards that the cluster had before")
-            return session
-        if not told:
-            say(f"waiting for the cluster's nodes: {what} cards are not back yet")
-            told = True
-        time.sleep(1.0)
-        session = replace(session, nodes=session.look())
-
-
 def _deadline(options: RunOptions, plan: Plan) -> Deadline | None:
     if options.ends_at is None:
         return None
@@ -282,44 +231,6 @@ def _mirror(options: RunOptions, store: Store, say: Say) -> Mirror | None:
     say(f"a copy of the rows goes to {mirror.address}")
     mirror.start()
     return mirror
-
-
-def owner_of(store: Store) -> Owner:
-    """The owner of what drivers of this run leave on a host."""
-    from orchestrator.worker.leftovers import Owner
-
-    return Owner(run_id=store.run_id, invocation_id=uuid.uuid4().hex[:12])
-
-
-def clear_up(store: Store, say: Say) -> None:
-    """End what earlier drivers of the run left on this host, and say what became of it. The
-    agents do the same on their nodes, before these join (``on_ray/actors.py``).
-
-    Raises:
-        ClusterError: something of it does not end.
-    """
-    from orchestrator.errors import ClusterError
-    from orchestrator.worker.leftovers import Owner, end_leftovers
-
-    if store.taken_over_from is not None:
-        say(f"taken over from a driver that died: {store.taken_over_from}")
-    owner = Owner.of_this_process()
-    assert owner is not None
-    try:
-        ended = end_leftovers(owner)
-    except TimeoutError as error:
-        raise ClusterError(f"{error}; end them, then start the run again") from error
-    if ended:
-        some = ", ".join(f"{each.pid} {each.command[:40]}" for each in ended[:3])
-        more = f" and {len(ended) - 3} more" if len(ended) > 3 else ""
-        say(f"ended what it left running here: {some}{more}")
-    if store.rescued:
-        rows = "row" if store.rescued == 1 else "rows"
-        say(f"recovered {store.rescued} {rows} spilled to another disk")
-    for note in store.notes:
-        say(note)
-    for attempt_id in store.interrupted:
-        say(f"attempt {attempt_id} was running then: LOST, its job is tried again")
 
 
 # ---------------------------------------------------------------- while
@@ -405,6 +316,7 @@ def _drive(
             attempts_before=attempts_before(
                 history, store.attempts_set_aside(planned.job.job_id for planned in plan.jobs)
             ),
+            cards_before=cards_before(plan, store),
         )
         return Driver(
             schedule=schedule,
@@ -424,30 +336,3 @@ def _drive(
             watchdog=None if options.in_process else Watchdog(),
             stop=stop,
         ).drive()
-
-
-def attempts_before(
-    history: Sequence[PastRow], set_aside: Mapping[str, int] | None = None
-) -> dict[str, int]:
-    """The number of the last attempt at each job that has rows, damaged ones included: the next one
-    goes on from it."""
-    numbers = dict(set_aside or {})
-    for row in history:
-        numbers[row.job_id] = max(row.attempt_number, numbers.get(row.job_id, 0))
-    return numbers
-
-
-# ---------------------------------------------------------------- after
-
-
-def final_states(plan: Plan, history: Sequence[PastRow]) -> dict[str, State]:
-    """State of each job of the plan: that of its newest final row on the same footing."""
-    # A kind of card that is not there is not emulated either: its rows say so.
-    emulated = {node.accelerator: node.emulated for node in plan.nodes}
-    newest = {(row.job_id, row.emulated): row.state for row in history if row.final}
-    states = {}
-    for planned in plan.jobs:
-        job = planned.job
-        key = (job.job_id, emulated.get(job.accelerator, False))
-        states[job.job_id] = newest.get(key, State.NOT_STARTED)
-    return states

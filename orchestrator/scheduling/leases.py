@@ -209,12 +209,14 @@ class Leases:
         slot = lease.slots[rank]
         worker = self._new_worker(slot, now, for_lease=True)
         node_id = slot.card.node_id
+        here = tuple(each.card.index for each in lease.slots if each.card.node_id == node_id)
         return StartWorker(
             worker_id=worker.worker_id,
             card=slot.card,
             rank=rank,
-            local_rank=sum(other.card.node_id == node_id for other in lease.slots[:rank]),
+            local_rank=here.index(slot.card.index),
             world_size=len(lease.slots),
+            gang=here if len(lease.slots) > 1 else (),
             kind=lease.record.job.process_kind,
             # All ranks of a gang or none: they exchange.
             passport=lease.asks_passports,

@@ -40,6 +40,7 @@ class Pool:
         self.unfinished = Counter(record.width for record in records)  # jobs by width
         self.hopeless_at: dict[int, float] = {}  # by width: when to give up, no card set being left
         self._held: tuple[Node, ...] = ()  # by others, who may give them back
+        self._known = True  # whether anybody can say which nodes there are
         self._settings = settings
         self._confined: dict[
             str, JobRecord
@@ -93,8 +94,9 @@ class Pool:
         return found
 
     def _can_have(self, width: int) -> bool:
-        """Return whether a card set of this width is left, or was one if others gave cards back."""
-        if self.cards.has_set(width, lambda slot: not slot.barred):
+        """Return whether a card set of this width is left, or was one if others gave cards back.
+        While nobody can say which nodes there are, there may be one."""
+        if not self._known or self.cards.has_set(width, lambda slot: not slot.barred):
             return True
         held = {node.node_id for node in self._held}
         nodes = [*self._held, *(server.node for server in self.cards.servers.values())]
@@ -108,6 +110,10 @@ class Pool:
         held = tuple(node for node in nodes if node.accelerator is self.cards.accelerator)
         if held != self._held:
             self._held, self.cards.changed = held, True
+
+    def nodes_are_known(self, known: bool) -> None:
+        """Somebody can say which nodes there are, or nobody can; patience begins anew then."""
+        self._known, self.cards.changed = known, True
 
     def join(self, node: Node) -> Generator[Command, None, list[Lease]]:
         """A node is there; returns the leases that a lost node of the same id still held."""

@@ -13,7 +13,7 @@ night (``driver.py``) and the simulation (``simulate.py``).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from math import inf
 
 from orchestrator.domain.attempt import Attempt, Outcome
@@ -21,6 +21,7 @@ from orchestrator.domain.events import (
     AttemptEnded,
     CardsHeld,
     ClockSet,
+    ClusterSilent,
     Command,
     Event,
     NodeJoined,
@@ -59,7 +60,8 @@ class Schedule:
     """Give it events in the order they happen, and carry out its commands in order.
 
     ``attempts_before`` says how many attempts of a job earlier invocations of the same run have
-    recorded, so that attempt ids stay unique. A job id that is planned twice runs once.
+    recorded, so that attempt ids stay unique; ``cards_before`` on which cards (name of the node,
+    index) they measured replicates of a cell. A job id that is planned twice runs once.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class Schedule:
         estimates: Estimates,
         *,
         attempts_before: Mapping[str, int] | None = None,
+        cards_before: Mapping[str, Collection[tuple[str, int]]] | None = None,
     ) -> None:
         before = attempts_before or {}
         self.settings = settings
@@ -86,6 +89,8 @@ class Schedule:
         cell_cards: dict[str, set[Card]] = {
             cell: set() for cell in replicated_cells(planned.job for planned in jobs)
         }
+        known = (cards_before or {}).items()
+        self._cards_before = [(cell_cards[cell], at) for cell, at in known if cell in cell_cards]
         for planned in jobs:
             job_id = planned.job.job_id
             if job_id in seen or planned.action in (Action.REUSE, Action.SKIP):
@@ -172,6 +177,9 @@ class Schedule:
         elif isinstance(event, CardsHeld):
             for pool in self.pools.values():
                 pool.others_hold(event.nodes)
+        elif isinstance(event, ClusterSilent):
+            for pool in self.pools.values():
+                pool.nodes_are_known(not event.silent)
         elif isinstance(event, StopRequested):
             again = self._ledger.stopping != ""
             yield from self._stops.stop_run(
@@ -234,7 +242,10 @@ class Schedule:
         pool = self.pools.get(event.node.accelerator)
         if pool is None:
             return
-        self._verdicts.node_gone(event.node)  # if it was here before
+        node = event.node
+        self._verdicts.node_gone(node)  # if it was here before
+        for cell_cards, before in self._cards_before:
+            cell_cards.update(card for card in node.cards if (node.name, card.index) in before)
         for lease in (yield from pool.join(event.node)):
             yield from self._verdicts.lose(pool, lease, "its node came back as a new one")
         # Others may join at the same time; deciding after them spreads the work over all.

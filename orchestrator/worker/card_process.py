@@ -294,6 +294,11 @@ class CardProcess:
             self._gone.wait()
 
     @property
+    def pid(self) -> int | None:
+        """Number of the process; None where none was started."""
+        return self._process.pid if self._process is not None else None
+
+    @property
     def gone(self) -> bool:
         """Return whether the process and its children are gone."""
         return self._gone.is_set()

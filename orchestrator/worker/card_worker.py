@@ -289,8 +289,10 @@ class CardWorker:
                 clock=time.perf_counter,
                 cpu_clock=time.process_time,
             )
+            known = self.device.compilations()
             with self._limit.in_force() if self._limit else contextlib.nullcontext():
                 result = workload(request, context)
+            compiled = self.device.compilations().since(known)
         if not isinstance(result, Result):
             raise TypeError(
                 f"workload {attempt.job.workload} gave back {type(result).__name__}, not a Result"
@@ -300,10 +302,12 @@ class CardWorker:
             **settings,
             **self.device.memory_details(),
             **self._memory_limit(),
+            **({"compile_cache": told} if (told := compiled.temperature()) else {}),
             **result.details,
         }
         return dataclasses.replace(
             result,
+            compile_s=result.compile_s or compiled.compile_s or 0.0,
             metrics={str(name): float(value) for name, value in result.metrics.items()},
             details={name: redact(text, os.environ) for name, text in details.items()},
         )

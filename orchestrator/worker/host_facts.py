@@ -17,7 +17,7 @@ class HostFacts:
     version: str  # of Nightgrid there
     server: str  # socket of the process server
     log_dir: str
-    scratch: str = ""  # a directory for what the processes of this node share, as long as Ray runs
+    compiled: str = ""  # a directory for code that is compiled for its cards; it outlives Ray
     cards: tuple[str, ...] = ()  # indices of those that Ray gave the agent, as Ray words them
     #: By card: memory in use on those that were idle when the agent came. Emulated ones have none.
     idle_memory_bytes: Mapping[int, int] = field(default_factory=dict)

@@ -9,7 +9,7 @@ from orchestrator.domain.topology import Node
 from orchestrator.worker.card_process import Launch
 from orchestrator.worker.card_worker import WorkerConfig
 from orchestrator.worker.host_facts import HostFacts
-from workloads.devices import environment_for
+from workloads.devices import CardProcess, environment_for
 from workloads.engines import process_kinds
 
 
@@ -20,6 +20,7 @@ def launch_of(
     driver that its workers get as well."""
     card = command.card
     environments = {}
+    shown = CardProcess(card_index=card.index, gang=command.gang)
     for kind in process_kinds(card.accelerator.device):
         environments[kind] = {
             **passed_on,
@@ -29,9 +30,10 @@ def launch_of(
                 threads=facts.threads,
                 kind=kind,
                 cards=command.world_size,
-                scratch=facts.scratch or None,
+                gang=command.gang,
+                compiled=facts.compiled or None,
             ),
-            **card.accelerator.spec.visible(card.index),  # of an emulated card, too
+            **card.accelerator.spec.shown(shown),  # of an emulated card, too
         }
     config = WorkerConfig(
         worker_id=command.worker_id,

@@ -99,7 +99,16 @@ class Stopped:
     worker_id: str
 
 
-Response = Started | Listened | Ended | Stopped
+@dataclass(frozen=True, slots=True)
+class Halted:
+    """The process of a gang's rank does nothing any more, as seen from outside it."""
+
+    worker_id: str
+    attempt_id: str
+    reason: str
+
+
+Response = Started | Listened | Ended | Stopped | Halted
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,10 @@
 A card's start or job keeps its own thread busy and nobody else's, and a stop has one of its own, so
 that it reaches a process that hangs. ``Stopped`` is told when the worker's thread has ended, so it
 is the last that is heard of a worker.
+
+The ranks of a gang wait for one another, some transports (Gaudi's hccl) without a time limit, so a
+rank that does nothing any more is found from outside: ``look`` asks the kernel for the state of its
+process. Silence says nothing, since a compilation may block a rank for minutes.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ from orchestrator.domain.failure import Failure, FailureClass
 from orchestrator.worker.card_process import CardProcess
 from orchestrator.worker.messages import (
     Ended,
+    Halted,
     Listen,
     Listened,
     Request,
@@ -30,6 +35,12 @@ from orchestrator.worker.messages import (
     Stopped,
 )
 from orchestrator.worker.wire import unpickled
+from workloads.process_stat import ProcessStat, process_stat
+
+#: A rank is halted when so many looks in a row have found it so: one a second, while the agent
+#: itself is not halted. With the 20 s after which an unconfirmed stop is given up, a gang ends
+#: within 30 s.
+HALTED_LOOKS = 5
 
 #: Energy of the card of this index between two moments; None where it is unknown.
 EnergyOf = Callable[[int, float, float], Energy | None]
@@ -43,6 +54,8 @@ class _Worker:
     process: CardProcess
     requests: queue.SimpleQueue[Listen | Run | None] = field(default_factory=queue.SimpleQueue)
     thread: threading.Thread = field(init=False)
+    rank_of: str = ""  # the attempt of a gang of which it runs a rank
+    halted: int = 0  # looks in a row that found its process halted
 
 
 class NodeWorkers:
@@ -84,6 +97,18 @@ class NodeWorkers:
         heard = {worker.name: worker.process.progress() for worker in workers}
         return {name: progress for name, progress in heard.items() if progress is not None}
 
+    def look(self) -> None:
+        """Tell of each rank of a gang whose process is halted; to be called once a second."""
+        with self._lock:
+            workers = list(self._workers.values())
+        for worker in workers:
+            attempt_id, pid = worker.rank_of, worker.process.pid
+            why = _halt(process_stat(pid)) if attempt_id and pid is not None else ""
+            worker.halted = worker.halted + 1 if why else 0
+            if worker.halted == HALTED_LOOKS:
+                reason = f"the process {pid} of this rank {why} for {HALTED_LOOKS} s"
+                self._tell(Halted(worker.name, attempt_id, reason))
+
     # ------------------------------------------------------------ a worker's thread
 
     def _work(self, worker: _Worker) -> None:
@@ -105,7 +130,11 @@ class NodeWorkers:
             rendezvous = process.listen(request.address)
             self._tell(Listened(worker.name, request.attempt_id, rendezvous))
             return False
-        outcome = process.run(request.order)
+        worker.rank_of = request.order.attempt_id if request.order.rendezvous is not None else ""
+        try:
+            outcome = process.run(request.order)
+        finally:
+            worker.rank_of = ""
         gone = process.gone
         energy, readings = None, dict[str, str]()
         if request.card_index is not None and isinstance(outcome, bytes):
@@ -126,6 +155,17 @@ class NodeWorkers:
             worker.requests.put(None)
             worker.thread.join()
         self._tell(Stopped(request.worker_id))
+
+
+def _halt(stat: ProcessStat | None) -> str:
+    """State of a process that does nothing any more; empty for one that may go on."""
+    if stat is None:
+        return ""  # its end is told by the process server
+    if stat.stopped:
+        return "has been stopped by a signal"
+    if stat.ended or stat.ending:
+        return "has been ending"
+    return ""
 
 
 def _too_late(request: Listen | Run) -> Response:

@@ -72,6 +72,7 @@ def rows_have_the_fields_of_the_record(printed: Any) -> None:
 
 #: Command -> arguments that end well here, and what the JSON on standard output must hold.
 JSON: dict[str, tuple[list[str], Callable[[Any], None]]] = {
+    "init": (["first.yaml", "--model", "tiny-chatglm3"], has("file", "model", "precisions")),
     "plan": (["grid.yaml"], has("grid", "nodes", "summary", "jobs", "notes")),
     "simulate": (["grid.yaml"], has(*(names_of(SimulationResult) - {"rows"}), "ratio", "counts")),
     "run": (["grid.yaml", "--in-process"], rows_have_the_fields_of_the_record),
@@ -309,7 +310,7 @@ WRONG: list[tuple[list[str], int, str]] = [
     (
         ["plan", "."],
         2,
-        "not an ordinary file\n    grids that come with Nightgrid lie in grids/",
+        "not an ordinary file\n    grids that come with Nightgrid: chatglm3-finetune, ",
     ),
     (["plan", "grid.yaml", "--adress", "x"], 2, "plan: error: unrecognized arguments: --adress x"),
     (["schema", "rows"], 2, "argument {grid,results,precisions}: invalid choice: 'rows'"),

@@ -24,7 +24,7 @@ from orchestrator.doctor.facts import (
     Space,
     Versions,
 )
-from orchestrator.doctor.probe import import_errors, look_into
+from orchestrator.doctor.probe import hugepages_asked, import_errors, look_into
 from orchestrator.doctor.text import as_json, exit_code, finding_of, lines
 from orchestrator.domain.job import Accelerator
 
@@ -128,6 +128,12 @@ PROBES: list[tuple[dict[str, Any], str, Level, str]] = [
         "Ray has 8 HPU cards, but hl-smi shows 7",
     ),
     (
+        {"cards": tuple(CardFacts(index=index) for index in range(8) if index != 5)},
+        "cards",
+        W,
+        "7 of the server's 8 cards; the module ids 5 are missing",
+    ),
+    (
         {
             "cards": (
                 *(CardFacts(index=index) for index in range(7)),
@@ -150,7 +156,39 @@ PROBES: list[tuple[dict[str, Any], str, Level, str]] = [
         E,
         "card 3 has 0 °C",
     ),
-    ({"hugepages_total": 0}, "hugepages", W, "0 GiB of huge pages"),
+    ({"hugepages_total": 0}, "hugepages", W, "no huge pages are reserved"),
+    (
+        {"hugepages_asked": {"/etc/sysctl.d/90-gaudi.conf": 47_500}},
+        "hugepages",
+        W,
+        "90-gaudi.conf asks for 47500 huge pages, and 153600 (300 GiB) are reserved",
+    ),
+    (
+        {
+            "cards": tuple(
+                CardFacts(index=index, product="HL-225", links=21, links_up=21 - 3 * (index == 2))
+                for index in range(8)
+            )
+        },
+        "ports",
+        E,
+        "(card 2 has 18 of 21 up)",
+    ),
+    (
+        {"cards": tuple(CardFacts(index=index, product="HL-325L") for index in range(8))},
+        "cards",
+        W,
+        "Ray calls its cards Intel-GAUDI2, hl-smi says Gaudi3",
+    ),
+    (
+        {"governors": {"powersave": 150, "performance": 10}},
+        "governor",
+        W,
+        "(powersave on 150 of 160 cores)",
+    ),
+    ({"max_cstate": 9}, "idle-states", W, "down to state C9"),
+    ({"versions": GAUDI_VERSIONS | {"torch": "2.10.0+cpu"}}, "torch", N, "is the stock one"),
+    ({"versions": GAUDI_VERSIONS | {"deepspeed": "0.19.8"}}, "deepspeed", W, "does not know hpu"),
     ({"kernel": "Linux 6.8.0-45-generic"}, "iommu", W, "without IOMMU passthrough"),
     ({"open_files": 1024}, "limits", W, "may open 1024 files"),
     ({"locked_bytes": 8 * 2**20}, "limits", W, "may lock 8192 KiB"),
@@ -178,6 +216,18 @@ def only_finding(node: NodeFacts, check: str, words: str) -> Finding:
     about = [f for f in found if f.where == node.name and f.check == check and words in f.message]
     assert len(about) == 1, found
     return about[0]
+
+
+@pytest.mark.parametrize(("purpose", "limit"), [("results", 5), ("models", 30)])
+def test_a_disk_has_room_from_its_limit_on(purpose: Any, limit: int) -> None:
+    """Exactly the limit is enough; a tenth of it still a warning, and a byte less an error."""
+    free = (limit * GIB, limit * GIB - 1, limit * GIB // 10, limit * GIB // 10 - 1)
+    found = []
+    for free_bytes in free:
+        spaces = (Space(purpose=purpose, path="/p", free_bytes=free_bytes),)
+        node = gaudi(probe=gaudi_probe(spaces=spaces))
+        found.append([f.level for f in judge(cluster(node)) if f.check == "disk"])
+    assert found == [[], [W], [W], [E]]
 
 
 @pytest.mark.parametrize(("changes", "check", "level", "words"), NODES)
@@ -259,10 +309,11 @@ def test_the_shared_directory_is_seen_and_written_by_all(
 
 def test_nodes_of_one_kind_with_other_versions_are_told_apart() -> None:
     """Their rows would be compared as if they were alike."""
-    other = gaudi("gaudi-02", gaudi_probe(versions=GAUDI_VERSIONS | {"torch": "2.9.0"}))
+    other = gaudi("gaudi-02", gaudi_probe(versions=GAUDI_VERSIONS | {"torch": "2.9.0a0+git7"}))
     (found,) = judge(cluster(gaudi(), other, gaudi("gaudi-03")))
     assert found.check == "versions" and found.level is W
-    assert found.message == "torch is 2.10.0a0+git1234567 on gaudi-01, gaudi-03, 2.9.0 on gaudi-02"
+    on = "2.10.0a0+git1234567 on gaudi-01, gaudi-03, 2.9.0a0+git7 on gaudi-02"
+    assert found.message == f"torch is {on}"
 
 
 def test_a_clock_within_the_bound_of_its_measurement_is_no_finding() -> None:
@@ -340,7 +391,7 @@ def test_findings_are_told_with_their_remedies_worst_first() -> None:
     facts = cluster(gaudi(probe=gaudi_probe(hugepages_total=0)), token=False)
     told = "\n".join(lines(facts, judge(facts)))
     assert told.index("ERROR   cluster:") < told.index("WARNING gaudi-01:")
-    assert "sudo sysctl -w vm.nr_hugepages=47500" in told
+    assert "install the driver's package again" in told
     assert told.endswith("1 error, 1 warning")
 
 
@@ -377,3 +428,15 @@ def test_a_directory_of_ones_own_is_not_shared(tmp_path: Path) -> None:
     assert not other.readable and "another file" in other.trouble
     missing = look_into(str(tmp_path / "nowhere"), "f", "secret", patience_s=0)
     assert not missing.readable and not missing.written and "No such file" in missing.trouble
+
+
+def test_files_that_ask_for_huge_pages_are_found(tmp_path: Path) -> None:
+    """The last line of each file counts, as sysctl reads them; comments ask for nothing."""
+    (tmp_path / "etc/sysctl.d").mkdir(parents=True)
+    (tmp_path / "etc/sysctl.conf").write_text("vm.nr_hugepages=10\nvm.nr_hugepages = 15000\n")
+    (tmp_path / "etc/sysctl.d/10-a.conf").write_text("# vm.nr_hugepages=7\nnet.x=1\n")
+    (tmp_path / "etc/sysctl.d/90-b.conf").write_text("-vm/nr_hugepages = 47500\n")
+    assert {Path(name).name: pages for name, pages in hugepages_asked(tmp_path).items()} == {
+        "sysctl.conf": 15_000,
+        "90-b.conf": 47_500,
+    }

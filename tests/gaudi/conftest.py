@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+sys.path.append(str(Path(__file__).resolve().parents[1] / "worker"))  # for its processes of a node
+
 if importlib.util.find_spec("habana_frameworks") is None:
     collect_ignore_glob = ["test_*.py"]
 
@@ -25,6 +27,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Models, adapters and references of these tests alone."""
     directory = tmp_path_factory.mktemp("cache")
     os.environ["NIGHTGRID_CACHE"] = str(directory)
+    os.environ["NIGHTGRID_COMPILED"] = str(directory / "compiled")
     return directory
 
 

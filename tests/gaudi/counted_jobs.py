@@ -13,6 +13,7 @@ from typing import Any
 
 from finetuning_cases import parameters
 from generation_cases import Worker, request
+from habana_frameworks.torch.hpex import kernels
 from habana_frameworks.torch.hpu import metrics
 
 from workloads import finetuning, text_generation
@@ -46,6 +47,7 @@ class Card:
 
     def run(self, workload: Any, job: Any) -> dict[str, Any]:
         before = self.counted["TotalNumber"]
+        kernels.softmax_modes.clear()
         context: JobContext = replace(
             self.worker.context(), device=self.device, enter_phase=self.enter_phase
         )
@@ -62,7 +64,32 @@ class Card:
             "shapes_unmet": result.shapes_unmet,
             "timed": sum(not sample.warmup for sample in result.samples),
             "loss": result.samples[-1].loss,
+            "details": dict(result.details),
+            "softmax": sorted(kernels.softmax_modes),
         }
+
+
+def noted_configs() -> list[dict[str, Any]]:
+    """The generation configs that jobs give to the library from now on."""
+    from workloads.engines.gaudi.generation import OptimumHabanaEngine
+
+    noted: list[dict[str, Any]] = []
+    made = OptimumHabanaEngine.gaudi_config
+
+    def noting(*given: Any) -> Any:
+        config = made(*given)
+        noted.append({name: value for name, value in vars(config).items() if name in _ASKED})
+        return config
+
+    OptimumHabanaEngine.gaudi_config = noting  # type: ignore[method-assign]
+    return noted
+
+
+_ASKED = (
+    *("static_shapes", "trim_logits", "reuse_cache", "bucket_internal", "bucket_size"),
+    *("limit_hpu_graphs", "attn_softmax_bf16", "use_flash_attention", "use_cache"),
+    *("flash_attention_recompute", "flash_attention_fast_softmax"),
+)
 
 
 def main(dataset: str, model: str) -> None:
@@ -81,7 +108,8 @@ def main(dataset: str, model: str) -> None:
     train = replace(
         job, workload="finetuning", parameters=small, settings={}, dataset="advertisegen-synthetic"
     )
-    done = {
+    configs = noted_configs()
+    done: dict[str, Any] = {
         f"{name} {compiles}": Card(compiles).run(workload, one)
         for compiles in (0, 1, 9)
         for name, workload, one in (
@@ -89,6 +117,7 @@ def main(dataset: str, model: str) -> None:
             ("training", finetuning.run, train),
         )
     }
+    done["config"] = configs[-1]
     print("ROWS", json.dumps(done))
 
 

@@ -93,6 +93,16 @@ def grid(llama: str, calm_llama: str, four_bit_llama: str, original: str) -> dic
                 "save_adapter": "adverts",
             },
             {
+                "name": "gang",
+                **lora,
+                "engine": "transformers",
+                "model": "tiny-chatglm3",
+                "max_length": 48,
+                "samples": 16,
+                "cards": 2,
+                "strategy": "ddp",
+            },
+            {
                 "name": "adapted",
                 **verification,
                 "engine": "optimum-habana",
@@ -217,6 +227,43 @@ def test_lora_is_trained_by_the_librarys_own_trainer(night: Any) -> None:
         assert len(timed) == 3 and all(sample.items == 2 for sample in timed)
         found = row.workload_metrics
         assert found["first_batch_loss_after"] < found["first_batch_loss_before"]
+
+
+def test_a_gang_trains_over_hccl(night: Any) -> None:
+    """Two processes, each of which was shown the modules of both and told its own: else the
+    stand-in's hccl makes no communicator."""
+    (row,) = night["gang"]
+    assert str(row.state) == "SUCCEEDED", row.reason
+    assert {rank for rank, _ in row.samples} == {0, 1}
+    assert details(row)["strategy"] == "ddp"
+
+
+def test_a_second_night_compiles_next_to_nothing(
+    night: Any,
+    tmp_path_factory: pytest.TempPathFactory,
+    tiny_llama: str,
+    original_chatglm3: str,
+) -> None:
+    """Ray was started anew and so was every process, and at most a tenth of the first night's
+    graphs is compiled, since recipes lie on the node's disk. Both rows say which it was."""
+    results = tmp_path_factory.mktemp("second-night")
+    content = grid(tiny_llama, tiny_llama, tiny_llama, original_chatglm3)
+    wanted = [each for each in content["experiments"] if each["name"] == "generation"]
+    wanted[0]["axes"]["model"] = [tiny_llama]
+    file = results / "gaudi.json"
+    file.write_text(json.dumps({**content, "experiments": wanted}))
+    nightgrid("run", str(file), "--emulate", "1x2:HPU:hpu", "--quiet", results=results)
+    second = {row.job_id: row for row in rows_of(results, "gaudi")}
+    first = {row.job_id: row for row in night["generation"] if row.job_id in second}
+    assert len(first) == len(second) == 2
+
+    def compiled(rows: dict[str, Any]) -> int:
+        told = [details(row)["compile_cache"] for row in rows.values()]
+        return sum(int(each.split()[1]) for each in told if each.startswith("cold: "))
+
+    assert compiled(first) >= 10
+    assert compiled(second) <= 0.1 * compiled(first)
+    assert any(details(row)["compile_cache"].startswith("cached") for row in second.values())
 
 
 def test_fp8_runs_by_the_scales_that_a_job_before_it_has_measured(night: Any) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from orchestrator.cli import main
 from orchestrator.errors import GridError
-from orchestrator.grid.reader import load_grid
+from orchestrator.grid.reader import load_grid, parse_grid
 from orchestrator.runtime.grid_plan import planned_nodes
 
 TOP = "name: g\ndefaults: {workload: text-generation, model: tiny-chatglm3}\nexperiments:\n"
@@ -56,6 +56,7 @@ BAD: list[tuple[str, str | bytes, int | None, int | None, str, str]] = [
     ("a bad name", ONE.replace("name: g", "name: ../g"), 1, 7, '"../g" is not a name', "letters"),
     ("no experiments", "name: g\n", 1, 1, "no `experiments:`", "a list of experiments"),
     ("no experiment", "name: g\nexperiments: []\n", 2, 14, "is empty", "at least one"),
+    ("a mapping", "name: g\nexperiments:\n  e: {cards: 1}\n", 3, 3, "not a list", "`- name: e`"),
     ("an experiment that is none", TOP + "  - 5\n", 4, 5, "5 is not a mapping", ""),
     ("unnamed experiment", TOP + "  - cards: 1\n", 4, 5, "no `name:` here", "a name"),
     ("duplicate names", ONE + "  - name: e\n", 5, 11, 'a second experiment named "e"', "line 4"),
@@ -90,6 +91,12 @@ BAD: list[tuple[str, str | bytes, int | None, int | None, str, str]] = [
     ("unknown dataset", ONE + "    dataset: english\n", 5, 14, "no dataset 'english'", ""),
     ("unknown precision", ONE + "    precision: bf61\n", 5, 16, '"bf61" is no prec', "mean bf16?"),
     ("unknown accelerator", ONE + "    accelerator: hpu\n", 5, 18, '"hpu"', "mean HPU?"),
+    ("another's name", ONE + "    precision: nf4\n", 5, 16, '"nf4" is no prec', "mean int4?"),
+    ("numpy's name", ONE + "    precision: float16\n", 5, 16, '"float16"', "mean fp16?"),
+    ("software for a card", ONE + "    accelerator: cuda\n", 5, 18, '"cuda"', "mean GPU?"),
+    ("a card's name", ONE + "    accelerator: gaudi2\n", 5, 18, '"gaudi2"', "mean HPU?"),
+    ("a card's model", ONE + "    accelerator: H100\n", 5, 18, '"H100"', "mean GPU?"),
+    ("another workload's", ONE + "    rank: 8\n", 5, 5, 'key "rank"', "`workload: finetuning`"),
     ("unknown engine", ONE + "    engine: vlm\n", 5, 13, '"vlm" is no engine', "transformers"),
     ("unknown attention", ONE + "    attention: spda\n", 5, 16, '"spda"', "mean sdpa?"),
     ("text for a number", ONE + "    batch_size: big\n", 5, 17, '"big" is not a whole', "or max"),
@@ -206,6 +213,34 @@ def test_bad_input_is_refused_where_it_stands(
     assert message in problem.message
     assert hint in problem.hint
     assert len(caught.value.problems) == 1
+
+
+@pytest.mark.parametrize(
+    ("defaults", "blocks", "unknown"),
+    [
+        ("workload: text-generation, output_tokens: 5", ["{name: e}"], []),
+        ("workload: text-generation, rank: 5", ["{name: e}"], ["rank"]),
+        (
+            "workload: text-generation, rank: 5, output_tokens: 1",
+            ["{name: e}", "{name: f, workload: finetuning}"],
+            [],
+        ),
+        ("output_tokens: 5, rank: 5, precison: bf16", ["{name: e}"], ["precison"]),
+        ("workload: 1, rank: 5, precision: bf16", ["{name: e}"], []),
+    ],
+)
+def test_defaults_may_name_a_setting_of_any_workload_of_the_file(
+    defaults: str, blocks: list[str], unknown: list[str]
+) -> None:
+    """A job's fields always; where the file names no workload, settings of all that there are."""
+    text = f"name: g\ndefaults: {{model: tiny-chatglm3, {defaults}}}\nexperiments:\n"
+    try:
+        parse_grid((text + "".join(f"  - {each}\n" for each in blocks)).encode(), "g")
+        problems = ()
+    except GridError as error:
+        problems = error.problems
+    found = [p.path for p in problems if p.path.startswith("defaults.") and "unknown" in p.message]
+    assert found == [f"defaults.{name}" for name in unknown], problems
 
 
 def test_all_problems_come_at_once_in_the_order_of_the_file(

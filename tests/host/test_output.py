@@ -102,6 +102,30 @@ def test_a_reader_that_goes_and_one_that_stops_reading_cost_nothing() -> None:
     assert isinstance(output.loss(out), BrokenPipeError)
 
 
+@pytest.mark.parametrize("working", [True, False])
+def test_a_command_waits_for_its_reader_and_a_run_does_not(
+    working: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What nobody reads holds a run up for ``READER_S`` once, and a command until somebody does."""
+    monkeypatch.setattr(output, "READER_S", 0.05)
+    text = "x" * (1 << 18)  # more than a pipe holds
+    seen: list[bytes] = []
+    read, write = os.pipe()
+    with os.fdopen(read, "rb") as reader, os.fdopen(write, "w") as stream:
+        monkeypatch.setattr(sys, "stdout", stream)
+        late = threading.Timer(5 if working else 0.5, lambda: seen.append(reader.read(len(text))))
+        late.start()
+        with output.standard_streams(working=working):
+            print(text, flush=True)
+            lost = output.loss(sys.stdout)
+        late.cancel()
+        late.join()
+    if working:
+        assert lost is not None and lost.strerror == "its reader is too slow"
+    else:
+        assert lost is None and seen == [text.encode()]
+
+
 def test_strict_output_says_so_once_and_is_silent_then() -> None:
     """What a command prints is its product: its loss is an error, but no second one at the end."""
     with open("/dev/full", "w") as full:

@@ -112,6 +112,7 @@ class Case:
     def __init__(self, queue: Queue | None = None) -> None:
         self.clock, self.store = Clock(), ScriptedStore()
         self.left: list[Failure] = []
+        self.silences: list[bool] = []
         self.held: list[tuple[str, ...]] = []
         self.claims = Claims(
             run="case",
@@ -124,6 +125,7 @@ class Case:
             joined=lambda _: None,
             arrived=lambda *_: None,
             left=lambda _, failure: self.left.append(failure),
+            silent=self.silences.append,
             held=lambda nodes: self.held.append(tuple(node.name for node in nodes)),
             queue=queue,  # type: ignore[arg-type]
         )
@@ -180,6 +182,16 @@ def test_no_patience_runs_out_while_it_is_silent(case: Case) -> None:
     case.store.answer({"id-1": HPU_1})
     assert case.claims.by_node == {"id-1": claim} and case.left == []
     case.claims.poll()
+
+
+def test_a_silence_is_told_when_it_begins_and_when_it_ends(case: Case) -> None:
+    """The schedule's patience with nodes rests meanwhile."""
+    case.pass_s(3, silent=False)
+    assert case.silences == []
+    case.pass_s(30, silent=True)
+    assert case.silences == [True]
+    case.pass_s(3, silent=False)
+    assert case.silences == [True, False]
 
 
 def test_it_is_lost_when_it_stays_silent_and_no_node_is_left(case: Case) -> None:

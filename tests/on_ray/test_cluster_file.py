@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,11 @@ from typing import Any
 import pytest
 import yaml
 
+from workloads.devices.monitoring.gaudi_products import PRODUCTS
+
 ROOT = Path(__file__).resolve().parents[2]
 FILES = ["cluster.yaml", "clusters/gpu.yaml", "clusters/mixed.yaml"]
-GAUDI = {"HPU": 8, "accelerator_type:Intel-GAUDI2": 1}
+GAUDI2, GAUDI3 = ({"HPU": 8, f"accelerator_type:{product.ray_type}": 1} for product in PRODUCTS)
 
 
 def load(name: str) -> dict[str, Any]:
@@ -63,8 +66,10 @@ def test_no_node_listens_for_jobs_on_the_network(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "tools", "expected"),
     [
-        ("cluster.yaml", ["hl-smi"], GAUDI),
-        ("clusters/mixed.yaml", ["hl-smi"], GAUDI),
+        ("cluster.yaml", ["hl-smi", "HL-225"], GAUDI2),
+        ("cluster.yaml", ["hl-smi", "HL-325L"], GAUDI3),
+        ("clusters/mixed.yaml", ["hl-smi", "HL-225"], GAUDI2),
+        ("clusters/mixed.yaml", ["hl-smi", "HL-325L"], GAUDI3),
         ("clusters/mixed.yaml", ["nvidia-smi"], {}),
         ("clusters/gpu.yaml", ["nvidia-smi"], None),
     ],
@@ -78,8 +83,7 @@ def test_a_server_declares_the_cards_it_has(
     for directory in ("bin", "nightgrid-venv/bin"):
         (tmp_path / directory).mkdir(parents=True)
         script(tmp_path / directory / "ray", f"printf '%s\\n' \"$@\" > {said}")
-    for tool in tools:
-        script(tmp_path / "bin" / tool, "exit 0")
+    script(tmp_path / "bin" / tools[0], f"for card in 1 2; do echo {tools[-1]}; done")
     environment = {"PATH": f"{tmp_path}/bin:/usr/bin:/bin", "RAY_HEAD_IP": "10.0.0.1"}
     for command in load(name)[f"{role}_start_ray_commands"]:
         done = subprocess.run(
@@ -122,3 +126,35 @@ def test_the_image_is_the_one_that_the_dockerfile_makes(name: str, dockerfile: s
         if line.startswith("ray==")
     )
     assert f'"ray[default]=={pin.removeprefix("ray==")}"' in text
+
+
+@pytest.mark.parametrize("name", ["gaudi", "gaudi-vllm"])
+def test_an_image_keeps_the_torch_of_its_vendor(name: str) -> None:
+    """What is installed of it is a constraint of every later installation. Its releases are build
+    arguments, and the text names both releases, both systems and both kinds of torch."""
+    text = (ROOT / f"clusters/{name}.Dockerfile").read_text(encoding="utf-8")
+    steps = re.sub(r"^#.*$", "", text, flags=re.MULTILINE).replace("\\\n", " ")
+    installs = [part for part in re.split(r"&&|\n", steps) if "pip install" in part]
+    assert installs and all("-c /opt/keep.txt" in each for each in installs)
+    assert "grep -iE '^(torch|habana" in steps
+    arguments = dict(re.findall(r"^ARG (\w+)=(\S+)$", text, re.MULTILINE))
+    (base,) = re.findall(r"^FROM (\S+)$", text, re.MULTILINE)
+    image = re.sub(r"\$\{(\w+)\}", lambda named: arguments[named[1]], base)
+    system, kind, torch = (
+        r"ubuntu2[24]\.04",
+        r"(pytorch-(upstream-)?installer|vllm-[\d.]+-ptupstream)",
+        r"2\.1[01]\.0",
+    )
+    assert re.fullmatch(
+        rf"vault\.habana\.ai/gaudi-docker/1\.24\.[01]/{system}/habanalabs/{kind}-{torch}:latest",
+        image,
+    )
+    if arguments:
+        for word in (
+            "1.24.1",
+            "2.11.0",
+            "ubuntu24.04",
+            "pytorch-upstream-installer",
+            "DeepSpeed.git@1.23.0",
+        ):
+            assert word in text

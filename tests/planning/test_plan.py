@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-from grid_cases import HEAD, grid, one
+from grid_cases import HEAD, experiments, grid, one
 from rich.console import Console
 
 from orchestrator.cli import main
@@ -189,6 +189,18 @@ def test_card_counts_are_checked_against_the_nodes() -> None:
     with pytest.raises(GridError, match="16 HPU") as caught:
         make_plan(made, EMULATED, [])
     assert caught.value.problems[0].hint == "a job can have 1, 2, 4, 8 of them"
+
+
+def test_problems_with_card_counts_come_in_the_order_of_the_file() -> None:
+    """By line, and within a line from left to right."""
+    counts = ([32, 16, 64], [24, 9])
+    made = experiments(
+        "".join(f"  - {{name: e{n}, axes: {{cards: {each}}}}}\n" for n, each in enumerate(counts))
+    )
+    with pytest.raises(GridError) as caught:
+        make_plan(made, EMULATED, [])
+    said = [problem.message.split()[4] for problem in caught.value.problems]
+    assert said == ["32", "16", "64", "24", "9"]
 
 
 # ---------------------------------------------------------------- nodes

@@ -90,6 +90,7 @@ class Bench:
                     rank=rank,
                     local_rank=rank,
                     world_size=len(cards),
+                    gang=tuple(each.index for each in cards) if len(cards) > 1 else (),
                 )
             )
         return [self.ready(worker_id) for worker_id in ids]

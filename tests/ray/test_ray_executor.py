@@ -111,7 +111,8 @@ def test_what_distorts_measurements_is_undone(bench: Bench) -> None:
 
 @pytest.mark.parametrize(("count", "legal"), [(2, [(4, 5), (6, 7)]), (4, [(4, 5, 6, 7)])])
 def test_gangs_get_aligned_cards(bench: Bench, count: int, legal: list[tuple[int, ...]]) -> None:
-    """The legal sets of half a server are aligned, and a gang on one meets at one rendezvous."""
+    """The legal sets of half a server are aligned, and a gang on one meets at one rendezvous. Each
+    of its processes sees all of its cards, as Habana documents it."""
     sets = legal_card_sets([bench.node("hpu-1")], Accelerator.HPU, count)
     assert [tuple(card.index for card in cards) for cards in sets] == legal
     workers = bench.start(*sets[-1])
@@ -119,7 +120,7 @@ def test_gangs_get_aligned_cards(bench: Bench, count: int, legal: list[tuple[int
     assert outcome.state is State.SUCCEEDED
     assert [rank.rank for rank in outcome.ranks] == list(range(count))
     seen = [rank.worker.visible_cards for rank in outcome.ranks if rank.worker]
-    assert seen == [str(index) for index in legal[-1]]
+    assert seen == [",".join(map(str, legal[-1]))] * count
     met = {rank.result.details["rendezvous"] for rank in outcome.ranks if rank.result}
     assert len(met) == 1 and str(workers[0].info.pid) in met.pop()
     bench.stop(*workers)
@@ -347,6 +348,23 @@ def test_one_dead_rank_ends_its_gang(bench: Bench) -> None:
     for worker in workers:
         stopped = bench.stopped(worker.worker_id)
         assert stopped.failure is not None
+        assert not alive(worker.info.pid)
+
+
+def test_a_stopped_rank_ends_its_gang_and_a_silent_one_does_not(bench: Bench) -> None:
+    """Within 30 s, by the state of its process. The other rank, which waits without a time limit
+    and holds its interpreter meanwhile as a compilation does, is never the reason."""
+    cards = bench.node("hpu-1").cards[:2]
+    workers = bench.start(*cards)
+    attempt_id = bench.run(cards, workers, "hold-gil")
+    os.kill(workers[1].info.pid, signal.SIGSTOP)
+    began = time.monotonic()
+    outcome = bench.ended(attempt_id).outcome
+    assert time.monotonic() - began < 30
+    assert outcome.failure is not None and outcome.failure.failure_class is FailureClass.HANG
+    assert f"process {workers[1].info.pid} of this rank" in outcome.failure.message
+    for worker in workers:
+        bench.stopped(worker.worker_id)
         assert not alive(worker.info.pid)
 
 

@@ -21,6 +21,9 @@ from patience import patience
 
 from orchestrator.domain.job import State
 from orchestrator.domain.measurement import Measurement
+from orchestrator.report.flags import raised_by_job
+from orchestrator.report.grouping import settings_of
+from orchestrator.report.replicates import join
 from orchestrator.results.store import Store
 from orchestrator.runtime.status import RunStatus
 from orchestrator.worker.leftovers import Owner, leftovers
@@ -55,6 +58,12 @@ MIXED = (
     ignore_eos: true
     axes:
       batch_size: [1, 2]
+  - name: twice
+    accelerator: HPU
+    output_tokens: 60
+    ignore_eos: true
+    batch_size: 2
+    replicates: 2
 """
 )
 LONG = (
@@ -141,7 +150,7 @@ def night(tmp_path_factory: pytest.TempPathFactory) -> Night:
     directory = tmp_path_factory.mktemp("mixed")
     (directory / "grid.yaml").write_text(MIXED)
     keep = 'sh -c "cat >> notices; echo >> notices"'
-    run = Run(directory, "--emulate", "1x4:HPU,1x1:GPU", "--notify", keep)
+    run = Run(directory, "--emulate", "1x5:HPU,1x1:GPU", "--notify", keep)
     place = directory / "results" / "mixed"
     first = at_work(run, place, attempts=2)
     noted = (place / "begun.log").read_bytes()
@@ -149,7 +158,7 @@ def night(tmp_path_factory: pytest.TempPathFactory) -> Night:
         if "orchestrator.worker.guard" in process.cmdline():
             process.kill()  # else it would have cleared up before the next driver
     os.kill(first, signal.SIGKILL)
-    at_work(run, place, attempts=4, noted=noted)  # the last one, which takes less than a minute
+    at_work(run, place, attempts=6, noted=noted)  # the last one, which takes less than a minute
     (store,) = [
         process
         for process in psutil.Process(run.process.pid).children(recursive=True)
@@ -189,8 +198,8 @@ def test_a_run_goes_on_by_itself_after_its_driver_was_killed(night: Night) -> No
     assert not any(row.final for row in lost)
     assert all("died while it ran" in row.reason for row in lost)
     others = [row for row in night.rows if row.state is not State.LOST]
-    assert [(row.state, row.final) for row in others] == [(State.SUCCEEDED, True)] * 4
-    assert len({row.job_id for row in others}) == 4
+    assert [(row.state, row.final) for row in others] == [(State.SUCCEEDED, True)] * 6
+    assert len({row.job_id for row in others}) == 6
     assert len({row.attempt_id for row in night.rows}) == len(night.rows)
     assert len({row.invocation_id for row in night.rows}) == 2
     assert not (night.store.path / "begun.log").exists()
@@ -219,12 +228,23 @@ def test_a_mixed_grid_with_a_gang_runs_on_emulated_nodes(night: Night) -> None:
     assert all(row.emulated and row.worker_pid for row in rows)
 
 
+def test_replicates_run_in_processes_of_their_own(night: Night) -> None:
+    """On cards of their own, where as many are free; the report joins them to one cell, with an
+    interval over both."""
+    rows = [row for row in night.rows if row.final and row.experiment == "twice"]
+    assert sorted(row.replicate for row in rows) == [1, 2]
+    assert len({row.worker_pid for row in rows}) == len({row.card_indices for row in rows}) == 2
+    raised = raised_by_job(rows)
+    (cell,) = join(rows, settings_of(rows, raised), raised).cells
+    assert cell.row.metrics.processes == 2 and cell.row.metrics.throughput_low is not None
+
+
 def test_a_run_that_has_everything_starts_nothing(night: Night) -> None:
     """The same command again: every row is reused."""
     before = night.rows
-    again = Run(night.directory, "--emulate", "1x4:HPU,1x1:GPU")
+    again = Run(night.directory, "--emulate", "1x5:HPU,1x1:GPU")
     assert again.finish() == 0
-    assert "0 run, 4 reuse" in again.output and "starting" not in again.output
+    assert "0 run, 6 reuse" in again.output and "starting" not in again.output
     assert night.rows == before
 
 

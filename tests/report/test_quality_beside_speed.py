@@ -39,6 +39,15 @@ def test_a_cell_has_its_quality_beside_its_speed() -> None:
     assert [quality_note(row) for row in rows()][4] == "0.6000 same tokens"
 
 
+def test_fine_tuning_names_the_loss_on_held_out_examples() -> None:
+    """Beside its speed; of one row alone it says not whether it is the plain path's."""
+    night = Night(emulated=False)
+    told = {"held_out_loss": 2.25, "first_batch_loss_after": 1.0}
+    row = night.add(a_job(workload="finetuning"), workload_metrics=told)
+    assert quality_note(row) == "2.250 held-out loss"
+    assert not equal(row) and not equal(row, 5.0)
+
+
 def test_speed_is_what_is_judged_unless_asked() -> None:
     """int4 may be the fastest; at equal quality the front has rows alone that were compared and
     agree."""

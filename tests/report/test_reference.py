@@ -10,9 +10,10 @@ from measurement_factory import Night, a_job, precision_grid
 
 from orchestrator.domain.measurement import Measurement
 from orchestrator.report import reference_data
-from orchestrator.report.published import against_published, same_model, same_precision
+from orchestrator.report.published import against_published, far_below, same_model, same_precision
 from orchestrator.report.reference_data import reference
 from orchestrator.report.roofline import roofline_of, share_of, sheet_of
+from orchestrator.report.summary import summarize
 
 PUBLISHED = reference().published
 SHEETS = reference().devices
@@ -34,14 +35,64 @@ def t5(**changes: object) -> Measurement:
     return replace(row, metrics=metrics, **changes)  # type: ignore[arg-type]
 
 
-def test_the_ten_published_figures_are_there_with_their_speedups() -> None:
+def chatglm3(**changes: object) -> Measurement:
+    """A row that did what optimum-habana's own test of ChatGLM3-6B does."""
+    job = a_job(
+        workload="text-generation",
+        model="/shared/models/chatglm3-6b",
+        cards=1,
+        precision="bf16",
+        batch_size=1,
+        parameters=(("ignore_eos", True), ("output_tokens", 100)),
+    )
+    row = Night(emulated=False).add(job)
+    metrics = replace(row.metrics, generated_tokens_per_s=60.0)
+    return replace(row, metrics=metrics, device_name="GAUDI2", **changes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, "60.00 tokens/s, published are 150"),
+        ({"device_name": "HL-325L"}, "published are 168.9"),
+        ({"emulated": True}, ""),
+        ({"device_name": "NVIDIA H200"}, ""),
+        ({"batch_size": 2}, ""),
+        ({"precision": "fp8"}, ""),
+        ({"model": "llama-2-7b"}, ""),
+        ({"parameters": {"ignore_eos": True, "output_tokens": 128}}, ""),
+        ({"parameters": {"ignore_eos": False, "output_tokens": 100}}, ""),
+    ],
+)
+def test_a_row_below_half_of_what_its_card_is_known_to_do_is_named(
+    changes: dict[str, object], said: str
+) -> None:
+    """Only where card, model, precision, batch and output length are the published ones."""
+    row = replace(chatglm3(), **changes)  # type: ignore[arg-type]
+    (sentence,) = far_below([row], PUBLISHED).values() or [""]
+    assert said in sentence if said else not sentence
+    banners = summarize([row], reference=reference()).banners
+    named = [banner for banner in banners if banner.name == "Far below published figures"]
+    assert [banner.count for banner in named] == ([1] if said else [])
+
+
+def test_a_row_above_half_of_it_is_not_doubted() -> None:
+    """150 are asked of Gaudi2: 80 may be other prompts, 74 are not."""
+    metrics = [replace(chatglm3().metrics, generated_tokens_per_s=rate) for rate in (80.0, 74.0)]
+    rows = [replace(chatglm3(), job_id=str(n), metrics=one) for n, one in enumerate(metrics)]
+    assert list(far_below(rows, PUBLISHED)) == ["1"]
+
+
+def test_the_published_figures_are_there_with_their_speedups() -> None:
     """The figures read back, and the speed-ups are those that the comparison gave."""
-    assert len(PUBLISHED) == 10
+    assert len(PUBLISHED) == 14
     comparisons = against_published([], PUBLISHED)
     assert [one.task for one in comparisons] == [
         "pretraining",
         "text-to-image",
         "summarization-finetuning",
+        "text-generation",
+        "causal-lm-finetuning",
     ]
     told = {
         (line.figure.device, line.figure.batch_size): {
@@ -89,7 +140,7 @@ def test_emulated_rows_are_counted_and_left_out() -> None:
     """A processor's figure never stands beside a card's."""
     comparisons = against_published([t5(emulated=True)], PUBLISHED)
     assert not any(one.measured for one in comparisons)
-    assert [one.emulated for one in comparisons] == [0, 0, 1]
+    assert [one.emulated for one in comparisons] == [0, 0, 1, 0, 0]
 
 
 def test_names_and_precisions_are_matched_by_meaning() -> None:

@@ -116,7 +116,7 @@ OTHERS += [pa.list_(pa.struct([("rank", pa.int64())])), pa.list_(pa.list_(pa.str
 def test_a_column_of_any_other_type_is_refused(name: str) -> None:
     """Types are compared down to what lists, maps and records hold."""
     at = SOUND.schema.get_field_index(name)
-    for other in OTHERS:
+    for other in (each for each in OTHERS if each != SOUND.schema.field(name).type):
         table = SOUND.set_column(at, name, pa.nulls(SOUND.num_rows, other))
         with pytest.raises(StoreError, match=name):
             current(table, "a file")

@@ -25,7 +25,7 @@ from orchestrator.errors import StoreError, StoreLocked
 from orchestrator.results import identity, paths
 from orchestrator.results.identity import Place, Relation, relation
 from orchestrator.results.store import Store
-from orchestrator.runtime.run import clear_up, owner_of
+from orchestrator.runtime.earlier import clear_up, owner_of
 
 #: A driver as another program sees it: it holds a run, and starts a worker that outlives it.
 DRIVER = """
@@ -34,7 +34,7 @@ from pathlib import Path
 sys.path[:0] = sys.argv[2:]
 from measurements import row
 from orchestrator.results.store import Store
-from orchestrator.runtime.run import owner_of
+from orchestrator.runtime.earlier import owner_of
 with Store.open(Path(sys.argv[1]).parent, Path(sys.argv[1]).name) as store:
     with owner_of(store).marks_this_process():
         worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])

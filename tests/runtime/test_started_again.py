@@ -21,7 +21,7 @@ from orchestrator.domain.topology import Node
 from orchestrator.errors import ClusterError
 from orchestrator.results import paths
 from orchestrator.results.store import Store
-from orchestrator.runtime import run as running
+from orchestrator.runtime import nodes
 from orchestrator.runtime.options import RunOptions, kept_options
 from orchestrator.runtime.run import run_grid
 from orchestrator.runtime.session import Session, in_process_session
@@ -100,12 +100,12 @@ def waiting(
         )
         charge = Charge(supervisor=1, pipe=pipe, began=0.0, life=life, cards=cards)
         options = RunOptions(charge=charge, resume=resume)
-        return running.with_its_nodes(options, session, said.append, run)
+        return nodes.with_its_nodes(options, session, said.append, run)
 
 
 def test_nodes_that_were_there_are_waited_for(monkeypatch: pytest.MonkeyPatch, pipe: int) -> None:
     """A plan for those that happen to be back first would give up jobs of the others for good."""
-    monkeypatch.setattr(running.time, "sleep", lambda _: None)
+    monkeypatch.setattr(nodes.time, "sleep", lambda _: None)
     one, two = node("hpu-1"), node("hpu-2")
     said: list[str] = []
     session = waiting([[], [one], [one, two]], {"HPU": 4}, pipe, said)
@@ -118,7 +118,7 @@ def test_a_resumed_run_waits_for_each_kind_of_card_it_had(
     monkeypatch: pytest.MonkeyPatch, pipe: int, tmp_path: Path
 ) -> None:
     """It may be resumed while the head is back and its servers are not; one server less is fine."""
-    monkeypatch.setattr(running.time, "sleep", lambda _: None)
+    monkeypatch.setattr(nodes.time, "sleep", lambda _: None)
     (tmp_path / paths.OPTIONS).write_text(kept_options(RunOptions(), 7, {"HPU": 4}))
     looks, said = [[], [], [node("hpu-1")]], list[str]()
     session = waiting(looks, {}, pipe, said, life=1, resume=True, run=tmp_path)
@@ -129,8 +129,8 @@ def test_a_resumed_run_waits_for_each_kind_of_card_it_had(
 
 def test_nodes_that_stay_away_are_done_without(monkeypatch: pytest.MonkeyPatch, pipe: int) -> None:
     """After a while; but not without a whole kind of card, whose jobs would be UNSUPPORTED."""
-    monkeypatch.setattr(running.time, "sleep", lambda _: None)
-    monkeypatch.setattr(running, "NODES_PATIENCE_S", 0.05)
+    monkeypatch.setattr(nodes.time, "sleep", lambda _: None)
+    monkeypatch.setattr(nodes, "NODES_PATIENCE_S", 0.05)
     said: list[str] = []
     session = waiting([[node("hpu-1")]], {"HPU": 4}, pipe, said)
     assert len(session.nodes) == 1 and "going on without 2 HPU cards" in said[-1]

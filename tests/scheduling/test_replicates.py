@@ -11,7 +11,7 @@ import driver_cases
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from schedule_cases import Fixed, job, node
+from schedule_cases import Cluster, Fixed, job, node
 from simulated_runs import Scattered, thorough
 
 from orchestrator.domain.attempt import Attempt, Outcome
@@ -115,6 +115,21 @@ def test_replicates_of_a_cell_are_on_different_cards() -> None:
             all_different += len(set(cards)) == len(cards)
             cells += 1
     assert all_different >= 0.9 * cells, (all_different, cells)
+
+
+def test_a_resumed_run_knows_the_cards_of_its_replicates() -> None:
+    """By the name of the server and the index: whatever id the server has now. Cards of another
+    cell, and of another server, do not count."""
+    first, second = replicated([job("a")], 2)
+    places = {
+        first.job.cell_id: {("hpu-1", 0), ("hpu-1", 1), ("hpu-1", 3), ("hpu-2", 2)},
+        "another cell": {("hpu-1", 2)},
+    }
+    measured = replace(first, action=Action.REUSE, reason="measured")
+    cluster = Cluster([measured, second], cards_before=places)
+    cluster.join(node("hpu-1", node_id="started-again", cards=4))
+    cluster.ready()
+    assert [card.index for card in cluster.only().cards] == [2]
 
 
 @thorough

@@ -21,6 +21,7 @@ def test_a_gang_runs_when_all_its_workers_are_ready() -> None:
         (3, 3, 4),
     ]
     assert [s.card.index for s in starts] == [0, 1, 2, 3]
+    assert {s.gang for s in starts} == {(0, 1, 2, 3)}
     for start in starts[:3]:
         assert not kinds(cluster.ready(start.worker_id))
     [run] = cluster.ready(starts[3].worker_id)
@@ -47,6 +48,7 @@ def test_a_job_wider_than_a_node_takes_several_whole_ones() -> None:
     starts = list(cluster.starting.values())
     assert [s.local_rank for s in starts] == [*range(8), *range(8)]
     assert [s.rank for s in starts] == list(range(16))
+    assert {s.gang for s in starts} == {tuple(range(8))}  # those of its own server
     cluster.play_out()
     assert cluster.finals()["gang"].state is State.SUCCEEDED
 

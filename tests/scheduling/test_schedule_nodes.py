@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from schedule_cases import Cluster, cards_of, job, node, planned
 
-from orchestrator.domain.events import CardsHeld, StopWorker
+from orchestrator.domain.events import CardsHeld, ClusterSilent, StopWorker
 from orchestrator.domain.failure import Failure, FailureClass
 from orchestrator.domain.job import State
 
@@ -332,3 +332,30 @@ def test_waiting_ends_with_the_deadline() -> None:
     cluster.see(CardsHeld(at=cluster.now, nodes=(node(cards=8),)))
     cluster.tick(600)
     assert cluster.finals()["a"].state is State.NOT_STARTED and cluster.finished is not None
+
+
+def test_no_job_is_given_up_while_nobody_says_which_nodes_there_are() -> None:
+    """A driver that starts while the control store is frozen sees no node. Its patience begins when
+    the store answers: 903 jobs were lost in a rehearsal, 14 s after it did."""
+    cluster = Cluster(planned(job("wide", cards=8), job("narrow")), wait_for_nodes_s=30)
+    cluster.see(ClusterSilent(at=cluster.now, silent=True))
+    cluster.tick(600)
+    cluster.see(ClusterSilent(at=cluster.now, silent=False))
+    cluster.tick(29)
+    assert not cluster.finals()
+    cluster.join(node(cards=8))
+    cluster.play_out()
+    assert {row.state for row in cluster.finals().values()} == {State.SUCCEEDED}
+
+
+def test_a_node_that_leaves_in_a_silence_is_waited_for_until_after_it() -> None:
+    """Then as long as ever, and its jobs are lost."""
+    cluster = Cluster(planned(job()), wait_for_nodes_s=30)
+    cluster.join(node("n1"))
+    cluster.see(ClusterSilent(at=cluster.now, silent=True))
+    cluster.leave("n1")
+    cluster.tick(600)
+    assert not cluster.finals()
+    cluster.see(ClusterSilent(at=cluster.now, silent=False))
+    cluster.tick(30)
+    assert cluster.finals()["a"].state is State.LOST

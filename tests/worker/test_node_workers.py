@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -11,13 +13,14 @@ import pytest
 from patience import patience
 from test_card_process import ATTEMPT, Server, alive, close_server, eventually, open_server
 
-from orchestrator.domain.attempt import RankOutcome
+from orchestrator.domain.attempt import RankOutcome, WorkerInfo
 from orchestrator.domain.energy import Energy
 from orchestrator.domain.failure import Failure, FailureClass
 from orchestrator.domain.job import State
 from orchestrator.worker.card_process import Launch, Order
 from orchestrator.worker.messages import (
     Ended,
+    Halted,
     Listen,
     Listened,
     Request,
@@ -28,7 +31,7 @@ from orchestrator.worker.messages import (
     Stop,
     Stopped,
 )
-from orchestrator.worker.node_workers import NodeWorkers
+from orchestrator.worker.node_workers import HALTED_LOOKS, NodeWorkers
 from orchestrator.worker.wire import unpickled
 
 
@@ -82,11 +85,27 @@ class Node:
             )
         )
 
-    def run(self, name: str, attempt_id: str = "a-1", card_index: int | None = None) -> Run:
+    def run(
+        self,
+        name: str,
+        attempt_id: str = "a-1",
+        card_index: int | None = None,
+        rendezvous: object = None,
+    ) -> Run:
         order = Order(
-            attempt_id=attempt_id, label="a job", kind="", rank=0, attempt=ATTEMPT.to_json()
+            attempt_id=attempt_id,
+            label="a job",
+            kind="",
+            rank=0,
+            attempt=ATTEMPT.to_json(),
+            rendezvous=rendezvous,
         )
         return Run(name, order, card_index)
+
+    def pid(self, name: str) -> int:
+        started = self.wait_for(Started, name)
+        assert isinstance(started, Started) and isinstance(started.value, WorkerInfo)
+        return started.value.pid
 
 
 def outcome_of(response: Response) -> RankOutcome:
@@ -173,3 +192,39 @@ def test_what_a_card_took_is_read_where_it_is_asked_for(node: Node) -> None:
     assert read.readings == {"card": "7", "seconds": "2"} and unread.readings == {}
     node.do(Stop("w", "done"))
     node.wait_for(Stopped, "w")
+
+
+def test_a_halted_rank_is_told_and_a_silent_one_is_not(node: Node) -> None:
+    """By the state of its process, seen so often in a row: a rank of a gang that a signal has
+    stopped. One that holds the interpreter and says nothing, as while a graph is compiled, is left
+    alone, and so is one that goes on in time, and a job on one card."""
+    silent = "import ctypes; ctypes.PyDLL(None).sleep(600)"
+    sleeps = "import time; time.sleep(600)"
+    gang = {"rendezvous": "somewhere"}
+    for name, run, meeting in (
+        ("silent", silent, gang),
+        ("stopped", sleeps, gang),
+        ("goes-on", sleeps, gang),
+        ("alone", sleeps, {}),
+    ):
+        node.do(node.start(name, run=run), node.run(name, **meeting))
+    assert eventually(lambda: len(node.workers.progress()) == 4)
+    for name in ("stopped", "goes-on", "alone"):
+        os.kill(node.pid(name), signal.SIGSTOP)
+    for _ in range(HALTED_LOOKS - 1):
+        node.workers.look()
+    os.kill(node.pid("goes-on"), signal.SIGCONT)
+    assert eventually(lambda: _state(node.pid("goes-on")) != "T")
+    assert not [response for response in node.told if isinstance(response, Halted)]
+    for _ in range(3):
+        node.workers.look()
+    (halted,) = [response for response in node.told if isinstance(response, Halted)]
+    assert (halted.worker_id, halted.attempt_id) == ("stopped", "a-1")
+    assert "stopped by a signal" in halted.reason
+    for name in ("silent", "stopped", "goes-on", "alone"):
+        node.do(Stop(name, "done"))
+        node.wait_for(Stopped, name)
+
+
+def _state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]

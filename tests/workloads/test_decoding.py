@@ -118,6 +118,33 @@ def test_tokens_are_those_of_plain_generate(pair, prompts, steps, ends) -> None:
     assert len(calls) == 2  # the first tokens, and the end
 
 
+def test_reading_is_recorded_for_short_prompts_only(pair) -> None:
+    """In multiples of 64 tokens, up to 2,048 of all prompts; and only where the slots have room."""
+
+    class Recording(type(device_for("cpu"))):
+        """A card whose launches are the work itself, with a count of what was recorded."""
+
+        records = True
+
+        def record(self, work):
+            recorded.append(work)
+            return super().record(work)
+
+    recorded: list = []
+    model, _ = pair
+    read = description.read(make(), positions=512, kind="")
+    mine = decoder.Generator(read, Recording(), pad=0, ends=len(_ENDS), compiled=False)
+    cases = ((2, 255, 1), (2, 3, 1), (2, 64, 0), (2, 65, 1), (16, 128, 1), (17, 128, 0))
+    for rows, length, more in cases:
+        prompts = [[1 + (row + at) % 90 for at in range(length)] for row in range(rows)]
+        before = len(recorded)
+        tokens, _, _ = mine.generate(
+            mine.prepare(prompts), output_tokens=1, ends=(), on_step=lambda: None
+        )
+        assert len(recorded) - before == more, (rows, length)
+        assert tokens.tolist() == [plain(model, prompts[:1], 1, ())[0], *tokens.tolist()[1:]]
+
+
 @pytest.mark.parametrize("kind", ["qwen2", "qwen3"])
 def test_other_decoders_are_read_alike(kind) -> None:
     """Biases of queries, keys and values; norms of single heads."""

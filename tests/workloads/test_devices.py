@@ -140,6 +140,26 @@ TEXTS = [
     ),
     (
         "hpu",
+        RuntimeError(
+            "[Rank:0] FATAL ERROR :: MODULE:PT_SYNHELPER workspace Allocation of size "
+            "::21474836480 failed!"
+        ),
+        errors.OutOfMemory,
+    ),
+    (
+        "hpu",
+        RuntimeError("Graph creation failed. synStatus=synStatus 1 [Invalid argument]. "),
+        errors.CompileFailed,
+    ),
+    (
+        "hpu",
+        RuntimeError("Graph duplication failed. synStatus=synStatus 26 [Generic failure]. "),
+        errors.CompileFailed,
+    ),
+    ("hpu", RuntimeError("Comm Init Rank Error"), errors.CollectiveFailed),
+    ("hpu", RuntimeError("Get HCCL UniqueId Error"), errors.CollectiveFailed),
+    (
+        "hpu",
         RuntimeError("collective nonSFG is not supported during hpu graph capturing"),
         errors.CollectiveFailed,
     ),
@@ -259,12 +279,21 @@ def test_every_card_sees_only_itself() -> None:
     assert hpu["OMP_NUM_THREADS"] == "2"
     assert devices.environment_for("cpu", 5)["CUDA_VISIBLE_DEVICES"] == ""
     kind = "optimum-habana/lazy"
-    lazy = devices.environment_for("hpu", 1, kind=kind, cards=2, scratch="/node")
-    assert lazy["PT_HPU_LAZY_MODE"] == "1"
+    lazy = devices.environment_for("hpu", 1, kind=kind, cards=2, compiled="/node/1.24-HL-225")
+    assert lazy["PT_HPU_LAZY_MODE"] == "1" and lazy["PT_HPU_WEIGHT_SHARING"] == "0"
     assert lazy["PT_HPU_ENABLE_LAZY_COLLECTIVES"] == "true"
-    assert lazy["PT_HPU_RECIPE_CACHE_CONFIG"] == "/node/hpu-recipes,false,8192"
+    recipes = f"/node/1.24-HL-225/{kind}-2x,false,8192"
+    assert lazy["PT_HPU_RECIPE_CACHE_CONFIG"] == recipes
     compiled = devices.environment_for("hpu", 1, kind="optimum-habana/compile")
     assert compiled["PT_HPU_LAZY_MODE"] == "0"
+
+
+def test_a_process_of_a_gang_sees_its_gang() -> None:
+    """As Habana documents it: all modules of the job on this server in each of its processes, and
+    its own module beside them. Other kinds of cards show a process its own card alone."""
+    rank = devices.environment_for("hpu", 6, cards=4, gang=(4, 5, 6, 7))
+    assert rank["HABANA_VISIBLE_MODULES"] == "4,5,6,7" and rank["HLS_MODULE_ID"] == "6"
+    assert devices.environment_for("cuda", 6, gang=(4, 5, 6, 7))["CUDA_VISIBLE_DEVICES"] == "6"
 
 
 def test_environments_are_known_without_torch() -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,17 @@ def test_jobs_share_a_process_only_if_it_suits_both(engine, device, parameters, 
     every kind a job may need is known beforehand."""
     assert engines.process_kind(engine, device, parameters) == kind
     assert kind in engines.process_kinds(device)
+
+
+def test_a_precision_that_switches_its_process_for_good_has_its_own() -> None:
+    """fp8 with optimum-habana and its calibration, in whatever mode; no other engine's."""
+    for mode in ("lazy", "compile", "eager"):
+        of = partial(engines.process_kind, "optimum-habana", "hpu", {"hpu_mode": mode})
+        fp8 = of(workload="text-generation", precision="fp8")
+        assert fp8 == of(workload="fp8-calibration", precision="bf16")
+        assert fp8 != of(workload="text-generation", precision="bf16")
+        assert fp8 in engines.process_kinds("hpu")
+    assert engines.process_kind("transformers", "hpu", {}, precision="fp8") == ""
 
 
 @pytest.mark.parametrize(

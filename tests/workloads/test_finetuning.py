@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from finetuning_cases import losses, request, train, trained
+from finetuning_cases import MODEL, losses, request, train, trained
 from generation_cases import Worker
 
 from workloads.api import MeasureSettings, Result
@@ -104,6 +104,44 @@ def test_padding_is_computed_but_not_counted(lora: Result) -> None:
         assert sample.input_tokens == sum(lengths)
         assert sample.computed_tokens == 4 * max(lengths)
     assert any(s.input_tokens < s.computed_tokens for s in lora.samples)
+
+
+def test_the_loss_on_held_out_answers_is_that_of_the_trained_model(tmp_path: Path) -> None:
+    """The last examples of the dataset, in whatever batches, beside transformers' own loss; what is
+    learned, and whether dropout is on, makes the difference. Techniques that change nothing of what
+    is learned change nothing of it either."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from workloads.data.catalog import load_examples
+    from workloads.models.loading import load_tokenizer, open_model
+    from workloads.training.samples import encode_samples
+
+    lines = [
+        json.dumps({"content": f"类型#裙{n}", "summary": f"裙{n}" * (n + 1)}) for n in range(9)
+    ]
+    data = tmp_path / "nine.json"
+    data.write_text("\n".join(lines))
+    small = {"dataset": str(data), "held_out": 4, "samples": 9, "batch_size": 2, "steps": 2}
+    still = train(**small, learning_rate=1e-30)
+    source = open_model(MODEL)
+    tokenizer = load_tokenizer(source)
+    model = AutoModelForCausalLM.from_pretrained(source.path, torch_dtype=torch.float32).eval()
+    total = count = 0.0
+    held = load_examples(str(data))[-4:]
+    for sample in encode_samples(held, 4, tokenizer, source, 160):
+        ids, labels = torch.tensor([sample.ids]), torch.tensor([sample.labels])
+        with torch.no_grad():
+            total += float(model(input_ids=ids, labels=labels).loss) * sample.learned_tokens
+        count += sample.learned_tokens
+    assert still.metrics["held_out_loss"] == pytest.approx(total / count, rel=1e-4)
+    moved = train(**small, learning_rate=1e-2)
+    assert moved.metrics["held_out_loss"] != pytest.approx(total / count, rel=1e-3)
+    packed = train(**small, learning_rate=1e-2, padding="packing", gradient_accumulation=2)
+    expected = moved.metrics["held_out_loss"]
+    assert packed.metrics["held_out_loss"] == pytest.approx(expected, rel=1e-4)
+    with pytest.raises(BadConfiguration, match=r"held_out is 9, and .* has 9 examples"):
+        train(**small | {"held_out": 9})
 
 
 def test_the_first_loss_is_that_of_the_model_itself(lora: Result) -> None:

@@ -12,11 +12,14 @@ from typing import Any
 import pytest
 from recorded_hl_smi import GAUDI2_TABLE, GAUDI3_CSV, GAUDI_CSV, GAUDI_TABLE
 
+from orchestrator.domain.card_readings import card_readings
+from orchestrator.report.reference_data import reference
 from workloads.devices.hpu import HpuDevice
 from workloads.devices.monitoring import hl_smi, hlml
+from workloads.devices.monitoring.gaudi_products import PRODUCTS, fp8_scales, product_of
 from workloads.devices.monitoring.hl_smi import GaudiCard
 from workloads.devices.monitoring.release import occupation
-from workloads.devices.monitoring.telemetry import CardTelemetry, Holder
+from workloads.devices.monitoring.telemetry import CardInventory, CardTelemetry, Holder
 
 MIB = 2**20
 
@@ -47,6 +50,7 @@ def test_values_without_units_keep_units_in_their_headers() -> None:
     found = {card.module_id: card.telemetry for card in hl_smi.parse_cards(text)}
     assert found[7] == CardTelemetry(
         power_w=102,
+        power_of=hl_smi.RAIL_POWER,
         temperature_c=29,
         utilization_percent=14,
         memory_used_bytes=512 * MIB,
@@ -175,6 +179,28 @@ def test_the_tool_is_asked_for_what_is_read(tmp_path: Path, monkeypatch: Any) ->
     assert HpuDevice.occupied(5) == "card 5 is held by process 618796 (ray::ServeRepli)"  # index 6
 
 
+def test_power_is_that_of_both_rails(tmp_path: Path, monkeypatch: Any) -> None:
+    """The table's figure, by hl-smi's own index, where there is one; the query has one rail only.
+    Either is named in the row."""
+    assert hl_smi.parse_power(GAUDI2_TABLE) == {0: 82.0, 6: 101.0}
+    script = tmp_path / "hl-smi"
+    rows = "\n".join(
+        f"{index}, {7 - index}, HL-225, 1.24, 60, 30, 0, 768, 98304" for index in (0, 1)
+    )
+    script.write_text(
+        f'#!/bin/sh\nif [ -z "$*" ]; then cat <<END\n{GAUDI2_TABLE}END\n'
+        f"else cat <<END\n{', '.join(hl_smi.QUERY)}\n{rows}\nEND\nfi\n",
+        encoding="ascii",
+    )
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    both, one = hl_smi.telemetry()[7], hl_smi.telemetry()[6]
+    assert (both.power_w, both.power_of) == (82.0, hl_smi.WHOLE_POWER)
+    assert (one.power_w, one.power_of) == (60.0, hl_smi.RAIL_POWER)
+    told = card_readings([(1.0, both), (2.0, one)], 0.0, 3.0)["power_of"]
+    assert "54 V rail alone" in told and "54 V and 12 V" in told
+
+
 # ---------------------------------------------------------------- HLML
 
 
@@ -271,6 +297,7 @@ def test_hlml_tells_energy_in_joules_and_power_in_watts(library: FakeLibrary) ->
     """pyhlml gives millijoules, milliwatts and bytes."""
     assert hlml.telemetry()[4] == CardTelemetry(
         power_w=82.0,
+        power_of="HLML, hlmlDeviceGetPowerUsage",
         energy_j=5000.0,
         temperature_c=26,
         utilization_percent=0.0,
@@ -303,3 +330,67 @@ def test_a_missing_library_is_silent(capsys: pytest.CaptureFixture[str]) -> None
     pytest.importorskip("pyhlml")
     assert hlml.telemetry() == {}
     assert capsys.readouterr().out == ""
+
+
+# ---------------------------------------------------------------- ports and products
+
+
+@pytest.mark.parametrize(
+    ("up", "expected"), [(21, (21, 21)), (24, (21, 21)), (18, (21, 18)), (0, (21, 0))]
+)
+def test_internal_ports_that_are_up_are_counted(up: int, expected: tuple[int, int]) -> None:
+    """Counted as administrators' scripts do: lines with "internal" of one query, "UP" of the
+    other, where external ports may be up as well."""
+    ports = "".join(f"port {n}: {'external' if n > 20 else 'internal'}\n" for n in range(24))
+    link = "".join(f"port {n}: {'UP' if n < up else 'DOWN'}\n" for n in range(24))
+    found = hl_smi.parse_links("HL-225", ports, link)
+    assert (found.links, found.links_up) == expected
+    assert hl_smi.parse_links("HL-225", "", link).links is None
+
+
+def test_the_inventory_asks_each_card_by_its_bus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By module id, with the product's name; a host without the tool has none."""
+    tool = tmp_path / "hl-smi"
+    tool.write_text(
+        '#!/bin/sh\ncase "$*" in\n'
+        '"-Q module_id,bus_id,name -f csv,noheader") echo "5, 0000:b3:00.0, HL-325L";;\n'
+        '"-i 0000:b3:00.0 -n ports") printf "0 internal\\n1 internal\\n2 external\\n";;\n'
+        '"-i 0000:b3:00.0 -n link") printf "port 0: UP\\nport 1: DOWN\\nport 2: DOWN\\n";;\n'
+        "*) exit 1;;\nesac\n"
+    )
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    (card,) = hl_smi.inventory().items()
+    assert card == (5, CardInventory(product="HL-325L", links=2, links_up=1))
+    monkeypatch.setenv("PATH", str(tmp_path / "none"))
+    assert hl_smi.inventory() == {}
+
+
+@pytest.mark.parametrize(
+    ("names", "product"),
+    [
+        (["HL-225", "HL-225H", "GAUDI2", "Gaudi 2", "Intel-GAUDI2"], "Gaudi2"),
+        (["HL-325L", "GAUDI3", "Intel Gaudi 3", "Intel-GAUDI3"], "Gaudi3"),
+        (["HL-205", "GAUDI", "NVIDIA H100", ""], None),
+    ],
+)
+def test_both_generations_are_declared(names: list[str], product: str | None) -> None:
+    """By every name of theirs; they differ in memory and in the scales of fp8."""
+    for name in names:
+        found = product_of(name)
+        assert (found.name if found else None) == product
+    assert fp8_scales("GAUDI2").startswith("exponent biases 3, 7, 11, 15 ")
+    assert fp8_scales("HL-325L").startswith("exponent biases 0 to 63 ")
+    assert fp8_scales("HL-205") == ""
+
+
+def test_declared_cards_have_data_sheets() -> None:
+    """Each has a line in devices.csv, whose memory is what hl-smi told of such a card."""
+    sheets = {sheet.device: sheet for sheet in reference().devices}
+    for each in PRODUCTS:
+        assert sheets[each.name].memory_gb == each.memory_bytes / 2**30
+    assert hl_smi.parse_cards(GAUDI3_CSV)[0].telemetry.memory_total_bytes == (
+        product_of("HL-325L").memory_bytes  # type: ignore[union-attr]
+    )

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -16,15 +16,13 @@ from orchestrator.domain.topology import Node
 from orchestrator.errors import GridError
 from orchestrator.grid.reader import parse_grid
 from orchestrator.planning.planner import make_plan
-from workloads import registry
 from workloads.engines import ENGINES
 from workloads.errors import BadConfiguration, Unsupported
-from workloads.models.catalog import EMBEDDED, checkpoint_kind, find_model
-from workloads.models.checkpoint_kind import kind_of, kind_of_pipeline
-from workloads.parameters import WorkloadParameters
+from workloads.models.catalog import EMBEDDED, MADE, checkpoint_kind, find_model
+from workloads.models.checkpoint_kind import CheckpointKind, kind_of, kind_of_pipeline
 from workloads.registry import WORKLOADS, task_for
 from workloads.tasks import TASKS, task_of
-from workloads.workloads.base import WorkloadSpec
+from workloads.tasks.base import TaskSpec
 
 ROOT = Path(__file__).resolve().parents[2]
 BERT = {"architectures": ["BertForMaskedLM"], "model_type": "bert", "hidden_size": 32}
@@ -66,6 +64,37 @@ def test_a_config_tells_the_kind_of_a_model(config: Mapping[str, Any], task: str
     assert (found.name if found else None) == task
 
 
+_KINDS = {
+    "masked": TaskSpec(name="m", title="", architectures=("ForMasked",), model_types={"a"}),
+    "encoder-decoder": TaskSpec(
+        name="s", title="", architectures=("Special",), model_types={"b"}, encoder_decoder=True
+    ),
+    "pipeline": TaskSpec(name="p", title="", architectures=("Pipe",), pipeline=True),
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "takers"),
+    [
+        ({"architecture": "BertForMasked"}, ["masked"]),
+        ({"architecture": "ForMaskedBert", "model_type": "a"}, []),
+        ({"architecture": "BertForMasked", "encoder_decoder": True}, ["encoder-decoder"]),
+        ({"architecture": "TSpecial"}, []),
+        ({"architecture": "TSpecial", "model_type": "b"}, ["encoder-decoder"]),
+        ({"architecture": "BertForMasked", "model_type": "b"}, ["masked", "encoder-decoder"]),
+        ({"architecture": "TSpecial", "encoder_decoder": True}, ["encoder-decoder"]),
+        ({"architecture": "Anything", "pipeline": True}, ["pipeline"]),
+        ({"architecture": "BertForMasked", "pipeline": True, "model_type": "b"}, ["pipeline"]),
+        ({"architecture": "XPipe"}, []),
+    ],
+)
+def test_a_task_takes_what_it_declares(kind: dict[str, Any], takers: list[str]) -> None:
+    """A pipeline by its index; an encoder with a decoder by saying so, else by its family; all
+    others by the end of their class."""
+    found = [name for name, spec in _KINDS.items() if spec.takes(CheckpointKind(**kind))]
+    assert found == takers
+
+
 def test_a_pipeline_is_told_by_its_index(tmp_path: Path) -> None:
     """A directory of several models has no config.json of its own."""
     model = write(tmp_path / "sd", STABLE_DIFFUSION, "model_index.json")
@@ -77,18 +106,17 @@ def test_a_pipeline_is_told_by_its_index(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", EMBEDDED)
 def test_the_embedded_models_are_what_they_say(name: str) -> None:
-    """The table's kind is that of the files which are made from it, and all workloads take it."""
+    """The table's kind is that of the files which are made from it, and a workload takes it."""
     assert checkpoint_kind(name) == EMBEDDED[name]
-    for entry in WORKLOADS.values():
-        task = task_of(EMBEDDED[name])
-        assert task is not None and (not entry.tasks or task.name in entry.tasks)
+    task = task_of(EMBEDDED[name])
+    assert task is not None and any(task.name in entry.tasks for entry in WORKLOADS.values())
 
 
-def test_the_embedded_kind_is_that_of_the_files() -> None:
-    """What the table says of the model with random weights is what its config.json says."""
-    from workloads.models import tiny_chatglm3
-
-    assert kind_of(tiny_chatglm3.config()) == EMBEDDED["tiny-chatglm3"]
+@pytest.mark.parametrize("name", [name for name in MADE if not EMBEDDED[name].pipeline])
+def test_the_embedded_kind_is_that_of_the_files(name: str) -> None:
+    """What the table says of a model with random weights is what its config.json says."""
+    config = importlib.import_module(MADE[name]).config()
+    assert kind_of(config) == EMBEDDED[name] and config["random_weights"]
 
 
 def grid(model: str, workload: str, **more: Any) -> bytes:
@@ -101,7 +129,6 @@ def grid(model: str, workload: str, **more: Any) -> bytes:
     ("config", "name", "words"),
     [
         (BERT, "config.json", "it is a masked language model (BertForMaskedLM), and "),
-        (T5, "config.json", "it is a sequence-to-sequence model (T5ForConditionalGeneration), and"),
         (STABLE_DIFFUSION, "model_index.json", "it is a text-to-image pipeline"),
     ],
 )
@@ -119,27 +146,27 @@ def test_the_plan_refuses_a_model_of_another_kind(
         task_for(workload, find_model(model))
 
 
-def test_the_workload_that_fits_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a workload for masked language models, each message names the others' workloads."""
-    masked = WorkloadSpec(
-        name="masking",
-        function="nowhere:run",
-        parameters=WorkloadParameters,
-        summary="masks",
-        tasks=("masked-lm",),
-    )
-    entries = MappingProxyType({**WORKLOADS, "masking": masked})
-    monkeypatch.setattr(registry, "WORKLOADS", entries)
+def test_a_pair_of_texts_is_nothing_to_verify(tmp_path: Path) -> None:
+    """A workload of causal models alone refuses one with an encoder, and names those that run."""
+    with pytest.raises(GridError) as found:
+        parse_grid(grid(write(tmp_path / "m", T5), "verification"), "g")
+    (problem,) = found.value.problems
+    assert "it is a sequence-to-sequence model (T5ForConditionalGeneration)" in problem.message
+    assert "finetuning" in problem.hint
+
+
+def test_the_workload_that_fits_is_named(tmp_path: Path) -> None:
+    """Each message names the workloads that take such a model."""
     bert, llama = write(tmp_path / "bert", BERT), write(tmp_path / "llama", LLAMA)
     for model, workload, fits in (
-        (bert, "text-generation", "write workload: masking"),
-        (llama, "masking", "write workload: finetuning or "),
+        (bert, "text-generation", "write workload: pretraining"),
+        (llama, "pretraining", "write workload: finetuning or text-generation or verification"),
     ):
         with pytest.raises(GridError) as found:
             parse_grid(grid(model, workload), "g")
         (problem,) = found.value.problems
-        assert problem.hint.startswith(fits)
-    assert parse_grid(grid(bert, "masking"), "g").jobs()
+        assert problem.hint == fits  # without what plans add by themselves
+    assert parse_grid(grid(bert, "pretraining", precision="fp32"), "g").jobs()
 
 
 def test_a_model_whose_kind_cannot_be_told_is_planned(tmp_path: Path) -> None:

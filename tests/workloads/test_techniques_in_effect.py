@@ -38,6 +38,7 @@ from workloads.techniques.saving import Saving, read_newest
 from workloads.techniques.tokenizers import TokenizerKind
 from workloads.training.losses import next_token_loss
 from workloads.training.rows import in_order
+from workloads.training.samples import SampleFormat
 
 SAME = 1e-5
 
@@ -329,8 +330,14 @@ def test_batches_are_pinned_and_copied_without_waiting(monkeypatch: pytest.Monke
     data = DataPlan(
         device=device_for("cpu"),
         task=TASKS["causal-lm"],
-        pad_token_id=0,
-        max_length=8,
+        form=SampleFormat(
+            tokenizer=None,
+            source=None,  # type: ignore[arg-type]
+            config=None,
+            parameters={"max_length": 8},
+            pad_token_id=0,
+            context_length=None,
+        ),
         batch_size=1,
         cards=1,
         arrange=in_order,

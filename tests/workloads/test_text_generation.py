@@ -7,7 +7,6 @@ import json
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,10 +15,12 @@ from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from workloads import text_generation
+from workloads import precision, text_generation
 from workloads.api import MeasureSettings
 from workloads.engines.base import Generated
 from workloads.errors import BadConfiguration, DataMissing, Unsupported
+from workloads.models.loading import load_tokenizer, open_model
+from workloads.tasks.base import TaskSpec
 from workloads.text_generation import bring_to_length, count_output_tokens, share_of_rank
 from workloads.workloads.text_generation import TextGenerationParameters
 
@@ -54,6 +55,28 @@ def alone(dataset: str) -> dict[int, tuple[int, int, str]]:
         count = next((n + 1 for n, token in enumerate(new) if token in ends), len(new))
         found[index] = (len(ids), count, tokenizer.decode(new[:count], skip_special_tokens=True))
     return found
+
+
+@pytest.mark.parametrize("quantized", [False, True])
+def test_a_library_that_quantizes_while_it_loads_is_told_the_card(
+    dataset: str, monkeypatch: pytest.MonkeyPatch, quantized: bool
+) -> None:
+    """bitsandbytes has to have the weights on the card when it packs them; all others are moved
+    there once they are loaded."""
+    given: dict[str, Any] = {}
+
+    def load(source: Any, **arguments: Any) -> Any:
+        given.update(arguments)
+        raise DataMissing("asked enough")
+
+    arguments = {"quantization_config": "four bits"} if quantized else {"dtype": "float32"}
+    monkeypatch.setattr(precision, "loading_arguments", lambda *_: dict(arguments))
+    monkeypatch.setattr(TaskSpec, "function", lambda *_: load)
+    with pytest.raises(DataMissing, match="asked enough"):
+        Worker().run(dataset)
+    device_map = {"": Worker().context().device.torch_device} if quantized else None
+    assert given.pop("device_map", None) == device_map
+    assert given == arguments | {"attn_implementation": "sdpa"}
 
 
 @pytest.mark.parametrize("batch_size", range(1, 9))
@@ -171,6 +194,19 @@ def test_the_result_says_what_it_is(worker: Worker, dataset: str) -> None:
     assert result.peak_device_memory_bytes is None
     assert result.peak_host_memory_bytes and result.baseline_host_memory_bytes
     assert [item.output_text is not None for item in result.items] == [True] * 2 + [False] * 6
+    ids = [item.output_ids for item in result.items]
+    assert [each and len(each) for each in ids] == [
+        item.output_tokens if n < 2 else None for n, item in enumerate(result.items)
+    ]
+    tokenizer = load_tokenizer(open_model(MODEL))
+    for item in result.items[:2]:
+        decoded = tokenizer.decode(item.output_ids, skip_special_tokens=True)
+        assert decoded == item.output_text
+    assert result.tokenization_s and result.detokenization_s
+    assert result.details["end_token_ids"] == "2 4610 4612"
+    fixed = worker.run(dataset, output_tokens=2, ignore_eos=True, prompts=2, keep_texts=0)
+    assert "end_token_ids" not in fixed.details and fixed.detokenization_s
+    assert all(item.output_ids is None for item in fixed.items)
 
 
 def test_eager_attention_runs_and_is_what_was_loaded(dataset: str) -> None:
@@ -282,8 +318,7 @@ def test_first_token_and_steps_add_up_to_the_batch(steps: list[float], ends: lis
     assert seen.step_s == pytest.approx(tuple(steps[1:]))
     counts = [min(end + 1, len(steps)) for end in ends]
     assert seen.output_tokens == sum(counts)
-    measured = SimpleNamespace(representative_repeat=0)
-    items = generation.items(measured)  # type: ignore[arg-type]
+    items, _ = generation.texts.told(0, lambda: clock[0])
     for item, count in zip(items, counts, strict=True):
         assert item.output_tokens == count
         assert item.latency_s == pytest.approx(sum(steps[:count]))

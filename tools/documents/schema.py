@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from orchestrator.results.schema import RAW_COLUMNS, SCHEMA_VERSION, required, schema
+from orchestrator.results.schema import SCHEMA_VERSION, required, schema
 from orchestrator.results.schema_docs import COLUMN_DOCS, NESTED_DOCS, RANK, Doc, Docs
 from workloads.api import Item, MeasureSettings, Sample
 from workloads.metrics import METRICS
@@ -33,7 +33,7 @@ def markdown() -> str:
         _table([(column.name, column) for column in schema()], COLUMN_DOCS, required()),
     ]
     records = {"measure": MeasureSettings, "samples": Sample, "items": Item}
-    for name in ("measure", *RAW_COLUMNS):
+    for name in records:
         kind = schema().field(name).type
         struct = kind if name == "measure" else kind.value_type
         docs: Docs = {"rank": RANK, **NESTED_DOCS[records[name].__name__]}
@@ -63,7 +63,8 @@ _FIGURES = (
 def _figures() -> str:
     lines = ["| figure | unit | better | ranks | meaning |", "|---|---|---|---|---|"]
     derived = [METRICS[name] for name in METRICS.own]
-    for metric in [metric for task in TASKS.values() for metric in task.metrics] + derived:
+    of_tasks = [metric for task in TASKS.values() for metric in task.metrics]
+    for metric in dict.fromkeys(of_tasks + derived):
         ranks = "" if metric.figure else metric.ranks
         cells = (metric.unit, metric.better or "", ranks, metric.description)
         lines.append(f"| `{metric.name}` | {' | '.join(cells)} |")

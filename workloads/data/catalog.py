@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 from typing import Literal
@@ -19,7 +20,7 @@ from typing import Literal
 from workloads.data.examples import Example
 from workloads.data.hub import hub_records
 from workloads.data.records import ENDINGS, Placed, records
-from workloads.data.shapes import Columns, columns_named, columns_of
+from workloads.data.shapes import ANSWER, WHOLE_TEXT, Columns, columns_named, columns_of
 from workloads.errors import BadConfiguration, DataMissing
 
 __all__ = ["Dataset", "DatasetEntry", "Reading", "find_dataset", "load_dataset", "load_examples"]
@@ -28,6 +29,12 @@ Kind = Literal["embedded", "file", "directory", "hub"]
 
 #: How many examples the embedded synthetic set has.
 EMBEDDED_SYNTHETIC_COUNT = 1000
+
+#: How many articles the embedded synthetic corpus has.
+EMBEDDED_CORPUS_COUNT = 1500
+
+#: How many articles the embedded synthetic set of them has.
+EMBEDDED_ARTICLES_COUNT = 100
 
 #: The files of an AdvertiseGen directory, in the order in which they are merged.
 ADVERTISEGEN_FILES = ("train.json", "dev.json")
@@ -45,6 +52,7 @@ class Reading:
     columns: str = ""  # "": its shape is told by its first example
     split: str = "train"  # of a dataset of the hub
     revision: str = ""  # of a dataset of the hub; "": the newest
+    subset: str = ""  # of a dataset of the hub that has several; "": it has one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +93,29 @@ EMBEDDED: dict[str, DatasetEntry] = {
             synthetic=False,
             description="varied English prompts of 5 to 300 words, written for this project",
         ),
+        DatasetEntry(
+            name="english-corpus-synthetic",
+            kind="embedded",
+            path=None,
+            synthetic=True,
+            description=f"{EMBEDDED_CORPUS_COUNT} made-up English articles, some 370,000 tokens of "
+            "tiny-bert, for pretraining",
+        ),
+        DatasetEntry(
+            name="cnn-dailymail-synthetic",
+            kind="embedded",
+            path=None,
+            synthetic=True,
+            description=f"{EMBEDDED_ARTICLES_COUNT} made-up English news articles with "
+            "highlights, of CNN/DailyMail's shape and lengths",
+        ),
+        DatasetEntry(
+            name="image-prompts",
+            kind="embedded",
+            path=None,
+            synthetic=False,
+            description="16 English descriptions of pictures for text-to-image",
+        ),
     )
 }
 
@@ -104,11 +135,25 @@ def find_dataset(name: str, reading: Reading | None = None) -> DatasetEntry:
     entry = _entry(name)
     if entry.path is None:
         return entry
-    first = list(islice(_records(entry.path), FIRST_EXAMPLES if reading is not None else 1))
+    first = _first(entry.path, changed_at(name))
     if reading is not None:
         _examples(iter(first), name, reading)
-    synthetic = any(isinstance(r, dict) and r.get("synthetic") is True for _, r in first)
+    synthetic = any(isinstance(r, dict) and r.get("synthetic") is True for _, r in first[:1])
     return replace(entry, synthetic=synthetic)
+
+
+def changed_at(name: str) -> int:
+    """Nanoseconds since the epoch at which a dataset's file changed; 0 for what is no file."""
+    try:
+        return Path(name).expanduser().stat().st_mtime_ns
+    except (OSError, ValueError, RuntimeError):
+        return 0
+
+
+@lru_cache(maxsize=8)
+def _first(path: Path, _changed_at_ns: int) -> tuple[Placed, ...]:
+    """The records that a plan looks at, read once for a dataset's name and for its shape."""
+    return tuple(islice(_records(path), FIRST_EXAMPLES))
 
 
 def _entry(name: str) -> DatasetEntry:
@@ -142,18 +187,31 @@ def load_dataset(name: str, reading: Reading | None = None) -> Dataset:
     reading = reading or Reading()
     entry = _entry(name)
     if entry.kind == "embedded":
-        return Dataset(examples=_embedded(name), synthetic=entry.synthetic, learned="the answer")
+        embedded = _embedded(name)
+        return Dataset(
+            examples=embedded, synthetic=entry.synthetic, learned=_learned(embedded, ANSWER)
+        )
     found = (
         _records(entry.path)
         if entry.path is not None
-        else hub_records(name, reading.split, reading.revision)
+        else hub_records(name, reading.split, reading.revision, reading.subset)
     )
     examples, columns = _examples(found, name, reading)
     return Dataset(
         examples=examples,
         synthetic=examples[0].synthetic,
-        learned=columns.shape.learned,
+        learned=_learned(examples, columns.shape.learned),
     )
+
+
+def _learned(examples: Sequence[Example], answers: str) -> str:
+    """The part of each example that is learned, where ``answers`` names it of one that has an
+    answer."""
+    without = sum(not example.summary for example in examples)
+    if without == len(examples):
+        return WHOLE_TEXT
+    several = f"; {WHOLE_TEXT} of {without:,} of {len(examples):,} examples, which have no answer"
+    return answers + (several if without else "")
 
 
 def load_examples(name: str, reading: Reading | None = None) -> list[Example]:
@@ -208,6 +266,17 @@ def _embedded(name: str) -> list[Example]:
         from workloads.data.synthetic import synthetic_examples
 
         return synthetic_examples(EMBEDDED_SYNTHETIC_COUNT)
-    from workloads.data.english_prompts import PROMPTS
+    if name == "english-corpus-synthetic":
+        from workloads.data.english_corpus import corpus
+
+        return corpus(EMBEDDED_CORPUS_COUNT)
+    if name == "cnn-dailymail-synthetic":
+        from workloads.data.articles import article_examples
+
+        return article_examples(EMBEDDED_ARTICLES_COUNT)
+    if name == "image-prompts":
+        from workloads.data.image_prompts import PROMPTS
+    else:
+        from workloads.data.english_prompts import PROMPTS
 
     return [Example(content=prompt) for prompt in PROMPTS]

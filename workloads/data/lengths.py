@@ -94,6 +94,8 @@ def distribution(lengths: Sequence[int], bins: int = 12) -> Distribution:
 def _bins(ordered: Sequence[int], wanted: int) -> tuple[Bin, ...]:
     low, high = ordered[0], ordered[-1]
     width = _round_up(max(1, math.ceil((high - low + 1) / wanted)))
+    if high // width - low // width >= wanted:  # the first begins below the shortest
+        width = _round_up(width + 1)
     start = low - low % width
     counts = [0] * ((high - start) // width + 1)
     for length in ordered:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from functools import lru_cache
 
-from workloads.data.catalog import Reading, find_dataset
+from workloads.data.catalog import Reading, changed_at, find_dataset
 from workloads.errors import BadConfiguration, DataMissing
 from workloads.refusal import Asked, Refusal
 
@@ -13,17 +12,10 @@ from workloads.refusal import Asked, Refusal
 def dataset_refusals(asked: Asked) -> tuple[Refusal, ...]:
     """A dataset that no node could read as it is asked for; one that is not here is not judged."""
     columns = str(asked.parameters.get("columns") or "")
-    message = _objection(asked.dataset, columns, _changed_at(asked.dataset))
+    message = _objection(asked.dataset, columns, changed_at(asked.dataset))
     if not message:
         return ()
     return (Refusal(setting="columns" if columns else "dataset", reason=message),)
-
-
-def _changed_at(name: str) -> int:
-    try:
-        return os.stat(os.path.expanduser(name)).st_mtime_ns
-    except (OSError, ValueError):
-        return 0
 
 
 @lru_cache(maxsize=256)  # jobs of a grid share a dataset

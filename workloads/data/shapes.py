@@ -1,6 +1,7 @@
 """The shapes that examples come in, and what each means: a prompt, and the answer to learn.
 
 content, summary            AdvertiseGen's
+article, highlights         CNN/DailyMail's
 instruction, input, output  Alpaca's; ``input`` may be empty, and stands below the instruction
 messages                    a chat: a list of turns with ``role`` and ``content``
 conversations               ShareGPT's: turns with ``from`` and ``value``
@@ -57,6 +58,11 @@ def _content(record: Record) -> Example:
     return Example(content=_text(record, "content"), summary=_text(record, "summary", empty=True))
 
 
+def _article(record: Record) -> Example:
+    highlights = _text(record, "highlights", empty=True)
+    return Example(content=_text(record, "article"), summary=highlights)
+
+
 def _alpaca(record: Record) -> Example:
     asked, about = _text(record, "instruction"), _text(record, "input", empty=True)
     content = f"{asked}\n\n{about}" if about.strip() else asked
@@ -86,7 +92,8 @@ def _conversations(record: Record) -> Example:
     return _of_turns(_turns(record, "conversations"))
 
 
-_ANSWER = "the answer"
+#: What fine-tuning learns of an example with an answer, and of one without, as a row says it.
+ANSWER, WHOLE_TEXT = "the answer", "every token of the text"
 _LAST = "the last answer of each conversation"
 
 #: The first whose columns an example has is its shape.
@@ -95,14 +102,21 @@ SHAPES = (
         name="AdvertiseGen",
         needs=("content",),
         may_have=("summary",),
-        learned=_ANSWER,
+        learned=ANSWER,
         read=_content,
+    ),
+    Shape(
+        name="CNN/DailyMail",
+        needs=("article",),
+        may_have=("highlights",),
+        learned="the highlights",
+        read=_article,
     ),
     Shape(
         name="Alpaca",
         needs=("instruction", "output"),
         may_have=("input",),
-        learned=_ANSWER,
+        learned=ANSWER,
         read=_alpaca,
     ),
     Shape(name="chat", needs=("messages",), learned=_LAST, read=_messages),
@@ -111,10 +125,10 @@ SHAPES = (
         name="prompt and completion",
         needs=("prompt",),
         may_have=("completion",),
-        learned=_ANSWER,
+        learned=ANSWER,
         read=_prompt,
     ),
-    Shape(name="text", needs=("text",), learned="every token of the text", read=_plain),
+    Shape(name="text", needs=("text",), learned=WHOLE_TEXT, read=_plain),
 )
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib
 import logging
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Literal, Protocol, cast
@@ -82,7 +82,29 @@ class CardProcess:
     threads: int | None = None  # of OpenMP; None: left to the library
     kind: str = ""  # what it must be for its jobs (``engines.process_kind``)
     cards: int = 1  # of the gang that it belongs to
-    scratch: str | None = None  # a directory of the node's own, for what its processes share
+    gang: tuple[int, ...] = ()  # cards of the gang on this node, by local rank; none: no gang
+    #: A directory of the node's own for compiled code: of its image and kind of card alone.
+    compiled: str | None = None
+
+
+class CardSeen(Protocol):
+    """A card as its vendor's tool sees it from outside."""
+
+    @property
+    def index(self) -> int:
+        """On its node."""
+
+    @property
+    def product(self) -> str:
+        """As the tool calls it."""
+
+    @property
+    def links(self) -> int | None:
+        """Links to the other cards of its server; None where nobody can tell."""
+
+    @property
+    def links_up(self) -> int | None:
+        """Those of them that are up."""
 
 
 class ServerFacts(Protocol):
@@ -103,6 +125,22 @@ class ServerFacts(Protocol):
     @property
     def kernel_arguments(self) -> str:
         """With which it was started."""
+
+    @property
+    def cards(self) -> Sequence[CardSeen]:
+        """Its cards."""
+
+    @property
+    def governors(self) -> Mapping[str, int]:
+        """Of its cores: how many have which."""
+
+    @property
+    def max_cstate(self) -> int | None:
+        """The deepest state of idle cores; None where nobody can tell."""
+
+    @property
+    def hugepages_asked(self) -> Mapping[str, int]:
+        """Huge pages that files of sysctl ask for at its next boot, by file."""
 
     @property
     def hugepages_total(self) -> int:
@@ -147,6 +185,9 @@ class DeviceSpec:
     registration: str = ""  # how a node tells Ray of them, for whoever has a cluster without cards
 
     visible_variable: str = ""  # names the cards that a process sees, by index, with commas between
+    #: Whether each process of a gang is shown all of the gang's cards on its server, and told its
+    #: own by another variable.
+    gang_visible: bool = False
     #: What a process needs in its environment besides, before it imports torch. Pure.
     variables: Callable[[CardProcess], Mapping[str, str]] = lambda process: {}
     groups: Callable[[int, int], Groups] = any_groups
@@ -175,6 +216,15 @@ class DeviceSpec:
         if not self.torch_type:
             object.__setattr__(self, "torch_type", self.name)
 
+    def answers_to(self, word: str) -> bool:
+        """Tell if a word may mean this kind of card: its software, its maker, or one card."""
+        word = word.casefold()
+        own = {self.name, self.torch_type, self.title.casefold(), self.accelerator.casefold()}
+        cards = {
+            part for _, sheet in self.data_sheets for part in re.split(r"\W+", sheet.casefold())
+        }
+        return any(word.startswith(name) for name in own) or word in cards
+
     def can(self, capability: str) -> bool:
         """Tell if the device has a capability, by its name in ``CAPABILITIES``."""
         if capability not in CAPABILITIES:
@@ -185,6 +235,20 @@ class DeviceSpec:
         """The variable by which a process sees these cards only; empty where there is none."""
         shown = {self.visible_variable: ",".join(map(str, indices))}
         return shown if self.visible_variable else {}
+
+    def product(self, name: str) -> str:
+        """The line of devices.csv for a card of this name; "" where there is none."""
+        for pattern, product in self.data_sheets:
+            # The whole name: a slice of a card (MIG), or another board of its chip, is not it.
+            if re.fullmatch(pattern, name.strip(), re.IGNORECASE):
+                return product
+        return ""
+
+    def shown(self, process: CardProcess) -> dict[str, str]:
+        """The variable by which this process sees its cards."""
+        if self.gang_visible and process.gang:
+            return self.visible(*process.gang)
+        return self.visible(process.card_index)
 
     def ray_request(self, cards: int) -> dict[str, object]:
         """The arguments by which Ray is told of so many of these cards."""
@@ -282,7 +346,8 @@ def environment_for(
     threads: int | None = None,
     kind: str = "",
     cards: int = 1,
-    scratch: str | None = None,
+    gang: tuple[int, ...] = (),
+    compiled: str | None = None,
 ) -> dict[str, str]:
     """Variables to set before torch is imported, so that the process sees only its own card.
 
@@ -294,9 +359,14 @@ def environment_for(
     """
     spec = device_spec(name)
     process = CardProcess(
-        card_index=card_index, threads=threads, kind=kind, cards=cards, scratch=scratch
+        card_index=card_index,
+        threads=threads,
+        kind=kind,
+        cards=cards,
+        gang=gang,
+        compiled=compiled,
     )
     common = {"TOKENIZERS_PARALLELISM": "false"}
     if threads is not None:
         common["OMP_NUM_THREADS"] = str(threads)
-    return {**common, **spec.visible(card_index), **spec.variables(process)}
+    return {**common, **spec.shown(process), **spec.variables(process)}

@@ -20,7 +20,7 @@ from workloads.errors import CardFaulty, CollectiveFailed, CompileFailed, OutOfM
 
 if TYPE_CHECKING:
     from workloads.devices.monitoring.release import CardUse
-    from workloads.devices.monitoring.telemetry import CardTelemetry
+    from workloads.devices.monitoring.telemetry import CardInventory, CardTelemetry
 
 #: What torch itself says on every device, by type of exception and by message.
 _COMMON_TYPES: Mapping[str, type[WorkloadError]] = {
@@ -76,6 +76,19 @@ class Device(ABC):
         """Processes and memory on this card now, asked from outside as ``telemetry`` is; None where
         nothing can be found out."""
         return None
+
+    @staticmethod
+    def inventory() -> Mapping[int, CardInventory]:
+        """Products and links of this host's cards by index, for the doctor; no card is acquired,
+        and it may take seconds. Empty where nothing can be found out."""
+        return {}
+
+    @staticmethod
+    def compiler() -> str:
+        """The software that compiles for the cards of this host, with its versions, and their
+        product: what compiled code may be kept by. Empty where none is kept; no card is acquired.
+        """
+        return ""
 
     @classmethod
     def occupied(cls, card_index: int, idle_bytes: int | None = None) -> str | None:
@@ -270,3 +283,13 @@ def command_output(*command: str) -> str:
     except (OSError, subprocess.SubprocessError):
         return ""
     return done.stdout.strip()
+
+
+def installed_version(package: str) -> str:
+    """Version of an installed package, as pip calls it; "" where there is none."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""

@@ -13,24 +13,32 @@ import contextlib
 import dataclasses
 import gc
 import importlib
+import inspect
 import os
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
 
 from workloads.compilations import Compilations
+from workloads.compiled_code import size_mib
 from workloads.devices import NF4, CardProcess, DeviceSpec, Texts, aligned_groups
-from workloads.devices.base import Device, command_output
+from workloads.devices.base import Device, command_output, installed_version
 from workloads.devices.monitoring import gaudi_server
-from workloads.errors import CardNotAcquired, CollectiveFailed, CompileFailed, OutOfMemory
+from workloads.devices.monitoring.gaudi_products import PRODUCTS
+from workloads.errors import (
+    CardNotAcquired,
+    CollectiveFailed,
+    CompileFailed,
+    OutOfMemory,
+    Unsupported,
+)
 from workloads.support import supported, unsupported
 
 if TYPE_CHECKING:
     from workloads.devices.monitoring.release import CardUse
-    from workloads.devices.monitoring.telemetry import CardTelemetry
+    from workloads.devices.monitoring.telemetry import CardInventory, CardTelemetry
 
 #: The bridge's variable: directory, whether to empty it at the start, size in MiB.
 RECIPE_CACHE = "PT_HPU_RECIPE_CACHE_CONFIG"
-_RECIPES_MIB = 8192
 
 #: In this order: a failed acquire also says "Generic failure", as a failed compilation does.
 _ERRORS: tuple[Texts, ...] = (
@@ -41,18 +49,29 @@ _ERRORS: tuple[Texts, ...] = (
             "module:pt_devmem allocation failed",
             "allocation failed for size::",
             "oom: no enough memory for defragment",
+            "workspace allocation of size ::",  # of a graph, usual with large batches
         ),
     ),
     (
         CompileFailed,
         (
             "graph compile failed",
+            "graph creation failed",
+            "graph duplication failed",  # after very many shapes
             "syngraphcompile",
             "synnodecreatewithid failed",
             "module:pt_lazy error",
         ),
     ),
-    (CollectiveFailed, ("hccl", "collective call returned error", "collective nonsfg")),
+    (
+        CollectiveFailed,
+        (
+            "hccl",
+            "comm init rank error",
+            "collective call returned error",
+            "collective nonsfg",
+        ),
+    ),
 )
 
 
@@ -67,16 +86,22 @@ def _variables(process: CardProcess) -> dict[str, str]:
         "PT_HPU_LAZY_MODE": "1" if lazy else "0",
         "PT_HPU_ENABLE_CACHE_METRICS": "1",  # hits and misses of the recipe cache
     }
+    if process.kind.endswith("compile"):
+        variables["PT_ENABLE_INT64_SUPPORT"] = "1"  # as optimum-habana's own tests compile
+    if lazy:  # on by default, it keeps every parameter that was ever moved to the card
+        variables["PT_HPU_WEIGHT_SHARING"] = "0"
     if lazy and process.cards > 1:  # else "collective nonSFG is not supported" in captured graphs
         variables["PT_HPU_ENABLE_LAZY_COLLECTIVES"] = "true"
-    if process.scratch is not None:  # the node's processes share compiled graphs
-        variables[RECIPE_CACHE] = f"{process.scratch}/hpu-recipes,false,{_RECIPES_MIB}"
+    if process.compiled is not None:
+        # The bridge's own key has the graph with its data types and the versions of its libraries.
+        directory = f"{process.compiled}/{process.kind or 'ordinary'}-{process.cards}x"
+        variables[RECIPE_CACHE] = f"{directory},false,{size_mib()}"
     return variables
 
 
 #: The bridge's metrics, and of each the figures that stand in rows, by their names there.
 _METRICS: Mapping[str, Mapping[str, str]] = {
-    "graph_compilation": {"TotalNumber": "number", "TotalTime": "time"},
+    "graph_compilation": {"TotalNumber": "number", "TotalTime": "us"},
     "cpu_fallback": {"TotalNumber": "number"},
     "recipe_cache": {"TotalHit": "hits", "TotalMiss": "misses"},
 }
@@ -109,8 +134,12 @@ SPEC = DeviceSpec(
     ray_resource="HPU",
     ray_indices=True,
     registration="start Gaudi nodes with --resources "
-    f"""'{{"HPU": {gaudi_server.CARDS}, "accelerator_type:Intel-GAUDI2": 1}}'""",
+    + " or ".join(
+        f"""'{{"HPU": {gaudi_server.CARDS}, "accelerator_type:{each.ray_type}": 1}}'"""
+        for each in PRODUCTS
+    ),
     visible_variable="HABANA_VISIBLE_MODULES",
+    gang_visible=True,  # as Habana documents a job of several cards; HLS_MODULE_ID tells its own
     variables=_variables,
     groups=aligned_groups,
     server_cards=gaudi_server.CARDS,
@@ -148,10 +177,7 @@ SPEC = DeviceSpec(
     no_cards_remedy="is the driver loaded (`hl-smi` on the server, outside of the container), and "
     "was the container started with --runtime=habana and HABANA_VISIBLE_DEVICES=all?",
     examine=gaudi_server.examine,
-    data_sheets=(
-        (r"(Intel )?(Habana )?(HL-225\w*|Gaudi ?2)", "Gaudi2"),
-        (r"(Intel )?(Habana )?(HL-325\w*|Gaudi ?3)", "Gaudi3"),
-    ),
+    data_sheets=tuple((each.pattern, each.name) for each in PRODUCTS),
 )
 
 
@@ -169,6 +195,15 @@ def _bridge() -> Any:
         ) from error
 
 
+def _core(*names: str) -> Callable[..., Any]:
+    """The bridge's function by the first of its names that this release has, the newest first."""
+    core = importlib.import_module("habana_frameworks.torch.core")
+    found = [getattr(core, name) for name in names if hasattr(core, name)]
+    if not found:
+        raise Unsupported(f"this release of habana_frameworks.torch.core has no {names[0]}")
+    return cast("Callable[..., Any]", found[0])
+
+
 class HpuDevice(Device):
     """One Gaudi card."""
 
@@ -181,6 +216,22 @@ class HpuDevice(Device):
         from workloads.devices.monitoring import hl_smi, hlml
 
         return hlml.telemetry() or hl_smi.telemetry()  # the tool knows no energy
+
+    @staticmethod
+    def compiler() -> str:
+        from workloads.devices.monitoring import hl_smi
+
+        found = {name: installed_version(name) for name in ("habana-torch-plugin", "torch")}
+        if not all(found.values()):
+            return ""
+        names = sorted({card.name for card in hl_smi.cards()})
+        return "-".join([*(f"{name}-{version}" for name, version in found.items()), *names])
+
+    @staticmethod
+    def inventory() -> Mapping[int, CardInventory]:
+        from workloads.devices.monitoring import hl_smi
+
+        return hl_smi.inventory()
 
     @staticmethod
     def use(card_index: int) -> CardUse | None:
@@ -213,6 +264,16 @@ class HpuDevice(Device):
             return f"{name} is a first-generation card, {precision} needs Gaudi2 or newer"
         return None
 
+    def cannot_compile(self) -> str | None:
+        if self.lazy():
+            return "this process is in lazy mode, in which the bridge makes graphs by itself"
+        _bridge()  # brings the backend
+        import torch
+
+        if self.compile_backend in torch._dynamo.list_backends(exclude_tags=()):
+            return None
+        return f"this release of the bridge has no {self.compile_backend}"
+
     def synchronize(self) -> None:
         _bridge().synchronize()
 
@@ -228,13 +289,17 @@ class HpuDevice(Device):
         return os.environ.get("PT_HPU_LAZY_MODE") == "1"
 
     def before_quantized_loading(self) -> None:
-        """The bridge's settings for inference with constant scales, before a model is there."""
-        importlib.import_module("habana_frameworks.torch.core").hpu_set_env()
+        """Switch this process to inference mode, before a model is there: for good, as the graphs
+        of all later jobs carry the attribute. So only processes of a kind of their own do."""
+        _core("hpu_inference_set_env", "hpu_set_inference_env", "hpu_set_env")()
 
     def after_quantized_loading(self, model: Any) -> None:
         """Tell the bridge that the scales in a model's graphs are constants."""
-        core = importlib.import_module("habana_frameworks.torch.core")
-        core.hpu_initialize(model, mark_only_scales_as_const=True)
+        tell = _core("hpu_inference_initialize", "hpu_initialize")
+        if "mark_scales" in inspect.signature(tell).parameters:
+            tell(model, mark_scales=True, mark_non_scales=False)
+        else:
+            tell(model, mark_only_scales_as_const=True)
 
     def mark_step(self) -> None:
         importlib.import_module("habana_frameworks.torch.core").mark_step()
@@ -245,8 +310,11 @@ class HpuDevice(Device):
         if "graph_compilation_number" not in counters:
             return dataclasses.replace(known, graphs=None)  # a bridge without its metrics
         fallbacks = counters.get("cpu_fallback_number")
+        recalled = counters.get("recipe_cache_hits")
         return Compilations(
             graphs=(known.graphs or 0) + int(counters["graph_compilation_number"]),
+            compile_s=counters.get("graph_compilation_us", 0.0) / 1e6,
+            recalled=None if recalled is None else int(recalled),
             cpu_fallbacks=None if fallbacks is None else int(fallbacks),
             named={**known.named, **counters},
         )

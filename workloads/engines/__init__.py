@@ -81,23 +81,34 @@ def engine_function(name: str, ability: str, device: str) -> Any:
     return getattr(importlib.import_module(module), function)
 
 
-def process_kind(engine: str, device: str, settings: Mapping[str, Any]) -> str:
+def process_kind(
+    engine: str,
+    device: str,
+    settings: Mapping[str, Any],
+    *,
+    workload: str = "",
+    precision: str = "",
+) -> str:
     """Kind of process that a job needs: two jobs share one only if this is equal.
 
     Empty for an ordinary process. An engine may replace methods of a library that another one
-    uses, and the mode of a card may be decided before torch is imported.
+    uses, the mode of a card may be decided before torch is imported, and a precision may switch
+    its process for good.
     """
     spec = ENGINES.get(engine)
-    return "" if spec is None else spec.process_kind(spec.mode(device, settings))
+    if spec is None:
+        return ""
+    return spec.process_kind(spec.mode(device, settings), spec.apart(workload, precision))
 
 
 def process_kinds(device: str) -> tuple[str, ...]:
     """Every kind of process that jobs on a device may need, the ordinary one first."""
     kinds = [
-        spec.process_kind(mode)
+        spec.process_kind(mode, apart)
         for spec in ENGINES.values()
         if spec.runs_on(device)
         for mode in (spec.modes[device].names if device in spec.modes else ("",))
+        for apart in ("", *(spec.calibrations if spec.calibrated_apart else ()))
     ]
     return tuple(dict.fromkeys(["", *kinds]))
 

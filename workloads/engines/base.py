@@ -39,10 +39,16 @@ class Ability:
     """One thing that an engine can do."""
 
     function: str  # "module:function", imported only where it runs
+    #: The kinds of models that it does it with (``workloads/tasks``); none: all of a workload.
+    tasks: tuple[str, ...] = ()
     #: What this engine refuses of it, beside the workload's own rules; pure, the plan asks.
     refuse: Callable[[Asked], Iterable[Refusal]] | None = None
     #: The engine's own settings of it, which a grid writes beside the workload's.
     settings: type[Settings] | None = None
+
+    def takes(self, task: str) -> bool:
+        """Tell if it is done with models of a kind, by the task's name."""
+        return not self.tasks or task in self.tasks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +95,9 @@ class EngineSpec:
     precisions: Mapping[tuple[str, str], Support] = field(default_factory=dict)
     #: Precisions that need a job of a workload beforehand, once for a model and number of cards.
     calibrations: Mapping[str, str] = field(default_factory=dict)
+    #: Whether those precisions, and their calibrations, switch their process for good, so that no
+    #: job in another precision may follow in it.
+    calibrated_apart: bool = False
     #: What settings of workloads may ask for: ``tensor_parallel`` splits matrices over cards,
     #: ``continuous_batching`` gives rows that have ended to the next prompt.
     features: frozenset[str] = frozenset()
@@ -115,10 +124,18 @@ class EngineSpec:
         modes = self.modes.get(device)
         return modes.chosen(settings) if modes else ORDINARY_MODE
 
-    def process_kind(self, mode: str) -> str:
+    def apart(self, workload: str, precision: str) -> str:
+        """The precision whose jobs and calibrations have processes of their own, if this job is
+        one of them; else ""."""
+        for calibrated, calibration in self.calibrations.items() if self.calibrated_apart else ():
+            if calibrated == precision or calibration == workload:
+                return calibrated
+        return ""
+
+    def process_kind(self, mode: str, apart: str = "") -> str:
         """Kind of process that runs this engine in a mode; "" for an ordinary one."""
         own = self.name if self.own_process else ""
-        return "/".join(part for part in (own, mode) if part and part != ORDINARY_MODE)
+        return "/".join(part for part in (own, apart, mode) if part and part != ORDINARY_MODE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +147,7 @@ class Generated:
     computed_tokens: int  # positions the device worked on, padding included
     #: For each step the float32 logits [batch, vocabulary] on the host, where they were asked for.
     logits: Sequence[Any] = ()
+    encoder_s: float | None = None  # of the whole time; None: the model has no encoder
 
 
 class GenerationEngine(Protocol):

@@ -52,7 +52,11 @@ SPEC = EngineSpec(
     name="graph",
     summary="Decoding by recorded steps over a static cache (CUDA graphs), packed weights.",
     devices=("cpu", "cuda"),
-    abilities={"generate": Ability(function="workloads.decoding.engine:load", refuse=_refuse)},
+    abilities={
+        "generate": Ability(
+            function="workloads.decoding.engine:load", tasks=("causal-lm",), refuse=_refuse
+        )
+    },
     install="pip install transformers",
     packages=(Package(name="transformers", module="transformers"),),
     own_process=False,

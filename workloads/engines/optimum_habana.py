@@ -63,6 +63,8 @@ def _refuse_training(asked: Asked) -> Iterator[Refusal]:
         yield refusal("method", f"LoRA, not {method.method}")
     if asked.cards > 1:
         yield refusal("cards", "on one card")
+    if method.held_out:
+        yield refusal("held_out", "without a loss on examples that are held out")
     for kind in all_techniques():
         for name, field in kind.model_fields.items():
             if asked.parameters.get(name, field.default) != field.default:
@@ -78,10 +80,15 @@ SPEC = EngineSpec(
     abilities={
         "generate": Ability(
             function="workloads.engines.gaudi.generation:load",
+            tasks=("causal-lm",),
             refuse=_refuse_generation,
             settings=GaudiSettings,
         ),
-        "train": Ability(function="workloads.engines.gaudi.training:run", refuse=_refuse_training),
+        "train": Ability(
+            function="workloads.engines.gaudi.training:run",
+            tasks=("causal-lm",),
+            refuse=_refuse_training,
+        ),
         "calibrate": Ability(function="workloads.engines.gaudi.calibration:run"),
     },
     install="pip install 'nightgrid[hpu]' -c constraints-hpu.txt",
@@ -115,5 +122,6 @@ SPEC = EngineSpec(
         ),
     },
     calibrations={"fp8": "fp8-calibration"},
+    calibrated_apart=True,  # inference mode and the compressor's settings stay in a process
     warmup_passes=3,  # a shape is compiled, captured and replayed
 )

@@ -49,6 +49,7 @@ SPEC = EngineSpec(
     abilities={
         "generate": Ability(
             function="workloads.generation.transformers_engine:load",
+            tasks=("causal-lm", "seq2seq-lm"),
             refuse=_refuse_generation,
             settings=GenerationSettings,
         ),

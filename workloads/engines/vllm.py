@@ -13,7 +13,7 @@ SPEC = EngineSpec(
     name="vllm",
     summary="vLLM: continuous batching with paged attention.",
     devices=("cuda",),
-    abilities={"generate": Ability(function=LOADER)},
+    abilities={"generate": Ability(function=LOADER, tasks=("causal-lm",))},
     install="pip install vllm",
     packages=(VLLM,),
     own_loader=True,

@@ -11,7 +11,7 @@ SPEC = EngineSpec(
     name="vllm-gaudi",
     summary="vLLM with Habana's plugin.",
     devices=("hpu",),
-    abilities={"generate": Ability(function=LOADER, settings=GaudiSettings)},
+    abilities={"generate": Ability(function=LOADER, tasks=("causal-lm",), settings=GaudiSettings)},
     install="take an image that has it, or build vLLM for the empty platform and vllm-gaudi from "
     "their sources (no package index has the plugin)",
     packages=(VLLM, Package(name="vllm-gaudi", module="vllm_gaudi")),

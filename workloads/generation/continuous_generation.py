@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 from workloads.api import Item
 from workloads.errors import Unsupported
 from workloads.generation import continuous_batching
-from workloads.measure import Measured, Observation
+from workloads.generation.texts import Texts
+from workloads.measure import Observation
 from workloads.workloads.text_generation import TextGenerationParameters
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ class ContinuousGeneration:
         self._parameters = parameters
         self._clock = clock
         self._synchronize = synchronize
-        self._items: dict[int, list[Item]] = {}
+        self.texts = Texts(engine.decode, parameters.keep_texts)
 
     def run_batch(self, repeat: int, batch: int) -> Callable[[], Observation]:
         """Generate for all prompts; the returned function counts, when the clock has stopped."""
@@ -89,18 +90,15 @@ class ContinuousGeneration:
         items = []
         for index, prompt in enumerate(self._prompts):
             ids = generated.tokens[index]
-            keep = index < self._parameters.keep_texts
-            items.append(
-                Item(
-                    index=prompt.index,
-                    input_tokens=len(prompt.ids),
-                    output_tokens=len(ids),
-                    latency_s=token_times[index][-1] - admitted[index],
-                    ttft_s=token_times[index][0] - admitted[index],
-                    output_text=self._engine.decode(ids) if keep else None,
-                )
+            item = Item(
+                index=prompt.index,
+                input_tokens=len(prompt.ids),
+                output_tokens=len(ids),
+                latency_s=token_times[index][-1] - admitted[index],
+                ttft_s=token_times[index][0] - admitted[index],
             )
-        self._items[repeat] = items
+            self.texts.add(repeat, item, ids)
+            items.append(item)
         return Observation(
             items=len(items),
             input_tokens=sum(item.input_tokens for item in items),
@@ -109,7 +107,3 @@ class ContinuousGeneration:
             ttft_s=sum(item.ttft_s or 0.0 for item in items) / len(items),
             step_s=tuple(after - before for before, after in pairwise(steps)),
         )
-
-    def items(self, measured: Measured) -> tuple[Item, ...]:
-        """The prompts of the last complete repeat."""
-        return tuple(self._items.get(measured.representative_repeat, ()))

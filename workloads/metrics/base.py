@@ -51,6 +51,8 @@ class Metric:
     #: From which value on a row's output counts as equal to the plain path's; such a figure stands
     #: beside the row's speed. None: it is not about that.
     equal_from: float | None = None
+    #: Whether tables name it beside the throughput, as they do figures with ``equal_from``.
+    beside_speed: bool = False
     #: How the figures of the ranks of a gang become the row's.
     ranks: Literal["mean", "largest", "smallest", "sum"] = "mean"
     #: Derives the figure from raw samples; None where they do not tell. Without it the workload

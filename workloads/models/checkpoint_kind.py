@@ -31,6 +31,11 @@ def kind_of(config: Mapping[str, Any]) -> CheckpointKind:
     )
 
 
+def is_pipeline_index(content: Mapping[str, Any]) -> bool:
+    """Tell a model_index.json from a config.json: of its parts it names libraries and classes."""
+    return "_class_name" in content and isinstance(content.get("scheduler"), list)
+
+
 def kind_of_pipeline(index: Mapping[str, Any]) -> CheckpointKind:
     """The kind of a pipeline with this model_index.json."""
     return CheckpointKind(architecture=str(index.get("_class_name") or "unknown"), pipeline=True)

@@ -17,10 +17,12 @@ from typing import Any
 
 from workloads import files
 from workloads.errors import DataMissing
-from workloads.models.checkpoint_files import weight_files
+from workloads.models.checkpoint_files import read_pipeline_index, weight_files
+from workloads.models.checkpoint_kind import PIPELINE_INDEX
 
 DEADLINE_S = 4.0
 _TRUE = {"1", "true", "yes", "on"}
+_NO_CONFIG = "has no such model (or it has no config.json)"
 
 
 def offline() -> bool:
@@ -52,6 +54,8 @@ def cached_snapshot(model_id: str) -> Path | None:
     for name in names:
         snapshot = folder / "snapshots" / name
         try:
+            if _pipeline_is_whole(snapshot):
+                return snapshot
             if (snapshot / "config.json").is_file():
                 weight_files(snapshot)
                 return snapshot
@@ -60,8 +64,21 @@ def cached_snapshot(model_id: str) -> Path | None:
     return None
 
 
+def _pipeline_is_whole(snapshot: Path) -> bool:
+    """Tell if a directory has a pipeline's index, and weights of each model that it names."""
+    index = read_pipeline_index(snapshot)
+    if index is None:
+        return False
+    for part, of in index.items():
+        if isinstance(of, list) and of[-1] and (snapshot / part / "config.json").is_file():
+            found = [*(snapshot / part).glob("*.safetensors"), *(snapshot / part).glob("*.bin")]
+            if not found:
+                return False
+    return True
+
+
 def fetch_config(model_id: str) -> dict[str, Any]:
-    """config.json of a model on the hub.
+    """config.json of a model on the hub; of a pipeline of several models its model_index.json.
 
     Raises:
         DataMissing: the hub is not to be asked, not reachable in time, or does not have it.
@@ -71,9 +88,11 @@ def fetch_config(model_id: str) -> dict[str, Any]:
             f"{model_id} is not in the local cache ({cache_directory()}) and HF_HUB_OFFLINE is set"
         )
     endpoint = (os.environ.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")
-    outcome = configuration_at(
-        f"{endpoint}/{model_id}/resolve/main/config.json", os.environ.get("HF_TOKEN")
-    )
+    at, token = f"{endpoint}/{model_id}/resolve/main", os.environ.get("HF_TOKEN")
+    outcome = configuration_at(f"{at}/config.json", token)
+    if outcome == _NO_CONFIG:
+        pipeline = configuration_at(f"{at}/{PIPELINE_INDEX}", token)
+        outcome = outcome if isinstance(pipeline, str) else pipeline
     if isinstance(outcome, str):
         raise DataMissing(f"{model_id} is not in the local cache, and {endpoint} {outcome}")
     _fetched[model_id] = outcome
@@ -121,12 +140,13 @@ def _meaning(code: int) -> str:
     if code in (401, 403):
         return f"answers {code}: no such model, or it needs access (set HF_TOKEN)"
     if code == 404:
-        return "has no such model (or it has no config.json)"
+        return _NO_CONFIG
     return f"answers with HTTP {code}"
 
 
-def download(model_id: str, *, with_code: bool = False) -> Path:
-    """Fetch a model's snapshot into the hub's cache; its Python files only ``with_code``.
+def download(model_id: str, *, with_code: bool = False, pipeline: bool = False) -> Path:
+    """Fetch a model's snapshot into the hub's cache; its Python files only ``with_code``. Of a
+    ``pipeline`` only the files that it is loaded from: repositories have each model several times.
 
     Raises:
         DataMissing: it cannot be fetched; carries the client's words.
@@ -137,6 +157,10 @@ def download(model_id: str, *, with_code: bool = False) -> Path:
     if with_code:
         patterns.append("*.py")
     try:
+        if pipeline:
+            from diffusers import DiffusionPipeline
+
+            return Path(DiffusionPipeline.download(model_id))
         path = snapshot_download(model_id, allow_patterns=patterns)
         if not any(Path(path).glob("*.safetensors")):
             path = snapshot_download(model_id, allow_patterns=["*.bin"])

@@ -20,7 +20,7 @@ from workloads.models.checkpoint_files import architecture_of, read_config
 Layout = Literal["native", "original"]
 
 #: Raise when conversion or restoration write something else: it is in the cache's keys.
-_RECIPE = 1
+_RECIPE = 2
 
 _MODEL_FILES = (".json", ".model", ".safetensors", ".bin")
 

@@ -7,6 +7,8 @@ hub snapshots are used where they lie, unless the engine wants ChatGLM3 in its o
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ from typing import Any
 from workloads.cache import cached_directory
 from workloads.errors import BadConfiguration, DataMissing, Unsupported
 from workloads.models import hub, layouts, remote_code
-from workloads.models.catalog import TINY, ModelEntry, find_model
+from workloads.models.catalog import MADE, MINILM, ModelEntry, find_model
 from workloads.models.layouts import Layout
 from workloads.models.prompt import encode_prompt
 
@@ -23,6 +25,7 @@ __all__ = [
     "encode_prompt",
     "load_causal_model",
     "load_config",
+    "load_seq2seq_model",
     "load_tokenizer",
     "open_model",
 ]
@@ -30,7 +33,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSource:
-    """A model ready to load: ``AutoModelForCausalLM.from_pretrained(source.path, …)``."""
+    """A model ready to load: ``from_pretrained(source.path, …)`` of the task's class."""
 
     path: str
     tokenizer_path: str
@@ -39,7 +42,7 @@ class ModelSource:
     remote_code: bool = False  # whether the model's own Python files may be run
 
 
-def open_model(name: str, *, layout: Layout = "native") -> ModelSource:
+def open_model(name: str, *, layout: Layout = "native", weights: bool = True) -> ModelSource:
     """Make sure the model's directory exists, building, fetching or converting it if need be.
 
     Safe when several processes of a node ask at once.
@@ -47,12 +50,13 @@ def open_model(name: str, *, layout: Layout = "native") -> ModelSource:
     Args:
         name: as in ``catalog.find_model``.
         layout: which of ChatGLM3's two layouts the engine loads; other models have one.
+        weights: whether it must have them; else a configuration is enough.
 
     Raises:
         DataMissing: there is no such model, or it cannot be made or fetched.
         BadConfiguration: it is a ChatGLM that cannot be had in that layout.
     """
-    entry = find_model(name)
+    entry = find_model(name, weights=weights)
     own_code = remote_code.allowed(name)
     if entry.kind == "directory":
         path = Path(entry.location)
@@ -60,21 +64,25 @@ def open_model(name: str, *, layout: Layout = "native") -> ModelSource:
         path = (
             Path(entry.location)
             if entry.location != entry.name
-            else hub.download(entry.name, with_code=own_code)
+            else hub.download(entry.name, with_code=own_code, pipeline=entry.checkpoint.pipeline)
         )
-    elif entry.name == TINY:
-        from workloads.models import tiny_chatglm3
-
-        path = cached_directory(tiny_chatglm3.cache_key(), tiny_chatglm3.build)
+    elif entry.name in MADE:
+        maker = importlib.import_module(MADE[entry.name])
+        path = cached_directory(maker.cache_key(), maker.build)
+    elif entry.name == MINILM:
+        path = Path(entry.location)
     else:
         from workloads.models import smollm2
 
         file = Path(entry.location)
         path = cached_directory(smollm2.cache_key(file), lambda to: smollm2.build(file, to))
-    path = layouts.in_layout(path, layout)
+    tokenizer_path = path
+    if not entry.checkpoint.pipeline:
+        path = layouts.in_layout(path, layout)
+        tokenizer_path = layouts.tokenizer_directory(path)
     return ModelSource(
         path=str(path),
-        tokenizer_path=str(layouts.tokenizer_directory(path)),
+        tokenizer_path=str(tokenizer_path),
         random_weights=entry.random_weights,
         entry=entry,
         remote_code=own_code,
@@ -115,8 +123,19 @@ def load_causal_model(source: ModelSource, **arguments: Any) -> Any:
     """
     from transformers import AutoModelForCausalLM
 
+    return _load(AutoModelForCausalLM, "a causal language model", source, arguments)
+
+
+def load_seq2seq_model(source: ModelSource, **arguments: Any) -> Any:
+    """The model, a sequence-to-sequence model, with its weights; see ``load_causal_model``."""
+    from transformers import AutoModelForSeq2SeqLM
+
+    return _load(AutoModelForSeq2SeqLM, "a sequence-to-sequence model", source, arguments)
+
+
+def _load(loader: Any, title: str, source: ModelSource, arguments: Mapping[str, Any]) -> Any:
     try:
-        return AutoModelForCausalLM.from_pretrained(
+        return loader.from_pretrained(
             source.path, trust_remote_code=source.remote_code, weights_only=True, **arguments
         )
     except OSError as error:
@@ -130,7 +149,7 @@ def load_causal_model(source: ModelSource, **arguments: Any) -> Any:
             raise Unsupported(f"this model has no attention '{asked}': {text}") from error
         if "Unrecognized configuration class" in text:
             raise BadConfiguration(
-                f"the model in {source.path} is not a causal language model: {text.splitlines()[0]}"
+                f"the model in {source.path} is not {title}: {text.splitlines()[0]}"
             ) from error
         raise
 

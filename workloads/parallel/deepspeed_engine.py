@@ -36,12 +36,33 @@ def announce(device: str) -> None:
     os.environ["LOCAL_RANK"] = "0"
 
 
+#: DeepSpeed's choice of torch's algorithms, once it is imported.
+_deterministic: list[bool] = []
+
+
+def use_its_algorithms() -> bool:
+    """Put DeepSpeed's choice of torch's algorithms in force for this job; whether they are the
+    deterministic ones.
+
+    On Gaudi they are. DeepSpeed says so once in a process, when it is imported, and a worker puts
+    torch back after each job: without this the first job would compute otherwise than the next.
+    """
+    import torch
+
+    if not _deterministic:
+        importlib.import_module("deepspeed").accelerator.get_accelerator()
+        _deterministic.append(torch.are_deterministic_algorithms_enabled())
+    torch.use_deterministic_algorithms(_deterministic[0])
+    return _deterministic[0]
+
+
 def start(training: Training, config: Mapping[str, Any]) -> None:
     """Hand model and optimizer over to DeepSpeed.
 
     Raises:
         BadConfiguration: it does not see the gang as it is.
     """
+    deterministic = use_its_algorithms()
     deepspeed = importlib.import_module("deepspeed")
     with contextlib.suppress(AttributeError, KeyError):
         # Shared memory between processes of a CPU: would be compiled, and gloo does as well.
@@ -88,4 +109,5 @@ def start(training: Training, config: Mapping[str, Any]) -> None:
         parameters = training.trainable()
         training.gathered = lambda: deepspeed.zero.GatheredParameters(parameters)
     training.details["deepspeed_config"] = json.dumps(config, sort_keys=True)
+    training.details["deterministic_algorithms"] = str(deterministic).lower()
     training.details["deepspeed"] = str(deepspeed.__version__)

@@ -9,27 +9,38 @@ pairs it with the task that takes the checkpoint, or refuses the job.
 Functions are named, not imported, since the plan asks and has no torch:
 
     load           (source, **arguments) -> model
-    encode         (examples, count, tokenizer, source, max_length) -> samples
-    collate        (samples, pad_token_id, to_length=None) -> Inputs
+    encode         (examples, count, SampleFormat) -> Encoded
+    collate        (samples, SampleFormat, fixed=False) -> Inputs; ``fixed``: all of one shape
     loss           (logits, labels, kept) -> summed loss of the labelled positions
 
-Techniques ask for further ones, which a task may lack; a job that needs one ends UNSUPPORTED:
+A task may have further ones:
+
+    make           (source, vocabulary, **arguments) -> model with fresh weights
+    arrange        (samples, global batch) -> positions of each batch's samples; else in order
+    draw           (samples, SampleFormat, step) -> a global batch as that step meets it (masked)
+    generator      (request, positions, parts) -> GenerationEngine of transformers' generate
+    flops          (model, samples) -> operations of a training step, per token
+
+Techniques ask for some, which a task may lack; a job that needs one ends UNSUPPORTED:
 
     positions      (labels) -> the positions whose logits the loss needs
-    pack           (samples, pad_token_id, max_length) -> Inputs of several samples a row
+    pack           (samples, SampleFormat) -> Inputs of several samples a row
     check_packing  (model, device); raises if packed samples meet in this model
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from workloads.errors import Unsupported
 from workloads.metrics import Metric
 from workloads.models.checkpoint_kind import CheckpointKind
+
+if TYPE_CHECKING:
+    from workloads.refusal import Asked, Refusal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +57,12 @@ class TaskSpec:
     pipeline: bool = False  # whether it takes directories of several models
     functions: Mapping[str, str] = field(default_factory=dict)  # "module:function", by name
     metrics: tuple[Metric, ...] = ()
+    #: Settings of workloads that only tasks which name them have; refused with others' models.
+    settings: frozenset[str] = frozenset()
+    #: What speaks against a job with such a model; pure, the plan asks.
+    refuse: Callable[[Asked, CheckpointKind], Iterable[Refusal]] | None = None
+    #: Arguments of every forward pass in training, beside a batch's tensors.
+    forward: Mapping[str, Any] = field(default_factory=dict)
 
     def takes(self, kind: CheckpointKind) -> bool:
         """Tell if a checkpoint is of this kind."""

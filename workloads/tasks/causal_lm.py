@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from workloads.metrics import Metric
 from workloads.tasks.base import TaskSpec
+from workloads.training_metrics import LOSSES
 
 SPEC = TaskSpec(
     name="causal-lm",
@@ -12,25 +13,16 @@ SPEC = TaskSpec(
     model_types=frozenset({"chatglm", "glm", "gpt2", "gpt_neox", "llama", "mistral", "qwen2"}),
     functions={
         "load": "workloads.models.loading:load_causal_model",
-        "encode": "workloads.training.samples:encode_samples",
-        "collate": "workloads.training.rows:padded",
+        "encode": "workloads.training.samples:encode",
+        "collate": "workloads.training.rows:collate",
         "loss": "workloads.training.losses:next_token_loss",
         "positions": "workloads.training.losses:next_token_positions",
-        "pack": "workloads.training.rows:packed",
+        "pack": "workloads.training.rows:pack",
         "check_packing": "workloads.training.rows:check_packing",
     },
+    forward={"use_cache": False},
     metrics=(
-        Metric(
-            name="first_batch_loss_before",
-            title="loss before",
-            description="Loss on the first batch before training.",
-        ),
-        Metric(
-            name="first_batch_loss_after",
-            title="loss after",
-            description="Loss on the first batch after the last step.",
-            better="lower",
-        ),
+        *LOSSES,
         Metric(
             name="converted_loss",
             title="loss when converted",

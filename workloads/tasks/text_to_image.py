@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+from workloads.images.metrics import METRICS
 from workloads.tasks.base import TaskSpec
 
-SPEC = TaskSpec(name="text-to-image", title="a text-to-image pipeline", pipeline=True)
+SPEC = TaskSpec(
+    name="text-to-image",
+    title="a text-to-image pipeline",
+    pipeline=True,
+    functions={"load": "workloads.images.loading:load_pipeline"},
+    metrics=METRICS,
+)

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from workloads.parallel.layout import Layout
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from workloads.devices.base import Device
     from workloads.parallel.exchange import Exchange
     from workloads.tasks.base import TaskSpec
-    from workloads.training.samples import TrainingSample
+    from workloads.training.samples import Learnable, SampleFormat
 
 
 @dataclass(slots=True, kw_only=True)
@@ -45,10 +45,11 @@ class Loading:
     """Arguments with which model and tokenizer will be loaded."""
 
     device: Device
-    model_arguments: dict[str, Any]  # of ``AutoModelForCausalLM.from_pretrained``
+    model_arguments: dict[str, Any]  # of ``from_pretrained``
     tokenizer_arguments: dict[str, Any]  # of ``AutoTokenizer.from_pretrained``
     #: Given model and tokenizer as loaded: whether they are what was asked for.
     checks: list[Callable[[Any, Any], None]] = field(default_factory=list)
+    fresh: bool = False  # not to load weights, but to draw them
     details: dict[str, str] = field(default_factory=dict)  # for the row
     ending: ExitStack = field(default_factory=ExitStack)
 
@@ -58,19 +59,26 @@ class Inputs:
     """The tensors of one micro-batch, each [rows, positions]."""
 
     input_ids: torch.Tensor
-    labels: torch.Tensor  # -100 where nothing is learned; not shifted
+    labels: torch.Tensor  # -100 where nothing is learned; the task's loss says if it shifts them
     attention_mask: torch.Tensor | None = None
     position_ids: torch.Tensor | None = None
+    decoder_input_ids: torch.Tensor | None = None  # of models with an encoder and a decoder
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Those that there are, by name."""
-        named = {
-            "input_ids": self.input_ids,
-            "labels": self.labels,
-            "attention_mask": self.attention_mask,
-            "position_ids": self.position_ids,
-        }
+        named = {each.name: getattr(self, each.name) for each in fields(self)}
         return {name: tensor for name, tensor in named.items() if tensor is not None}
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Rows, their positions, and those of the decoder's rows where there are such."""
+        decoder = self.decoder_input_ids
+        return (*self.input_ids.shape, *(() if decoder is None else decoder.shape[1:]))
+
+    @property
+    def positions(self) -> int:
+        """Positions that a card works on, padding included."""
+        return self.shape[0] * sum(self.shape[1:])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +96,7 @@ class StepBatch:
     @property
     def shape(self) -> tuple[tuple[int, ...], ...]:
         """Rows and positions of each micro-batch."""
-        return tuple(tuple(inputs.input_ids.shape) for inputs in self.micro_batches)
+        return tuple(inputs.shape for inputs in self.micro_batches)
 
     def pin_memory(self) -> StepBatch:
         """The same in page-locked memory, from which a card copies without the host's help; the
@@ -106,19 +114,20 @@ class DataPlan:
 
     device: Device
     task: TaskSpec  # of the model: what its samples are like
-    pad_token_id: int
-    max_length: int  # tokens of the longest sample there can be
+    form: SampleFormat
     batch_size: int  # samples of one card in one optimizer step
     cards: int  # that share a batch
     #: Samples and samples per global batch -> positions of the samples of each global batch, in
     #: the order of steps; gone through again when there are more steps. The same on all ranks.
-    arrange: Callable[[Sequence[TrainingSample], int], list[list[int]]]
+    arrange: Callable[[Sequence[Learnable], int], list[list[int]]]
     #: Samples of a micro-batch -> tensors on the host.
-    collate: Callable[[Sequence[TrainingSample]], Inputs]
+    collate: Callable[[Sequence[Learnable]], Inputs]
     #: Number of the step -> its batch on the host. Replaced by what reads ahead.
     feed: Callable[[Callable[[int], StepBatch]], Iterator[StepBatch]]
     #: A micro-batch on the host -> the same on the card.
     move: Callable[[Inputs], Inputs]
+    #: Samples of a global batch and the number of the step -> the same as that step meets them.
+    draw: Callable[[Sequence[Learnable], int], Sequence[Learnable]] = lambda samples, step: samples
     micro_batches: int = 1  # forward and backward passes per optimizer step
     counted: bool = True  # False where another rank counts the same samples
     details: dict[str, str] = field(default_factory=dict)  # for the row
@@ -154,8 +163,13 @@ class Training:
     loss: Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
     #: The loss of a micro-batch -> its gradients, added to those there are.
     backward: Callable[[torch.Tensor], None]
+    #: Called when all gradients of a step are there, as they are (without a scale), before
+    #: ``update`` applies them.
+    before_update: list[Callable[[], None]] = field(default_factory=list)
     #: Applies the gradients and clears them.
     update: Callable[[], None]
+    steps: int = 1  # optimizer steps of the job, warm-up included
+    max_gradient_norm: float | None = None  # to which gradients are clipped
     details: dict[str, str] = field(default_factory=dict)  # for the row
     layout: Layout = field(default_factory=lambda: Layout(rank=0, world_size=1))
     batch_size: int = 1  # samples of one card in one optimizer step
@@ -189,6 +203,8 @@ class Technique(WorkloadParameters):
     title: ClassVar[str]
     #: Among all techniques, which act at each point in ascending order; ours are 10 to 160.
     order: ClassVar[int] = 1000
+    #: Functions of a task (``workloads/tasks``) without which it has nothing to act on.
+    needs: ClassVar[tuple[str, ...]] = ()
 
     def refusals(self, asked: Asked) -> Iterable[Refusal]:
         """Objections to this technique, as it is set, in this job. Pure; no torch."""

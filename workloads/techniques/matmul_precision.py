@@ -10,12 +10,15 @@ anything depends on the card, so it is tried out on the spot.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from workloads.errors import Unsupported
 from workloads.refusal import Asked, Refusal
 from workloads.settings import setting
 from workloads.techniques.base import Technique, Training
+
+if TYPE_CHECKING:
+    from workloads.devices.base import Device
 
 #: Of sums in fp32 in another order; TF32 and bf16 lie far above.
 _ROUNDING = 1e-5
@@ -61,26 +64,32 @@ class MatmulPrecision(Technique):
             )
 
     def on_model(self, training: Training) -> None:
-        if self.matmul_precision == "highest":
-            return
-        import torch
+        if self.matmul_precision != "highest":
+            found = in_force(self.matmul_precision, training.device)
+            training.details["matmul_precision"] = found
 
-        numbers = torch.Generator().manual_seed(0)
-        left, right = (torch.randn(256, 256, generator=numbers) for _ in range(2))
-        card = training.device.torch_device
-        left, right = left.to(card), right.to(card)
-        exact = left @ right
-        torch.set_float32_matmul_precision(self.matmul_precision)  # undone after the job
-        error = float((left @ right - exact).abs().max() / exact.abs().max())
-        if error < _ROUNDING:
-            raise Unsupported(
-                f"matmul_precision {self.matmul_precision} changes nothing on "
-                f"{training.device.device_name()}: its fp32 products stay as exact as they were "
-                f"(relative error {error:.1e})"
-            )
-        training.details["matmul_precision"] = (
-            f"{self.matmul_precision}, relative error {error:.1e}"
+
+def in_force(precision: str, device: Device) -> str:
+    """Put a precision in force until the job ends; what it does here, for the row.
+
+    Raises:
+        Unsupported: the card computes as before.
+    """
+    import torch
+
+    numbers = torch.Generator().manual_seed(0)
+    left, right = (torch.randn(256, 256, generator=numbers) for _ in range(2))
+    card = device.torch_device
+    left, right = left.to(card), right.to(card)
+    exact = left @ right
+    torch.set_float32_matmul_precision(precision)  # undone after the job
+    error = float((left @ right - exact).abs().max() / exact.abs().max())
+    if error < _ROUNDING:
+        raise Unsupported(
+            f"matmul_precision {precision} changes nothing on {device.device_name()}: its fp32 "
+            f"products stay as exact as they were (relative error {error:.1e})"
         )
+    return f"{precision}, relative error {error:.1e}"
 
 
 SPEC = MatmulPrecision

@@ -17,7 +17,7 @@ from workloads.refusal import Asked, Refusal
 from workloads.settings import setting
 from workloads.techniques.base import DataPlan, Technique, Training
 from workloads.training import rows
-from workloads.training.samples import TrainingSample
+from workloads.training.samples import Learnable
 
 
 class Padding(Technique):
@@ -26,6 +26,7 @@ class Padding(Technique):
     name: ClassVar[str] = "padding"
     title: ClassVar[str] = "padding"
     order: ClassVar[int] = 20
+    needs: ClassVar[tuple[str, ...]] = ("pack",)
 
     padding: Literal["dynamic", "fixed", "uniform-length", "packing"] = setting(
         "dynamic",
@@ -63,13 +64,12 @@ class Padding(Technique):
             )
 
     def on_data(self, data: DataPlan) -> None:
-        pad, longest = data.pad_token_id, data.max_length
         if self.padding == "fixed":
             collate = data.task.function("collate")
-            data.collate = lambda samples: collate(samples, pad, to_length=longest)
+            data.collate = lambda samples: collate(samples, data.form, fixed=True)
         elif self.padding == "packing":
             pack = data.task.function("pack")
-            data.collate = lambda samples: pack(samples, pad, longest)
+            data.collate = lambda samples: pack(samples, data.form)
         elif self.padding == "uniform-length":
             data.arrange = self._by_length
 
@@ -99,7 +99,7 @@ class Padding(Technique):
                 unsupported=True,
             )
 
-    def _by_length(self, samples: Sequence[TrainingSample], batch: int) -> list[list[int]]:
+    def _by_length(self, samples: Sequence[Learnable], batch: int) -> list[list[int]]:
         return rows.uniform_length(samples, batch, self.length_window)
 
     def on_model(self, training: Training) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ from workloads.models.loading import (
 )
 from workloads.tasks.base import TaskSpec
 from workloads.techniques.base import Loading
+from workloads.training.samples import SampleFormat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +30,17 @@ class BaseModel:
     pad_token_id: int
     context_length: int | None
     task: TaskSpec
+
+    def format(self, parameters: Mapping[str, Any]) -> SampleFormat:
+        """The way in which a job's examples become its samples."""
+        return SampleFormat(
+            tokenizer=self.tokenizer,
+            source=self.source,
+            config=self.model.config,
+            parameters=parameters,
+            pad_token_id=self.pad_token_id,
+            context_length=self.context_length,
+        )
 
 
 def load_base(workload: str, name: str, precision: str, loading: Loading) -> BaseModel:
@@ -45,16 +58,21 @@ def load_base(workload: str, name: str, precision: str, loading: Loading) -> Bas
     lacking = device.lacks(precision)
     if lacking:
         raise Unsupported(f"{precision}: {lacking}")
-    source = open_model(name)
+    source = open_model(name, weights=not loading.fresh)
     task = registry.task_for(workload, source.entry)
     weights.check_shapes(load_config(source), precision, device.name)
-    model = task.function("load")(source, **loading.model_arguments)
+    tokenizer = load_tokenizer(source, **loading.tokenizer_arguments)
+    if loading.fresh:
+        model = task.function("make")(source, len(tokenizer), **loading.model_arguments)
+    else:
+        model = task.function("load")(source, **loading.model_arguments)
     if "device_map" not in loading.model_arguments:
         model.to(device.torch_device)
     precisions.finish_loading(model, precision, device.name)
-    tokenizer = load_tokenizer(source, **loading.tokenizer_arguments)
     for check in loading.checks:
         check(model, tokenizer)
+    if new := getattr(model, "new_weights", ()):
+        loading.details["new_weights"] = ", ".join(new)
     pad = getattr(tokenizer, "pad_token_id", None)
     return BaseModel(
         model=model,

@@ -23,13 +23,14 @@ from workloads.errors import BadConfiguration
 from workloads.finetuning_method import MethodParameters, method_for
 from workloads.measure import Measured, instruments_of, measure
 from workloads.parallel.layout import Layout, tensor_size
+from workloads.tasks.base import TaskSpec
 from workloads.techniques import chosen
 from workloads.techniques.base import DataPlan, Loading, StepBatch, Technique, Training
 from workloads.techniques.optimizers import state_bytes
-from workloads.training import adapters, methods
+from workloads.training import adapters, held_out, methods
 from workloads.training.base_model import BaseModel, load_base
-from workloads.training.flops import train_flops_per_token
-from workloads.training.samples import TrainingSample
+from workloads.training.flops import flops_per_token
+from workloads.training.samples import Encoded, Learnable, SampleFormat
 from workloads.training.step import Steps, batch_maker, plan_data
 from workloads.warmup import WarmupPlan, repeated_if_compiled
 from workloads.weights import held_bytes
@@ -46,6 +47,16 @@ class _Loaded:
     details: dict[str, str]  # of what was loaded, for the row
     load_s: float
     baseline_host_memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Samples:
+    """Samples of a dataset, and how long tokenizing those took that are trained on."""
+
+    encoded: Encoded
+    held_out: Sequence[Learnable]
+    tokenization_s: float
+    dataset: Dataset
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,20 +89,19 @@ def _run(request: Request, context: JobContext, ending: contextlib.ExitStack) ->
         world_size=context.world_size,
         tensor=tensor_size(parameters, context.world_size),
     )
-    samples, tokenization_s, dataset = _samples(request, context, method, loaded.base, layout)
-    data = plan_data(
-        context.device,
-        loaded.base.pad_token_id,
-        method.max_length,
-        request.batch_size,
-        layout,
-        loaded.base.task,
-    )
+    form = loaded.base.format(request.parameters)
+    source = _samples(request, context, method, loaded.base.task, form, layout)
+    data = plan_data(context.device, form, request.batch_size, layout, loaded.base.task)
     data.ending = ending
     for technique in techniques:
         technique.on_data(data)
-    training, whole = _training(request, context, method, techniques, loaded, layout, data)
-    make = batch_maker(data, samples, layout.data_rank)
+    # Ranks that share a batch drop out each its own; those that split matrices drop out together.
+    seed = layout.data_rank
+    context.device.seed(seed)
+    training, whole = _training(
+        request, context, method, techniques, loaded, layout, data, source.encoded.samples
+    )
+    make = batch_maker(data, source.encoded.samples, layout.data_rank)
     steps = Steps(training, techniques, data, data.feed(make))
     for technique in techniques:
         technique.before_steps(training, lambda step: steps.rehearse(make(step)))
@@ -100,14 +110,15 @@ def _run(request: Request, context: JobContext, ending: contextlib.ExitStack) ->
     if context.world_size > 1:
         training.details["weight_bytes_per_card"] = str(held_bytes(training.model))
     with HostMemoryPeak() as host_memory:
-        measured = _measure(steps, make, method, request, context)
+        measured = _measure(steps, make, method, request, context, seed)
     peak_device_memory_bytes = context.device.peak_memory_bytes()
     for technique in techniques:
         technique.after_steps(training)
     details = {
         **loaded.details,
         **data.details,
-        "learned": dataset.learned,
+        "learned": source.dataset.learned,
+        **source.encoded.details,
         **training.details,
         "optimizer_state_bytes": str(state_bytes(training.optimizer)),
         **measured.details,
@@ -116,6 +127,10 @@ def _run(request: Request, context: JobContext, ending: contextlib.ExitStack) ->
     metrics, flag = _losses(measured.samples, context.collective.gather, steps.evaluate(make(0)))
     details |= flag
     if not request.probe:
+        if source.held_out:
+            metrics["held_out_loss"] = held_out.loss(
+                steps, training, data, source.held_out, context.collective.gather
+            )
         kept, converted = _finish(request, context, method, training, steps, make)
         details |= kept
         metrics |= converted
@@ -129,12 +144,12 @@ def _run(request: Request, context: JobContext, ending: contextlib.ExitStack) ->
         parameter_count=loaded.applied.weights.parameter_count,
         trainable_parameter_count=whole.trainable,
         train_flops_per_token=whole.flops_per_token,
-        tokenization_s=tokenization_s,
+        tokenization_s=source.tokenization_s,
         baseline_host_memory_bytes=loaded.baseline_host_memory_bytes,
         peak_host_memory_bytes=host_memory.bytes,
         peak_device_memory_bytes=peak_device_memory_bytes,
         random_weights=loaded.base.source.random_weights,
-        synthetic_data=dataset.synthetic,
+        synthetic_data=source.dataset.synthetic,
         precision_detail=loaded.applied.detail,
         metrics=metrics,
         details=details,
@@ -159,6 +174,7 @@ def _load(
         device=device,
         model_arguments=methods.loading_arguments(method.method, request.precision, device),
         tokenizer_arguments={},
+        fresh=request.parameters.get("initial_weights") == "fresh",
         ending=ending,
     )
     for technique in techniques:
@@ -188,24 +204,32 @@ def _samples(
     request: Request,
     context: JobContext,
     method: MethodParameters,
-    base: BaseModel,
+    task: TaskSpec,
+    form: SampleFormat,
     layout: Layout,
-) -> tuple[list[TrainingSample], float, Dataset]:
-    """All samples, how long tokenizing them took, and the dataset."""
-    room = base.context_length
-    if room is not None and method.max_length > room:
-        raise BadConfiguration(
-            f"max_length is {method.max_length}, the model was made for {room} positions"
-        )
+) -> _Samples:
+    """The samples to train on, and those that are held out."""
     dataset = load_dataset(request.dataset, method.reading())
     count = max(method.samples, request.batch_size * layout.data_size)
+    examples, held = held_out.split(dataset.examples, method.held_out, request.dataset)
+    encode = task.function("encode")
     began = context.clock()
-    encode = base.task.function("encode")
-    samples = encode(dataset.examples, count, base.tokenizer, base.source, method.max_length)
+    encoded: Encoded = encode(examples, count, form)
+    at_once = request.batch_size * layout.data_size
+    if len(encoded.samples) < at_once and not request.probe:
+        raise BadConfiguration(
+            f"{request.dataset} gives {len(encoded.samples)} samples, and one step takes {at_once} "
+            f"(batch_size {request.batch_size} on {layout.data_size} cards)"
+        )
     if request.probe:  # the longest samples decide whether a batch fits
-        samples = sorted(samples, key=lambda sample: -len(sample.ids))
-        samples = samples[: request.batch_size * layout.data_size]
-    return samples, context.clock() - began, dataset
+        longest = sorted(encoded.samples, key=lambda sample: -sample.tokens)
+        encoded = dataclasses.replace(encoded, samples=longest[:at_once])
+    return _Samples(
+        encoded=encoded,
+        tokenization_s=context.clock() - began,
+        held_out=encode(held, len(held), form).samples if held else (),
+        dataset=dataset,
+    )
 
 
 def _training(
@@ -216,6 +240,7 @@ def _training(
     loaded: _Loaded,
     layout: Layout,
     data: DataPlan,
+    samples: Sequence[Learnable],
 ) -> tuple[Training, _Whole]:
     """The model with everything that the techniques do to it, and its optimizer."""
     import torch
@@ -223,6 +248,8 @@ def _training(
     rate = methods.learning_rate(method)
 
     def update() -> None:
+        for act in training.before_update:
+            act()
         training.optimizer.step()
         training.optimizer.zero_grad(set_to_none=True)
 
@@ -241,6 +268,7 @@ def _training(
         loss=loaded.base.task.function("loss"),
         backward=lambda loss: loss.backward(),
         update=update,
+        steps=request.measure.warmup + method.steps,
         enter_phase=context.enter_phase,
         ending=data.ending,
         details={
@@ -256,7 +284,7 @@ def _training(
     if not training.trainable():
         raise BadConfiguration("nothing is left to train: everything is frozen")
     whole = _Whole(
-        flops_per_token=train_flops_per_token(training.model),
+        flops_per_token=flops_per_token(training.task, training.model, samples),
         trainable=sum(parameter.numel() for parameter in training.trainable()),
     )
     for technique in techniques:
@@ -273,6 +301,7 @@ def _measure(
     method: MethodParameters,
     request: Request,
     context: JobContext,
+    seed: int,
 ) -> Measured:
     """Rehearsals and warm-up steps, then exactly the steps asked for unless the time is up.
 
@@ -284,7 +313,7 @@ def _measure(
 
     def rehearse(number: int) -> None:
         steps.rehearse(make(timed[number]))
-        context.device.seed(0)
+        context.device.seed(seed)
 
     once = dataclasses.replace(
         settings,

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from workloads.errors import Unsupported
-from workloads.training.samples import NOT_LEARNED, TrainingSample
+from workloads.training.samples import NOT_LEARNED, Learnable, SampleFormat, TrainingSample
 
 if TYPE_CHECKING:
     import torch
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from workloads.techniques.base import Inputs
 
 
-def in_order(samples: Sequence[TrainingSample], batch: int) -> list[list[int]]:
+def in_order(samples: Sequence[Learnable], batch: int) -> list[list[int]]:
     """Batches of positions in the order of the data; the last is filled from the start."""
     return _in_batches(range(len(samples)), batch)
 
 
-def uniform_length(samples: Sequence[TrainingSample], batch: int, window: int) -> list[list[int]]:
+def uniform_length(samples: Sequence[Learnable], batch: int, window: int) -> list[list[int]]:
     """Batches of like length: sorted by length within windows of ``window`` batches each.
 
     The batches of a window come in a fixed order that is not by length, so that training does not
@@ -34,7 +34,7 @@ def uniform_length(samples: Sequence[TrainingSample], batch: int, window: int) -
     batches = []
     for start in range(0, len(samples), batch * window):
         here = range(start, min(start + batch * window, len(samples)))
-        by_length = sorted(here, key=lambda position: (len(samples[position].ids), position))
+        by_length = sorted(here, key=lambda position: (samples[position].tokens, position))
         batches += _spread(_in_batches(by_length, batch))
     return batches
 
@@ -56,6 +56,16 @@ def _in_batches(positions: Sequence[int], batch: int) -> list[list[int]]:
     whole = -(-len(positions) // batch) * batch
     filled = [positions[index % len(positions)] for index in range(whole)]
     return [filled[start : start + batch] for start in range(0, whole, batch)]
+
+
+def collate(samples: Sequence[TrainingSample], form: SampleFormat, fixed: bool = False) -> Inputs:
+    """One sample a row, padded to the longest, or to ``max_length`` if that is ``fixed``."""
+    return padded(samples, form.pad_token_id, form.max_length if fixed else None)
+
+
+def pack(samples: Sequence[TrainingSample], form: SampleFormat) -> Inputs:
+    """Several samples a row, of at most ``max_length``."""
+    return packed(samples, form.pad_token_id, form.max_length)
 
 
 def padded(

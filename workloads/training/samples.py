@@ -7,11 +7,12 @@ example without an answer is plain text, of which everything but the first token
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
+from workloads.errors import BadConfiguration
 from workloads.models.prompt import encode_answer, encode_prompt
 
 if TYPE_CHECKING:
@@ -20,6 +21,55 @@ if TYPE_CHECKING:
 
 #: The label of a position that is not learned, by convention of torch's cross entropy.
 NOT_LEARNED = -100
+
+
+class Learnable(Protocol):
+    """A training sample of any task."""
+
+    @property
+    def tokens(self) -> int:
+        """Number of its tokens, all that the model reads of it."""
+
+    @property
+    def learned_tokens(self) -> int:
+        """Number of positions that have a label."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleFormat:
+    """All that decides how examples become samples, and samples tensors."""
+
+    tokenizer: Any
+    source: ModelSource
+    config: Any  # the model's
+    parameters: Mapping[str, Any]  # the workload's own
+    pad_token_id: int
+    context_length: int | None  # positions that the model was made for; None: it does not say
+
+    @property
+    def max_length(self) -> int:
+        """Most tokens of a sample."""
+        return int(self.parameters["max_length"])
+
+    def check_length(self, setting: str, wanted: int) -> None:
+        """Make sure that the model has positions for samples of this length.
+
+        Raises:
+            BadConfiguration: it has fewer.
+        """
+        room = self.context_length
+        if room is not None and wanted > room:
+            raise BadConfiguration(
+                f"{setting} is {wanted}, the model was made for {room} positions"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Encoded:
+    """Samples in the order of the data, and what the row says of how they were made."""
+
+    samples: Sequence[Learnable]
+    details: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -35,9 +85,21 @@ class TrainingSample:
         return [NOT_LEARNED] * self.prompt_tokens + list(self.ids[self.prompt_tokens :])
 
     @property
+    def tokens(self) -> int:
+        """Number of its tokens."""
+        return len(self.ids)
+
+    @property
     def learned_tokens(self) -> int:
         """Number of positions that have a label."""
         return len(self.ids) - self.prompt_tokens
+
+
+def encode(examples: Sequence[Example], count: int, form: SampleFormat) -> Encoded:
+    """The first ``count`` examples as samples of a causal language model."""
+    form.check_length("max_length", form.max_length)
+    made = encode_samples(examples, count, form.tokenizer, form.source, form.max_length)
+    return Encoded(samples=made)
 
 
 def encode_samples(

@@ -16,7 +16,7 @@ from workloads.measure import Observation
 from workloads.parallel.layout import Layout
 from workloads.techniques.base import DataPlan, Inputs, StepBatch, Technique, Training
 from workloads.training import rows
-from workloads.training.samples import TrainingSample
+from workloads.training.samples import Learnable, SampleFormat
 
 if TYPE_CHECKING:
     import torch
@@ -26,16 +26,12 @@ if TYPE_CHECKING:
 
 
 def plan_data(
-    device: Device,
-    pad_token_id: int,
-    max_length: int,
-    batch_size: int,
-    layout: Layout,
-    task: TaskSpec,
+    device: Device, form: SampleFormat, batch_size: int, layout: Layout, task: TaskSpec
 ) -> DataPlan:
     """Batches as they are without any technique: in order, read in turn, collated by the task."""
 
     collate = task.function("collate")
+    draw = task.function("draw") if "draw" in task.functions else None
 
     def move(inputs: Inputs) -> Inputs:
         moved = {name: t.to(device.torch_device) for name, t in inputs.tensors().items()}
@@ -44,20 +40,20 @@ def plan_data(
     return DataPlan(
         device=device,
         task=task,
-        pad_token_id=pad_token_id,
-        max_length=max_length,
+        form=form,
         batch_size=batch_size,
         cards=layout.data_size,
         counted=layout.counts,
-        arrange=rows.in_order,
-        collate=lambda samples: collate(samples, pad_token_id),
+        arrange=task.function("arrange") if "arrange" in task.functions else rows.in_order,
+        collate=lambda samples: collate(samples, form),
+        draw=lambda samples, step: samples if draw is None else draw(samples, form, step),
         feed=lambda make: map(make, itertools.count()),
         move=move,
     )
 
 
 def batch_maker(
-    data: DataPlan, samples: Sequence[TrainingSample], rank: int
+    data: DataPlan, samples: Sequence[Learnable], rank: int
 ) -> Callable[[int], StepBatch]:
     """Number of the step -> this rank's batch on the host.
 
@@ -66,7 +62,7 @@ def batch_maker(
     batches = data.arrange(samples, data.batch_size * data.cards)
 
     def make(step: int) -> StepBatch:
-        everywhere = [samples[index] for index in batches[step % len(batches)]]
+        everywhere = data.draw([samples[index] for index in batches[step % len(batches)]], step)
         mine = everywhere[rank :: data.cards]
         size = len(mine) // data.micro_batches
         parts = [mine[start : start + size] for start in range(0, len(mine), size)]
@@ -74,8 +70,8 @@ def batch_maker(
         return StepBatch(
             micro_batches=micro_batches,
             items=len(mine),
-            real_tokens=sum(len(sample.ids) for sample in mine),
-            computed_tokens=sum(int(inputs.input_ids.numel()) for inputs in micro_batches),
+            real_tokens=sum(sample.tokens for sample in mine),
+            computed_tokens=sum(inputs.positions for inputs in micro_batches),
             # At least 1: where nothing is to be learned the loss is 0 and not 0 / 0.
             loss_tokens=max(sum(s.learned_tokens for s in everywhere), 1) / data.cards,
         )
@@ -171,11 +167,13 @@ class Steps:
         arguments = inputs.tensors()
         labels = arguments.pop("labels")
         kept = self._training.positions(labels)
-        more = {} if kept is None else {"logits_to_keep": kept}
+        more = {**self._training.task.forward}
+        if kept is not None:
+            more["logits_to_keep"] = kept
         with contextlib.ExitStack() as around:
             for enter in self._training.around_forward:
                 around.enter_context(enter())
-            logits = self._training.called(**arguments, **more, use_cache=False).logits
+            logits = self._training.called(**arguments, **more).logits
         return self._training.loss(logits, labels, kept)
 
     def evaluate(self, step: StepBatch) -> float:

@@ -35,6 +35,10 @@ class WorkloadSpec:
     ability: str | None = None
     #: The kinds of models that it runs (``workloads/tasks``); none: it looks at no model.
     tasks: tuple[str, ...] = ()
+    #: The dataset of a job whose grid names none; "": that of all jobs (``domain/job_fields``).
+    dataset: str = ""
+    #: Whether it can begin with fresh weights, so that a model may be a configuration alone.
+    fresh_weights: bool = False
     #: What its throughput counts; None: generated tokens where there are any, else samples.
     throughput: Throughput | None = None
     #: Figures of its own, beside those of its tasks.
@@ -42,6 +46,8 @@ class WorkloadSpec:
     #: What speaks against a job, beside its engine and its model; pure and without torch, since
     #: the plan asks. None: nothing does.
     refuse: Callable[[Asked], Sequence[Refusal]] | None = None
+    #: Whether plans add such jobs by themselves; then nobody is told to write it.
+    implied: bool = False
     #: Settings that an earlier version had here and an engine or a device has now, with the value
     #: that stands in the ids of jobs that do not have them any more.
     moved: Mapping[str, Value] = field(default_factory=dict)

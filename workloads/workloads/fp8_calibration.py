@@ -37,4 +37,5 @@ SPEC = WorkloadSpec(
     ability="calibrate",
     tasks=("causal-lm",),
     throughput=TOKENS,
+    implied=True,
 )

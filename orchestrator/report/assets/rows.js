@@ -104,6 +104,8 @@ if (rowsTable) {
       inner.append(make("h4", {}, get("random", row) ? "First outputs (random weights: they mean nothing)" : "First outputs"));
       outputs.split("\x1e").forEach((text) => inner.append(make("pre", { tabindex: "0" }, text || "(empty)")));
     }
+    const image = document.querySelector(`.gallery img[data-job="${CSS.escape(get("job_id", row))}"]`);
+    if (image) inner.append(make("h4", {}, "First image"), image.cloneNode());
     return make("tr", { class: "more" }, make("td", { colspan: fields.length }, inner));
   };
   const paint = () => {

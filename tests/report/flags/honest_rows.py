@@ -84,6 +84,11 @@ def honest_rows(draw: st.DrawFn) -> Measurement:
                                 latency_s=first_s + math.fsum(steps[: count - 1]),
                                 ttft_s=first_s,
                                 output_text="x" * count,
+                                output_ids=(
+                                    (*range(10, 9 + count), 2 if count < most else 5)
+                                    if n < 2
+                                    else None
+                                ),
                             ),
                         )
                         for n, count in enumerate(written)
@@ -97,6 +102,7 @@ def honest_rows(draw: st.DrawFn) -> Measurement:
         cards=ranks,
         batch_size=size,
         batch_size_requested=str(size),
+        details={} if fixed else {"end_token_ids": "2 3"},
         warmup_s=warm_s,
         started_at=1000.0,
         ended_at=1000.0 + spent_s + 10.0,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -99,6 +99,13 @@ def derived(row: Measurement) -> Measurement:
     metrics = metrics_of(row.samples, row.items, throughput=registry.throughput_of(row.workload))
     kept = {name: getattr(row.metrics, name) for name in ("energy_j", "power_w", "energy_source")}
     return replace(row, metrics=replace(metrics, **kept))
+
+
+def with_ids(row: Measurement, ids: Sequence[int], ends: str = "") -> Measurement:
+    """The row with the ids of its first text, and those that end one."""
+    (rank, item), *others = row.items
+    told = dict(row.details) | ({"end_token_ids": ends} if ends else {})
+    return replace(row, details=told, items=((rank, replace(item, output_ids=tuple(ids))), *others))
 
 
 def both(*lies: Lie) -> Lie:
@@ -217,6 +224,18 @@ LIES: list[tuple[str, Callable[[], Measurement], Lie, str]] = [
             row, items=((0, replace(row.items[0][1], output_text="x" * 100_000)), *row.items[1:])
         ),
         "a text of 100,000 bytes",
+    ),
+    (
+        "a token of which nobody has the id",
+        generation,
+        lambda row: with_ids(row, range(100, 227)),
+        "counts as 128 tokens, and has 127 ids",
+    ),
+    (
+        "tokens that come after the end of a text",
+        generation,
+        lambda row: with_ids(row, [*range(100, 220), 7, *range(220, 227)], ends="7 9"),
+        "counts as 128 tokens, and ended after 121",
     ),
     (
         "fewer positions than tokens",

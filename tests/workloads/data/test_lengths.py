@@ -71,9 +71,16 @@ def test_a_histogram_counts_every_length_once(lengths: list[int]) -> None:
         assert b.count == sum(b.low <= length < b.high for length in lengths)
     assert all(a.high == b.low for a, b in zip(found.bins, found.bins[1:], strict=False))
     assert len({b.high - b.low for b in found.bins}) == 1
-    assert len(found.bins) <= 14
+    assert len(found.bins) <= 12
     values = list(found.percentiles.values())
     assert values == sorted(values)
+
+
+def test_bins_are_no_more_than_wanted_where_the_first_begins_below_the_shortest() -> None:
+    """120 lengths from 9 on would need 13 bins of 10, since the first begins at 0."""
+    found = distribution(range(9, 129))
+    assert [b.low for b in found.bins] == [0, 20, 40, 60, 80, 100, 120]
+    assert len(distribution(range(10, 130)).bins) == 12
 
 
 def test_no_lengths_have_no_distribution() -> None:

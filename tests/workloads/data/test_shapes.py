@@ -10,6 +10,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
+from workloads import files
 from workloads.data.catalog import Reading, find_dataset, load_dataset, load_examples
 from workloads.data.examples import Example, Turn
 from workloads.data.hub import hub_records
@@ -58,7 +59,7 @@ def lines(path: Path, *records: Any) -> str:
             "the answer",
         ),
         ({"prompt": TURNS[:4], "completion": TURNS[4:5]}, CHAT, "the answer"),
-        ({"prompt": "Two?"}, Example(content="Two?"), "the answer"),
+        ({"prompt": "Two?"}, Example(content="Two?"), "every token of the text"),
         ({"text": "Once."}, Example(content="Once."), "every token of the text"),
     ],
 )
@@ -159,8 +160,48 @@ def test_a_directory_of_files_of_one_kind_is_a_dataset(tmp_path: Path) -> None:
         find_dataset(str(tmp_path))
 
 
-def test_a_plan_reads_the_first_examples_alone(tmp_path: Path) -> None:
-    """A long file costs a plan no more than a short one."""
+def test_a_plan_reads_the_first_examples_alone_and_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A long file costs a plan no more than a short one: for its name and for its shape it is read
+    once, and again when it has changed."""
+    opened: list[Path] = []
+    read = files.opened
+
+    def count(path: Path) -> Any:
+        opened.append(path)
+        return read(path)
+
+    monkeypatch.setattr(files, "opened", count)
+    path = lines(tmp_path / "d.jsonl", ALPACA)
+    for _ in range(2):
+        find_dataset(path)
+        find_dataset(path, Reading())
+        find_dataset(path, Reading(columns="prompt=instruction"))
+    assert len(opened) == 2  # the kind of file is told by its first bytes
+    lines(tmp_path / "d.jsonl", {"nothing": 1})
+    with pytest.raises(BadConfiguration, match=r"d\.jsonl:1"):
+        find_dataset(path, Reading())
+
+
+def test_what_is_learned_follows_the_examples(tmp_path: Path) -> None:
+    """Of an example without an answer the whole text is, whatever its shape."""
+    asked = [{"content": "a", "summary": "b"}, {"content": "c", "summary": ""}, {"content": "d"}]
+    found = [
+        load_dataset(lines(tmp_path / f"{n}.jsonl", *part)).learned
+        for n, part in enumerate((asked[:1], asked, asked[1:]))
+    ]
+    assert found == [
+        "the answer",
+        "the answer; every token of the text of 2 of 3 examples, which have no answer",
+        "every token of the text",
+    ]
+    assert load_dataset("english-prompts").learned == "every token of the text"
+    assert load_dataset("advertisegen-synthetic").learned == "the answer"
+
+
+def test_a_plan_reads_no_further_than_it_looks(tmp_path: Path) -> None:
+    """A fault beyond the first examples is the job's to find."""
     path = lines(tmp_path / "d.jsonl", *[ALPACA] * 30, {"nothing": 1})
     find_dataset(path, Reading())
     with pytest.raises(BadConfiguration, match=r"d\.jsonl:31"):

@@ -172,14 +172,41 @@ def test_content_cannot_inject_special_tokens(tokenizers, content):
     assert inside == own.encode("\n") + own.encode(content)
 
 
-def test_chat_template_gives_the_same_ids(tokenizers):
-    """For other programs: the written template renders the layout, without the stray space."""
+TOOLS = [{"name": "天气", "parameters": {"type": "object"}}]
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [Message(role="user", content="你好 stop")],
+        [Message(role="user", content="")],
+        [Message(role="system", content="", tools=TOOLS), Message(role="user", content="hi")],
+        [
+            Message(role="system", content="You may call:", tools=TOOLS),
+            Message(role="user", content="天气?"),
+            Message(role="assistant", content="", metadata="天气"),
+            Message(role="observation", content="22"),
+        ],
+    ],
+)
+def test_chat_template_gives_the_same_ids(tokenizers, messages):
+    """For other programs: the written template renders the layout, with the tools of a system turn,
+    and without a stray space where content is empty."""
     tokenizer, _ = tokenizers
-    rendered = tokenizer.apply_chat_template(
-        [{"role": "user", "content": "你好 stop"}], add_generation_prompt=True, tokenize=False
-    )
+    plain = [
+        {name: getattr(each, name) for name in ("role", "content", "metadata", "tools")}
+        for each in messages
+    ]
+    rendered = tokenizer.apply_chat_template(plain, add_generation_prompt=True, tokenize=False)
     ids = tokenizer(rendered, add_special_tokens=False)["input_ids"]
-    assert ids == encode_prompt(tokenizer, None, "你好 stop")
+    assert ids == encode_messages(tokenizer, messages)
+    for each in plain:
+        tools = each.pop("tools")
+        if tools:  # given beside the messages, as transformers' own argument
+            beside = tokenizer.apply_chat_template(
+                plain, tools=tools, add_generation_prompt=True, tokenize=False
+            )
+            assert beside == rendered
 
 
 # -- what is refused ------------------------------------------------------------------------------

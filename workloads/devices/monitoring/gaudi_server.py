@@ -6,14 +6,14 @@ Limits that are a matter of judgement are constants here, with their reason.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Literal
 
 from workloads.devices import Complaint, ServerFacts
+from workloads.devices.monitoring.gaudi_products import product_of
 
 #: Cards of a server; jobs of two and four cards are legal on aligned groups of them only.
 CARDS = 8
-#: Habana's example of a Kubernetes job asks for hugepages-2Mi: 95000Mi.
-HUGEPAGES_BYTES = 95_000 * 2**20
 
 _GIB = 2**30
 
@@ -29,9 +29,50 @@ def examine(cards: int, facts: ServerFacts) -> Iterator[Complaint]:
             f"--resources '{{\"HPU\": {CARDS}, …}}'",
             level="note",
         )
+    if facts.cards and len(facts.cards) not in (1, 2, 4, CARDS):  # nobody gives a part of these
+        there = {card.index for card in facts.cards}
+        gone = ", ".join(str(index) for index in range(CARDS) if index not in there)
+        yield Complaint(
+            check="cards",
+            message=f"hl-smi shows {len(facts.cards)} of the server's {CARDS} cards; the module "
+            f"ids {gone} are missing",
+            remedy="`sudo dmesg` on the server says why; a reset or a reboot brings them back",
+        )
+    yield from _links(facts)
     yield from _driver(facts)
+    yield from _torch(facts)
     yield from _hugepages(facts)
     yield from _kernel(facts)
+    yield from _processors(facts)
+
+
+def torch_kind(versions: Mapping[str, str]) -> Literal["fork", "stock"] | None:
+    """The torch of a node by its packages' versions: Intel's fork, whose version is that of an
+    unreleased commit (2.10.0a0+git…), or the stock one; None where there is no bridge."""
+    torch = versions.get("torch")
+    if torch is None or "habana-torch-plugin" not in versions:
+        return None
+    return "fork" if re.search(r"a0\+git", torch) else "stock"
+
+
+def _links(facts: ServerFacts) -> Iterator[Complaint]:
+    """Collectives go over the internal ports, which are down after every load of the driver."""
+    down = {
+        card.index: f"{card.links_up} of {card.links}"
+        for card in facts.cards
+        if card.links and card.links_up is not None and card.links_up < card.links
+    }
+    if down:
+        told = ", ".join(f"card {index} has {ports}" for index, ports in sorted(down.items()))
+        products = {product_of(card.product) for card in facts.cards if card.index in down}
+        generation = next((each.name.lower() for each in products if each), "gaudi2")
+        yield Complaint(
+            check="ports",
+            message=f"internal ports are down ({told} up): jobs of several cards fail or hang",
+            remedy=f"sudo /opt/habanalabs/qual/{generation}/bin/manage_network_ifs.sh --up on the "
+            "server, after every load of the driver (package habanalabs-qual)",
+            level="error",
+        )
 
 
 def _driver(facts: ServerFacts) -> Iterator[Complaint]:
@@ -48,18 +89,47 @@ def _driver(facts: ServerFacts) -> Iterator[Complaint]:
         )
 
 
+def _torch(facts: ServerFacts) -> Iterator[Complaint]:
+    """Lazy mode asserts Intel's fork of torch; DeepSpeed for Gaudi is a fork, too."""
+    if torch_kind(facts.versions) == "stock":
+        yield Complaint(
+            check="torch",
+            message=f"torch {facts.versions['torch']} is the stock one: lazy mode does not start "
+            "with it (hpu_mode lazy, the default of optimum-habana)",
+            remedy="the image pytorch-installer-… has Intel's torch; with this one write "
+            "hpu_mode: compile, or engine: vllm-gaudi",
+            level="note",
+        )
+    deepspeed = facts.versions.get("deepspeed")
+    if deepspeed is not None and not re.search(r"\+hpu\.|synapse", deepspeed):
+        yield Complaint(
+            check="deepspeed",
+            message=f"deepspeed {deepspeed} is the stock one, which does not know hpu",
+            remedy="pip install git+https://github.com/HabanaAI/DeepSpeed.git@1.23.0 (the newest "
+            "tag of Habana's fork; clusters/gaudi.Dockerfile has it)",
+        )
+
+
 def _hugepages(facts: ServerFacts) -> Iterator[Complaint]:
-    """Gaudi's runtime passes host buffers through huge pages."""
-    reserved = facts.hugepages_total * facts.hugepage_bytes
-    if reserved < HUGEPAGES_BYTES:
-        pages = -(-HUGEPAGES_BYTES // (facts.hugepage_bytes or 2 * 2**20))
+    """Gaudi's runtime passes host buffers through huge pages. The driver's installer reserves what
+    its cards need, so what is there is right unless somebody else asks for less."""
+    if not facts.hugepages_total:
         yield Complaint(
             check="hugepages",
-            message=f"{reserved / _GIB:.0f} GiB of huge pages are reserved; Habana's example asks "
-            f"for {HUGEPAGES_BYTES / _GIB:.0f} GiB",
-            remedy=f"sudo sysctl -w vm.nr_hugepages={pages} on the server (and in "
-            "/etc/sysctl.d/ to stay)",
+            message="no huge pages are reserved, though the driver's installer reserves some",
+            remedy="install the driver's package again (habanalabs-installer.sh), and leave "
+            "vm.nr_hugepages to it",
         )
+        return
+    for file, pages in facts.hugepages_asked.items():
+        if pages < facts.hugepages_total:
+            reserved = facts.hugepages_total * facts.hugepage_bytes / _GIB
+            yield Complaint(
+                check="hugepages",
+                message=f"{file} asks for {pages} huge pages, and {facts.hugepages_total} "
+                f"({reserved:.0f} GiB) are reserved: after a reboot there are fewer",
+                remedy=f"remove vm.nr_hugepages from {file}; the driver's installer sets it",
+            )
 
 
 def _kernel(facts: ServerFacts) -> Iterator[Complaint]:
@@ -71,6 +141,27 @@ def _kernel(facts: ServerFacts) -> Iterator[Complaint]:
             message=f"{facts.kernel} runs without IOMMU passthrough, with which models on Gaudi "
             "are known to write garbage",
             remedy='GRUB_CMDLINE_LINUX_DEFAULT="iommu=pt intel_iommu=on" in /etc/default/grub, '
+            "then update-grub and a reboot",
+        )
+
+
+def _processors(facts: ServerFacts) -> Iterator[Complaint]:
+    """The host launches every graph, so cores that are slow or asleep keep cards waiting."""
+    slow = {name: count for name, count in facts.governors.items() if name != "performance"}
+    if slow:
+        cores = sum(facts.governors.values())
+        told = ", ".join(f"{name} on {count} of {cores} cores" for name, count in slow.items())
+        yield Complaint(
+            check="governor",
+            message=f"the CPU governor is not performance ({told})",
+            remedy="echo performance | sudo tee /sys/devices/system/cpu/cpu*/cpufreq/"
+            "scaling_governor on the server, before containers start",
+        )
+    if facts.max_cstate and _release(facts.kernel.rpartition(" ")[2]) >= (5, 9):
+        yield Complaint(
+            check="idle-states",
+            message=f"idle cores may sleep down to state C{facts.max_cstate}",
+            remedy='GRUB_CMDLINE_LINUX_DEFAULT="intel_idle.max_cstate=0" in /etc/default/grub, '
             "then update-grub and a reboot",
         )
 

@@ -12,15 +12,22 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import dataclasses
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 from workloads.devices.base import command_output
 from workloads.devices.monitoring.release import CardUse
-from workloads.devices.monitoring.telemetry import CardTelemetry, Holder, number
+from workloads.devices.monitoring.telemetry import (
+    CardInventory,
+    CardTelemetry,
+    Holder,
+    number,
+)
 
 QUERY = (
     "index",
@@ -38,6 +45,14 @@ COMMAND = ("hl-smi", "-Q", ",".join(QUERY), "-f", "csv,nounits")
 _PROCESS = re.compile(
     r"^\|\s+(?P<index>\d+)\s+(?P<pid>\d+)\s+\S\s+(?P<name>.+?)\s+(?P<mib>\d+)\s*MiB[\s|]*$"
 )
+#: Two lines of a card in the same table: its index and product, then what it draws of its limit.
+_NAMED = re.compile(r"^\|\s+(?P<index>\d+)\s+HL-\S+\s")
+_DRAWN = re.compile(r"(?P<watts>\d+)\s*W\s*/\s*\d+\s*W")
+
+#: The query's figure is that of one rail; the table adds up both.
+RAIL_POWER = "hl-smi -Q power.draw, the 54 V rail alone"
+WHOLE_POWER = "hl-smi's table, the 54 V and 12 V rails"
+
 _MIB = 2**20
 
 
@@ -59,7 +74,15 @@ def cards() -> list[GaudiCard]:
 
 def telemetry() -> dict[int, CardTelemetry]:
     """The cards of this host by module id. hl-smi tells no energy."""
-    return {card.module_id: card.telemetry for card in cards()}
+    found = cards()
+    whole = parse_power(command_output("hl-smi")) if found else {}
+    return {card.module_id: _with_power(card, whole.get(card.index)) for card in found}
+
+
+def _with_power(card: GaudiCard, power_w: float | None) -> CardTelemetry:
+    if power_w is None:
+        return card.telemetry
+    return dataclasses.replace(card.telemetry, power_w=power_w, power_of=WHOLE_POWER)
 
 
 def use(module_id: int) -> CardUse:
@@ -113,7 +136,8 @@ def parse_cards(text: str) -> list[GaudiCard]:
                 name=values.get("name", ""),
                 driver_version=values.get("driver_version", ""),
                 telemetry=CardTelemetry(
-                    power_w=_figure(values.get("power.draw")),
+                    power_w=(power_w := _figure(values.get("power.draw"))),
+                    power_of=RAIL_POWER if power_w is not None else "",
                     temperature_c=_figure(values.get("temperature.aip")),
                     utilization_percent=_figure(values.get("utilization.aip")),
                     memory_used_bytes=_bytes(values.get("memory.used")),
@@ -122,6 +146,49 @@ def parse_cards(text: str) -> list[GaudiCard]:
             )
         )
     return sorted(found, key=lambda card: card.module_id)
+
+
+def inventory() -> dict[int, CardInventory]:
+    """Products of the cards by module id, and how many of their internal ports are up."""
+    listed = csv.reader(
+        command_output("hl-smi", "-Q", "module_id,bus_id,name", "-f", "csv,noheader").splitlines(),
+        skipinitialspace=True,
+    )
+    cards = [row for row in listed if len(row) == 3 and row[0].strip().isdecimal()]
+    with ThreadPoolExecutor(max_workers=8) as threads:
+        found = threads.map(lambda row: _inventory(row[1].strip(), row[2].strip()), cards)
+        return {int(row[0]): one for row, one in zip(cards, found, strict=True)}
+
+
+def _inventory(bus_id: str, name: str) -> CardInventory:
+    asked = ("hl-smi", "-i", bus_id, "-n")
+    return parse_links(name, command_output(*asked, "ports"), command_output(*asked, "link"))
+
+
+def parse_links(name: str, ports: str, link: str) -> CardInventory:
+    """Internal ports in the output of ``-n ports``, and those of them that ``-n link`` says are up.
+
+    The second does not tell internal from external ports, which may be up as well: of more than
+    there are internal ones, all of those count as up.
+    """
+    internal = sum("internal" in line.lower() for line in ports.splitlines())
+    if not internal:
+        return CardInventory(product=name)
+    up = sum(re.search(r"\bup\b", line.lower()) is not None for line in link.splitlines())
+    return CardInventory(product=name, links=internal, links_up=min(up, internal))
+
+
+def parse_power(text: str) -> dict[int, float]:
+    """Power of each card in the table of ``hl-smi`` without options, by hl-smi's index."""
+    found: dict[int, float] = {}
+    index: int | None = None
+    for line in text.partition("Compute Processes:")[0].splitlines():
+        if named := _NAMED.match(line.strip()):
+            index = int(named["index"])
+        elif index is not None and (drawn := _DRAWN.search(line)):
+            found[index] = float(drawn["watts"])
+            index = None
+    return found
 
 
 def parse_processes(text: str) -> dict[int, list[Holder]]:

@@ -55,6 +55,7 @@ def _card(hlml: Any, handle: Any) -> tuple[int, CardTelemetry]:
     reasons = _read(hlml.hlmlDeviceGetCurrentClocksThrottleReasons, handle)
     return module_id, CardTelemetry(
         power_w=None if power_mw is None else power_mw / 1000,
+        power_of="" if power_mw is None else "HLML, hlmlDeviceGetPowerUsage",
         energy_j=None if energy_mj is None else energy_mj / 1000,
         temperature_c=_read(hlml.hlmlDeviceGetTemperature, handle, sensor),
         utilization_percent=None if utilization is None else float(utilization.aip),

@@ -19,6 +19,7 @@ class CardTelemetry:
     """
 
     power_w: float | None = None
+    power_of: str = ""  # what is in that figure, where a card has several
     energy_j: float | None = None
     temperature_c: float | None = None
     utilization_percent: float | None = None  # share of time with work on the card, 0 to 100
@@ -27,6 +28,15 @@ class CardTelemetry:
     throttled: frozenset[str] | None = None
     memory_used_bytes: int | None = None
     memory_total_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CardInventory:
+    """A card's product, and its links to the other cards of its server."""
+
+    product: str = ""  # as its vendor's tool calls it
+    links: int | None = None  # that there are
+    links_up: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -85,6 +85,11 @@ class OptimumHabanaEngine(TransformersEngine):
     sixteen_bits: bool  # what is not in fp8 or 4 bits is in bf16
     original_config: Any  # the model's generation config after loading; ``generate`` writes into it
 
+    @property
+    def fast_softmax(self) -> bool:
+        """True if fused attention takes its faster softmax, as the library's own script does."""
+        return self.flash_attention and self.sixteen_bits
+
     def padded_length(self, longest: int) -> int:
         return math.ceil(longest / BUCKET) * BUCKET if self.static_shapes else longest
 
@@ -151,6 +156,7 @@ class OptimumHabanaEngine(TransformersEngine):
             use_flash_attention=self.flash_attention,
             flash_attention_recompute=self.flash_attention,
             flash_attention_causal_mask=unpadded,
+            flash_attention_fast_softmax=self.fast_softmax,
         )
 
 
@@ -186,6 +192,14 @@ def load(request: Request, device: Device) -> OptimumHabanaEngine:
         model = hpu.graphs_kept(model)
     elif mode == "compile":
         details["compiled"] = _compile(model)
+    # Allocated once: for bf16, and for classes that can do that.
+    kept = static and request.precision != "fp32" and hasattr(model, "allocate_kv_cache")
+    flash, sixteen_bits = attention == "sdpa", request.precision != "fp32"
+    details |= {
+        "kept_cache": str(kept).lower(),
+        "bucket": str(BUCKET if static else 0),
+        "fast_softmax": str(flash and sixteen_bits).lower(),
+    }
     if request.precision == "fp8" or request.workload == CALIBRATION:
         hpu.after_quantized_loading(model)
     return OptimumHabanaEngine(
@@ -196,14 +210,13 @@ def load(request: Request, device: Device) -> OptimumHabanaEngine:
         weights=found_weights,
         end_token_ids=end_token_ids,
         pad_token_id=pad_token_id,
-        context_length=_context_length(model.config),
+        context_length=context_length(model.config),
         details=details,
         lazy=mode == "lazy",
         static_shapes=static,
-        # Allocated once: for bf16, and for classes that can do that.
-        kept_cache=static and request.precision != "fp32" and hasattr(model, "allocate_kv_cache"),
-        sixteen_bits=request.precision != "fp32",
-        flash_attention=attention == "sdpa",
+        kept_cache=kept,
+        sixteen_bits=sixteen_bits,
+        flash_attention=flash,
         original_config=_plain_generation_config(pad_token_id),
     )
 
@@ -285,7 +298,8 @@ def _end_token_ids(source: ModelSource, model: Any, tokenizer: Any) -> frozenset
     return frozenset(int(tokenizer.convert_tokens_to_ids(token)) for token in ends)
 
 
-def _context_length(config: Any) -> int | None:
+def context_length(config: Any) -> int | None:
+    """Positions that a model was made for, by its config; None where it does not say."""
     for name in ("max_position_embeddings", "seq_length"):
         found = getattr(config, name, None)
         if isinstance(found, int):

@@ -33,7 +33,7 @@ from workloads.tasks.base import TaskSpec
 from workloads.techniques.base import Inputs
 from workloads.training import adapters, methods
 from workloads.training.flops import train_flops_per_token
-from workloads.training.samples import TrainingSample
+from workloads.training.samples import Encoded, Learnable, SampleFormat
 from workloads.warmup import repeated_if_compiled
 
 if TYPE_CHECKING:
@@ -65,9 +65,17 @@ def _run(request: Request, context: JobContext) -> Result:
     applied.model.to(hpu.torch_device)
     load_s = context.clock() - began
 
-    samples, dataset = _samples(request, method, task, tokenizer, source)
-    pad, collate = tokenizer.pad_token_id or 0, task.function("collate")
-    rows = [_row(collate([sample], pad, to_length=method.max_length)) for sample in samples]
+    form = SampleFormat(
+        tokenizer=tokenizer,
+        source=source,
+        config=model.config,
+        parameters=request.parameters,
+        pad_token_id=tokenizer.pad_token_id or 0,
+        context_length=generation.context_length(model.config),
+    )
+    samples, dataset = _samples(request, method, task, form)
+    collate = task.function("collate")
+    rows = [_row(collate([sample], form, fixed=True)) for sample in samples]
     warmup = max(request.measure.warmup, SPEC.warmup_passes) if request.measure.warmup else 0
     steps = _Steps(context, request.measure, warmup, rows, request.batch_size)
 
@@ -251,18 +259,18 @@ class _Steps(TrainerCallback):  # type: ignore[misc]
 
 
 def _samples(
-    request: Request, method: MethodParameters, task: TaskSpec, tokenizer: Any, source: Any
-) -> tuple[list[TrainingSample], Dataset]:
+    request: Request, method: MethodParameters, task: TaskSpec, form: SampleFormat
+) -> tuple[Sequence[Learnable], Dataset]:
     """Whole batches of training samples, and their dataset."""
 
     if request.batch_size < 1:
         raise BadConfiguration(f"batch size {request.batch_size}; at least 1 is needed")
     count = max(method.samples // request.batch_size, 1) * request.batch_size
     dataset = load_dataset(request.dataset, method.reading())
-    encode = task.function("encode")
-    samples = encode(dataset.examples, count, tokenizer, source, method.max_length)
+    encoded: Encoded = task.function("encode")(dataset.examples, count, form)
+    samples = encoded.samples
     if request.probe:  # the longest samples decide whether a batch fits
-        samples = sorted(samples, key=lambda sample: -len(sample.ids))[: request.batch_size]
+        samples = sorted(samples, key=lambda sample: -sample.tokens)[: request.batch_size]
     return samples, dataset
 
 
@@ -282,7 +290,7 @@ class _First:
         self,
         task: TaskSpec,
         rows: Sequence[dict[str, torch.Tensor]],
-        samples: Sequence[TrainingSample],
+        samples: Sequence[Learnable],
         size: int,
         device: HpuDevice,
     ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from orchestrator.domain.measurement import Measurement
 from orchestrator.report.flags.possible.recount import Check, RawCheck, Recount
 from orchestrator.report.units import plural
+from workloads.api import END_TOKEN_IDS
 
 #: No vocabulary has a longer token, in bytes of UTF-8; runs of spaces are the longest.
 LONGEST_TOKEN = 256
@@ -68,6 +69,29 @@ def _texts(_: Measurement, raw: Recount) -> str | None:
     return None
 
 
+def ends_of(row: Measurement) -> frozenset[int]:
+    """The ids of which the first ends a text; none where the row does not say, or where texts go
+    on past them."""
+    told = row.details.get(END_TOKEN_IDS, "").split()
+    return frozenset(int(one) for one in told if one.isdecimal())
+
+
+def _ids(row: Measurement, raw: Recount) -> str | None:
+    """The tokens of a kept text, counted from its ids: all up to the first that ends it."""
+    ends = ends_of(row)
+    for item in raw.items:
+        ids = item.output_ids
+        if ids is None:
+            continue
+        said = f"a text counts as {plural(item.output_tokens, 'token')}"
+        if len(ids) != item.output_tokens:
+            return f"{said}, and has {len(ids):,} ids"
+        ended = next((n for n, token in enumerate(ids, 1) if token in ends), len(ids))
+        if ended < len(ids):
+            return f"{said}, and ended after {ended:,}"
+    return None
+
+
 def _positions(_: Measurement, raw: Recount) -> str | None:
     """The device works on every real token but the last of each text, and on padding."""
     for sample in raw.timed:
@@ -88,4 +112,4 @@ def _batches(row: Measurement) -> str | None:
 
 
 CHECKS: tuple[Check, ...] = (_batches,)
-RAW_CHECKS: tuple[RawCheck, ...] = (_prompts, _lengths, _texts, _positions)
+RAW_CHECKS: tuple[RawCheck, ...] = (_prompts, _lengths, _texts, _ids, _positions)

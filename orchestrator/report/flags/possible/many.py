@@ -218,6 +218,7 @@ class _Look:
         self._mark(own[over & ~np.isnan(asked[own])])
         self._mark(own[(read != length[own]) & ~np.isnan(length[own])])
         self._mark(own[item.sizes("output_text") > counts.LONGEST_TOKEN * written])
+        self._ids(written)
         latency, first = item["latency_s"], item["ttft_s"]
         self._percentiles(own, latency, figures.LATENCY_PERCENTILES)
         longest = np.maximum.reduceat(self.timed["wall_s"], self.begins)[index]
@@ -227,6 +228,23 @@ class _Look:
         soon = latency < (least * (1 - times.SHARE) - times.SLACK_S) / _STRICTER
         self._mark(own[self.apart[own] & soon])
         self._mark(own[read > _STRICTER * self.most[own] * first])
+
+    def _ids(self, written: Numbers) -> None:
+        """Mark rows whose kept texts have other ids than were counted."""
+        item = self.item
+        kept = item.valid("output_ids").astype(bool)
+        if not kept.any():
+            return
+        ids, begins = item.offsets("output_ids")
+        lengths = np.diff(begins)
+        self._mark(item.row[kept & (lengths != written)])
+        ends = [counts.ends_of(row) for row in self.rows]
+        own = np.repeat(item.row, lengths)
+        before_last = np.ones(len(ids), bool)
+        before_last[begins[1:][lengths > 0] - 1] = False
+        for known in {one for one in ends if one}:
+            mine = np.array([one == known for one in ends])
+            self._mark(own[mine[own] & before_last & np.isin(ids, list(known))])
 
     def _percentiles(self, own: Numbers, values: Numbers, names: figures.Percentiles) -> None:
         """A percentile lies between its two neighbours: so many values are below, so many not."""

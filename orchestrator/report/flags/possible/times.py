@@ -13,7 +13,10 @@ SHARE, SLACK_S = 0.01, 0.005
 #: An attempt is timed by the clock of the day, which is set now and then.
 SPAN_SHARE, SPAN_SLACK_S = 0.05, 2.0
 
-PARTS = ("data_s", "forward_s", "backward_s", "optimizer_s")
+PARTS = (
+    *("data_s", "forward_s", "backward_s", "optimizer_s", "encoder_s"),
+    *("text_encoding_s", "denoising_s", "decoding_s", "conversion_s"),
+)
 
 
 def _walls(_: Measurement, raw: Recount) -> str | None:
@@ -97,7 +100,9 @@ def _span(row: Measurement) -> str | None:
     if row.started_at is None or row.ended_at is None:
         return None
     span_s = row.ended_at - row.started_at
-    known = (row.load_s, max(row.compile_s or 0.0, row.warmup_s or 0.0), row.metrics.measure_s)
+    load_s = row.load_s or 0.0
+    compiled_s = (row.compile_s or 0.0) - load_s  # as much of it may have been while loading
+    known = (load_s, max(compiled_s, row.warmup_s or 0.0), row.metrics.measure_s)
     parts_s = math.fsum(part or 0.0 for part in known)
     if parts_s <= max(0.0, span_s) * (1 + SPAN_SHARE) + SPAN_SLACK_S:
         return None

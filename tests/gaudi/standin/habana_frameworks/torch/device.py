@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from .hpu import metrics
+from .hpu import metrics, recipes
 
 _FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
@@ -52,6 +52,9 @@ def install() -> None:
 
 
 def compile_graph(module: Any, example_inputs: Any, **options: Any) -> Any:
-    """The backend ``hpu_backend`` of torch.compile: it runs the captured graph as it is."""
-    metrics.met_graph(known=False)
+    """The backend ``hpu_backend`` of torch.compile: it runs the captured graph as it is. torch
+    does not know it before the bridge is imported."""
+    tensors = [each for each in example_inputs if hasattr(each, "dtype")]
+    shapes = [(tuple(each.shape), str(each.dtype)) for each in tensors]
+    metrics.met_graph(known=recipes.is_known((module.code, shapes)))
     return module.forward

@@ -1,6 +1,11 @@
-"""Graph control: there is no graph to cut here."""
+"""Graph control: there is no graph to cut here. Inference mode is a switch of the process."""
 
 from typing import Any
+
+from .. import hpu
+from . import weight_sharing
+
+__all__ = ["weight_sharing"]
 
 steps_marked = 0  # for tests
 
@@ -10,16 +15,33 @@ def mark_step(*_: Any, **__: Any) -> None:
     steps_marked += 1
 
 
-def hpu_initialize(*_: Any, **__: Any) -> None: ...
+def hpu_inference_set_env(model: Any = None) -> Any:
+    """Every graph that is compiled from now on carries the attribute, in whatever job."""
+    hpu.enable_inference_mode()
+    return model
 
 
-def hpu_set_env(*_: Any, **__: Any) -> None: ...
+def hpu_inference_initialize(
+    model: Any = None, mark_scales: bool = True, mark_non_scales: bool = False
+) -> None:
+    hpu.enable_inference_mode()
 
 
-def hpu_set_inference_env(*_: Any, **__: Any) -> None: ...
+def hpu_inference_reset_env() -> None:
+    hpu.disable_inference_mode()
 
 
-def hpu_inference_set_env(*_: Any, **__: Any) -> None: ...
+# Names of earlier releases, which are announced to go.
 
 
-def hpu_inference_initialize(*_: Any, **__: Any) -> None: ...
+def hpu_initialize(
+    model: Any = None,
+    mark_only_scales_as_const: bool = False,
+    optimizer: Any = None,
+    args: Any = None,
+) -> None:
+    hpu.enable_inference_mode()
+
+
+hpu_set_env = hpu_set_inference_env = hpu_inference_set_env
+hpu_reset_env = hpu_teardown_inference_env = hpu_inference_reset_env

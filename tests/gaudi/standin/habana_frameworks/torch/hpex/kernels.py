@@ -8,6 +8,8 @@ from .fp8 import fp8_fused_sdpa
 
 __all__ = ["FusedSDPA", "fp8_fused_sdpa"]
 
+softmax_modes: set[str] = set()  # that it was called with, for tests
+
 
 class FusedSDPA:
     """scaled_dot_product_attention under the name and argument order of the bridge's kernel."""
@@ -21,9 +23,11 @@ class FusedSDPA:
         dropout: float = 0.0,
         is_causal: bool = False,
         scale: float | None = None,
+        softmax_mode: str = "None",
         *_: Any,
         **__: Any,
     ) -> torch.Tensor:
+        softmax_modes.add(softmax_mode)
         return torch.nn.functional.scaled_dot_product_attention(
             query,
             key,

@@ -7,11 +7,25 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from . import metrics, random
+from . import metrics, random, recipes
 
 _LIMIT_BYTES = 94_600_000_000
 
+#: Rows of a batch for whose graph the card has workspace; for tests of full memory.
+_WORKSPACE_ROWS = "STANDIN_WORKSPACE_ROWS"
+
 graphs_made = 0  # for tests
+_inference = False
+
+
+def enable_inference_mode() -> None:
+    global _inference
+    _inference = True
+
+
+def disable_inference_mode() -> None:
+    global _inference
+    _inference = False
 
 
 def is_available() -> bool:
@@ -84,18 +98,29 @@ def wrap_in_hpu_graph(module: Any, *_: Any, **__: Any) -> Any:
         raise AttributeError("wrap_in_hpu_graph exists in lazy mode only")
     graphs_made += 1
     forward = module.forward
-    captured: set[Any] = set()  # shapes that a graph was made for
+    structure = recipes.structure(module)
 
     def without_the_switch(*args: Any, bypass_hpu_graphs: bool = False, **kwargs: Any) -> Any:
-        shapes = _shapes((args, kwargs))
-        metrics.met_graph(known=shapes in captured)
-        captured.add(shapes)
+        _take_workspace(kwargs.get("input_ids"))
+        known = recipes.is_known((structure, _shapes((args, kwargs)), _inference))
+        metrics.met_graph(known=known, inference=_inference)
         return forward(*args, **kwargs)
 
     module.forward = without_the_switch
     module.clear_inputs = lambda *_: None
     module.clear_cache = lambda *_: None
     return module
+
+
+def _take_workspace(ids: Any) -> None:
+    """Fail as the bridge does where the workspace of a graph does not fit into the card."""
+    rows = int(os.environ.get(_WORKSPACE_ROWS, 0))
+    if rows and ids is not None and ids.shape[0] > rows:
+        size = _LIMIT_BYTES * ids.shape[0] // rows
+        raise RuntimeError(
+            "[Rank:0] FATAL ERROR :: MODULE:PT_SYNHELPER workspace Allocation of size "
+            f"::{size} failed!"
+        )
 
 
 def _shapes(value: Any) -> Any:

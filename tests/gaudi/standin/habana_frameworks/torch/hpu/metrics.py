@@ -1,7 +1,8 @@
 """The bridge's counters: graphs compiled, operations left to the host, recipes found or made.
 
 Here a graph is compiled when a process meets shapes of inputs that it has not met: the first call
-of a wrapped module, or of what torch.compile hands over, with them.
+of a wrapped module, or of what torch.compile hands over, with them. Times are microseconds, as the
+bridge has them.
 """
 
 from collections import Counter
@@ -16,7 +17,7 @@ class Metric:
     def __init__(self, name: str) -> None:
         self._name = name
         self.numbers: Counter[str] = Counter()
-        self.seconds = 0.0
+        self.microseconds = 0
 
     def name(self) -> str:
         return self._name
@@ -25,8 +26,8 @@ class Metric:
         """Names and counts, as the bridge gives them."""
         number = self.numbers["TotalNumber"]
         if self._name == "graph_compilation":
-            average = self.seconds / number if number else 0
-            return [("TotalNumber", number), ("TotalTime", self.seconds), ("AvgTime", average)]
+            average = self.microseconds / number if number else 0
+            return [("TotalNumber", number), ("TotalTime", self.microseconds), ("AvgTime", average)]
         if self._name == "cpu_fallback":
             return [("TotalNumber", number), ("FallbackOps", {})]
         if self._name == "recipe_cache":
@@ -41,7 +42,7 @@ class Metric:
 
     def reset(self) -> None:
         self.numbers.clear()
-        self.seconds = 0.0
+        self.microseconds = 0
 
 
 _metrics = {name: Metric(name) for name in _NAMES}
@@ -62,12 +63,17 @@ def metric_localcontext(name: str) -> Iterator[Metric]:
         local.numbers = _metrics[name].numbers - before
 
 
-def met_graph(known: bool, seconds: float = 0.0) -> None:
+#: Of each graph that was compiled: whether it carries the attribute of inference mode. For tests.
+inference_graphs: list[bool] = []
+
+
+def met_graph(known: bool, seconds: float = 0.0, inference: bool = False) -> None:
     """Count a graph that was asked for: compiled, unless it was known."""
     _metrics["recipe_cache"].numbers["TotalHit" if known else "TotalMiss"] += 1
     if not known:
+        inference_graphs.append(inference)
         _metrics["graph_compilation"].numbers["TotalNumber"] += 1
-        _metrics["graph_compilation"].seconds += seconds
+        _metrics["graph_compilation"].microseconds += round(seconds * 1e6)
 
 
 def met_fallback() -> None:

@@ -1,0 +1,112 @@
+"""Changes of a whole process by the bridge: weight sharing, inference mode, the kind of torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from patience import patience
+
+from workloads.devices import device_for, environment_for
+from workloads.engines import process_kind, process_kinds
+from workloads.errors import CompileFailed, OutOfMemory
+
+HERE = Path(__file__).resolve().parent
+pytestmark = pytest.mark.timeout(300)
+
+
+def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """A Python process with the variables of a lazy one on card 0."""
+    lazy = environment_for("hpu", 0, threads=1, kind="optimum-habana/lazy")
+    return subprocess.run(
+        [sys.executable, *arguments],
+        env={**os.environ, **lazy, **environment},
+        text=True,
+        capture_output=True,
+        timeout=patience(120),
+    )
+
+
+def lazy_process(names: str, **environment: str) -> dict[str, Any]:
+    done = run(str(HERE / "lazy_process.py"), names, **environment)
+    assert done.returncode == 0, done.stderr[-3000:]
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("SAW ")]
+    found: dict[str, Any] = json.loads(line.removeprefix("SAW "))
+    return found
+
+
+def test_a_lazy_process_keeps_no_parameter_of_a_model_that_is_gone() -> None:
+    """Weight sharing, on by default, holds every parameter for good: the next model of a warm
+    worker would stand beside the last one. Our variables switch it off."""
+    assert lazy_process("new")["outlives"] is False
+    assert lazy_process("new", PT_HPU_WEIGHT_SHARING="1")["outlives"] is True
+
+
+def test_what_fp8_switches_on_stays_so_it_has_processes_of_its_own() -> None:
+    """A job in bf16 after one in fp8 would compile its graphs for inference mode too, with the old
+    names of the calls as with the new ones; no process is given both."""
+    assert lazy_process("old")["inference"] == [False, True, True]
+    kinds = {
+        (workload, precision): process_kind(
+            "optimum-habana", "hpu", {}, workload=workload, precision=precision
+        )
+        for workload in ("text-generation", "fp8-calibration")
+        for precision in ("bf16", "fp8")
+    }
+    plain = kinds.pop(("text-generation", "bf16"))
+    assert plain == "optimum-habana/lazy"
+    assert set(kinds.values()) == {"optimum-habana/fp8/lazy"}
+    assert {plain, *kinds.values()} <= set(process_kinds("hpu"))
+    assert environment_for("hpu", 0, kind="optimum-habana/fp8/lazy")["PT_HPU_LAZY_MODE"] == "1"
+
+
+def test_stock_torch_cannot_start_lazy(tmp_path: Path) -> None:
+    """The bridge asserts Intel's fork, by the version of torch that is installed."""
+    stock = tmp_path / "torch-2.13.0.dist-info"
+    stock.mkdir()
+    (stock / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 2.13.0\n")
+    path = os.pathsep.join([str(tmp_path), os.environ["PYTHONPATH"]])
+    done = run("-c", "import habana_frameworks.torch", PYTHONPATH=path)
+    assert done.returncode == 1 and "is not supported in Lazy mode" in done.stderr
+    eager = run("-c", "import habana_frameworks.torch", PYTHONPATH=path, PT_HPU_LAZY_MODE="0")
+    assert eager.returncode == 0, eager.stderr[-2000:]
+
+
+def test_without_the_bridge_torch_knows_no_backend_for_the_card() -> None:
+    """torch says InvalidBackend; the device says so beforehand, and where it can compile nothing
+    speaks against it."""
+    compile_ = (
+        "import torch\nfrom workloads.devices import device_for\ndevice = device_for('hpu')\n"
+        "try:\n    torch.compile(torch.nn.Identity(), backend='hpu_backend')(torch.ones(1))\n"
+        "except Exception as error:\n    print(type(device.classify(error)).__name__, error)\n"
+        "print(device.cannot_compile())"
+    )
+    done = run("-c", compile_)
+    assert done.returncode == 0, done.stderr[-2000:]
+    first, last = done.stdout.strip().splitlines()[0], done.stdout.strip().splitlines()[-1]
+    assert CompileFailed.__name__ in first and "hpu_backend" in first
+    assert "lazy mode" in last
+    assert device_for("hpu").cannot_compile() is None  # this process is not lazy
+
+
+def test_a_workspace_that_does_not_fit_is_full_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The graph of a large batch fails in words of its own; the next batch is not tried then."""
+    monkeypatch.setenv("PT_HPU_LAZY_MODE", "1")
+    monkeypatch.setenv("STANDIN_WORKSPACE_ROWS", "2")
+
+    class Model(torch.nn.Module):
+        def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+            return input_ids
+
+    device = device_for("hpu")
+    graph = device.graphs_kept(Model())  # type: ignore[attr-defined]
+    graph(input_ids=torch.ones(2, 3))
+    with pytest.raises(RuntimeError, match="PT_SYNHELPER workspace Allocation") as caught:
+        graph(input_ids=torch.ones(3, 3))
+    assert type(device.classify(caught.value)) is OutOfMemory

@@ -1,0 +1,43 @@
+"""What earlier drivers of a run have left that counts on."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+from grid_cases import grid
+from measurements import row
+
+from orchestrator.domain.job import State
+from orchestrator.domain.topology import parse_emulation
+from orchestrator.planning.planner import make_plan
+from orchestrator.results.store import Store
+from orchestrator.runtime.earlier import cards_before
+
+
+def test_the_cards_of_measured_replicates_are_known(tmp_path: Path) -> None:
+    """Of rows that succeeded, of all replicates of the cells that have several; a set of cards on
+    two servers does not say which card was where."""
+    cell = {"name": "twice", "replicates": 3, "axes": {"batch_size": [1, 2]}}
+    once = {"name": "once", "batch_size": 4}
+    defaults = {"workload": "text-generation", "model": "tiny-chatglm3", "accelerator": "HPU"}
+    text = json.dumps({"name": "night", "defaults": defaults, "experiments": [cell, once]})
+    plan = make_plan(grid(text), parse_emulation("1x8:HPU", []), [])
+    store = Store.open(tmp_path, "night")
+    assert cards_before(plan, store) == {}
+    (one, two, *_), single = [p.job for p in plan.jobs if p.job.batch_size < 3], plan.jobs[-1].job
+    others = [p.job for p in plan.jobs if p.job.cell_id == one.cell_id][1:]
+    ended = [
+        (one, {"card_indices": (5,)}),
+        (others[0], {"card_indices": (6, 7)}),
+        (others[1], {"card_indices": (4,), "state": State.LOST, "final": False}),
+        (two, {"card_indices": (0, 1), "nodes": ("hpu-1", "hpu-2")}),
+        (single, {"card_indices": (3,)}),
+    ]
+    with store:
+        for number, (job, changes) in enumerate(ended):
+            attempt = {"job_id": job.job_id, "attempt_id": f"{job.job_id}-1", "run": "night"}
+            store.append(replace(row(number), **attempt, **changes))
+    assert one.cell_id != two.cell_id
+    assert cards_before(plan, store) == {one.cell_id: {("hpu-1", n) for n in (5, 6, 7)}}

@@ -1,0 +1,128 @@
+"""Rules of text-to-image: which jobs make sense, and which run on a device. Pure, no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from workloads.images.facts import PipelineFacts, facts_of
+from workloads.refusal import Asked, Refusal
+
+#: An image has so many pixels on a side for each of a latent's, at least.
+SIDE_MULTIPLE = 8
+OWN_SCHEDULER = "own"
+
+
+def refuse(asked: Asked) -> tuple[Refusal, ...]:
+    """All that speaks against a job, beside its engine and its model."""
+    facts = facts_of(asked.model)
+    of_model = () if facts is None else tuple(_of_pipeline(asked, facts))
+    return (*_of_sizes(asked), *_of_batches(asked), *_of_device(asked), *of_model)
+
+
+def whole_batches(images: int, per_batch: int) -> int:
+    """Batches in which so many images are made: the last one is filled up."""
+    return -(-images // per_batch)
+
+
+def _of_sizes(asked: Asked) -> Iterator[Refusal]:
+    for name in ("height", "width"):
+        side = asked.parameters.get(name)
+        if side is not None and side % SIDE_MULTIPLE:
+            lower = side - side % SIDE_MULTIPLE
+            yield Refusal(
+                setting=name,
+                reason=f"{side} is not divisible by {SIDE_MULTIPLE}, which is how many pixels a "
+                "latent's stands for",
+                hint=f"write {max(lower, SIDE_MULTIPLE)} or {lower + SIDE_MULTIPLE}",
+            )
+
+
+def _of_batches(asked: Asked) -> Iterator[Refusal]:
+    images, warmup = asked.parameters.get("images"), asked.parameters.get("warmup_batches") or 0
+    if images is None or not isinstance(asked.batch_size, int):
+        return
+    per_batch = asked.batch_size * asked.cards
+    if per_batch > images:
+        cards = f" on {asked.cards} cards" if asked.cards > 1 else ""
+        yield Refusal(
+            setting="batch_size",
+            reason=f"a batch of {asked.batch_size}{cards} is more than the {images} images of "
+            "the job",
+            hint=f"write images: {per_batch * (warmup + 3)} or more, or leave images out",
+        )
+        return
+    batches = whole_batches(images, per_batch)
+    if batches <= warmup:
+        yield Refusal(
+            setting="warmup_batches",
+            reason=f"{images} images are {batches} batches of {per_batch}, and {warmup} of them "
+            "are left out: nothing would be timed",
+            hint=f"write images: {per_batch * (warmup + 1)} or more, or fewer warmup_batches",
+        )
+
+
+def _of_device(asked: Asked) -> Iterator[Refusal]:
+    attention = asked.parameters.get("attention")
+    if attention == "xformers" and not asked.on.can("xformers"):
+        yield Refusal(
+            setting="attention",
+            reason=f"xformers has no {asked.device} kernels",
+            hint="write attention: sdpa",
+            unsupported=True,
+        )
+    if asked.parameters.get("matmul_precision") in (None, "highest"):
+        return
+    if asked.precision != "fp32":
+        yield Refusal(
+            setting="matmul_precision",
+            reason=f"it is about fp32 products, and those of this job are in {asked.precision}",
+            hint="write precision: fp32, or leave matmul_precision out",
+        )
+    if not asked.on.can("matmul_precision"):
+        yield Refusal(
+            setting="matmul_precision",
+            reason=f"{asked.on.title} does not know PyTorch's matmul precision",
+            hint="write precision: bf16 and leave matmul_precision out",
+            unsupported=True,
+        )
+
+
+def _of_pipeline(asked: Asked, facts: PipelineFacts) -> Iterator[Refusal]:
+    if not facts.reads_text or not facts.denoiser:
+        lacks = (
+            "it reads no text"
+            if not facts.reads_text
+            else "it has neither U-Net nor " + ("transformer")
+        )
+        yield Refusal(
+            setting="model",
+            reason=f"{facts.class_name} makes no images from texts: {lacks}",
+            hint="name a pipeline of Stable Diffusion, Stable Diffusion XL, PixArt or FLUX",
+        )
+        return
+    scheduler = asked.parameters.get("scheduler") or OWN_SCHEDULER
+    if facts.flow_matching and scheduler != OWN_SCHEDULER:
+        yield Refusal(
+            setting="scheduler",
+            reason=f"{facts.class_name} was trained for flow matching ({facts.scheduler}), which "
+            f"{scheduler} does not do",
+            hint="leave scheduler out",
+        )
+    if asked.parameters.get("guidance") is not None and not facts.guided:
+        yield Refusal(
+            setting="guidance",
+            reason=f"this {facts.class_name} has no guidance: it was distilled without",
+            hint="leave guidance out",
+        )
+    for name, wanted in (("channels_last", True), ("attention", "eager")):
+        if asked.parameters.get(name) == wanted and facts.denoiser != DENOISER_OF_IMAGES:
+            yield Refusal(
+                setting=name,
+                reason=f"{facts.class_name} denoises by a transformer, and {name}: "
+                f"{str(wanted).lower()} is about a U-Net",
+                hint=f"leave {name} out",
+            )
+
+
+#: The denoiser whose inputs are laid out as images.
+DENOISER_OF_IMAGES = "unet"

@@ -1,0 +1,66 @@
+"""Quality beside speed in fine-tuning: the loss on answers that the model was not trained on.
+
+A technique, a method or a precision may change what is learned. The loss on the first batch, which
+was learned from, says little of that; the loss on examples that are held out does. They are the
+last of the dataset, so that jobs that hold out equally many are held against the same answers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from workloads.data.examples import Example
+from workloads.errors import BadConfiguration
+from workloads.techniques.base import DataPlan, Training
+from workloads.training import rows
+from workloads.training.samples import Learnable
+from workloads.training.step import Steps, batch_maker
+
+
+def split(
+    examples: Sequence[Example], count: int, name: str
+) -> tuple[Sequence[Example], Sequence[Example]]:
+    """The examples that are trained on, and the last ``count`` of them, which are not.
+
+    Raises:
+        BadConfiguration: none are left to train on.
+    """
+    if count >= len(examples):
+        raise BadConfiguration(
+            f"held_out is {count:,}, and {name} has {len(examples):,} examples; at least one is "
+            "needed to train on"
+        )
+    at = len(examples) - count
+    return examples[:at], examples[at:]
+
+
+def loss(
+    steps: Steps,
+    training: Training,
+    data: DataPlan,
+    samples: Sequence[Learnable],
+    gather: Callable[[Any], list[Any]],
+) -> float:
+    """Mean loss of the learned tokens of these samples, as the model is now, without dropout.
+
+    They are read in batches of training's size, in their order; the last one is filled from the
+    first samples. Every rank computes its part.
+    """
+    in_order = dataclasses.replace(data, arrange=rows.in_order)
+    make = batch_maker(in_order, samples, training.layout.data_rank)
+    batches = -(-len(samples) // (data.batch_size * data.cards))
+    summed = tokens = 0.0
+    training.model.eval()
+    try:
+        for number in range(batches):
+            step = make(number)
+            mean = steps.evaluate(step)
+            summed += mean * step.loss_tokens
+            tokens += step.loss_tokens
+    finally:
+        training.model.train()
+    each = gather(summed / tokens)
+    return math.fsum(each) / len(each)
