@@ -20,8 +20,8 @@ ROLES: Mapping[str, str] = {
     **dict.fromkeys(("run_name", "run_names", "before", "after"), "run"),
     **dict.fromkeys(("model", "tokenizer", "remote_code"), "model"),
     **dict.fromkeys(("output", "figures", "svg", "tiny", "destination"), "new"),
-    "results": "results",
-    "grid": "grid",
+    **dict.fromkeys(("results", "there"), "results"),
+    **dict.fromkeys(("grid", "grids"), "grid"),
     "source": "model",
     "directory": "dataset",
     "sql": "sql",
@@ -35,6 +35,8 @@ ROLES: Mapping[str, str] = {
     "working_dir": "results",
     "shared": "results",
 }
+#: Commands that are there to write into a run's directory.
+WRITING = ("run", "stop", "fetch")
 SQL = [
     *("select count(*) from rows", "select * from jobs", "select * from samples", "select 1"),
     *("select * from items", "describe measurements", "select * exclude (versions) from rows"),

@@ -20,7 +20,7 @@ from random import Random
 
 import pyarrow.parquet as pq
 import yaml
-from hostile_commands import command_line, commands, reads_results
+from hostile_commands import WRITING, command_line, commands, reads_results
 from hostile_tables import hostile_file
 from hostile_values import damaged, json_text, mutated, side_file, text
 from measurements import note, row
@@ -101,7 +101,7 @@ class Worlds:
             else:
                 lines.append(command_line(random, name, right, hostility=hostility))
         # What writes into the run's directory may change it.
-        keep = () if any(line[0] in (WRITER, "run") for line in lines) else (place / "results",)
+        keep = () if any(line[0] in (WRITER, *WRITING) for line in lines) else (place / "results",)
         return Case(number=number, kind=kind, about=about, lines=lines, keep=keep)
 
     # ------------------------------------------------------------ what is sound
@@ -321,7 +321,7 @@ def _readers() -> list[str]:
     return [
         n
         for n in commands()
-        if reads_results(n) and n not in ("watch", "doctor", "run", "submit", "verify")
+        if reads_results(n) and n not in ("watch", "doctor", "submit", "verify", *WRITING)
     ]
 
 
