@@ -42,8 +42,13 @@ def nodes_at(address: str) -> list[Node]:
 
 def node_of_json(values: Mapping[str, Any]) -> Node:
     """The node that ``main`` has printed."""
-    kind, cards = Accelerator(values["accelerator"]), tuple(values["card_indices"])
-    return Node(**{**values, "accelerator": kind, "card_indices": cards})
+    packages = values["packages"]
+    told = {
+        "accelerator": Accelerator(values["accelerator"]),
+        "card_indices": tuple(values["card_indices"]),
+        "packages": packages and tuple((name, version) for name, version in packages),
+    }
+    return Node(**{**values, **told})
 
 
 def main(arguments: Sequence[str] = ()) -> int:

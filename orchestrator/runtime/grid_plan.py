@@ -68,12 +68,13 @@ def planned_nodes(accelerators: Sequence[Accelerator], emulate: str | None) -> l
         ClusterError: the specification is not understood.
     """
     from orchestrator.domain.topology import assumed_servers, parse_emulation
+    from orchestrator.host.node_packages import with_own_packages
     from orchestrator.runtime.own_cards import own_nodes
 
     if emulate is not None:
-        return parse_emulation(emulate, accelerators)
+        return list(with_own_packages(parse_emulation(emulate, accelerators)))
     real = [kind for kind in accelerators if not kind.spec.host]
-    own = own_nodes(accelerators) if real else []
+    own = list(with_own_packages(own_nodes(accelerators))) if real else []
     there = {node.accelerator for node in own}
     return own + assumed_servers([kind for kind in accelerators if kind not in there])
 

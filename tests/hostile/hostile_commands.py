@@ -35,8 +35,6 @@ ROLES: Mapping[str, str] = {
     "working_dir": "results",
     "shared": "results",
 }
-#: Commands that are there to write into a run's directory.
-WRITING = ("run", "stop", "fetch")
 SQL = [
     *("select count(*) from rows", "select * from jobs", "select * from samples", "select 1"),
     *("select * from items", "describe measurements", "select * exclude (versions) from rows"),

@@ -20,7 +20,7 @@ from random import Random
 
 import pyarrow.parquet as pq
 import yaml
-from hostile_commands import WRITING, command_line, commands, reads_results
+from hostile_commands import command_line, commands, reads_results
 from hostile_tables import hostile_file
 from hostile_values import damaged, json_text, mutated, side_file, text
 from measurements import note, row
@@ -31,6 +31,8 @@ from orchestrator.runtime.status import CardStatus, FailedAttempt, Rate, RunStat
 
 #: Probes of what is no command: see ``hostile_worker.py``.
 FEED, WRITER = "(feed of the live view)", "(the next driver)"
+#: Commands that are there to change a run's directory; all others leave it as it is.
+WRITING = (WRITER, "run", "stop", "fetch")
 GRID = """\
 name: night
 defaults: {workload: text-generation, model: tiny-chatglm3, accelerator: HPU}
@@ -101,7 +103,7 @@ class Worlds:
             else:
                 lines.append(command_line(random, name, right, hostility=hostility))
         # What writes into the run's directory may change it.
-        keep = () if any(line[0] in (WRITER, *WRITING) for line in lines) else (place / "results",)
+        keep = () if any(line[0] in WRITING for line in lines) else (place / "results",)
         return Case(number=number, kind=kind, about=about, lines=lines, keep=keep)
 
     # ------------------------------------------------------------ what is sound
