@@ -36,6 +36,7 @@ def write(directory: Path, config: Mapping[str, Any], name: str = "config.json")
     directory.mkdir()
     (directory / name).write_text(json.dumps(config))
     (directory / "model.safetensors").touch()
+    (directory / "tokenizer.json").touch()
     return str(directory)
 
 
