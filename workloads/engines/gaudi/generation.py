@@ -167,7 +167,7 @@ def load(request: Request, device: Device) -> OptimumHabanaEngine:
     hpu: HpuDevice = device  # type: ignore[assignment]  # prepare() takes no other
     precisions.require(request.precision, device.name, ENGINE)
     mode = SPEC.mode(device.name, request.settings)
-    _check_mode(mode, hpu)
+    check_mode(mode, hpu)
     source = open_model(request.model, layout="original")
     tokenizer = load_tokenizer(source)
     model = load_model(source, request, hpu)
@@ -220,8 +220,12 @@ def load(request: Request, device: Device) -> OptimumHabanaEngine:
     )
 
 
-def _check_mode(mode: str, device: HpuDevice) -> None:
-    """The process was started for the mode; what it really has decides."""
+def check_mode(mode: str, device: HpuDevice) -> None:
+    """Make sure that the process was started for the mode; what it really has decides.
+
+    Raises:
+        Unsupported: it was started for another one.
+    """
     if device.lazy() != (mode == "lazy"):
         raise Unsupported(
             f"this process was started {'with' if device.lazy() else 'without'} lazy mode "
