@@ -275,7 +275,7 @@ class Run:
         Args:
             every: all attempts instead of the newest final row of each job.
         """
-        from orchestrator.results.schema import to_table
+        from orchestrator.results.tables import to_table
 
         return to_table(self.attempts if every else self.rows)
 

@@ -19,6 +19,7 @@ from workloads.errors import BadConfiguration
 from workloads.metrics import METRICS, Metric, Throughput, by_name, with_others
 from workloads.models.catalog import ModelEntry, checkpoint_kind
 from workloads.models.checkpoint_kind import CheckpointKind
+from workloads.models.model_rules import text_refusals
 from workloads.parameters import DatasetParameters
 from workloads.refusal import Asked, Refusal
 from workloads.settings import Declaration
@@ -55,6 +56,7 @@ def refusals(spec: WorkloadSpec, asked: Asked) -> tuple[Refusal, ...]:
         found += engine_refusals(asked, spec.ability)
     if spec.tasks:
         found += _model_refusals(spec, asked)
+        found += text_refusals(asked)
     if issubclass(spec.parameters, DatasetParameters):
         found += dataset_refusals(asked)
     if spec.refuse is not None:

@@ -18,6 +18,7 @@ EPILOG = """\
 examples:
   nightgrid compare last-night smoke                             significant changes first
   nightgrid compare last-night smoke --fail-on-regression 5%     for CI: exit code 11
+  nightgrid compare on-gaudi on-h100 --allow device              the same settings on other cards
 
 RUN is the name of a run in the results directory, or the path of a run's directory.
 
@@ -61,7 +62,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="KEY",
         action="append",
         default=[],
-        help="compare although rows differ in this key, such as device; may be repeated",
+        help="compare although rows differ in this key; may be repeated. `device` matches the same "
+        "settings across kinds of cards",
     )
     parser.add_argument("--all", action="store_true", help="list unchanged jobs too")
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
@@ -121,7 +123,7 @@ def nothing(comparison: RunComparison) -> str:
     return (
         f"{comparison.before} and {comparison.after} have no job in common that both measured "
         f"({comparison.only_before:,} jobs only in the first, {comparison.only_after:,} only in "
-        "the second)"
+        "the second); --allow device matches the same settings on other cards"
     )
 
 

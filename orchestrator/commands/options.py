@@ -128,3 +128,12 @@ def add_notify_argument(parser: argparse.ArgumentParser) -> None:
         "its like), a command that gets it on stdin, or @FILE with either in it; may be repeated "
         "(default: $NIGHTGRID_NOTIFY)",
     )
+
+
+def add_verbose_argument(parser: argparse.ArgumentParser) -> None:
+    """The option that prints what each card did, and with which versions."""
+    parser.add_argument(
+        "--verbose",
+        action="store_true",
+        help="print the table of cards and the versions, too; the page has both",
+    )

@@ -11,6 +11,7 @@ from math import isnan, nan
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from orchestrator.commands.options import add_verbose_argument
 from orchestrator.host import output
 from orchestrator.host.visible import visible_json
 from orchestrator.report import page_text, read_summary, units, write_aside
@@ -52,6 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--json", action="store_const", const="json", dest="format", help="as --format json"
     )
+    add_verbose_argument(parser)
     parser.add_argument(
         "--figures",
         type=Path,
@@ -97,13 +99,19 @@ def run(args: argparse.Namespace) -> int:
         write_figures(summary, args.figures)
         return 0
     page_path = args.output or store.path / paths.REPORT
-    if args.format is None:
-        output.emit(tables(summary, None))
-    if args.format in (None, "html"):
+    if args.format == "html":
         _deliver(page_text(store, summary, measurements), page_path)
+    elif args.format is None:
+        page = page_text(store, summary, measurements)
+        if page_path == STANDARD_OUTPUT:
+            output.emit(tables(summary, None, verbose=args.verbose))
+            output.emit(page)
+        else:
+            where = str(write_aside(page_path, page).resolve())
+            output.emit(tables(summary, None, verbose=args.verbose, page=where))
     else:
         path = args.output or STANDARD_OUTPUT
-        _deliver(_text(summary, args.format, path), path)
+        _deliver(_text(summary, args.format, path, verbose=args.verbose), path)
     return 0
 
 
@@ -126,7 +134,7 @@ def write_figures(summary: Summary, directory: Path) -> None:
     output.say(f"figures: {units.plural(len(paths), 'file')} in {directory.resolve()}{more}")
 
 
-def tables(summary: Summary, path: Path | None) -> str:
+def tables(summary: Summary, path: Path | None, *, verbose: bool = False, page: str = "") -> str:
     """The terminal's tables as text, coloured if standard output is a terminal."""
     from orchestrator.report.terminal import print_summary
 
@@ -137,13 +145,13 @@ def tables(summary: Summary, path: Path | None) -> str:
         else output.console(highlight=False, width=100, color_system=None, force_terminal=False)
     )
     with console.capture() as capture:
-        print_summary(summary, console)
+        print_summary(summary, console, verbose=verbose, page=page)
     return capture.get()
 
 
-def _text(summary: Summary, form: str, path: Path) -> str | Iterable[str]:
+def _text(summary: Summary, form: str, path: Path, *, verbose: bool) -> str | Iterable[str]:
     if form == "terminal":
-        return tables(summary, path)
+        return tables(summary, path, verbose=verbose)
     if form == "md":
         from orchestrator.report.markdown import to_markdown
 

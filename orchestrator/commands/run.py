@@ -17,6 +17,7 @@ from orchestrator.commands.options import (
     add_deadline_arguments,
     add_notify_argument,
     add_priority_argument,
+    add_verbose_argument,
     ends_at,
 )
 from orchestrator.commands.plan import add_grid_arguments
@@ -118,6 +119,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="do not watch over the driver and start it again when it dies (default where "
         f"${NO_RESTART_VARIABLE} is set, and in a Ray job, which dies with its head)",
     )
+    add_verbose_argument(parser)
     parser.add_argument("--quiet", action="store_true", help="no progress, only the report")
     parser.add_argument(
         "--json",
@@ -199,7 +201,9 @@ def _drive(args: argparse.Namespace, charge: Charge | None) -> int:
     source, options = _asked(args, charge)
     grid = grid_of(source, options)
     try:
-        outcome, page, document = _measure_and_report(grid, options, as_json=args.json)
+        outcome, page, document = _measure_and_report(
+            grid, options, as_json=args.json, verbose=args.verbose
+        )
     except GridError:
         raise  # nothing was started, and whoever typed it is there
     except BaseException as error:
@@ -264,7 +268,7 @@ def _asked(args: argparse.Namespace, charge: Charge | None) -> tuple[Path, RunOp
 
 
 def _measure_and_report(
-    grid: Grid, options: RunOptions, *, as_json: bool
+    grid: Grid, options: RunOptions, *, as_json: bool, verbose: bool
 ) -> tuple[RunOutcome, Path | None, Iterable[str]]:
     """The outcome, the page, which there is unless the run was cut short, and with ``as_json`` the
     report that is still to be printed."""
@@ -279,7 +283,7 @@ def _measure_and_report(
                 f"Interrupted ({outcome.result.reason}). The same command goes on from here."
             )
             return outcome, None, ()
-    return outcome, *_report(outcome.store, as_json=as_json)
+    return outcome, *_report(outcome.store, as_json=as_json, verbose=verbose)
 
 
 @contextlib.contextmanager
@@ -320,7 +324,7 @@ def _changed_at(directory: Path) -> int:
         return 0
 
 
-def _report(store: Store, *, as_json: bool) -> tuple[Path | None, Iterable[str]]:
+def _report(store: Store, *, as_json: bool, verbose: bool) -> tuple[Path | None, Iterable[str]]:
     """Write the page; print the tables and where everything is, or make one JSON document."""
     from orchestrator.errors import StoreError
     from orchestrator.report import read_summary, write_page
@@ -338,10 +342,11 @@ def _report(store: Store, *, as_json: bool) -> tuple[Path | None, Iterable[str]]
         if why:
             output.say_aside(why)
         return page, json_parts(summary)
-    print_summary(summary, output.console())
-    output.say()
-    output.say(f"page: {page.resolve()}" if page is not None else why)
     output.say(f"rows: {store.tables_path.resolve()}")
+    where = str(page.resolve()) if page is not None else ""
+    print_summary(summary, output.console(), verbose=verbose, page=where)
+    if why:
+        output.say(why)
     return page, ()
 
 

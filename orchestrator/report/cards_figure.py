@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
+from orchestrator.domain.measurement import Measurement
 from orchestrator.report import units
 from orchestrator.report.drawing import WIDE, nice_top, svg, text_at
 from orchestrator.report.payload import shown_spans
@@ -17,7 +18,7 @@ MOST_GAP = 9.0
 _NAMED_FROM = 56  # pixels of a span that has room for its setting
 
 
-def cards_figure(timeline: Timeline, title: str) -> str:
+def cards_figure(timeline: Timeline, title: str, label: Callable[[Measurement], str]) -> str:
     """Attempts in the colour of their end, a line a card; the time between runs is left out.
 
     The spans lie in a drawing of their own, which can be stretched: its ``rect`` elements are in
@@ -47,7 +48,7 @@ def cards_figure(timeline: Timeline, title: str) -> str:
             f'width="{wide:.1f}" height="{high - 2}"{faint}/>'
         )
         if wide > _NAMED_FROM and high > 10 and jobs == 1 and not probe:
-            name = f"{span.row.precision} b={span.row.batch_size_requested}"
+            name = one_line(label(span.row), max(3, int((wide - 10) / 5.6)))
             names.append(text_at(LEFT + x + 5, TOP + high * (number + 0.5) + 4, name, "inside"))
     tall = high * len(lanes)
     gaps = "".join(f"M{x - gap / 2:.1f} 0V{tall}" for _, x in begun[1:])

@@ -10,7 +10,8 @@ from orchestrator.domain.measurement import Measurement
 from orchestrator.report import units
 from orchestrator.report.contests import Contest, Leader, Verdict, memory_kind, peak_memory_bytes
 from orchestrator.report.quality import quality_note
-from orchestrator.report.summary import SHORT_STATE, Table
+from orchestrator.report.summary import SHORT_STATE
+from orchestrator.report.tables import BATCH, Table
 from workloads.confidence import samples_needed
 
 #: Text where there is no reading: never zero, and never an empty cell.
@@ -29,16 +30,16 @@ class CellText:
     state: State | None = None
 
 
-def cell_text(table: Table, precision: str, batch_size: str) -> CellText:
+def cell_text(table: Table, line: str, column: str) -> CellText:
     """The text of one cell of ``table``."""
-    row = table.cells.get((precision, batch_size))
+    row = table.cells.get((line, column))
     if row is None:
         return CellText(value="")
     if row.state is not State.SUCCEEDED:
         return CellText(value=SHORT_STATE[row.state], state=row.state)
     mark = _mark(row, table)
     note = plus_minus(row)
-    if batch_size != str(row.batch_size) and row.batch_size is not None:
+    if not row.batch_size_requested.isdecimal() and row.batch_size is not None:
         note = f"b={row.batch_size}" + (f" {note}" if note else "")
     if quality := quality_note(row):
         note = f"{note}, {quality}" if note else quality
@@ -49,7 +50,7 @@ def cell_text(table: Table, precision: str, batch_size: str) -> CellText:
 def _mark(row: Measurement, table: Table) -> str:
     if row.job_id in table.flagged:
         return "!"
-    return "*" if row.job_id == table.best else "~" if row.job_id in table.tied else ""
+    return "*" if row.job_id in table.best else "~" if row.job_id in table.tied else ""
 
 
 def plus_minus(row: Measurement) -> str:
@@ -84,6 +85,19 @@ def throughput(row: Measurement) -> str:
     text = f"{figure(row)} {row.metrics.throughput_unit}".strip()
     half = plus_minus(row)
     return f"{text} {half} {scope(row)}" if half else text
+
+
+def column_title(table: Table, column: str) -> str:
+    """The head of a column, where nothing above it says what it is: ``b=8``."""
+    return f"b={column}" if table.column_name == BATCH else column
+
+
+def losses(row: Measurement) -> str:
+    """``loss 2.31 → 1.87``, the first and the last of the timed steps; "" where none was kept."""
+    first, last = row.metrics.loss_first, row.metrics.loss_last
+    if first is None or last is None:
+        return ""
+    return f"loss {units.number(first)} → {units.number(last)}"
 
 
 def scope(row: Measurement) -> str:

@@ -35,11 +35,10 @@ LEAST_NOISE = 0.005
 ASSUMED_NOISE = 0.02
 ENOUGH_JOBS = 8
 
-#: Ends that answer the question whether a setting works. A job that had succeeded and ends in one
-#: of the others has got worse; LOST and NOT_STARTED say nothing of the job.
 #: Text of a row without flags.
 NO_FLAGS = "none"
 
+#: Ends that say nothing of a job. One that had succeeded and ends otherwise has got worse.
 _NO_ANSWER = frozenset({State.LOST, State.NOT_STARTED, State.PENDING, State.RUNNING})
 
 
@@ -53,6 +52,7 @@ class Rule:
     why: str
     forgivable: bool = True  # whether --allow KEY turns blocking into a warning
     only: str | None = None  # the one value that both rows must have; None: any, if it is one
+    goes_with: str = ""  # a key that, where it is allowed, allows this one too
 
 
 def _versions(row: Measurement) -> str:
@@ -69,6 +69,9 @@ def _flags(row: Measurement) -> str:
     raised = raised_on(row)
     return ", ".join(one.flag.name for one in raised) if barred(raised) else NO_FLAGS
 
+
+#: With this key allowed, jobs are matched across accelerators, too.
+DEVICE = "device"
 
 #: docs/compare.md shows this table; a test holds the two together.
 RULES: tuple[Rule, ...] = (
@@ -87,7 +90,7 @@ RULES: tuple[Rule, ...] = (
         forgivable=False,
     ),
     Rule(
-        key="device",
+        key=DEVICE,
         effect="blocks",
         value=lambda row: _text(row.device_name),
         why="another card is another experiment",
@@ -116,6 +119,7 @@ RULES: tuple[Rule, ...] = (
         effect="blocks",
         value=lambda row: _text(row.threads),
         why="host threads set the speed on a processor and of data loading",
+        goes_with=DEVICE,
     ),
     Rule(
         key="random_weights",
@@ -134,6 +138,7 @@ RULES: tuple[Rule, ...] = (
         effect="blocks",
         value=lambda row: _text(row.precision_detail),
         why="the same name of a precision meant another arithmetic",
+        goes_with=DEVICE,
     ),
     Rule(
         key="niceness",
@@ -233,6 +238,11 @@ class RunComparison:
     confidence: float
 
     @property
+    def every(self) -> tuple[Change | Refused | Turned, ...]:
+        """All jobs of both runs that are told of."""
+        return (*self.changes, *self.refused, *self.turned)
+
+    @property
     def overall(self) -> float | None:
         """Geometric mean of all ratios."""
         if not self.changes:
@@ -269,7 +279,7 @@ def compare(
         noise: relative standard deviation between runs; None estimates it.
         allow: keys of ``RULES`` that shall warn instead of block.
     """
-    shared = pairs_of(before, after)
+    shared = pairs_of(before, after, across_devices=DEVICE in allow)
     measured, refused, turned = [], [], []
     warnings: dict[tuple[str, str, str], int] = {}
     for old, new in shared:
@@ -315,11 +325,17 @@ def compare(
 
 
 def pairs_of(
-    before: Sequence[Measurement], after: Sequence[Measurement]
+    before: Sequence[Measurement], after: Sequence[Measurement], *, across_devices: bool = False
 ) -> list[tuple[Measurement, Measurement]]:
     """Rows of the same job: of one identity, else of equal settings as far as both runs know them.
 
     A job of which the other run has several in that sense is left alone.
+
+    Args:
+        before: one row a job.
+        after: the same of the other run.
+        across_devices: leave the accelerator out of the settings, so that the same work on
+            another kind of card is the same job.
     """
     second = {row.job_id: row for row in after}
     pairs = [(row, second[row.job_id]) for row in before if row.job_id in second]
@@ -332,14 +348,15 @@ def pairs_of(
     candidates: dict[tuple[str, ...], tuple[list[Measurement], list[Measurement]]] = {}
     for side, rows in enumerate((left, right)):
         for row in rows:
-            key = _settings(row, common[row.workload])
+            key = _settings(row, common[row.workload], across_devices)
             candidates.setdefault(key, ([], []))[side].append(row)
     return pairs + [(a[0], b[0]) for a, b in candidates.values() if len(a) == len(b) == 1]
 
 
-def _settings(row: Measurement, names: set[str]) -> tuple[str, ...]:
+def _settings(row: Measurement, names: set[str], across_devices: bool) -> tuple[str, ...]:
+    accelerator = "" if across_devices else row.accelerator.value
     fields = (
-        *(row.workload, row.model, row.dataset, row.accelerator.value, str(row.cards)),
+        *(row.workload, row.model, row.dataset, accelerator, str(row.cards)),
         *(row.precision, row.batch_size_requested, row.engine, row.isolation),
     )
     return (*fields, *(f"{name}={row.parameters[name]!r}" for name in sorted(names)))
@@ -355,7 +372,7 @@ def differences(
     for rule in RULES:
         old, new = rule.value(before), rule.value(after)
         if old != new or (rule.only is not None and old != rule.only):
-            forgiven = rule.forgivable and rule.key in allow
+            forgiven = rule.forgivable and bool({rule.key, rule.goes_with} & allow)
             found = Difference(key=rule.key, before=old, after=new)
             (blocking if rule.effect == "blocks" and not forgiven else warning).append(found)
     if before.job_id != after.job_id and set(before.parameters) != set(after.parameters):

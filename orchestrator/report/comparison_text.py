@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rich import box
 from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from orchestrator.domain.labels import Label, labels_of
 from orchestrator.domain.measurement import Measurement
 from orchestrator.report import units
 from orchestrator.report.comparison import Change, Refused, RunComparison, Turned
-from orchestrator.report.labels import label
 from orchestrator.report.reported import figure_changes
 from orchestrator.report.safe import finite, one_line, visible
 
@@ -22,6 +22,7 @@ MOST_LINES = 40
 
 def print_comparison(comparison: RunComparison, console: Console, *, every: bool = False) -> None:
     """Significant changes first; then what broke, what is refused, and what to know."""
+    labels = labels_of([one.after for one in comparison.every])
     _say(console, f"{comparison.before} → {comparison.after}: {headline(comparison)}", "bold")
     source = "estimated from these jobs" if comparison.noise_estimated else "assumed"
     if comparison.changes:
@@ -34,12 +35,11 @@ def print_comparison(comparison: RunComparison, console: Console, *, every: bool
     told = [c for c in comparison.changes if c.significant or every]
     if told:
         console.print()
-        telling = _telling([change.after for change in comparison.changes])
-        console.print(_table(told if every else told[:MOST_LINES], telling))
+        console.print(_table(told if every else told[:MOST_LINES], labels))
         if not every and len(told) > MOST_LINES:
             _say(console, f"… and {len(told) - MOST_LINES:,} more; --all lists all.", "dim")
-    _figures(comparison.changes, console)
-    _turned(comparison.turned, console)
+    _figures(comparison.changes, console, labels)
+    _turned(comparison.turned, console, labels)
     _refused(comparison.refused, console)
     for (key, before, after), jobs in comparison.warnings.items():
         _say(
@@ -149,7 +149,7 @@ def _named(row: Measurement) -> dict[str, object]:
     }
 
 
-def _table(changes: Sequence[Change], telling: frozenset[str]) -> RichTable:
+def _table(changes: Sequence[Change], labels: Mapping[str, Label]) -> RichTable:
     grid = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
     grid.add_column("job", overflow="fold")
     for name in ("before", "after", "change", "interval"):
@@ -163,7 +163,7 @@ def _table(changes: Sequence[Change], telling: frozenset[str]) -> RichTable:
         if ratio.low is not None and ratio.high is not None:
             interval = f"{ratio.low - 1:+.1%} to {ratio.high - 1:+.1%}"
         grid.add_row(
-            Text(one_line(_job(change.after, telling))),
+            Text(one_line(_job(change.after, labels))),
             units.number(change.before.metrics.throughput),
             units.number(change.after.metrics.throughput),
             Text(f"{ratio.value - 1:+.1%}", style=style),
@@ -172,23 +172,12 @@ def _table(changes: Sequence[Change], telling: frozenset[str]) -> RichTable:
     return grid
 
 
-def _telling(rows: Sequence[Measurement]) -> frozenset[str]:
-    """The parameters in which any of these jobs differ."""
-    values: dict[str, set[str]] = {}
-    for row in rows:
-        for name, value in row.parameters.items():
-            values.setdefault(name, set()).add(repr(value))
-    return frozenset(name for name, found in values.items() if len(found) > 1)
+def _job(row: Measurement, labels: Mapping[str, Label]) -> str:
+    """A job's label, and whether its cards were emulated."""
+    return f"{labels[row.job_id]}{' emulated' if row.emulated else ''}"
 
 
-def _job(row: Measurement, telling: frozenset[str]) -> str:
-    """A job on one line, with the settings in which it differs from similar jobs."""
-    facts = [f"{name}={value}" for name, value in sorted(row.parameters.items()) if name in telling]
-    name = label(row) + (" emulated" if row.emulated else "")
-    return f"{name} ({', '.join(facts)})" if facts else name
-
-
-def _figures(changes: Sequence[Change], console: Console) -> None:
+def _figures(changes: Sequence[Change], console: Console, labels: Mapping[str, Label]) -> None:
     """Reported figures that have got better or worse, by the direction declared for each."""
     told = [
         (change, each)
@@ -200,12 +189,12 @@ def _figures(changes: Sequence[Change], console: Console) -> None:
         console.print()
     for change, each in told[:MOST_LINES]:
         style = "green" if each.improved else "bold red"
-        _say(console, f"{label(change.after)}: {each}", style)
+        _say(console, f"{labels[change.after.job_id]}: {each}", style)
     if len(told) > MOST_LINES:
         _say(console, f"… and {len(told) - MOST_LINES:,} more; --json has all.", "dim")
 
 
-def _turned(turned: Sequence[Turned], console: Console) -> None:
+def _turned(turned: Sequence[Turned], console: Console, labels: Mapping[str, Label]) -> None:
     if not turned:
         return
     console.print()
@@ -213,7 +202,7 @@ def _turned(turned: Sequence[Turned], console: Console) -> None:
         style = "bold red" if one.broken else ""
         _say(
             console,
-            f"{one.before.state} → {one.after.state}: {label(one.after)}"
+            f"{one.before.state} → {one.after.state}: {labels[one.after.job_id]}"
             + (f": {one_line(one.after.reason, 120)}" if one.after.reason else ""),
             style,
         )

@@ -64,14 +64,23 @@ class Contest:
 
     setting: Setting  # engine and isolation are blank: they are free to choose
     unit: str
-    contenders: int  # succeeded rows
-    fastest: Measurement
+    ranked: tuple[Measurement, ...]  # succeeded rows, the fastest first
     tied: tuple[Measurement, ...]  # whose interval overlaps the fastest's, best first
     verdict: Verdict
     quickest: Measurement | None  # lowest median latency of a prompt
     leanest: Measurement | None  # smallest peak memory
     thriftiest: Measurement | None  # most work per joule, of those whose energy is known
     leaders: tuple[Leader, ...] = ()  # by the workload's own figures, in order of declaration
+
+    @property
+    def fastest(self) -> Measurement:
+        """The row with the highest throughput."""
+        return self.ranked[0]
+
+    @property
+    def contenders(self) -> int:
+        """Number of rows that were ranked."""
+        return len(self.ranked)
 
     @property
     def winner(self) -> Measurement | None:
@@ -132,7 +141,6 @@ def work_of(setting: Setting) -> Setting:
 
 def _judge(setting: Setting, unit: str, rows: list[Measurement]) -> Contest:
     ranked = sorted(rows, key=lambda row: row.metrics.throughput or 0.0, reverse=True)
-    fastest = ranked[0]
     verdict, tied = _verdict(ranked)
     timed = [row for row in rows if row.metrics.latency_p50_s is not None]
     weighed = [row for row in rows if peak_memory_bytes(row) is not None]
@@ -140,8 +148,7 @@ def _judge(setting: Setting, unit: str, rows: list[Measurement]) -> Contest:
     return Contest(
         setting=setting,
         unit=unit,
-        contenders=len(rows),
-        fastest=fastest,
+        ranked=tuple(ranked),
         tied=tied,
         verdict=verdict,
         quickest=min(timed, key=lambda row: row.metrics.latency_p50_s or 0.0, default=None),

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 
+from orchestrator.report import units
 from orchestrator.report.safe import visible
 
 #: Marker shapes as SVG path data around the origin, by place in the report order of precisions.
@@ -27,6 +28,7 @@ SHAPES = (
 WIDTH, HEIGHT = 520, 320
 WIDE = 760  # of a figure whose lines have long names
 LEFT, RIGHT, TOP, BOTTOM = 62, 64, 16, 56
+LETTER = 6.8  # pixels of a letter of a name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +118,11 @@ def log_ticks(low: float, high: float) -> tuple[float, ...]:
     return (low, high)
 
 
+def short_number(value: float) -> str:
+    """A tick of an axis: ``1,200``, ``0.5``."""
+    return units.number(value, 3).rstrip("0").rstrip(".") if value < 100 else f"{value:,.0f}"
+
+
 def frame(x: Axis, y: Axis) -> str:
     """Grid lines, ticks and the names of both axes."""
     parts = []
@@ -150,10 +157,12 @@ def axis_names(x_name: str, y_name: str) -> str:
     )
 
 
-def svg(title: str, *parts: str, size: tuple[float, float] = (WIDTH, HEIGHT)) -> str:
+def svg(
+    title: str, *parts: str, size: tuple[float, float] = (WIDTH, HEIGHT), kind: str = "curve"
+) -> str:
     """The ``<svg>`` element, named for those who do not see it."""
     return (
-        f'<svg class="curve" viewBox="0 0 {size[0]} {size[1]}" role="img">'
+        f'<svg class="{kind}" viewBox="0 0 {size[0]} {size[1]}" role="img">'
         f"<title>{escape(visible(title))}</title>{''.join(parts)}</svg>"
     )
 
@@ -166,13 +175,13 @@ def text_at(x: float, y: float, text: str, kind: str = "tick", anchor: str = "st
     )
 
 
-def mark(x: float, y: float, precision: str, kind: str = "mark") -> str:
+def mark(x: float, y: float, precision: str | int, kind: str = "mark") -> str:
     """The shape of a precision at a point, in its colour."""
     style = precision_style(precision)
     return f'<path class="{kind} p{style}" d="M{x:.1f} {y:.1f}{SHAPES[style]}"/>'
 
 
-def word(x: float, y: float, text: str, precision: str, anchor: str = "start") -> str:
+def word(x: float, y: float, text: str, precision: str | int, anchor: str = "start") -> str:
     """A name beside a mark, in the colour of a precision."""
     return (
         f'<text class="name p{precision_style(precision)}" x="{x:.1f}" y="{y:.1f}" '
@@ -192,7 +201,9 @@ def apart(places: Sequence[float], distance: float, low: float, high: float) -> 
     return placed
 
 
-def precision_style(precision: str) -> int:
-    """Number of the colour and shape of a precision, from 0 to 5."""
+def precision_style(precision: str | int) -> int:
+    """Number of the colour and shape of a precision, or of a line by its place, from 0 to 5."""
+    if isinstance(precision, int):
+        return precision % len(SHAPES)
     known = {"fp32": 0, "tf32": 0, "fp16": 1, "bf16": 2, "fp8": 3, "int8": 4, "int4": 5}
     return known.get(precision, sum(map(ord, precision)) % len(SHAPES))

@@ -1,4 +1,4 @@
-"""Throughput against batch size as an SVG drawing: one line a precision, with error bars."""
+"""Throughput against batch size as an SVG drawing: a line each, with error bars."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from orchestrator.report.contests import interval
 from orchestrator.report.drawing import (
     BOTTOM,
     HEIGHT,
+    LETTER,
     RIGHT,
     TOP,
     WIDTH,
@@ -19,13 +20,13 @@ from orchestrator.report.drawing import (
     apart,
     frame,
     mark,
-    precision_style,
+    short_number,
     svg,
     word,
     x_axis,
     y_axis,
 )
-from orchestrator.report.summary import Table
+from orchestrator.report.tables import BATCH, SETTING, Table
 
 #: An interval that reaches beyond this many times the largest value is clipped there: a bar of
 #: three wild repeats must not press all curves into the bottom of the figure.
@@ -44,6 +45,8 @@ class _Point:
 
 def throughput_curve(table: Table, title: str) -> str:
     """The drawing of a table as an ``<svg>`` element; empty if fewer than two batch sizes ran."""
+    if table.column_name != BATCH:
+        return ""
     series = _series(table)
     points = [point for each in series.values() for point in each]
     sizes = {point.batch for point in points}
@@ -53,25 +56,35 @@ def throughput_curve(table: Table, title: str) -> str:
     ticks = sorted(sizes | {batch for batch, _ in failed})
     x = x_axis(ticks, "batch size per card", lambda value: f"{value:.0f}")
     x = replace(x, ticks=tuple(ticks))
-    highest = max(point.value for point in points) * TALLEST_BAR
-    top = min(max(point.high for point in points), highest)
-    y = y_axis([top], table.unit, lambda value: units.number(value, 3), log=False)
+    y = _y_axis(points, table)
+    styles = table.styles
     lines = {
-        precision: [(x.at(point.batch), y.at(point.value)) for point in each]
-        for precision, each in series.items()
+        name: [(x.at(point.batch), y.at(point.value)) for point in each]
+        for name, each in series.items()
     }
     parts = [frame(x, y)]
-    for precision, line in lines.items():
+    for name, line in lines.items():
         path = "M" + "L".join(f"{a:.1f} {b:.1f}" for a, b in line)
-        bars = "".join(_bar(x, y, point) for point in series[precision] if point.high > point.low)
+        bars = "".join(_bar(x, y, point) for point in series[name] if point.high > point.low)
         parts.append(
-            f'<g class="p{precision_style(precision)}"><path class="line" d="{path}"/>'
+            f'<g class="p{styles[name]}"><path class="line" d="{path}"/>'
             f'<path class="bar" d="{bars}"/></g>'
         )
-        parts += [mark(a, b, precision) for a, b in line]
-    parts += _end_names(lines)
-    parts += _crosses(failed, x)
-    return svg(title, *parts)
+        parts += [mark(a, b, styles[name]) for a, b in line]
+    parts += _end_names(lines, styles)
+    parts += _crosses(failed, x, styles)
+    room = max(0.0, LETTER * max(map(len, lines)) - RIGHT + 12)
+    return svg(title, *parts, size=(WIDTH + round(room), HEIGHT))
+
+
+def _y_axis(points: Sequence[_Point], table: Table) -> Axis:
+    """From zero; logarithmic where one value would press all others to the bottom."""
+    if table.log:
+        values = [point.value for point in points if point.value > 0]
+        return y_axis(values, f"{table.unit}, logarithmic", short_number, log=True)
+    highest = max(point.value for point in points) * TALLEST_BAR
+    top = min(max(point.high for point in points), highest)
+    return y_axis([top], table.unit, lambda value: units.number(value, 3), log=False)
 
 
 def clipped(table: Table) -> bool:
@@ -84,7 +97,7 @@ def clipped(table: Table) -> bool:
 def _series(table: Table) -> dict[str, list[_Point]]:
     """Measured points by precision, ordered by batch size."""
     series: dict[str, list[_Point]] = {}
-    for (precision, _), row in table.cells.items():
+    for (line, _), row in table.cells.items():
         value = row.metrics.throughput
         if (
             row.state is State.SUCCEEDED
@@ -94,19 +107,20 @@ def _series(table: Table) -> dict[str, list[_Point]]:
             and math.isfinite(value)
         ):
             low, high = interval(row)
-            series.setdefault(precision, []).append(_Point(row.batch_size, value, low, high))
+            series.setdefault(line, []).append(_Point(row.batch_size, value, low, high))
     return {
-        precision: sorted(series[precision], key=lambda point: point.batch)
-        for precision in table.precisions
-        if precision in series
+        line: sorted(series[line], key=lambda point: point.batch)
+        for line in table.lines
+        # Of settings there may be dozens with one point, which the table tells as well.
+        if len(series.get(line, ())) > (table.line_name == SETTING)
     }
 
 
 def _did_not_fit(table: Table) -> list[tuple[int, str]]:
-    """Batch size and precision of every cell that ran out of memory."""
+    """Batch size and line of every cell that ran out of memory."""
     return [
-        (row.batch_size, precision)
-        for (precision, _), row in table.cells.items()
+        (row.batch_size, line)
+        for (line, _), row in table.cells.items()
         if row.state is State.OUT_OF_MEMORY and row.batch_size is not None
     ]
 
@@ -120,28 +134,36 @@ def _bar(x: Axis, y: Axis, point: _Point) -> str:
     return f"M{at:.1f} {low:.1f}V{high:.1f}{upper}{lower}"
 
 
-def _end_names(lines: Mapping[str, _Line]) -> list[str]:
-    """The precisions' names at the ends of their lines, pushed apart where they would touch.
+def _end_names(lines: Mapping[str, _Line], styles: Mapping[str, int]) -> list[str]:
+    """The names at the ends of their lines, pushed apart where they would touch.
 
     A name stands beside its last point or above it where the room is free, else in the margin.
     """
     parts = []
-    ends = sorted((line[-1][1], line[-1][0], precision) for precision, line in lines.items())
+    ends = sorted((line[-1][1], line[-1][0], name) for name, line in lines.items())
     heights = apart([end[0] for end in ends], 14, TOP, HEIGHT - BOTTOM)
-    for (own, last, precision), height in zip(ends, heights, strict=True):
-        others = [line for other, line in lines.items() if other != precision]
+    taken: list[tuple[float, float, float]] = []  # left, right, height
+    for (own, last, name), height in zip(ends, heights, strict=True):
+        others = [line for other, line in lines.items() if other != name]
+        wide = LETTER * len(name)
         places = ((last + 9, height), (last - 11, own - 15), (last - 29, own - 10))
-        free = (place for place in places if _free(*place, others))
+        free = (
+            (x, y)
+            for x, y in places
+            if _free(x, y, wide, others)
+            and all(x > right or x + wide < left or abs(y - at) > 13 for left, right, at in taken)
+        )
         x, y = next(free, (max(last + 9, WIDTH - RIGHT + 2), height))
-        parts.append(word(x, y + 4, precision, precision))
+        taken.append((x, x + wide, y))
+        parts.append(word(x, y + 4, name, styles[name]))
     return parts
 
 
-def _free(x: float, y: float, lines: Sequence[_Line]) -> bool:
+def _free(x: float, y: float, wide: float, lines: Sequence[_Line]) -> bool:
     """Return whether none of the lines passes where a name would stand."""
     for line in lines:
         for (x1, y1), (x2, y2) in zip(line, [*line[1:], line[-1]], strict=True):
-            left, right = max(x1, x - 4), min(x2, x + 32)
+            left, right = max(x1, x - 4), min(x2, x + wide)
             if left > right:
                 continue
             slope = (y2 - y1) / (x2 - x1) if x2 > x1 else 0.0
@@ -151,13 +173,12 @@ def _free(x: float, y: float, lines: Sequence[_Line]) -> bool:
     return y < HEIGHT - BOTTOM - 18
 
 
-def _crosses(failed: Sequence[tuple[int, str]], x: Axis) -> list[str]:
-    """A cross above the axis for each precision that ran out of memory at a batch size."""
+def _crosses(failed: Sequence[tuple[int, str]], x: Axis, styles: Mapping[str, int]) -> list[str]:
+    """A cross above the axis for each line that ran out of memory at a batch size."""
     parts = []
     seen: dict[int, int] = {}
-    for batch, precision in failed:
+    for batch, name in failed:
         place = seen[batch] = seen.get(batch, -1) + 1
         left, top = x.at(batch) + 9 * place - 7, HEIGHT - BOTTOM - 10
-        style = precision_style(precision)
-        parts.append(f'<path class="oom p{style}" d="M{left:.1f} {top}l6 6m0-6l-6 6"/>')
+        parts.append(f'<path class="oom p{styles[name]}" d="M{left:.1f} {top}l6 6m0-6l-6 6"/>')
     return parts

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from orchestrator.domain.measurement import Measurement
 from orchestrator.report import cells, units
-from orchestrator.report.contests import work_of
-from orchestrator.report.grouping import Differences, described, unusual
-from orchestrator.report.labels import label
+from orchestrator.report.grouping import Differences, described
+from orchestrator.report.head_to_head import HeadToHead
 from orchestrator.report.published import REFERENCES
 from orchestrator.report.ratio import Ratio
 from orchestrator.report.summary import SHORT_STATE, Summary
@@ -27,8 +27,9 @@ class Finding:
 def findings(summary: Summary) -> tuple[Finding, ...]:
     """The tables that have something to say, in the page's order."""
     every = (
+        *head_to_head(summary),
         _effects(summary),
-        _steps(summary),
+        training(summary),
         replicates(summary),
         _scaling(summary),
         _roofline(summary),
@@ -70,28 +71,91 @@ def _effects(summary: Summary) -> Finding:
     )
 
 
-def _steps(summary: Summary) -> Finding:
-    work = {one.row.job_id: work_of(summary.settings[one.row.job_id]) for one in summary.steps}
-    apart = unusual(work.values())
+def training(summary: Summary) -> Finding:
+    """Rows that trained, the fastest first: the loss of their first and last timed step, and where
+    the time of a step goes."""
+    steps = {one.row.job_id: one for one in summary.steps}
+    trained = [row for row in summary.joined.rows if cells.losses(row) or row.job_id in steps]
     rows = []
-    for one in summary.steps:
-        about = described(apart[work[one.row.job_id]])
-        shares = (one.data, one.forward, one.backward, one.optimizer, one.communication)
+    for row in sorted(trained, key=lambda row: row.metrics.throughput or 0.0, reverse=True):
+        step = steps.get(row.job_id)
+        shares = (
+            (step.data, step.forward, step.backward, step.optimizer, step.communication)
+            if step
+            else (None,) * 5
+        )
         rows.append(
             (
-                label(one.row) + (f" · {about}" if about else ""),
-                units.seconds(one.step_s),
+                summary.label(row),
+                cells.throughput(row).removesuffix(f" {cells.scope(row)}"),
+                units.number(row.metrics.loss_first),
+                units.number(row.metrics.loss_last),
+                units.seconds(step.step_s if step else None),
                 *(units.percent(share, 2) for share in shares),
             )
         )
+    head = ("throughput", "loss first", "loss last", "step", "data", "forward", "backward")
+    note = "Loss of the first and of the last timed step. Then shares of a timed step."
     shared = any(one.communication is not None for one in summary.steps)
-    return Finding(
-        title="Where the time of a training step goes",
-        head=("job", "step", "data", "forward", "backward", "optimizer", "waiting"),
+    found = Finding(
+        title="Training",
+        head=("job", *head, "optimizer", "waiting"),
         rows=tuple(rows),
-        numbers=tuple(range(1, 7)),
-        note="Waiting for other cards is a part of the times beside it." if shared else "",
+        numbers=tuple(range(1, 10)),
+        note=f"{note} Waiting for other cards is a part of the times beside it."
+        if shared
+        else note,
     )
+    return _without_blanks(found)
+
+
+def _without_blanks(finding: Finding) -> Finding:
+    """The table without columns that say nothing in any row, and without a note of no rows."""
+    kept = [
+        column
+        for column in range(len(finding.head))
+        if any(row[column] != units.MISSING for row in finding.rows)
+    ]
+    return replace(
+        finding,
+        head=tuple(finding.head[column] for column in kept),
+        rows=tuple(tuple(row[column] for column in kept) for row in finding.rows),
+        numbers=tuple(place for place, column in enumerate(kept) if column in finding.numbers),
+        note=finding.note if finding.rows else "",
+    )
+
+
+def head_to_head(summary: Summary) -> tuple[Finding, ...]:
+    """A table for each comparison of accelerators or engines: a column for each of them."""
+    return tuple(map(_head_to_head, summary.head_to_head))
+
+
+def _head_to_head(one: HeadToHead) -> Finding:
+    def cell(row: Measurement | None, ratio: Ratio | None) -> str:
+        if row is None:
+            return units.MISSING
+        figure = units.number(row.metrics.throughput)
+        return figure if ratio is None else f"{figure}, {ratio_text(ratio)}{_tie(ratio)}"
+
+    rows = [(line.label, *map(cell, line.rows, line.ratios)) for line in one.lines]
+    if len(one.lines) > 1:
+        means = ("1" if ratio is None else f"{ratio_text(ratio)}{_tie(ratio)}"
+                 for ratio in one.overall)  # fmt: skip
+        rows.append(("all together", *means))
+    note = f"{one.unit}, and times {one.sides[0]}'s with its interval. ~ tied."
+    if one.left_out:
+        note += f" {units.plural(one.left_out, 'slower setting')} not listed."
+    return Finding(
+        title="Head to head" if not one.workload else f"Head to head: {one.workload}",
+        head=("setting", *one.sides),
+        rows=tuple(rows),
+        numbers=tuple(range(1, len(one.sides) + 1)),
+        note=note,
+    )
+
+
+def _tie(ratio: Ratio) -> str:
+    return "" if ratio.decided or ratio.low is None else " ~"
 
 
 def replicates(summary: Summary) -> Finding:
@@ -103,7 +167,7 @@ def replicates(summary: Summary) -> Finding:
         known = spread is not None and mean
         rows.append(
             (
-                label(replace(cell.row, replicate=1)),
+                summary.label(cell.row),
                 f"{cell.row.metrics.processes} of {len(cell.replicates)}" if known else "1",
                 cells.throughput(cell.row) if mean else SHORT_STATE[cell.row.state],
                 units.percent(spread.between / mean, 2) if spread and mean else units.MISSING,
@@ -152,7 +216,7 @@ def _roofline(summary: Summary) -> Finding:
     )
     rows = [
         (
-            label(share.row),
+            summary.label(share.row),
             share.sheet.device,
             units.percent(share.bandwidth, 3),
             units.percent(share.compute, 3),

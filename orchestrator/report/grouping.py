@@ -136,12 +136,20 @@ def varying_parameters(settings: Iterable[Setting]) -> frozenset[str]:
     return frozenset(n for n, known in values.items() if len(known) > 1 or having[n] < count)
 
 
+def shared_by_workload(settings: Iterable[Setting]) -> dict[str, dict[str, str]]:
+    """Settings with one value in all rows of a workload, as name and value, by workload."""
+    groups: dict[str, list[Setting]] = {}
+    for setting in sorted(set(settings)):
+        groups.setdefault(setting.workload, []).append(setting)
+    return {workload: facts for workload, group in groups.items() if (facts := shared_facts(group))}
+
+
 def shared_facts(settings: Sequence[Setting]) -> dict[str, str]:
-    """Settings with one value in all rows, as name and value, for one line above all tables."""
+    """Settings with one value in all of these, as name and value."""
     if not settings:
         return {}
     facts: dict[str, str] = {}
-    for name in ("workload", "model", "dataset", "engine", "isolation"):
+    for name in ("model", "dataset", "engine", "isolation"):
         values = {getattr(setting, name) for setting in settings}
         if len(values) == 1:
             facts[name] = values.pop()

@@ -6,23 +6,30 @@ from collections.abc import Iterable, Sequence
 
 from orchestrator.domain.measurement import Measurement
 from orchestrator.report import cells, units
+from orchestrator.report.answers import answers
 from orchestrator.report.contests import Contest
 from orchestrator.report.findings import Finding, findings
 from orchestrator.report.grouping import Differences, described
-from orchestrator.report.labels import label
 from orchestrator.report.safe import markdown, tail
-from orchestrator.report.summary import SHORT_STATE, STATE_MEANING, Summary, Table
+from orchestrator.report.summary import SHORT_STATE, STATE_MEANING, Summary
+from orchestrator.report.tables import Table
 
 
 def to_markdown(summary: Summary) -> str:
     """The whole summary as GitHub-flavoured Markdown."""
-    parts = [
-        _headline(summary),
+    sides = len(summary.head_to_head)
+    found = findings(summary)
+    measured = [
+        *(_finding(finding) for finding in found[:sides]),
         _contests(summary),
         *(_table(table) for table in summary.tables),
         _legend(summary),
-        *(_finding(finding) for finding in findings(summary)),
+        *(_finding(finding) for finding in found[sides:]),
         _flagged(summary),
+    ]
+    parts = [
+        _headline(summary),
+        *(measured if summary.contests else ()),
         _causes(summary),
         _cards(summary),
         _provenance(summary),
@@ -31,11 +38,14 @@ def to_markdown(summary: Summary) -> str:
 
 
 def _headline(summary: Summary) -> str:
-    lines = [f"# Run {markdown(summary.run)}", "", summary.verdict]
+    lines = [f"# Run {markdown(summary.run)}", ""]
+    for text in answers(summary):
+        lines += [f"**{markdown(text)}**", ""]
+    lines.append(summary.verdict)
     if summary.counts:
         lines += ["", ", ".join(f"{n:,} {markdown(str(s))}" for s, n in summary.counts.items())]
-    if summary.shared:
-        lines += ["", markdown(described(summary.shared))]
+    for workload, facts in summary.shared.items():
+        lines += ["", markdown(f"{workload}: {described(facts)}")]
     for banner in summary.banners:
         names = markdown(units.listed(list(banner.details)))
         lines += [
@@ -60,6 +70,7 @@ def _contests(summary: Summary) -> str:
         return ""
     apart = Differences.among([contest.setting for contest in summary.contests])
     figures = any(contest.leaders for contest in summary.contests)
+    metered = any(contest.thriftiest for contest in summary.contests)
     lines = []
     for contest in summary.contests:
         about = described(apart.of(contest.setting))
@@ -72,7 +83,7 @@ def _contests(summary: Summary) -> str:
                 markdown(cells.standing(contest, summary.chosen)),
                 markdown(_latency(summary, contest.quickest)),
                 markdown(_memory(summary, contest.leanest)),
-                markdown(_energy(summary, contest.thriftiest)),
+                *([markdown(_energy(summary, contest.thriftiest))] if metered else []),
                 *([markdown(_leaders(summary, contest))] if figures else []),
             ]
         )
@@ -84,7 +95,7 @@ def _contests(summary: Summary) -> str:
         "verdict",
         "lowest latency of a prompt (p50)",
         "smallest peak memory",
-        "most work per joule",
+        *(["most work per joule"] if metered else []),
         *(["best by other figures"] if figures else []),
     )
     return "## Best setting for each model and device\n\n" + _grid(head, lines, right=(3,))
@@ -111,18 +122,19 @@ def _memory(summary: Summary, row: Measurement | None) -> str:
 
 def _table(table: Table) -> str:
     lines = []
-    for precision in table.precisions:
-        line = [f"**{markdown(precision)}**"]
-        for column in table.batch_sizes:
-            cell = cells.cell_text(table, precision, column)
+    for name in table.lines:
+        line = [f"**{markdown(name)}**"]
+        for column in table.columns:
+            cell = cells.cell_text(table, name, column)
             value = f"**{cell.value}**" if cell.mark == "*" else cell.value
             tied = {"~": " \\~", "!": " !"}.get(cell.mark, "")
             line.append(f"{value}{tied} {markdown(cell.note)}".strip())
         lines.append(line)
-    head = tuple(map(markdown, (table.unit or "state", *(f"b={b}" for b in table.batch_sizes))))
+    columns = (cells.column_title(table, column) for column in table.columns)
+    head = tuple(map(markdown, (table.unit or "state", *columns)))
     told = " · ".join(filter(None, (described(table.about), cells.scopes(table))))
     about = f"\n\n{markdown(told)}" if told else ""
-    right = range(1, len(table.batch_sizes) + 1)
+    right = range(1, len(table.columns) + 1)
     return f"## {markdown(table.title)}{about}\n\n{_grid(head, lines, right)}"
 
 
@@ -149,7 +161,7 @@ def _flagged(summary: Summary) -> str:
     parts = []
     for flagged in summary.flagged:
         flag = flagged.flag
-        lines = [[markdown(label(row)), markdown(reason)] for row, reason in flagged.rows]
+        lines = [[markdown(summary.label(row)), markdown(reason)] for row, reason in flagged.rows]
         parts.append(f"**{markdown(flag.name)}**: {markdown(flag.description)} {flagged.says}")
         parts.append(_grid(("job", "reason"), lines))
     return "\n\n".join(["## Flagged rows", *parts]) if parts else ""
@@ -160,7 +172,7 @@ def _causes(summary: Summary) -> str:
         return ""
     parts = ["## What did not run, and why"]
     for cause in summary.causes:
-        names = markdown(units.listed([label(row) for row in cause.rows]))
+        names = markdown(units.listed([summary.label(row) for row in cause.rows]))
         reason = markdown(cause.reason) or "no reason was recorded"
         parts.append(
             f"- **{len(cause.rows):,} × {markdown(str(cause.state))}** {reason}  \n  {names}"

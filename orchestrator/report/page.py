@@ -17,35 +17,40 @@ from typing import TYPE_CHECKING
 from orchestrator.domain.job import State
 from orchestrator.domain.measurement import Measurement
 from orchestrator.report import cells, units
+from orchestrator.report.answers import answers
 from orchestrator.report.cards_figure import cards_figure
 from orchestrator.report.causes import SETTLED, STATE_ORDER
-from orchestrator.report.contests import interval, work_of
+from orchestrator.report.charts import effects_chart, published_chart
+from orchestrator.report.contests import interval
 from orchestrator.report.drawing import precision_style
 from orchestrator.report.figures import clipped, throughput_curve
-from orchestrator.report.findings import replicates
-from orchestrator.report.grouping import Differences, Setting, described, unusual
+from orchestrator.report.findings import head_to_head, replicates, training
+from orchestrator.report.grouping import Differences, Setting, described
+from orchestrator.report.heat_map import heat_map
 from orchestrator.report.images import images_of
-from orchestrator.report.labels import label
-from orchestrator.report.payload import payload
+from orchestrator.report.payload import payload, prompt_points
 from orchestrator.report.plots import (
     MOST_LINES,
     front_figure,
-    ratio_bars,
     roofline_figure,
     scaling_figure,
 )
+from orchestrator.report.prompts_figure import prompts_figure
 from orchestrator.report.published import REFERENCES
 from orchestrator.report.reference_data import DeviceSheet
 from orchestrator.report.roofline import Share
 from orchestrator.report.safe import one_line, script_json, tail, visible
 from orchestrator.report.scaling import Scaling
 from orchestrator.report.shown import shown_of
-from orchestrator.report.summary import SHORT_STATE, STATE_MEANING, Summary, Table
+from orchestrator.report.summary import SHORT_STATE, STATE_MEANING, Summary
+from orchestrator.report.tables import BATCH
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
 SCRIPTS = ("data.js", "tips.js", "tables.js", "scatter.js", "timeline.js", "rows.js")
+PROMPTS_TITLE = "Total length, output length and latency of prompts, in three dimensions"
+MOST_CURVES = 60  # further tables have none
 OPEN_TABLES = 6  # further ones are folded
 LISTED = 12  # further winners and causes are folded
 OPEN_FRONTS = 12  # further ones are not drawn
@@ -70,6 +75,7 @@ def render(
     summary, listed, left_out = shown_of(summary)
     if left_out.rows:
         listed = tuple(with_items(listed))
+    points = prompt_points(listed)
     return (
         _environment()
         .get_template("page.html.jinja")
@@ -78,10 +84,18 @@ def render(
             style=asset("page.css"),
             script=_script(),
             policy=content_security_policy(),
-            data=script_json(payload(summary, measurements, listed)),
+            data=script_json(payload(summary, measurements, listed, points)),
             jobs=jobs,
             left_out=left_out,
+            answers=answers(summary),
+            head_to_head=head_to_head(summary),
+            training=training(summary),
             replicates=replicates(summary),
+            published=[one for one in summary.published if one.measured],
+            warned=_warnings(summary),
+            timed=any(contest.fastest.metrics.latency_p50_s for contest in summary.contests),
+            metered=any(contest.thriftiest for contest in summary.contests),
+            prompts=prompts_figure(listed, points, PROMPTS_TITLE),
             cells=cells,
             units=units,
             State=State,
@@ -102,22 +116,24 @@ def render(
             MOST_LINES=MOST_LINES,
             REFERENCES=REFERENCES,
             cards_figure=cards_figure,
+            effects_chart=effects_chart,
+            published_chart=published_chart,
+            heat_map=heat_map,
             curve=throughput_curve,
+            MOST_CURVES=MOST_CURVES,
             clipped=clipped,
             front_figure=front_figure,
             scaling_figure=scaling_figure,
             roofline_figure=roofline_figure,
-            ratio_bars=ratio_bars,
             scaling_groups=scaling_groups(summary.scalings),
             scaling_apart=Differences.among([one.setting for one in summary.scalings]),
-            work_of=work_of,
-            unusual=unusual(work_of(summary.settings[one.row.job_id]) for one in summary.steps),
             roofline_groups=roofline_groups(summary.roofline.shares),
-            heat=heat,
-            without_precision=lambda row: summary.chosen(row).partition(" ")[2],
+            named=lambda row: _named(summary, row),
+            listed_labels=lambda rows: units.listed([summary.label(row) for row in rows], 5),
             bar=bar,
             tops=_tops(summary),
             SETTLED=SETTLED,
+            BATCH=BATCH,
             precision_style=precision_style,
         )
     )
@@ -134,10 +150,25 @@ def content_security_policy() -> str:
     )
 
 
-def heat(table: Table, row: Measurement) -> float:
-    """Darkness of a cell, 0 to 1: its throughput as a share of the table's highest."""
-    top = 0.0 if row.job_id in table.flagged else table.top
-    return round((row.metrics.throughput or 0.0) / top, 3) if top else 0.0
+def _warnings(summary: Summary) -> list[str]:
+    """In a few words each: what may make a figure less than it seems."""
+    told = []
+    for banner in summary.banners:
+        part = "" if banner.count == banner.of else f" in {banner.count:,} of {banner.of:,} rows"
+        told.append(f"{banner.name}{part}")
+    if summary.raised:
+        told.append(units.plural(len(summary.raised), "flagged row"))
+    told += [f"more than one {fact.name}" for fact in summary.provenance.mixed]
+    if summary.damaged:
+        told.append(units.plural(len(summary.damaged), "unreadable file"))
+    return told
+
+
+def _named(summary: Summary, row: Measurement) -> tuple[str, str]:
+    """The choices of a row: its precision, "" where all have the same, and the rest."""
+    told = summary.chosen(row)
+    first, _, rest = told.partition(" ")
+    return (first, rest) if first == row.precision else ("", told)
 
 
 def bar(row: Measurement, top: float) -> tuple[float, float, float]:
@@ -203,8 +234,6 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         finalize=lambda value: visible(value) if type(value) is str else value,
     )
-    environment.filters["chosen"] = lambda row, summary: summary.chosen(row)
-    environment.filters["label"] = label
     environment.filters["one_line"] = one_line
     environment.filters["tail"] = tail
     environment.filters["state_class"] = lambda state: f"s-{str(state).lower()}"

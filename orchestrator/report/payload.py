@@ -16,7 +16,7 @@ from orchestrator.domain.job import State
 from orchestrator.domain.measurement import Measurement
 from orchestrator.report import cells
 from orchestrator.report.contests import memory_kind, peak_memory_bytes
-from orchestrator.report.grouping import Differences, described
+from orchestrator.report.grouping import described, precision_rank
 from orchestrator.report.reported import titled
 from orchestrator.report.safe import finite, one_line, tail, visible
 from orchestrator.report.summary import SHORT_STATE, STATE_MEANING, Summary
@@ -37,6 +37,7 @@ def payload(
     summary: Summary,
     measurements: Sequence[Measurement],
     listed: Sequence[Measurement] | None = None,
+    points: Json | None = None,
 ) -> Json:
     """Everything the scripts draw from, as one JSON-able object.
 
@@ -44,6 +45,7 @@ def payload(
         summary: what the page says.
         measurements: all rows that ``summary`` was made from.
         listed: the rows that the page lists, in their order; None: all of the summary.
+        points: their ``prompt_points``, where these were made already.
     """
     rows = summary.rows if listed is None else listed
     index = {row.job_id: number for number, row in enumerate(rows)}
@@ -53,9 +55,13 @@ def payload(
         "states": {
             str(s): {"short": SHORT_STATE[s], "meaning": STATE_MEANING[s]} for s in SHORT_STATE
         },
-        "precisions": list(dict.fromkeys(p for t in summary.tables for p in t.precisions)),
+        "precisions": sorted({row.precision for row in rows}, key=precision_rank),
+        "labels": {
+            "precision": any(label.precision for label in summary.labels.values()),
+            "batch": any(label.batch for label in summary.labels.values()),
+        },
         "columns": _columns(summary, measurements, rows),
-        "scatter": prompt_points(rows),
+        "scatter": prompt_points(rows) if points is None else points,
         "timeline": _timeline(summary, index),
     }
 
@@ -68,12 +74,12 @@ def _columns(
     for row in measurements:
         if row.started_at is not None:
             attempts[row.job_id] = attempts.get(row.job_id, 0) + 1
-    distinct = sorted(set(summary.settings.values()))
-    apart = Differences.among(distinct)
-    about = {setting: described(apart.of(setting)) for setting in distinct}
-    shared_settings = summary.settings
+    shared_settings, labels = summary.settings, summary.labels
     texts: dict[str, Read] = {
         "state": lambda r: str(r.state),
+        # A label is put together again (``data.js``): each is another, its parts are few.
+        "before": lambda r: f"{labels[r.job_id].where} {labels[r.job_id].work}".strip(),
+        "after": lambda r: labels[r.job_id].rest,
         "experiment": lambda r: r.experiment,
         "workload": lambda r: r.workload,
         "model": lambda r: r.model,
@@ -81,7 +87,6 @@ def _columns(
         "device": lambda r: shared_settings[r.job_id].where,
         "precision": lambda r: r.precision,
         "batch": lambda r: r.batch_size_requested,
-        "setting": lambda r: about[shared_settings[r.job_id]],
         "engine": lambda r: r.engine,
         "isolation": lambda r: r.isolation,
         "parameters": lambda r: described(dict(shared_settings[r.job_id].parameters)),

@@ -20,8 +20,11 @@ from orchestrator.report import charts, units
 from orchestrator.report.cards_figure import cards_figure
 from orchestrator.report.figures import throughput_curve
 from orchestrator.report.grouping import Setting, described
+from orchestrator.report.heat_map import heat_map
 from orchestrator.report.page import asset, roofline_groups, scaling_groups
+from orchestrator.report.payload import prompt_points
 from orchestrator.report.plots import front_figure, roofline_figure, scaling_figure
+from orchestrator.report.prompts_figure import prompts_figure
 from orchestrator.report.safe import visible
 from orchestrator.report.summary import Summary
 
@@ -40,13 +43,6 @@ svg { font-family: Inter, "Noto Sans", "Liberation Sans", "DejaVu Sans", "DejaVu
   font-size: 12.5px; }
 .paper { fill: var(--surface); } .title { font-weight: 620; fill: var(--ink); }
 .about { font-size: 11px; fill: var(--soft); } .note { font-size: 11px; fill: var(--note); }
-.curve .ink { fill: var(--ink); } .curve .best { fill: var(--ink); font-weight: 700; }
-.curve .cell { fill: var(--heat); }
-.curve .mark.dot { opacity: .7; stroke-width: .4; }
-.curve .gain { fill: var(--ok); stroke: var(--ok); stroke-width: 1.8; }
-.curve .loss { fill: var(--timeout); stroke: var(--timeout); stroke-width: 1.8; }
-.curve .unsure { fill: var(--soft); stroke: var(--soft); stroke-width: 1.8; }
-.curve .ours { fill: var(--accent); } .curve .theirs { fill: var(--none); }
 """
 
 
@@ -101,9 +97,10 @@ def pictures_of(summary: Summary) -> tuple[list[Picture], int]:
 
 
 def _pictures(summary: Summary) -> Iterator[Picture]:
+    index = {row.job_id: number for number, row in enumerate(summary.rows)}
     for n, table in enumerate(summary.tables, 1):
         heading = {"title": table.title, "about": described(table.about)}
-        map_ = charts.heat_map(table, table.title)
+        map_ = heat_map(table, table.title, index)
         yield Picture(name=f"heat-map-{n:02d}", drawing=map_, **heading)
         curve = throughput_curve(table, table.title)
         yield Picture(name=f"throughput-against-batch-size-{n:02d}", drawing=curve, **heading)
@@ -113,9 +110,9 @@ def _pictures(summary: Summary) -> Iterator[Picture]:
         yield Picture(name=name, drawing=drawing, **_of(front.setting))
     if any(row.items for row in summary.rows):
         title = f"{summary.run}: each point is one prompt"
-        yield Picture(
-            name="prompts", title=title, drawing=charts.prompts_chart(summary.rows, title)
-        )
+        points = prompt_points(summary.rows)
+        drawing = prompts_figure(summary.rows, points, title)
+        yield Picture(name="prompts", title=title, drawing=drawing)
     if summary.effects:
         shown, title = summary.effects[:MOST_EFFECTS], "What each technique buys"
         if len(summary.effects) > len(shown):
@@ -135,7 +132,9 @@ def _pictures(summary: Summary) -> Iterator[Picture]:
         yield Picture(name=f"published-{n:02d}", title=title, drawing=drawing)
     if lanes := summary.timeline.lanes:
         title = f"{len(lanes)} cards, time assigned {units.percent(summary.timeline.assigned, 3)}"
-        yield Picture(name="cards", title=title, drawing=cards_figure(summary.timeline, title))
+        yield Picture(
+            name="cards", title=title, drawing=cards_figure(summary.timeline, title, summary.label)
+        )
 
 
 def _of(setting: Setting) -> dict[str, str]:

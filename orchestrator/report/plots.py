@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from orchestrator.domain.measurement import Measurement
-from orchestrator.report import units
 from orchestrator.report.drawing import (
     BOTTOM,
     HEIGHT,
@@ -19,6 +18,7 @@ from orchestrator.report.drawing import (
     frame,
     mark,
     precision_style,
+    short_number,
     svg,
     word,
     x_axis,
@@ -32,11 +32,6 @@ from orchestrator.report.scaling import Scaling
 
 #: Lines in one figure of scaling; more would hide each other. The table has all.
 MOST_LINES = 8
-
-
-def short_number(value: float) -> str:
-    """A tick of an axis: ``1,200``, ``0.5``."""
-    return units.number(value, 3).rstrip("0").rstrip(".") if value < 100 else f"{value:,.0f}"
 
 
 def short_seconds(value: float) -> str:

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from orchestrator.domain.job import State
+from orchestrator.domain.labels import Label, batch_word, labels_of
 from orchestrator.domain.measurement import Measurement
 from orchestrator.domain.passport import SlowCard
 from orchestrator.report.causes import (
@@ -30,14 +31,12 @@ from orchestrator.report.effects import Effect, effects_of
 from orchestrator.report.flags import Flag, Raised, raised_by_job, ranked
 from orchestrator.report.fronts import Front, fronts_of
 from orchestrator.report.grouping import (
-    Differences,
     Setting,
     newest_final,
-    precision_rank,
     settings_of,
-    shared_facts,
+    shared_by_workload,
 )
-from orchestrator.report.labels import labels_of
+from orchestrator.report.head_to_head import HeadToHead, head_to_head
 from orchestrator.report.progress import Underway
 from orchestrator.report.provenance import (
     Banner,
@@ -53,6 +52,7 @@ from orchestrator.report.replicates import Joined, drift_banner, join
 from orchestrator.report.roofline import Roofline, roofline_of
 from orchestrator.report.scaling import Scaling, scalings_of
 from orchestrator.report.steps import StepTime, step_times_of
+from orchestrator.report.tables import Table, tables_of
 from orchestrator.report.timeline import Timeline, timeline_of
 from orchestrator.report.units import plural
 
@@ -86,28 +86,6 @@ STATE_MEANING: Mapping[State, str] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
-    """Precision x batch size of one setting. Cells that the grid did not ask for are absent."""
-
-    setting: Setting
-    experiments: tuple[str, ...]
-    about: Mapping[str, str]  # what tells it from the other tables, besides model and device
-    unit: str  # of the throughput; "" when nothing succeeded
-    precisions: tuple[str, ...]  # rows, wide to narrow
-    batch_sizes: tuple[str, ...]  # columns: "1", "2", …, "best", "max"
-    cells: Mapping[tuple[str, str], Measurement]  # by (precision, batch size)
-    best: str | None  # job id of the clear winner
-    tied: frozenset[str]  # job ids that share the first place, since their intervals overlap
-    flagged: frozenset[str] = frozenset()  # job ids of rows that rank nowhere
-    top: float = 0.0  # highest throughput of its cells, those that are flagged left out
-
-    @property
-    def title(self) -> str:
-        """Model and hardware."""
-        return f"{self.setting.model} on {self.setting.where}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Flagged:
     """One flag with the rows that it applies to, each with the reason."""
 
@@ -134,8 +112,10 @@ class Summary:
     banners: tuple[Banner, ...] = ()
     #: Flags of rows that have some, by job id.
     raised: Mapping[str, tuple[Raised, ...]] = field(default_factory=dict)
-    shared: Mapping[str, str] = field(default_factory=dict)
-    contests: tuple[Contest, ...] = ()
+    #: Settings with one value in all rows of a workload, by workload.
+    shared: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    head_to_head: tuple[HeadToHead, ...] = ()
+    contests: tuple[Contest, ...] = ()  # of one unit the fastest first
     tables: tuple[Table, ...] = ()
     fronts: tuple[Front, ...] = ()
     effects: tuple[Effect, ...] = ()
@@ -148,7 +128,7 @@ class Summary:
     timeline: Timeline = field(default_factory=Timeline)
     provenance: Provenance = field(default_factory=Provenance)
     settings: Mapping[str, Setting] = field(default_factory=dict)  # by job id
-    labels: Mapping[str, str] = field(default_factory=dict)  # what was chosen, by job id
+    labels: Mapping[str, Label] = field(default_factory=dict)  # by job id
     joined: Joined = field(default_factory=lambda: Joined(rows=()))  # replicates as one cell each
     underway: Underway | None = None  # None: finished, or nothing is known of a driver
 
@@ -167,9 +147,14 @@ class Summary:
             for _, pairs in sorted(found.items())
         )
 
+    def label(self, row: Measurement) -> str:
+        """Label of a row's job: what varies in its grid."""
+        known = self.labels.get(row.job_id)  # none: an attempt of a job without a final row
+        return str(known or f"{row.model} {row.precision} {batch_word(row)}")
+
     def chosen(self, row: Measurement) -> str:
         """Label of a row's choices, which no other row of the same work has."""
-        return self.labels[row.job_id]
+        return self.labels[row.job_id].choices or f"{row.precision} {batch_word(row)}"
 
     @property
     def unsettled(self) -> int:
@@ -217,7 +202,7 @@ def summarize(
     settings = settings_of(rows, raised)
     joined = join(rows, settings, raised)
     fit = ranked(joined.rows, raised)
-    contests = hold_contests(fit, settings)
+    labels = _labels(rows, joined)
     counted = Counter(row.state for row in rows)
     return Summary(
         run=measurements[0].run if measurements else "",
@@ -232,9 +217,10 @@ def summarize(
             *drift_banner(joined.night_drift),
         ),
         raised=raised,
-        shared=shared_facts(sorted(set(settings.values()))),
-        contests=contests,
-        tables=_tables(joined.rows, settings, raised),
+        shared=shared_by_workload(settings.values()),
+        head_to_head=head_to_head(fit, settings),
+        contests=_fastest_first(hold_contests(fit, settings)),
+        tables=tables_of(joined.rows, settings, labels, raised),
         fronts=fronts_of(fit, settings),
         effects=effects_of(fit, settings),
         steps=step_times_of(joined.rows),
@@ -246,54 +232,26 @@ def summarize(
         timeline=timeline_of(measurements),
         provenance=provenance_of(rows, measurements),
         settings=settings,
-        labels=labels_of(joined.rows, settings),
+        labels=labels,
         joined=joined,
         underway=underway,
     )
 
 
-def batch_column(row: Measurement) -> str:
-    """The column of a row: the batch size the grid asked for, which may be a search."""
-    return row.batch_size_requested
+def _labels(rows: Sequence[Measurement], joined: Joined) -> dict[str, Label]:
+    """The label of each row; a cell of replicates has that of its first."""
+    labels = labels_of(rows)
+    for cell in joined.cells:
+        labels[cell.row.job_id] = labels[cell.replicates[0].job_id]
+    return labels
 
 
-def _tables(
-    rows: Sequence[Measurement],
-    settings: Mapping[str, Setting],
-    raised: Mapping[str, tuple[Raised, ...]],
-) -> tuple[Table, ...]:
-    groups: dict[Setting, list[Measurement]] = {}
-    for row in rows:
-        groups.setdefault(settings[row.job_id], []).append(row)
-    apart = Differences.among(list(groups))
-    return tuple(_table(setting, group, apart, raised) for setting, group in groups.items())
-
-
-def _table(
-    setting: Setting,
-    rows: list[Measurement],
-    apart: Differences,
-    raised: Mapping[str, tuple[Raised, ...]],
-) -> Table:
-    fit = ranked(rows, raised)
-    contests = hold_contests(fit, {row.job_id: setting for row in fit})
-    # A table has one unit; were there two, the one with more rows is ranked.
-    contest = max(contests, key=lambda c: c.contenders, default=None)
-    cells = {(row.precision, batch_column(row)): row for row in rows}
-    return Table(
-        setting=setting,
-        experiments=tuple(dict.fromkeys(row.experiment for row in rows)),
-        about=apart.of(setting),
-        unit=contest.unit if contest else "",
-        precisions=tuple(sorted({row.precision for row in rows}, key=precision_rank)),
-        batch_sizes=tuple(sorted({batch_column(row) for row in rows}, key=_batch_rank)),
-        cells=cells,
-        best=contest.winner.job_id if contest and contest.winner else None,
-        tied=frozenset(row.job_id for row in contest.first) if contest else frozenset(),
-        flagged=frozenset({row.job_id for row in rows} - {row.job_id for row in fit}),
-        top=max((row.metrics.throughput or 0.0 for row in fit), default=0.0),
+def _fastest_first(contests: Sequence[Contest]) -> tuple[Contest, ...]:
+    """Contests by their unit, in the order of the rows; of one unit the fastest first."""
+    units = list(dict.fromkeys(contest.unit for contest in contests))
+    return tuple(
+        sorted(
+            contests,
+            key=lambda one: (units.index(one.unit), -(one.fastest.metrics.throughput or 0.0)),
+        )
     )
-
-
-def _batch_rank(column: str) -> tuple[int, int, str]:
-    return (0, int(column), "") if column.isdecimal() else (1, 0, column)

@@ -1,4 +1,7 @@
-"""The summary as tables in a terminal. Reads at 80 columns, and without colour when piped."""
+"""The summary as tables in a terminal. Reads at 80 columns, and without colour when piped.
+
+A terminal is read from its end, so the winners come last.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +14,18 @@ from rich.text import Text
 
 from orchestrator.domain.job import State
 from orchestrator.report import cells, units
+from orchestrator.report.answers import answers
 from orchestrator.report.findings import findings
 from orchestrator.report.grouping import Differences, described
-from orchestrator.report.labels import label
 from orchestrator.report.safe import one_line, tail, visible
-from orchestrator.report.summary import SHORT_STATE, STATE_MEANING, Summary, Table
+from orchestrator.report.summary import SHORT_STATE, STATE_MEANING, Summary
+from orchestrator.report.tables import Table
 from orchestrator.report.timeline import Lane
 
 MOST_TABLES = 12
 MOST_LINES = 40
 MOST_FINDINGS = 16
+_LONGEST_NAME = 36
 MOST_CARDS = 16  # more are summed up by node
 
 STYLES = {
@@ -35,17 +40,40 @@ STYLES = {
 }
 
 
-def print_summary(summary: Summary, console: Console) -> None:
-    """Print the whole summary; long lists are cut, and what was cut is said."""
+def print_summary(
+    summary: Summary, console: Console, *, verbose: bool = False, page: str = ""
+) -> None:
+    """Print the whole summary, the answer last; long lists are cut, and what was cut is said.
+
+    Args:
+        summary: what is printed.
+        console: where to.
+        verbose: with what each card did, and the versions that it was made with.
+        page: path of the HTML page, for the last line.
+    """
     _headline(summary, console)
-    _contests(summary, console)
-    _tables(summary, console)
-    _findings(summary, console)
-    _flagged(summary, console)
+    if summary.contests:
+        _tables(summary, console)
+        _findings(summary, console)
+        _flagged(summary, console)
     _causes(summary, console)
     _retried(summary, console)
-    _cards(summary, console)
-    _provenance(summary, console)
+    if verbose:
+        _cards(summary, console)
+        _provenance(summary, console)
+    _contests(summary, console)
+    _answer(summary, console, page)
+
+
+def _answer(summary: Summary, console: Console, page: str) -> None:
+    """The last lines: the winner, and where the page lies."""
+    told = answers(summary)
+    if told or page:
+        console.print()
+    for text in told:
+        _say(console, text, "bold" if summary.contests else "bold red")
+    if page:
+        console.print(Text(visible(f"page: {page}")), soft_wrap=True)  # to be copied whole
 
 
 def _say(console: Console, text: str, style: str = "") -> None:
@@ -66,8 +94,8 @@ def _headline(summary: Summary, console: Console) -> None:
     )
     if len(summary.counts) > 1:
         _say(console, " · ".join(f"{n:,} {state}" for state, n in summary.counts.items()))
-    if summary.shared:
-        _say(console, described(summary.shared), "dim")
+    for workload, facts in summary.shared.items():
+        _say(console, f"{workload}: {described(facts)}", "dim")
     for banner in summary.banners:
         _say(
             console,
@@ -105,6 +133,8 @@ def _contests(summary: Summary, console: Console) -> None:
             f"  highest throughput   {summary.chosen(best)}: {cells.throughput(best)}",
         )
         _say(console, f"  verdict              {cells.standing(contest, summary.chosen)}")
+        if loss := cells.losses(best):
+            _say(console, f"  {'its loss':<20} {loss.removeprefix('loss ')}")
         if best.metrics.tpot_p50_s is not None:
             _say(console, f"  {'its latency':<20} {cells.token_times(best)}")
         if contest.quickest is not None:
@@ -117,9 +147,9 @@ def _contests(summary: Summary, console: Console) -> None:
         if contest.leanest is not None:
             row = contest.leanest
             _say(console, f"  smallest memory      {summary.chosen(row)}: {cells.memory(row)}")
-        thrifty = contest.thriftiest
-        whose = f"{summary.chosen(thrifty)}: " if thrifty is not None else ""
-        _say(console, f"  most work per joule  {whose}{cells.energy(thrifty)}")
+        if (thrifty := contest.thriftiest) is not None:
+            told = f"{summary.chosen(thrifty)}: {cells.energy(thrifty)}"
+            _say(console, f"  most work per joule  {told}")
         for one in contest.leaders:
             _say(console, f"  {one.title:<20} {cells.leader(one, summary.chosen(one.row))}")
     _cut(console, len(summary.contests), MOST_LINES, "contest")
@@ -136,7 +166,8 @@ def _tables(summary: Summary, console: Console) -> None:
         unit = f"{table.unit}, " if table.unit else ""
         span = cells.scopes(table)
         more = f"; {span}" if span else ""
-        _say(console, f"{unit}precision by batch size per card{more}", "dim")
+        scale = f"{table.line_name} by {table.column_name}"
+        _say(console, f"{unit}{scale}{more}", "dim")
         for columns in _blocks(table, console.width):
             console.print(_grid(table, columns, states, marks))
     if not summary.tables:
@@ -157,11 +188,11 @@ def _tables(summary: Summary, console: Console) -> None:
 
 def _blocks(table: Table, width: int) -> list[tuple[str, ...]]:
     """The batch sizes split so that each block of columns fits into ``width``."""
-    room = width - max(len(one_line(p)) for p in table.precisions) - 4
+    room = width - max(len(one_line(p, _LONGEST_NAME)) for p in table.lines) - 4
     blocks: list[list[str]] = [[]]
     used = 0
-    for column in table.batch_sizes:
-        texts = [cells.cell_text(table, p, column) for p in table.precisions]
+    for column in table.columns:
+        texts = [cells.cell_text(table, p, column) for p in table.lines]
         wide = max(max(len(text.value) + 1, len(text.note) + 1) for text in texts)
         wide = max(wide, len(column) + 1) + 1  # the box puts one blank between columns
         if blocks[-1] and used + wide > room:
@@ -177,10 +208,10 @@ def _grid(table: Table, columns: Sequence[str], states: set[State], marks: set[s
     grid.add_column("", no_wrap=True)
     for column in columns:
         grid.add_column(Text(column + " "), justify="right", no_wrap=True)
-    for precision in table.precisions:
-        line: list[Text] = [Text(one_line(precision), style="bold")]
+    for name in table.lines:
+        line: list[Text] = [Text(one_line(name, _LONGEST_NAME), style="bold")]
         for column in columns:
-            cell = cells.cell_text(table, precision, column)
+            cell = cells.cell_text(table, name, column)
             if cell.state is None:
                 line.append(Text(""))
                 continue
@@ -222,7 +253,7 @@ def _flagged(summary: Summary, console: Console) -> None:
         _say(console, f"{len(flagged.rows):,} × {flagged.flag.name}", "yellow")
         _say(console, f"  {flagged.flag.description} {flagged.says}", "dim")
         for row, reason in flagged.rows[:MOST_FINDINGS]:
-            _say(console, f"  {one_line(label(row))}: {one_line(reason, 300)}")
+            _say(console, f"  {one_line(summary.label(row))}: {one_line(reason, 300)}")
         _cut(console, len(flagged.rows), MOST_FINDINGS, "row")
 
 
@@ -239,7 +270,7 @@ def _causes(summary: Summary, console: Console) -> None:
             f"{len(cause.rows):,} × {cause.state}{of_class}: {reason}",
             STYLES.get(cause.state, ""),
         )
-        names = [label(row) for row in cause.rows]
+        names = [summary.label(row) for row in cause.rows]
         _say(console, f"  {one_line(units.listed(names, 3))}", "dim")
         if cause.example.failure_tail:
             for line in tail(cause.example.failure_tail, 800).splitlines()[-6:]:
@@ -255,7 +286,7 @@ def _retried(summary: Summary, console: Console) -> None:
     _heading(console, "Jobs that needed more than one attempt")
     for item in summary.retried[:MOST_LINES]:
         ended = " → ".join(str(row.state) for row in item.attempts)
-        _say(console, f"  {label(item.row)}: {ended}")
+        _say(console, f"  {summary.label(item.row)}: {ended}")
     _cut(console, len(summary.retried), MOST_LINES, "job")
 
 

@@ -26,7 +26,8 @@ from orchestrator.domain.events import (
     WorkerStopped,
 )
 from orchestrator.domain.executor import Progress
-from orchestrator.domain.job import State
+from orchestrator.domain.job import Job, State
+from orchestrator.domain.labels import Label, labels_of
 from orchestrator.domain.measurement import Measurement
 from orchestrator.domain.topology import Card, CardSet, Node
 from orchestrator.planning.plan import Action, Plan
@@ -79,8 +80,10 @@ class Board:
     slow_cards: tuple[str, ...] = ()
     _stopping: str = ""
     _finished: bool = False
+    _labels: Mapping[str, Label] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self._labels = labels_of([planned.job for planned in self.plan.jobs])
         for planned in self.plan.jobs:
             if planned.action is Action.RUN:
                 self._estimates[planned.job.job_id] = planned.estimate_s * planned.job.cards
@@ -92,6 +95,10 @@ class Board:
     def total(self) -> int:
         """Jobs of the grid."""
         return len(self.plan.jobs)
+
+    def label(self, job: Job) -> str:
+        """Name of a job, here as in its report: what varies in its grid."""
+        return str(self._labels.get(job.job_id, job.label))
 
     @property
     def done(self) -> int:
@@ -151,7 +158,7 @@ class Board:
         elif isinstance(command, RunAttempt):
             for worker_id in command.worker_ids:
                 attempt = command.attempt
-                self._seat(worker_id, "start", at, attempt.job.label, attempt.attempt_id)
+                self._seat(worker_id, "start", at, self.label(attempt.job), attempt.attempt_id)
         elif isinstance(command, RecordRow) and command.final:
             self._counts[command.state.value] += 1
             self._card_s_done += self._estimates.pop(command.job.job_id, 0.0)
@@ -168,7 +175,7 @@ class Board:
             self._failures.appendleft(
                 FailedAttempt(
                     at=at,
-                    job=attempt.job.label,
+                    job=self.label(attempt.job),
                     state=row.state.value,
                     failure_class=measurement.failure_class or "",
                     reason=" ".join(measurement.reason.split())[:REASON_LENGTH],

@@ -89,6 +89,7 @@ def run_grid(
     store.refuse_if_held()  # before the cluster is asked, which may be away
     with remote_code.permitted(options.remote_code), _session(options, grid) as session:
         session = with_its_nodes(options, session, say, store.path)
+        session = replace(session, nodes=session.asked(session.nodes))
         _tell(options, address=session.address, cards=cards_by_kind(session.nodes))
         plan_run(options, grid, session, store)  # refused here, nothing is created
         with store, owner_of(store).marks_this_process():
@@ -164,7 +165,7 @@ def _session(options: RunOptions, grid: Grid) -> contextlib.AbstractContextManag
     if options.emulate is not None and (options.address or options.in_process):
         raise ClusterError("--emulate cannot be combined with --address or --in-process")
     if options.in_process:
-        return session.in_process_session(kinds)
+        return session.in_process_session(kinds, options.card_memory_bytes)
     if options.emulate is not None:
         return session.emulated_session(options.emulate, kinds, options.card_memory_bytes)
     charge = options.charge

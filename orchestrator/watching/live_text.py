@@ -103,7 +103,7 @@ def row_line(command: RecordRow, measurement: Measurement, board: Board) -> str:
         where += f" and {len(command.attempt.cards) - 1} more"
     job = command.attempt.job if command.attempt else command.job
     ordinal = f"[{board.done}/{board.total}]" if command.final else "[attempt]"
-    words = [ordinal, f"{command.state.value:<13}", job.label]
+    words = [ordinal, f"{command.state.value:<13}", board.label(job)]
     if where:
         words.append(f"on {where}")
     words.append(f": {_figure(measurement)}" if measurement.metrics.throughput else "")
@@ -120,7 +120,7 @@ def unrun_lines(commands: Sequence[RecordRow], board: Board) -> list[str]:
         groups.setdefault((command.state, command.reason), []).append(command)
     lines = []
     for (state, reason), group in groups.items():
-        what = group[0].job.label if len(group) == 1 else f"{len(group)} jobs"
+        what = board.label(group[0].job) if len(group) == 1 else f"{len(group)} jobs"
         end = f": {shortened(reason)}" if reason else ""
         lines.append(f"[{board.done}/{board.total}] {state.value:<13} {what}{end}")
     return lines

@@ -77,7 +77,7 @@ class Notice:
         if summary is not None:
             lines.append(", ".join(f"{count} {state}" for state, count in summary.counts.items()))
             lines += [
-                best_text(contest, summary.labels[contest.fastest.job_id])
+                best_text(contest, summary.chosen(contest.fastest))
                 for contest in summary.contests[:BEST_SHOWN]
             ]
             if any(row.emulated for row in summary.rows):

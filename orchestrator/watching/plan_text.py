@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
 from itertools import chain, islice
@@ -17,6 +17,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, TextIO
 
 from orchestrator.domain.job import Accelerator, Job, Scalar
+from orchestrator.domain.labels import MOST_NAMED
 from orchestrator.domain.topology import Node, legal_card_sets
 from orchestrator.host import output
 from orchestrator.planning.plan import Action, Plan, PlannedJob
@@ -91,18 +92,53 @@ def _settings(jobs: Sequence[Job]) -> Iterator[Column]:
         key: {name: _as_json(value) for name, value in job.parameters}
         for key, job in dict(zip(shared, jobs, strict=True)).items()
     }
-    for name in dict.fromkeys(chain.from_iterable(known.values())):
-        told = {key: texts.get(name, "") for key, texts in known.items()}
-        yield name, [told[key] for key in shared]
+    names = list(dict.fromkeys(chain.from_iterable(known.values())))
+    varying = [name for name in names if len({texts.get(name) for texts in known.values()}) > 1]
+    brief = len(varying) > MOST_NAMED
+    for name in names:
+        if not brief or name not in varying:
+            told = {key: texts.get(name, "") for key, texts in known.items()}
+            yield name, [told[key] for key in shared]
+    if brief:
+        told = _unusual(known, varying, Counter(shared))
+        yield "settings", [told[key] for key in shared]
+
+
+def _unusual(
+    known: Mapping[int, Mapping[str, str]], names: Sequence[str], jobs: Counter[int]
+) -> dict[int, str]:
+    """In one text what most jobs have otherwise: a column for each of a dozen techniques, of which
+    every job changes one, fits no screen."""
+    usual = {}
+    for name in names:
+        counts: Counter[str] = Counter()
+        for key, texts in known.items():
+            if name in texts:
+                counts[texts[name]] += jobs[key]
+        usual[name] = counts.most_common(1)[0][0]
+    return {
+        key: ", ".join(
+            f"{name} {texts[name]}" for name in names if texts.get(name, usual[name]) != usual[name]
+        )
+        for key, texts in known.items()
+    }
 
 
 def _as_json(value: Scalar) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def _table(plan: Plan) -> tuple[dict[str, str], list[Column]]:
-    """Split the settings of all jobs into those that are the same and those that differ."""
-    jobs = [item.job for item in plan.jobs]
+def _by_workload(plan: Plan) -> dict[str, list[PlannedJob]]:
+    """The jobs of each workload, whose settings are its own."""
+    groups: dict[str, list[PlannedJob]] = {}
+    for item in plan.jobs:
+        groups.setdefault(item.job.workload, []).append(item)
+    return groups
+
+
+def _table(items: Sequence[PlannedJob]) -> tuple[dict[str, str], list[Column]]:
+    """Split the settings of these jobs into those that are the same and those that differ."""
+    jobs = [item.job for item in items]
     shared: dict[str, str] = {}
     columns = [("job_id", [job.job_id for job in jobs])]
     for name, texts in _settings(jobs):
@@ -110,9 +146,9 @@ def _table(plan: Plan) -> tuple[dict[str, str], list[Column]]:
             columns.append((name, texts))
         elif texts:
             shared[name] = texts[0]
-    durations = {seconds: duration_text(seconds) for seconds in {i.estimate_s for i in plan.jobs}}
+    durations = {seconds: duration_text(seconds) for seconds in {i.estimate_s for i in items}}
     estimates, actions, reasons = [], [], []
-    for item in plan.jobs:
+    for item in items:
         runs = item.action is Action.RUN
         estimates.append(durations[item.estimate_s] if runs else "")
         actions.append(str(item.action))
@@ -178,26 +214,31 @@ def deadline_lines(deadline: Deadline, found: Forecast | None) -> Iterator[str]:
 def print_plan(
     plan: Plan, file: TextIO, terminal: Console | None = None, more: Sequence[str] = ()
 ) -> None:
-    """The plan as a person reads it, in a file or, folded, on a terminal that writes to ``file``;
-    ``more`` lines follow its sums."""
-    shared, columns = _table(plan)
+    """The plan as a person reads it, a table for each workload, in a file or, folded, on a terminal
+    that writes to ``file``; ``more`` lines follow its sums."""
 
     def write(text: str) -> None:
         output.say(text, file, end="")
 
     jobs = "1 job" if len(plan.jobs) == 1 else f"{len(plan.jobs)} jobs"
     write(f"Grid {plan.grid_name}: {jobs} on {nodes_text(plan.nodes)}\n")
-    if shared:
-        said = ", ".join(f"{name} {value}" for name, value in shared.items())
-        if terminal is not None:
-            terminal.print(f"Every job: {said}", markup=False, highlight=False, soft_wrap=True)
+    groups = _by_workload(plan)
+    for workload, items in groups.items():
+        shared, columns = _table(items)
+        if len(groups) > 1:
+            count = "1 job" if len(items) == 1 else f"{len(items)} jobs"
+            write(f"\n{workload}: {count}\n")
+        if shared:
+            said = ", ".join(f"{name} {value}" for name, value in shared.items())
+            if terminal is not None:
+                terminal.print(f"Every job: {said}", markup=False, highlight=False, soft_wrap=True)
+            else:
+                write(f"Every job: {said}\n")
+        write("\n")
+        if terminal is not None and len(plan.jobs) <= FOLDED_ROWS:
+            _print_folded(columns, items, terminal)
         else:
-            write(f"Every job: {said}\n")
-    write("\n")
-    if terminal is not None and len(plan.jobs) <= FOLDED_ROWS:
-        _print_folded(columns, plan.jobs, terminal)
-    else:
-        write(_aligned(columns))
+            write(_aligned(columns))
     write("\n" + "\n".join([*summary_lines(plan), *more]) + "\n")
 
 
@@ -246,17 +287,23 @@ def plan_html(plan: Plan) -> str:
     """The plan as a notebook shows it: what all jobs share, a line a job, sums."""
     from html import escape
 
-    shared, columns = _table(plan)
-    said = [f"<b>{escape(plan.grid_name)}</b> on {escape(nodes_text(plan.nodes))}"]
-    if shared:
-        every = ", ".join(f"{name} {value}" for name, value in shared.items())
-        said.append(f"every job: {escape(every)}")
-    if len(plan.jobs) > SHOWN_ROWS:
-        said.append(f"the first {SHOWN_ROWS} of {len(plan.jobs):,} jobs:")
+    said = f"<b>{escape(plan.grid_name)}</b> on {escape(nodes_text(plan.nodes))}"
+    parts = [f"<p>{said}</p>"]
+    left = SHOWN_ROWS
+    for workload, items in _by_workload(plan).items():
+        shared, columns = _table(items)
+        told = [escape(workload)]
+        if shared:
+            every = ", ".join(f"{name} {value}" for name, value in shared.items())
+            told.append(f"every job: {escape(every)}")
+        if len(items) > left:
+            told.append(f"the first {left} of {len(items):,} jobs:")
+        headings = [heading for heading, _ in columns]
+        parts.append(f"<p>{'<br>'.join(told)}</p>")
+        parts.append(html_table(headings, list(islice(_rows(columns), left))))
+        left = max(0, left - len(items))
     sums = "<br>".join(map(escape, summary_lines(plan)))
-    headings = [heading for heading, _ in columns]
-    table = html_table(headings, list(islice(_rows(columns), SHOWN_ROWS)))
-    return f"<p>{'<br>'.join(said)}</p>{table}<p>{sums}</p>"
+    return f"{''.join(parts)}<p>{sums}</p>"
 
 
 def html_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

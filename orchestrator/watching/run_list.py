@@ -59,7 +59,7 @@ def _entry(store: Store) -> RunEntry:
     try:
         summary, _ = read_summary(store, lean=True)
         for contest in summary.contests[:1]:
-            best = best_text(contest, summary.labels[contest.fastest.job_id])
+            best = best_text(contest, summary.chosen(contest.fastest))
     except StoreError as error:
         note = str(error).splitlines()[0]
     status = None

@@ -52,11 +52,11 @@ for typed in (["report", "after", "--json"], compare):
         assert main(typed) == 0
 from orchestrator.report.contests import hold_contests
 from orchestrator.report.grouping import settings_of
-from orchestrator.report.labels import label
+from orchestrator.domain.labels import labels_of
 from orchestrator.results.store import Store
 from workloads.techniques import all_techniques
 rows = Store.existing(Path("results"), "after").measurements()
-labels = {row.job_id: label(row) for row in rows}
+labels = {job_id: str(label) for job_id, label in labels_of(rows).items()}
 order = [kind.name for kind in all_techniques()]
 contests = [
     {

@@ -63,7 +63,7 @@ EMULATED = parse_emulation("1x8:HPU", ())
 
 def decide(*rows: tuple[State, bool], nodes: list[Node] = EMULATED, **options: bool) -> Action:
     """The action for the one job of a grid with these earlier rows (state, emulated)."""
-    made = one("precision: bf16")
+    made = one("precision: bf16\nengine: transformers")
     (job,) = made.jobs()
     history = [past(job, state, emulated=emulated) for state, emulated in rows]
     (planned,) = make_plan(made, nodes, history, **options).jobs
@@ -136,7 +136,7 @@ def test_reasons_say_what_happened_and_what_to_do() -> None:
 
 def test_unsupported_precisions_carry_the_tables_reason() -> None:
     """Exactly the jobs that the table refuses for the asked device are unsupported."""
-    made = one("axes: {precision: [fp32, fp16, bf16, fp8, int8, int4]}")
+    made = one("engine: transformers\naxes: {precision: [fp32, fp16, bf16, fp8, int8, int4]}")
     for planned in make_plan(made, assumed_servers([HPU]), []).jobs:
         entry = support(planned.job.precision, "hpu")
         assert (planned.action is Action.UNSUPPORTED) == (not entry.supported)
@@ -298,6 +298,28 @@ def test_what_all_jobs_share_is_said_once() -> None:
     heading = next(line for line in text.splitlines() if line.startswith("job_id"))
     assert heading.split() == ["job_id", "batch_size", "estimate", "action", "reason"]
     assert "Every job: experiment e, workload text-generation, model tiny-chatglm3" in text
+
+
+def test_each_workload_has_a_table_with_what_varies_in_it() -> None:
+    """Settings of one workload are no columns of another's; many techniques share a column."""
+    made = grid(
+        HEAD
+        + """
+  - {name: a, axes: {batch_size: [1, 2]}}
+  - {name: b, workload: finetuning, method: lora, axes: {padding: [dynamic, fixed]}}
+  - {name: c, workload: finetuning, method: lora, gradient_checkpointing: true}
+  - {name: d, workload: finetuning, method: lora, logits: learned}
+  - {name: e, workload: finetuning, method: lora, attention: eager}
+"""
+    )
+    nodes = parse_emulation("1x8:HPU", made.accelerators())
+    plan = make_plan(made, nodes, [], estimator=Flat())  # type: ignore[arg-type]
+    text = printed(plan, terminal=False)
+    first, second = (line for line in text.splitlines() if line.startswith("job_id"))
+    assert first.split() == ["job_id", "batch_size", "estimate", "action", "reason"]
+    assert second.split() == ["job_id", "experiment", "settings", "estimate", "action", "reason"]
+    assert "\ntext-generation: 2 jobs\n" in text and "\nfinetuning: 5 jobs\n" in text
+    assert "gradient_checkpointing true" in text and max(map(len, second)) < 120
 
 
 def test_a_terminal_folds_reasons_and_loses_none_of_their_words() -> None:

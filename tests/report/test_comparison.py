@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from measurements import job, row, sample
 
 from orchestrator.cli import main
-from orchestrator.domain.job import State
+from orchestrator.domain.job import Accelerator, State
 from orchestrator.domain.measurement import Measurement
 from orchestrator.report.comparison import (
     ASSUMED_NOISE,
@@ -277,6 +277,30 @@ def test_a_ratio_without_scatter_has_a_point_for_an_interval() -> None:
     one, two = (Rate(value=v, error=0.0, degrees=2) for v in (1.0, 2.0))
     assert ratio_of(two, one).p_value == 0.0 and ratio_of(two, one).decided
     assert ratio_of(one, one).p_value == 1.0 and not ratio_of(one, one).decided
+
+
+def test_the_same_settings_are_matched_across_devices_where_allowed() -> None:
+    """Jobs of two accelerators have no identity in common; with `--allow device` their settings
+    match, and what goes with a card warns. Emulated cards still meet none."""
+    old = [measured(n, [1.0, 1.01, 0.99]) for n in range(3)]
+    new = [
+        replace(
+            measured(n, [0.5, 0.505, 0.495]),
+            job_id=f"{n:016x}",
+            accelerator=Accelerator.GPU,
+            device_name="NVIDIA H200",
+            threads=8,
+            precision_detail="another arithmetic",
+        )
+        for n in range(3)
+    ]
+    assert not compare(old, new).changes and compare(old, new).only_before == 3
+    across = compare(old, new, allow=frozenset({"device"}))
+    assert [round(change.ratio.value, 2) for change in across.changes] == [2.0, 2.0, 2.0]
+    assert {key for key, _, _ in across.warnings} == {"device", "threads", "precision_detail"}
+    assert not compare(
+        old, [replace(row, emulated=True) for row in new], allow=frozenset({"device"})
+    ).changes
 
 
 def test_the_document_has_the_table_of_rules() -> None:

@@ -9,7 +9,9 @@ import pytest
 from headless_chromium import Page, chromium, find_chromium
 from measurement_factory import Night, a_job, every_state
 
+from orchestrator.domain.job import State
 from orchestrator.report.page import render
+from orchestrator.report.payload import MOST_POINTS
 from orchestrator.report.summary import summarize
 
 pytestmark = [
@@ -17,9 +19,7 @@ pytestmark = [
     pytest.mark.skipif(find_chromium() is None, reason="no Chromium on this machine"),
 ]
 
-VIEW = "JSON.stringify([...document.getElementById('scatter').getContext('2d')" + (
-    ".getImageData(0, 0, 600, 400).data].filter((_, i) => i % 97 === 0))"
-)
+VIEW = "document.querySelector('#scatter svg').innerHTML"
 
 
 @pytest.fixture(scope="module")
@@ -93,13 +93,15 @@ def test_columns_that_say_the_same_of_every_row_are_left_out(browser: Page, tmp_
 
 
 def test_figures_are_drawn(browser: Page, report: Path) -> None:
-    """The scatter has ink on it, and every span of the timeline a place."""
+    """The scatter has its points, and every span of the timeline a place."""
     browser.open(report)
-    centre(browser, "#scatter")
-    assert browser.evaluate(
-        "document.getElementById('scatter').getContext('2d')"
-        ".getImageData(0, 0, 900, 400).data.some((v, i) => i % 4 === 3 && v > 0)"
+    browser.settle()
+    points = browser.evaluate(
+        "[...document.querySelectorAll('#scatter [data-precision]')]"
+        ".map(path => path.getAttribute('d').split('M').length - 1)"
     )
+    kept = sum(len(r.items) for r in summarize(every_state()).rows if r.state is State.SUCCEEDED)
+    assert sum(points) == min(kept, MOST_POINTS)
     widths = browser.evaluate(
         "[...document.querySelectorAll('#timeline .spans rect')]"
         ".map(rect => rect.getBoundingClientRect().width)"
@@ -109,7 +111,7 @@ def test_figures_are_drawn(browser: Page, report: Path) -> None:
 
 
 def test_filter_sort_and_page_the_rows(browser: Page, report: Path) -> None:
-    """The table of all rows filters by text and state, sorts by number, and turns pages."""
+    """The table of all rows filters by text and state, has the fastest first, and turns pages."""
     browser.open(report)
     count = "document.getElementById('rows-count').textContent"
     body = "document.getElementById('rows-table').tBodies[0].rows"
@@ -125,10 +127,6 @@ def test_filter_sort_and_page_the_rows(browser: Page, report: Path) -> None:
     browser.evaluate("new Promise(r => setTimeout(r, 150))")
     assert browser.evaluate(count) == "10 of 92 rows"
     browser.evaluate("document.getElementById('filter-clear').click()")
-    browser.evaluate(
-        "[...document.querySelectorAll('#rows-table thead button')]"
-        ".find(b => b.textContent.startsWith('Throughput')).click()"
-    )
     column = browser.evaluate(
         "[...document.querySelectorAll('#rows-table thead th')]"
         ".findIndex(th => th.getAttribute('aria-sort') === 'descending')"
@@ -160,7 +158,10 @@ def test_a_row_unfolds_by_keyboard_and_its_texts_stay_texts(browser: Page, repor
 def test_a_cell_leads_to_its_row(browser: Page, report: Path) -> None:
     """A click on a cell of the heat map unfolds the row behind it."""
     browser.open(report)
-    browser.evaluate("document.querySelector('td.best').click()")
+    browser.evaluate(
+        "document.querySelector('.heat-map .first').dispatchEvent("
+        "new MouseEvent('click', {bubbles: true}))"
+    )
     browser.settle()
     assert browser.evaluate("document.getElementById('rows-count').textContent") == "1 of 92 rows"
     assert "Job id" in browser.evaluate("document.querySelector('tr.more').textContent")
@@ -199,6 +200,19 @@ def test_a_precision_can_be_hidden(browser: Page, report: Path) -> None:
     assert browser.evaluate(rows) == before - 1
     pressed = "document.querySelector('#scatter-legend button').getAttribute('aria-pressed')"
     assert browser.evaluate(pressed) == "false"
+
+
+def test_the_scatter_shows_one_batch_size(browser: Page, report: Path) -> None:
+    """Of the points those alone remain whose batch has the chosen size."""
+    browser.open(report)
+    note = "document.getElementById('scatter-note').textContent"
+    browser.evaluate(
+        "(() => { const s = document.getElementById('scatter-batch'); s.value = '8';"
+        "s.dispatchEvent(new Event('change')); })()"
+    )
+    browser.settle()
+    rows = [r for r in summarize(every_state()).rows if r.batch_size == 8]
+    assert f"{sum(len(row.items) for row in rows)} shown" in browser.evaluate(note)
 
 
 def test_the_timeline_zooms(browser: Page, report: Path) -> None:
@@ -249,7 +263,7 @@ def test_without_scripts_the_tables_remain(browser: Page, report: Path) -> None:
     finally:
         browser.send("Emulation.setScriptExecutionDisabled", value=False)
     assert "Scripts are off" in shown and "Best settings" in shown
-    assert "Prompts in three dimensions" not in shown
+    assert "Prompts in three dimensions" in shown and "All rows" not in shown
 
 
 def test_ten_thousand_rows_open_fast(browser: Page, tmp_path: Path, large_page: str) -> None:

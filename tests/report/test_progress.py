@@ -108,20 +108,21 @@ def test_the_new_sections_are_on_the_page() -> None:
         precision_grid(night, cards=cards, sizes=(8, 32), precisions=("bf16", "int8"))
     precision_grid(night, accelerator=Accelerator.GPU, sizes=(8, 32), precisions=("bf16",))
     page = render(summarize(night.rows, reference=reference()), night.rows)
-    for name in ("fronts", "effects", "scaling", "roofline", "published"):
+    for name in ("fronts", "effects", "scaling", "roofline"):
         assert f'<section id="{name}">' in page and f'href="#{name}"' in page
     assert page.index('id="best"') < page.index('id="tables"') < page.index('id="fronts"')
     assert page.index('id="effects"') < page.index('id="scaling"') < page.index('id="roofline"')
-    assert page.index('id="published"') < page.index('id="cards"') < page.index('id="provenance"')
+    assert page.index('id="roofline"') < page.index('id="cards"') < page.index('id="provenance"')
     assert "Roofline of Gaudi2" in page and "Roofline of H200-SXM" in page
 
 
-def test_emulated_rows_are_told_to_have_no_limits() -> None:
-    """Instead of a roofline the page says why there is none."""
+def test_sections_that_would_be_empty_are_not_there() -> None:
+    """Emulated rows have no share of limits; nothing was published of them; no prompt was kept."""
     night = Night()
-    precision_grid(night, sizes=(1, 2), precisions=("bf16",))
+    precision_grid(night, sizes=(1, 2), precisions=("bf16",), items=0)
     page = render(summarize(night.rows, reference=reference()), night.rows)
-    assert "2 measured rows ran on emulated cards" in page and "roofline_figure" not in page
+    for name in ("roofline", "published", "prompts", "training", "head-1", "scaling", "causes"):
+        assert f'id="{name}"' not in page and f'href="#{name}"' not in page, name
 
 
 @pytest.mark.parametrize("values", [(1.0, 1.0), (0.01, 9000.0), (3.0, 4.0), (1e-9, 2e-9)])

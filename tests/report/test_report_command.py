@@ -28,7 +28,7 @@ def test_tables_and_page_by_default(results: Path, capsys: pytest.CaptureFixture
     out = capsys.readouterr().out
     page = results / "smoke" / "report.html"
     assert "Best setting for each model and device" in out
-    assert f"report: {page.resolve()}" in out
+    assert out.rstrip().endswith(f"page: {page.resolve()}")
     assert page.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
 
 

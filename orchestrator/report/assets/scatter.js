@@ -1,147 +1,98 @@
-// Three-dimensional scatter of prompts: total length, output length, latency. Orthographic, so
-// that equal lengths look equal wherever they are.
+// The drawing of prompts in three dimensions: turned, filtered and asked. What is drawn, and where in
+// the unit cube, the drawing says itself: it is the picture's, too.
 const scatter = byId("scatter");
 if (scatter) {
   const points = data.scatter;
-  const START = { turn: -0.62, tilt: 0.42, zoom: 1 };
+  const plot = scatter.querySelector("svg");
+  const [turn0, tilt0, edge] = plot.dataset.view.split(" ").map(Number);
+  const tops = plot.dataset.tops.split(" ").map(Number);
+  const centre = [plot.viewBox.baseVal.width / 2, 240];
+  const START = { turn: turn0, tilt: tilt0, zoom: 1 };
   const view = { ...START };
-  const precisions = data.precisions.filter((name) => distinct("precision").includes(name));
+  const precisions = data.precisions.filter((name) => points.row.some((row) => get("precision", row) === name));
   const shown = new Set(precisions);
   const group = byId("scatter-group");
+  const batch = byId("scatter-batch");
   const groupOf = (row) => `${get("model", row)} · ${get("device", row)}`;
-  const used = new Set(points.row);
-  const groups = [...new Set([...used].map(groupOf))].sort();
-  groups.forEach((name) => group.append(make("option", {}, name)));
-  const paths = SHAPES.map((shape) => new Path2D(shape));
+  const batchOf = (row) => String(get("batch_size", row) ?? get("batch", row));
+  const used = [...new Set(points.row)];
+  const offer = (select, values) => {
+    values.forEach((name) => select.append(make("option", {}, name)));
+    select.parentElement.hidden = values.length < 2;
+  };
+  offer(group, [...new Set(used.map(groupOf))].sort());
+  offer(batch, [...new Set(used.map(batchOf))].sort((a, b) => a - b));
+
+  const numbers = (text) => text.split(" ").map(Number);
+  const walls = [...plot.querySelectorAll("[data-wall]")].map((path) => {
+    const [axis, side] = numbers(path.dataset.wall);
+    const middle = [0, 1, 2].map((other) => (other === axis ? side : 0.5));
+    return { path, middle, ends: path.dataset.ends.split(";").map(numbers) };
+  });
+  const texts = [...plot.querySelectorAll("[data-at]")].map((text) => ({ text, at: numbers(text.dataset.at), off: Number(text.dataset.off) }));
+  const marks = [...plot.querySelectorAll("[data-precision]")].map((path) => [path, path.dataset.precision]);
+  const cube = points.row.map((_, i) => [(points.input[i] + points.output[i]) / tops[0], points.output[i] / tops[1], points.latency[i] / tops[2]]);
 
   let chosen = [];
-  let limits = null;
   let placed = [];
-  const axis = (top) => {
-    const raw = Math.max(top, 1e-9) / 4.2;
-    const power = 10 ** Math.floor(Math.log10(raw));
-    const step = [1, 2, 2.5, 5, 10].map((m) => m * power).find((s) => s >= raw * 0.999);
-    return { top: step * Math.ceil(top / step - 1e-9), step };
-  };
   const choose = () => {
     chosen = [];
-    let [total, output, latency] = [0, 0, 0];
     for (let i = 0; i < points.row.length; i += 1) {
       const row = points.row[i];
-      if (group.value && groupOf(row) !== group.value) continue;
-      total = Math.max(total, points.input[i] + points.output[i]);
-      output = Math.max(output, points.output[i]);
-      latency = Math.max(latency, points.latency[i]);
-      if (shown.has(get("precision", row))) chosen.push(i);
+      const fits = (!group.value || groupOf(row) === group.value) && (!batch.value || batchOf(row) === batch.value);
+      if (fits && shown.has(get("precision", row))) chosen.push(i);
     }
-    limits = { total: axis(total), output: axis(output), latency: axis(latency) };
     const part = points.row.length < points.total
       ? `A random ${points.row.length.toLocaleString("en-US")} of ${points.total.toLocaleString("en-US")} prompts, the slowest among them; `
       : "";
-    byId("scatter-note").textContent = points.total
-      ? `${part}${chosen.length.toLocaleString("en-US")} shown.`
-      : "No row kept its prompts.";
+    byId("scatter-note").textContent = `${part}${chosen.length.toLocaleString("en-US")} shown.`;
     fillTable();
     draw();
   };
 
-  // A point of the unit cube on the screen: x and y in pixels, depth towards the reader.
-  const camera = (width, height) => {
-    const scale = Math.min(width * 0.52, height * 0.6) * view.zoom;
+  const camera = () => {
     const [ct, st, cp, sp] = [Math.cos(view.turn), Math.sin(view.turn), Math.cos(view.tilt), Math.sin(view.tilt)];
-    return (x, y, z) => {
+    const scale = edge * view.zoom;
+    return ([x, y, z]) => {
       const [a, b, c] = [x - 0.5, y - 0.5, z - 0.5];
-      const u = a * ct + b * st;
       const v = -a * st + b * ct;
-      return [width / 2 + u * scale * 1.05, height / 2 - 6 - (c * cp + v * sp) * scale, v * cp - c * sp];
+      return [centre[0] + (a * ct + b * st) * scale, centre[1] - (c * cp + v * sp) * scale, v * cp - c * sp];
     };
   };
-  const draw = stage(scatter, (pen, width, height) => {
-    const at = camera(width, height);
-    const ink = colour("--soft");
-    const line = colour("--line");
-    const segment = (a, b, style, thick = 1) => {
-      pen.strokeStyle = style;
-      pen.lineWidth = thick;
-      pen.beginPath();
-      pen.moveTo(...at(...a));
-      pen.lineTo(...at(...b));
-      pen.stroke();
-    };
-    // Walls that lie behind the points: chosen by where the eye is.
-    const farX = Math.sin(view.turn) > 0 ? 0 : 1;
-    const farY = Math.cos(view.turn) > 0 ? 1 : 0;
-    const floor = view.tilt >= 0 ? 0 : 1;
-    const ticks = (limit) => Array.from({ length: Math.round(limit.top / limit.step) + 1 }, (_, i) => [i * limit.step, (i * limit.step) / limit.top]);
-    for (const [, t] of ticks(limits.total)) { segment([t, 0, floor], [t, 1, floor], line); segment([t, farY, 0], [t, farY, 1], line); }
-    for (const [, t] of ticks(limits.output)) { segment([0, t, floor], [1, t, floor], line); segment([farX, t, 0], [farX, t, 1], line); }
-    for (const [, t] of ticks(limits.latency)) { segment([0, farY, t], [1, farY, t], line); segment([farX, 0, t], [farX, 1, t], line); }
-
-    // Axes on the edges nearest to the reader, with their ticks outside.
-    const nearX = 1 - farX;
-    const nearY = 1 - farY;
-    const outward = (from, to, distance) => {
-      const middle = at(...from.map((value, i) => (value + to[i]) / 2));
-      const inside = at(0.5, 0.5, from[2] === to[2] ? from[2] : 0.5);
-      const [dx, dy] = [middle[0] - inside[0], middle[1] - inside[1]];
-      const length = Math.hypot(dx, dy) || 1;
-      return [(dx / length) * distance, (dy / length) * distance];
-    };
-    const edge = (from, to, limit, name, format, far) => {
-      segment(from, to, colour("--strong"), 1.2);
-      const [dx, dy] = outward(from, to, 20);
-      const [nx, ny] = outward(from, to, far);
-      pen.fillStyle = ink;
-      pen.textBaseline = "middle";
-      pen.textAlign = "center";
-      for (const [value, t] of ticks(limit)) {
-        if (from[2] !== to[2] && t === floor) continue; // a figure of the level axes stands there
-        const [x, y] = at(...from.map((start, i) => start + (to[i] - start) * t));
-        pen.fillText(format(value), x + dx, y + dy);
-      }
-      const [ax, ay] = at(...from);
-      const [bx, by] = at(...to);
-      let angle = Math.atan2(by - ay, bx - ax);
-      if (angle > Math.PI / 2 + 0.01) angle -= Math.PI;
-      if (angle < -Math.PI / 2 - 0.01) angle += Math.PI;
-      pen.save();
-      pen.translate((ax + bx) / 2 + nx, (ay + by) / 2 + ny);
-      pen.rotate(angle);
-      pen.fillText(name, 0, 0);
-      pen.restore();
-    };
-    const plain = (value) => digits(value, 3).replace(/\.0+$/, "");
-    edge([0, nearY, floor], [1, nearY, floor], limits.total, "input + output, tokens", plain, 44);
-    edge([nearX, 0, floor], [nearX, 1, floor], limits.output, "output, tokens", plain, 44);
-    // The upright axis stands at the silhouette's left.
-    const corners = [[0, 0], [0, 1], [1, 0], [1, 1]].sort((a, b) => at(...a, 0.5)[0] - at(...b, 0.5)[0]);
-    edge([...corners[0], 0], [...corners[0], 1], limits.latency, "latency, s", (value) => String(+value.toPrecision(3)), 52);
-
-    const colours = Array.from({ length: SHAPES.length }, (_, i) => colour(`--p${i}`));
-    placed = chosen.map((i) => {
-      const x = (points.input[i] + points.output[i]) / limits.total.top;
-      return [...at(x, points.output[i] / limits.output.top, points.latency[i] / limits.latency.top), i];
-    });
-    placed.sort((a, b) => b[2] - a[2]);
-    pen.lineWidth = 0.8;
-    const many = placed.length > 1500;
-    for (const [x, y, depth, i] of placed) {
-      const style = precisionStyle(get("precision", points.row[i]));
-      pen.globalAlpha = Math.max(0.25, Math.min(1, (many ? 0.62 : 0.85) - depth * 0.35));
-      pen.fillStyle = colours[style];
-      pen.save();
-      pen.translate(x, y);
-      const scale = (many ? 0.62 : 0.95) * Math.sqrt(view.zoom);
-      pen.scale(scale, scale);
-      pen.fill(paths[style]);
-      pen.restore();
+  const tenth = (value) => value.toFixed(1);
+  let asked = false;
+  const draw = () => {
+    if (!asked) { asked = true; requestAnimationFrame(paint); }
+  };
+  const paint = () => {
+    asked = false;
+    const at = camera();
+    for (const { path, middle, ends } of walls) {
+      const behind = at(middle)[2] > 0;
+      path.toggleAttribute("display", false);
+      if (!behind) { path.setAttribute("display", "none"); continue; }
+      path.setAttribute("d", ends.map((line) => {
+        const [a, b] = [at(line.slice(0, 3)), at(line.slice(3))];
+        return `M${tenth(a[0])} ${tenth(a[1])}L${tenth(b[0])} ${tenth(b[1])}`;
+      }).join(""));
     }
-    pen.globalAlpha = 1;
-  });
+    for (const { text, at: place, off } of texts) {
+      const [x, y] = at(place);
+      const [dx, dy] = [x - centre[0], y - centre[1]];
+      const away = Math.hypot(dx, dy) || 1;
+      text.setAttribute("x", tenth(x + (off * dx) / away));
+      text.setAttribute("y", tenth(y + (off * dy) / away + 4));
+    }
+    placed = chosen.map((i) => [...at(cube[i]), i]);
+    for (const [path, name] of marks) {
+      const shape = SHAPES[precisionStyle(name)];
+      const mine = placed.filter((point) => get("precision", points.row[point[3]]) === name);
+      path.setAttribute("d", mine.map((point) => `M${tenth(point[0])} ${tenth(point[1])}${shape}`).join(""));
+    }
+  };
 
   const nearest = (event) => {
-    const box = scatter.getBoundingClientRect();
-    const [x, y] = [event.clientX - box.left, event.clientY - box.top];
+    const { x, y } = new DOMPoint(event.clientX, event.clientY).matrixTransform(plot.getScreenCTM().inverse());
     let best = null;
     let distance = 100;
     for (const point of placed) {
@@ -225,7 +176,7 @@ if (scatter) {
     });
     legend.append(button);
   }
-  group.addEventListener("change", choose);
+  [group, batch].forEach((select) => select.addEventListener("change", choose));
 
   function fillTable() {
     const body = byId("scatter-table").tBodies[0];

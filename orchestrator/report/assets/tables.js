@@ -25,11 +25,11 @@ if (finder) {
 const matrices = byId("tables");
 if (matrices) {
   matrices.addEventListener("click", (event) => {
-    const cell = event.target.closest("td[data-row]");
+    const cell = event.target.closest("[data-row]");
     if (cell) showRow(Number(cell.dataset.row));
   });
   matrices.addEventListener("pointermove", (event) => {
-    const cell = event.target.closest("td[data-row]");
+    const cell = event.target.closest("[data-row]");
     if (!cell) return hideTip();
     const row = Number(cell.dataset.row);
     const lines = [jobLine(row)];

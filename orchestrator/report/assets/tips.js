@@ -14,5 +14,5 @@ function hideTip() {
   tip.hidden = true;
 }
 function jobLine(row) {
-  return `${get("model", row)} ${get("precision", row)}, batch ${get("batch", row)}, ${get("device", row)}`;
+  return `${get("label", row)} · ${get("device", row)}`;
 }

@@ -69,7 +69,9 @@ def test_a_flagged_row_ranks_nowhere_and_is_listed() -> None:
     assert loud.contests[0].fastest.job_id != row.job_id
     assert loud.contests[0].contenders == calm.contests[0].contenders - 1
     (table,) = loud.tables
-    assert row in table.cells.values() and table.best != row.job_id and row.job_id in table.flagged
+    assert (
+        row in table.cells.values() and row.job_id not in table.best and row.job_id in table.flagged
+    )
     assert row.job_id in {one.job_id for one in (*calm.fronts[0].best, *calm.fronts[0].beaten)}
     assert row.job_id not in {one.job_id for one in (*loud.fronts[0].best, *loud.fronts[0].beaten)}
     used = {p.row.job_id for e in loud.effects for p in e.pairs}

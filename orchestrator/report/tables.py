@@ -1,0 +1,251 @@
+"""Tables of a run's cells, on the two axes that really vary.
+
+Of rows of one model on one device these are precision and batch size, in a table for each setting.
+Where only one of the two varies, the settings are its lines and share one table; where neither
+does, the two settings that vary are the axes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from statistics import median
+
+from orchestrator.domain.labels import Label
+from orchestrator.domain.measurement import Measurement
+from orchestrator.report.contests import hold_contests
+from orchestrator.report.drawing import precision_style
+from orchestrator.report.flags import Raised, ranked
+from orchestrator.report.grouping import Differences, Setting, precision_rank
+
+PRECISION, BATCH, SETTING = "precision", "batch size per card", "setting"
+#: Settings that share one table; of more, each has its own.
+MOST_SHARED_LINES = 60
+#: A line whose settings are those that all others have, too.
+AS_USUAL = "as usual"
+#: Where half of the cells have less than this share of the highest throughput, colours and axes
+#: are logarithmic: one value would bleach all others.
+PALE = 0.15
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """Cells by line and column. Cells that the grid did not ask for are absent."""
+
+    setting: Setting
+    experiments: tuple[str, ...]
+    about: Mapping[str, str]  # what tells it from the other tables, besides model and device
+    unit: str  # of the throughput; "" when nothing succeeded
+    line_name: str
+    column_name: str
+    lines: tuple[str, ...]  # precisions from wide to narrow, settings by their fastest cell
+    columns: tuple[str, ...]  # "1", "2", …, "best", "max"
+    cells: Mapping[tuple[str, str], Measurement]  # by (line, column)
+    best: frozenset[str]  # job ids of clear winners: one, unless its rows did unlike work
+    tied: frozenset[str]  # job ids that share the first place, since their intervals overlap
+    flagged: frozenset[str] = frozenset()  # job ids of rows that rank nowhere
+    low: float = 0.0  # lowest throughput of its cells, those that are flagged left out
+    top: float = 0.0  # highest
+    log: bool = False  # its colours and axis are logarithmic
+
+    @property
+    def title(self) -> str:
+        """Model and hardware."""
+        return f"{self.setting.model} on {self.setting.where}"
+
+    @property
+    def axes(self) -> str:
+        """``precision × batch size per card``."""
+        return f"{self.line_name} × {self.column_name}"
+
+    @property
+    def styles(self) -> Mapping[str, int]:
+        """Number of the colour and shape of each line."""
+        if self.line_name == PRECISION:
+            return {line: precision_style(line) for line in self.lines}
+        return {line: precision_style(place) for place, line in enumerate(self.lines)}
+
+    def heat(self, row: Measurement) -> float:
+        """Darkness of a cell, 0 to 1: the nearer its throughput to the table's highest."""
+        value = row.metrics.throughput or 0.0
+        if row.job_id in self.flagged or not self.top or value <= 0:
+            return 0.0
+        if self.log and self.low < self.top:
+            value = math.log(value / self.low) / math.log(self.top / self.low)
+            return round(0.06 + 0.94 * value, 3)
+        return round(value / self.top, 3)
+
+
+def tables_of(
+    rows: Sequence[Measurement],
+    settings: Mapping[str, Setting],
+    labels: Mapping[str, Label],
+    raised: Mapping[str, tuple[Raised, ...]],
+) -> tuple[Table, ...]:
+    """The tables that hold every row once, in the order of the rows."""
+    by_setting: dict[Setting, list[Measurement]] = {}
+    for row in rows:
+        by_setting.setdefault(settings[row.job_id], []).append(row)
+    alike: dict[object, list[Setting]] = {}
+    for setting in by_setting:
+        alike.setdefault(_place(setting), []).append(setting)
+    laid = [
+        layout
+        for group in alike.values()
+        for layout in _layouts({setting: by_setting[setting] for setting in group}, labels)
+    ]
+    apart = Differences.among([one.setting for one in laid])
+    return tuple(_table(one, apart, settings, raised) for one in laid)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Layout:
+    """Rows placed on two axes. ``setting`` has only what they share."""
+
+    setting: Setting
+    line_name: str = PRECISION
+    column_name: str = BATCH
+    cells: Mapping[tuple[str, str], Measurement]
+
+
+def _place(setting: Setting) -> tuple[object, ...]:
+    """The facts of a table's title: rows that differ in one are in tables of their own."""
+    return (
+        *(setting.workload, setting.model, setting.dataset, setting.accelerator, setting.emulated),
+        *(setting.device, setting.cards, setting.league),
+    )
+
+
+def _layouts(
+    groups: Mapping[Setting, Sequence[Measurement]], labels: Mapping[str, Label]
+) -> Iterator[_Layout]:
+    """The tables of one place: one of all settings, or one of each."""
+    together = _together(groups, labels) if 1 < len(groups) <= MOST_SHARED_LINES else None
+    if together is not None:
+        yield together
+        return
+    for setting, rows in groups.items():
+        yield _Layout(
+            setting=setting,
+            cells={(row.precision, row.batch_size_requested): row for row in rows},
+        )
+
+
+def _together(
+    groups: Mapping[Setting, Sequence[Measurement]], labels: Mapping[str, Label]
+) -> _Layout | None:
+    """All settings in one table, where precision or batch size leaves an axis free."""
+    rows = [row for group in groups.values() for row in group]
+    precisions = {row.precision for row in rows}
+    sizes = {row.batch_size_requested for row in rows}
+    if len(precisions) > 1 and len(sizes) > 1:
+        return None
+    shared = _shared(list(groups))
+    if len(precisions) == len(sizes) == 1:
+        pair = _two_settings(groups)
+        if pair is not None:
+            return replace(pair, setting=shared)
+    by_precision = len(precisions) > 1
+    cells = {}
+    for row in rows:
+        line = labels[row.job_id].setting or AS_USUAL
+        column = row.precision if by_precision else row.batch_size_requested
+        if (line, column) in cells:
+            return None
+        cells[line, column] = row
+    name = PRECISION if by_precision else BATCH
+    return _Layout(setting=shared, line_name=SETTING, column_name=name, cells=cells)
+
+
+def _two_settings(groups: Mapping[Setting, Sequence[Measurement]]) -> _Layout | None:
+    """One row of each setting on the two facts in which they differ, if these are two, each row
+    has both, and at least half of the cells are there."""
+    apart = Differences.among(list(groups))
+    names = [*apart.fields, *sorted(apart.parameters)]
+    if len(names) != 2 or any(len(group) > 1 for group in groups.values()):
+        return None
+    values = {setting: _facts(setting, names) for setting in groups}
+    if any("" in pair for pair in values.values()):
+        return None
+    first, second = ({pair[axis] for pair in values.values()} for axis in (0, 1))
+    if min(len(first), len(second)) < 2 or len(first) * len(second) > 2 * len(groups):
+        return None
+    cells = {values[setting]: group[0] for setting, group in groups.items()}
+    told = [name.replace("_", " ") for name in names]
+    if len(first) < len(second):  # the longer axis goes down
+        cells, told = {(b, a): row for (a, b), row in cells.items()}, told[::-1]
+    setting = next(iter(groups))
+    return _Layout(setting=setting, line_name=told[0], column_name=told[1], cells=cells)
+
+
+def _facts(setting: Setting, names: Sequence[str]) -> tuple[str, str]:
+    known = dict(setting.parameters)
+    first, second = (str(known.get(name) or getattr(setting, name, "")) for name in names)
+    return first, second
+
+
+def _shared(settings: Sequence[Setting]) -> Setting:
+    """The facts that all of these settings share; texts in which they differ are blank."""
+    first = settings[0]
+    pairs = set(first.parameters).intersection(*(one.parameters for one in settings))
+    texts = {
+        field.name: ""
+        for field in fields(Setting)
+        if field.name in ("engine", "isolation")
+        and len({getattr(one, field.name) for one in settings}) > 1
+    }
+    return replace(first, parameters=tuple(sorted(pairs)), **texts)  # type: ignore[arg-type]
+
+
+def _table(
+    layout: _Layout,
+    apart: Differences,
+    settings: Mapping[str, Setting],
+    raised: Mapping[str, tuple[Raised, ...]],
+) -> Table:
+    rows = list(layout.cells.values())
+    fit = ranked(rows, raised)
+    contests = hold_contests(fit, settings)
+    # A table has one unit; were there two, the one with more rows is ranked.
+    largest = max(contests, key=lambda contest: contest.contenders, default=None)
+    unit = largest.unit if largest is not None else ""
+    own = [contest for contest in contests if contest.unit == unit]
+    figures = [row.metrics.throughput for row in fit if row.metrics.throughput_unit == unit]
+    values = [value for value in figures if value and math.isfinite(value) and value > 0]
+    top = max(values, default=0.0)
+    lines, columns = (tuple(dict.fromkeys(key[axis] for key in layout.cells)) for axis in (0, 1))
+    return Table(
+        setting=layout.setting,
+        experiments=tuple(dict.fromkeys(row.experiment for row in rows)),
+        about=apart.of(layout.setting),
+        unit=unit,
+        line_name=layout.line_name,
+        column_name=layout.column_name,
+        lines=tuple(_ordered(lines, layout, 0)),
+        columns=tuple(_ordered(columns, layout, 1)),
+        cells=layout.cells,
+        best=frozenset(one.winner.job_id for one in own if one.winner is not None),
+        tied=frozenset(row.job_id for one in own for row in one.first),
+        flagged=frozenset({row.job_id for row in rows} - {row.job_id for row in fit}),
+        low=min(values, default=0.0),
+        top=top,
+        log=bool(values) and median(values) < PALE * top,
+    )
+
+
+def _ordered(keys: Sequence[str], layout: _Layout, axis: int) -> list[str]:
+    """Precisions from wide to narrow, sizes by number, all else by throughput, highest first."""
+    name = (layout.line_name, layout.column_name)[axis]
+    if name == PRECISION:
+        return sorted(keys, key=precision_rank)
+    if name == BATCH or all(key.isdecimal() for key in keys):
+        return sorted(keys, key=_batch_rank)
+    fastest = dict.fromkeys(keys, 0.0)
+    for cell, row in layout.cells.items():
+        fastest[cell[axis]] = max(fastest[cell[axis]], row.metrics.throughput or 0.0)
+    return sorted(keys, key=fastest.__getitem__, reverse=True)
+
+
+def _batch_rank(column: str) -> tuple[int, int, str]:
+    return (0, int(column), "") if column.isdecimal() else (1, 0, column)

@@ -1,0 +1,240 @@
+"""The answer first: headline, head to head, tables on the axes that vary, one label everywhere."""
+
+from __future__ import annotations
+
+import io
+import re
+from dataclasses import replace
+
+import pytest
+from measurement_factory import Night, a_job, every_state, precision_grid, with_interval
+from rich.console import Console
+
+from orchestrator.domain.job import Accelerator, Job, State
+from orchestrator.domain.labels import labels_of
+from orchestrator.domain.measurement import Measurement
+from orchestrator.report import units
+from orchestrator.report.answers import answers
+from orchestrator.report.heat_map import heat_map
+from orchestrator.report.markdown import to_markdown
+from orchestrator.report.page import render
+from orchestrator.report.summary import Summary, summarize
+from orchestrator.report.terminal import print_summary
+
+
+def measured(rate: float, half: float | None = 1.0, **changes: object) -> Measurement:
+    """A row of a real card with this throughput."""
+    return with_interval(Night(emulated=False).add(a_job(**changes), items=0), rate, half)
+
+
+def printed(summary: Summary, **options: object) -> str:
+    """The terminal's text."""
+    out = io.StringIO()
+    print_summary(summary, Console(file=out, width=120), **options)  # type: ignore[arg-type]
+    return out.getvalue()
+
+
+def trained(rate: float, method: str, **changes: object) -> Measurement:
+    """A row of fine-tuning whose loss went from 2.5 to 1.25."""
+    row = measured(
+        rate, workload="finetuning", parameters=(("method", method), ("samples", 64)), **changes
+    )
+    return replace(row, metrics=replace(row.metrics, loss_first=2.5, loss_last=1.25))
+
+
+# ------------------------------------------------------------------ the headline
+
+
+def test_the_headline_is_the_answer() -> None:
+    """Winner, device, times the widest precision, and those that it ties with."""
+    rows = [
+        measured(100.0, precision="fp32", batch_size=16),
+        measured(180.0, precision="bf16", batch_size=16),
+        measured(179.5, precision="fp16", batch_size=16),
+    ]
+    summary = summarize(rows)
+    unit = summary.contests[0].unit
+    (told,) = answers(summary)
+    assert told == f"bf16 is fastest on Gaudi2 at 180.0 {unit}: 1.80× fp32, tied with fp16."
+    page = render(summary, rows)
+    assert f"<h1>{told}</h1>" in page
+    assert page.index("<h1>") < page.index('id="best"') < page.index('id="run"')
+    text = printed(summary, page="/there/report.html")
+    assert text.rstrip().splitlines()[-2:] == [told, "page: /there/report.html"]
+    assert f"**{told}**" in to_markdown(summary).replace("\\", "")
+
+
+def test_too_few_repeats_and_a_single_row_are_no_winners() -> None:
+    """The headline says why there is none."""
+    (unsure,) = answers(summarize([measured(9.0, None), measured(8.0, None, precision="fp32")]))
+    assert "too few repeats" in unsure
+    (alone,) = answers(summarize([measured(9.0)]))
+    assert "nothing to compare with" in alone
+
+
+def test_when_nothing_was_measured_failures_come_first() -> None:
+    """Cause first, in page and terminal, and no empty section."""
+    night = Night(emulated=False)
+    for size in (1, 2):
+        night.add(a_job(batch_size=size), State.FAILED, reason="no driver")
+    summary = summarize(night.rows)
+    (told,) = answers(summary)
+    assert told == "Nothing was measured. 2 of 2 jobs FAILED: no driver"
+    page = render(summary, night.rows)
+    assert page.index('id="causes"') < page.index('id="run"') and page.count('id="causes"') == 1
+    for name in ("best", "prompts", "head-1", "fronts", "effects", "training"):
+        assert f'id="{name}"' not in page
+    assert printed(summary).rstrip().endswith(told)
+
+
+def test_versions_and_cards_are_printed_when_asked_for() -> None:
+    """The terminal is for the answer; --verbose has the rest."""
+    summary = summarize(every_state(items=1))
+    assert "Made with" not in printed(summary) and "time assigned" not in printed(summary)
+    told = printed(summary, verbose=True)
+    assert "Made with" in told and "time assigned" in told
+
+
+# ------------------------------------------------------------------ head to head
+
+
+def test_several_accelerators_meet_head_to_head() -> None:
+    """A column each, ratios with intervals at equal settings, first of all sections."""
+    night = Night(emulated=False)
+    for accelerator in (Accelerator.HPU, Accelerator.GPU):
+        precision_grid(
+            night, accelerator=accelerator, sizes=(1, 8), precisions=("bf16",), dataset="texts"
+        )
+    summary = summarize(night.rows)
+    (duel,) = summary.head_to_head
+    assert duel.sides == ("Gaudi2", "NVIDIA H200") and [x.label for x in duel.lines] == [
+        "b=8",
+        "b=1",
+    ]
+    for line in duel.lines:
+        old, new = line.rows
+        assert old is not None and new is not None and line.ratios[0] is None
+        ratio = line.ratios[1]
+        assert ratio is not None and ratio.low is not None and ratio.high is not None
+        assert old.metrics.throughput and new.metrics.throughput
+        assert ratio.value == pytest.approx(new.metrics.throughput / old.metrics.throughput)
+        assert ratio.low < ratio.value < ratio.high
+    overall = duel.overall[1]
+    assert overall is not None and answers(summary)[0].startswith(
+        f"NVIDIA H200 is {units.times(overall.value)} Gaudi2 at equal settings ("
+    )
+    page = render(summary, night.rows)
+    assert page.index('id="head-1"') < page.index('id="best"')
+    assert "Head to head" in printed(summary) and "Head to head" in to_markdown(summary)
+
+
+def test_the_first_side_may_be_the_faster_one_and_ties_are_said() -> None:
+    """The sentence names the faster side, or neither."""
+    for rates, words in (
+        ((30.0, 20.0), "Gaudi2 is 1.50× NVIDIA H200"),
+        ((20.0, 20.1), "Gaudi2 and NVIDIA H200 are tied at equal settings."),
+    ):
+        rows = [
+            measured(rate, 0.5, accelerator=kind)
+            for rate, kind in zip(rates, (Accelerator.HPU, Accelerator.GPU), strict=True)
+        ]
+        assert answers(summarize(rows))[0].startswith(words)
+
+
+def test_emulated_cards_never_meet_real_ones_and_unequal_settings_never_meet() -> None:
+    """A processor's number is no card's; other output lengths are other work."""
+    real = measured(30.0, accelerator=Accelerator.GPU)
+    assert not summarize([real, replace(measured(20.0), emulated=True)]).head_to_head
+    other = measured(20.0, parameters=(("output_tokens", 16),))
+    assert not summarize([real, other]).head_to_head
+
+
+# ------------------------------------------------------------------ axes that vary
+
+
+def test_methods_are_the_lines_of_one_table() -> None:
+    """full, lora and qlora × batch size: one table, each method with a winner of its own."""
+    rows = [
+        trained(rate * size, method, batch_size=size)
+        for method, rate in (("full", 10.0), ("lora", 30.0), ("qlora", 20.0))
+        for size in (1, 4)
+    ]
+    (table,) = summarize(rows).tables
+    assert table.lines == ("method lora", "method qlora", "method full")  # the fastest first
+    assert table.columns == ("1", "4") and len(table.cells) == 6 and len(table.best) == 3
+
+
+def test_precision_is_the_other_axis_where_batch_size_does_not_vary() -> None:
+    """And two settings that vary alone are both axes."""
+    kinds = ("sdpa", "eager")
+    rows = [
+        measured(9.0, precision=p, parameters=(("attention", a), ("output_tokens", 8)))
+        for p in ("fp32", "bf16")
+        for a in kinds
+    ]
+    (table,) = summarize(rows).tables
+    assert table.columns == ("fp32", "bf16") and len(table.lines) == 2
+    rows = [
+        measured(9.0, parameters=(("attention", a), ("output_tokens", n)))
+        for n in (8, 16, 32)
+        for a in kinds
+    ]
+    (table,) = summarize(rows).tables
+    assert (table.line_name, table.column_name) == ("output tokens", "attention")
+    assert table.lines == ("8", "16", "32") and set(table.columns) == set(kinds)
+
+
+def test_one_value_does_not_bleach_the_rest() -> None:
+    """Where most cells are far below the highest, colours are logarithmic, and it is said."""
+    rows = [measured(rate, batch_size=n) for n, rate in enumerate((1.0, 2.0, 4.0, 500.0), 1)]
+    (table,) = summarize(rows).tables
+    heats = [table.heat(row) for row in rows]
+    assert table.log and heats == sorted(heats) and heats[1] - heats[0] > 0.08
+    assert "logarithmic" in heat_map(table, "t")
+    (even,) = summarize(rows[:3]).tables
+    assert not even.log and [even.heat(row) for row in rows[:3]] == [0.25, 0.5, 1.0]
+
+
+# ------------------------------------------------------------------ training, shared facts
+
+
+def test_training_shows_the_first_and_the_last_loss() -> None:
+    """In page, terminal and Markdown, the fastest row first."""
+    rows = [trained(10.0, "lora", batch_size=1), trained(30.0, "lora", batch_size=4)]
+    summary = summarize(rows)
+    for text in (render(summary, rows), printed(summary), to_markdown(summary)):
+        assert "Training" in text and "loss first" in text and "loss last" in text
+        assert re.search(r"b=4.*2\.500.*1\.250", text, re.DOTALL)
+    assert "loss 2.500 → 1.250" in render(summary, rows)
+
+
+def test_what_is_the_same_is_said_per_workload() -> None:
+    """A training's settings do not hide what all generations share."""
+    summary = summarize([measured(9.0), measured(8.0, batch_size=2), trained(5.0, "lora")])
+    assert summary.shared["text-generation"]["attention"] == "sdpa"
+    assert summary.shared["finetuning"]["method"] == "lora"
+    assert "Same in every row of finetuning" in render(summary, list(summary.rows))
+
+
+# ------------------------------------------------------------------ one label
+
+
+def test_a_job_and_its_row_have_one_label() -> None:
+    """What the run prints is what the report prints; choices end it."""
+    night = Night()
+    jobs: list[Job] = []
+    for model in ("chatglm3-6b", "tiny-chatglm3"):
+        for precision in ("fp32", "bf16"):
+            for tokens in (8, 16):
+                parameters = (("attention", "sdpa"), ("output_tokens", tokens))
+                job = a_job(model=model, precision=precision, parameters=parameters)
+                jobs.append(job)
+                night.add(job, items=0)
+    of_jobs, summary = labels_of(jobs), summarize(night.rows)
+    assert {job_id: str(one) for job_id, one in of_jobs.items()} == {
+        row.job_id: summary.label(row) for row in summary.rows
+    }
+    assert str(of_jobs[jobs[0].job_id]) == "chatglm3-6b output tokens 8 fp32"
+    assert len({str(one) for one in of_jobs.values()}) == len(jobs)
+    for row in summary.rows:
+        assert summary.label(row).endswith(summary.chosen(row))
