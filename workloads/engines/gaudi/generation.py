@@ -30,6 +30,7 @@ from workloads import precision as precisions
 from workloads import weights
 from workloads.api import Request
 from workloads.devices.base import Device
+from workloads.devices.monitoring.gaudi_products import fp8_scales
 from workloads.engines.base import Generated
 from workloads.engines.gaudi import library, quantization
 from workloads.engines.optimum_habana import SPEC
@@ -202,6 +203,8 @@ def load(request: Request, device: Device) -> OptimumHabanaEngine:
         "hpu_mode": mode,
         "static_shapes": str(static).lower(),
     }
+    if request.precision == "fp8" and (scales := fp8_scales(device.device_name())):
+        details["fp8_scales"] = scales
     if request.parameters.get("adapter"):
         details["adapter"] = adapters.attach(model, str(request.parameters["adapter"]))
     if mode == "lazy":
