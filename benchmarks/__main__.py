@@ -30,6 +30,7 @@ NAMES = (
     "generation",
     "finetuning",
     "pretraining",
+    "summarization",
     "measuring",
     "intervals",
     "orchestration",

@@ -1,4 +1,4 @@
-"""transformers' Trainer on masked words; needs torch, transformers and accelerate only.
+"""transformers' Trainer on masked words; needs torch, transformers, peft and accelerate only.
 
     pretrain_peer.py MODEL_DIRECTORY CHUNKS.json own|given BATCH_SIZE LEARNING_RATE
 
@@ -19,11 +19,12 @@ from transformers import (
     AutoModelForMaskedLM,
     AutoTokenizer,
     DataCollatorForLanguageModeling,
+    Trainer,
     TrainingArguments,
 )
 
 from benchmarks.contender import serve
-from benchmarks.contenders.trainer import Clock, InOrder
+from benchmarks.contenders.finetune_peer import Clock, in_order
 
 
 def main() -> None:
@@ -56,17 +57,18 @@ def main() -> None:
                 disable_tqdm=True,
                 dataloader_pin_memory=False,
             )
-            InOrder(
+            in_order(Trainer)(
                 model=model,
                 args=arguments,
                 train_dataset=rows,
                 data_collator=collator,
                 callbacks=[clock],
             ).train()
+        assert clock.began is not None
         return {
             "work": len(rows),
-            "wall_s": clock.wall_s,
-            "cpu_s": clock.cpu_s,
+            "wall_s": clock.ended[0] - clock.began[0],
+            "cpu_s": clock.ended[1] - clock.began[1],
             "losses": clock.losses,
             "threads": torch.get_num_threads(),
         }
