@@ -104,7 +104,11 @@ def run(request: Request, context: JobContext) -> Result:
             len(batches),
             request.measure,
             instruments_of(context, counted=spec.counts_compilations),
-            WarmupPlan(shapes=_shapes(batches, engine), passes=spec.warmup_passes),
+            WarmupPlan(
+                shapes=_shapes(batches, engine),
+                passes=spec.warmup_passes,
+                compiled=not context.device.spec.can("dynamic_shapes"),
+            ),
         )
     peak_device_memory_bytes = context.device.peak_memory_bytes()
     quality, compared = _NOT_ASKED

@@ -92,7 +92,8 @@ class JobFields(Settings):
         role="choice",
         loads=True,
         always_in_id=True,
-        description="The library that runs the model. Left out: the workload's first.",
+        description="The library that runs the model. Left out: transformers; on Gaudi the plan "
+        "chooses by what the nodes have (docs/gaudi.md).",
     )
     isolation: Literal["warm", "process"] = setting(
         "warm",

@@ -91,6 +91,7 @@ class GridReader:
             name=top.get("name", ""),
             description=top.get("description", ""),
             planned=planned,
+            open_engines=frozenset(e.name for e in experiments if not e.engine_named),
             notes=(*self.old_names, *expander.notes()),
             document=self.document,
             origins={

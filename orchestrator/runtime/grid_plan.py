@@ -53,9 +53,10 @@ def planned_nodes(accelerators: Sequence[Accelerator], emulate: str | None) -> l
         ClusterError: the specification is not understood.
     """
     from orchestrator.domain.topology import assumed_servers, parse_emulation
+    from orchestrator.host.node_packages import with_own_packages
 
     if emulate is not None:
-        return parse_emulation(emulate, accelerators)
+        return list(with_own_packages(parse_emulation(emulate, accelerators)))
     return assumed_servers(accelerators)
 
 

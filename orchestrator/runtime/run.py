@@ -89,6 +89,7 @@ def run_grid(
     store.refuse_if_held()  # before the cluster is asked, which may be away
     with remote_code.permitted(options.remote_code), _session(options, grid) as session:
         session = with_its_nodes(options, session, say, store.path)
+        session = replace(session, nodes=session.asked(session.nodes))
         _tell(options, address=session.address, cards=cards_by_kind(session.nodes))
         plan_run(options, grid, session, store)  # refused here, nothing is created
         with store, owner_of(store).marks_this_process():

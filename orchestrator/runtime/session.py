@@ -15,6 +15,7 @@ from pathlib import Path
 from orchestrator.domain.executor import Executor
 from orchestrator.domain.job import Accelerator, default_accelerator
 from orchestrator.domain.topology import Node, parse_emulation
+from orchestrator.host.node_packages import with_own_packages
 from orchestrator.runtime.status import RunStatus
 from orchestrator.scheduling.run_queue import QueueOptions
 from orchestrator.worker.leftovers import Owner
@@ -34,6 +35,8 @@ class Session:
     publish: Callable[[RunStatus], object] = lambda _: None  # to whoever monitors the cluster
     address: str = ""  # of a cluster that others keep running
     look: Callable[[], tuple[Node, ...]] | None = None  # what its nodes are now
+    #: The nodes with their packages, where an engine is to be chosen by them.
+    asked: Callable[[Sequence[Node]], tuple[Node, ...]] = tuple
 
 
 def with_memory(nodes: Sequence[Node], card_memory_bytes: int | None = None) -> tuple[Node, ...]:
@@ -74,7 +77,7 @@ def emulated_session(
     spec: str, accelerators: Sequence[Accelerator], card_memory_bytes: int | None = None
 ) -> Iterator[Session]:
     """Emulated nodes on this machine; Ray starts only when an executor is asked for."""
-    nodes = with_memory(parse_emulation(spec, accelerators), card_memory_bytes)
+    nodes = with_own_packages(with_memory(parse_emulation(spec, accelerators), card_memory_bytes))
 
     @contextlib.contextmanager
     def executor(run: str, log_dir: Path) -> Iterator[Executor]:
@@ -123,6 +126,8 @@ def cluster_session(
         with contextlib.closing(opening) as opened:
             yield opened
 
+    from orchestrator.on_ray.node_software import with_packages
+
     with connect(address) as cluster:
         yield Session(
             description=f"the Ray cluster at {cluster.address}",
@@ -131,6 +136,7 @@ def cluster_session(
             publish=_publisher(),
             address=cluster.address,
             look=lambda: tuple(cluster.nodes()),
+            asked=with_packages,
         )
 
 

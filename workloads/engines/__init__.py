@@ -13,6 +13,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from workloads.declared import Declared
+from workloads.devices import device_spec
 from workloads.engines.base import Ability, EngineSpec
 from workloads.errors import BadConfiguration, Unsupported
 
@@ -55,6 +56,18 @@ def engine_packages() -> tuple[str, ...]:
     """The packages of all engines, as pip calls them: their versions may explain a difference."""
     specs = (ENGINES[name] for name in engines_for(None))
     return tuple(dict.fromkeys(package.name for spec in specs for package in spec.packages))
+
+
+@cache
+def choice_packages(device: str) -> tuple[str, ...]:
+    """The packages that decide which engine runs on a device; none where there is no choice."""
+    specs = [spec for spec in ENGINES.known() if spec.runs_on(device)]
+    if not any(device in spec.preferred for spec in specs):
+        return ()
+    packages = [package for spec in specs for package in spec.packages]
+    others = [name for package in packages for name in package.below]
+    own = device_spec(device).packages
+    return tuple(dict.fromkeys(["torch", *own, *(p.name for p in packages), *others]))
 
 
 def engine_function(name: str, ability: str, device: str) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from workloads.devices.hpu import lacks_mode
 from workloads.engines.base import Ability, EngineSpec, Modes, Package
 from workloads.engines.gaudi.settings import GaudiImageSettings, GaudiSettings
 from workloads.errors import WorkloadError
@@ -30,10 +31,13 @@ def _refuse_generation(asked: Asked) -> Iterator[Refusal]:
             unsupported=True,
         )
     try:
-        directory = Path(find_model(asked.model).location)
+        entry = find_model(asked.model)
+        directory = Path(entry.location)
         config = read_config(directory) if directory.is_dir() else None
     except (WorkloadError, OSError):
         return  # the job itself will look
+    if entry.kind == "embedded":
+        config = {}
     if config is not None and quantization.four_bit_method(config) is None:
         named = ", ".join(quantization.FOUR_BIT)
         yield Refusal(
@@ -150,7 +154,8 @@ SPEC = EngineSpec(
     packages=(
         Package(name="optimum-habana", module="optimum.habana", below={"transformers": "4.56"}),
     ),
-    modes={"hpu": Modes(setting="hpu_mode", names=("lazy", "compile", "eager"))},
+    preferred={"hpu": 1},
+    modes={"hpu": Modes(setting="hpu_mode", names=("lazy", "compile", "eager"), lacks=lacks_mode)},
     precisions={
         ("fp32", "hpu"): supported(
             "float32 weights and products; static shapes, no key/value cache that is kept"

@@ -43,6 +43,7 @@ SPEC = EngineSpec(
     install="take the image of clusters/gaudi-vllm.Dockerfile, or build vLLM for the empty "
     "platform and vllm-gaudi from their sources (no package index has the plugin)",
     packages=(VLLM, Package(name="vllm-gaudi", module="vllm_gaudi")),
+    preferred={"hpu": 2},
     own_loader=True,
     alone=True,
     variables={

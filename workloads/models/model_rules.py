@@ -1,4 +1,4 @@
-"""What a plan can know of a model of texts from its files: a tokenizer, and room for positions."""
+"""Rules that a plan reads from the files of a model of texts: a tokenizer, room for positions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from workloads.refusal import Asked, Refusal
 
 
 def no_tokenizer(directory: str, kind: CheckpointKind) -> tuple[str, str]:
-    """What is missing, and what to do about it for such a model."""
+    """Words for a missing tokenizer, and what to do about it for such a model."""
     glm = kind.model_type in ("glm", "chatglm")
     return f"{directory} has no tokenizer", (
         "put ChatGLM3's tokenizer.model beside its weights and convert again"
@@ -24,7 +24,7 @@ def no_tokenizer(directory: str, kind: CheckpointKind) -> tuple[str, str]:
 
 
 def text_refusals(asked: Asked) -> Iterator[Refusal]:
-    """What speaks against a job over texts; nothing where the model's files are not here yet."""
+    """Objections to a job over texts; none where the model's files are not here yet."""
     try:
         entry = find_model(asked.model, weights=False)
         directory = Path(entry.location)

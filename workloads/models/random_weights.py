@@ -94,7 +94,7 @@ def make(loader: Any, config: Any, seed: int = 0, **arguments: Any) -> Any:
 
 
 def _files(directory: Path) -> Iterator[Path]:
-    """What is used of a directory: all small text files, such as a tokenizer's, and no weights."""
+    """Files that are used of a directory: small text files, such as a tokenizer's; no weights."""
     for file in sorted(directory.iterdir()):
         index = file.name.endswith(".index.json")
         if file.suffix in (".json", ".model", ".txt", ".jinja") and file.is_file() and not index:

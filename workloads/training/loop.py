@@ -327,7 +327,12 @@ def _measure(
         1,
         once,
         instruments_of(context, counted=spec.counts_compilations),
-        WarmupPlan(shapes=[make(step).shape for step in timed], rehearse=rehearse, restarts=False),
+        WarmupPlan(
+            shapes=[make(step).shape for step in timed],
+            rehearse=rehearse,
+            compiled=not context.device.spec.can("dynamic_shapes"),
+            restarts=False,
+        ),
     )
 
 

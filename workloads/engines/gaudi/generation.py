@@ -34,6 +34,7 @@ from workloads.engines.base import Generated
 from workloads.engines.gaudi import library, quantization
 from workloads.engines.optimum_habana import SPEC
 from workloads.errors import Unsupported
+from workloads.generation.static_shapes import BUCKET  # in such parts the cache is read, too
 from workloads.generation.transformers_engine import (
     Batch,
     TransformersEngine,
@@ -51,8 +52,6 @@ if TYPE_CHECKING:
 ENGINE = SPEC.name
 CALIBRATION = SPEC.calibrations["fp8"]  # the workload that measures what fp8 needs
 
-#: Prompts are padded to a multiple of so many tokens, and the cache is read in such parts.
-BUCKET = 128
 
 #: Where torch.compile goes: the decoder, by its name in most architectures.
 _DECODERS = ("transformer", "gpt_neox", "model")
@@ -191,7 +190,7 @@ def load(request: Request, device: Device) -> OptimumHabanaEngine:
     if mode == "lazy":
         model = hpu.graphs_kept(model)
     elif mode == "compile":
-        details["compiled"] = _compile(model)
+        details["compiled"] = _compile(model, hpu)
     # Allocated once: for bf16, and for classes that can do that.
     kept = static and request.precision != "fp32" and hasattr(model, "allocate_kv_cache")
     flash, sixteen_bits = attention == "sdpa", request.precision != "fp32"
@@ -275,13 +274,13 @@ def _static_shapes(model: Any) -> bool:
     return bool(model_is_optimized(model.config))
 
 
-def _compile(model: Any) -> str:
+def _compile(model: Any, device: HpuDevice) -> str:
     """Compile the decoder for the card, in place; its name."""
     for name in _DECODERS:
         decoder = getattr(model, name, None)
         if isinstance(decoder, torch.nn.Module):
             compiled = torch.compile(
-                decoder, backend="hpu_backend", options={"keep_input_mutations": True}
+                decoder, backend=device.compile_backend, options=dict(device.compile_options)
             )
             setattr(model, name, compiled)
             return name
