@@ -32,7 +32,7 @@ _LEAST_SHARE = 0.3
 _LEAST_APART = 4.0  # Ashman's D; the halves of one normal distribution have 2.6
 _MOST_PAIRED = 200  # samples whose pairs are looked at; longer series are averaged in their order
 #: The cluster index that one normal sample in a hundred is below, by size of the sample (simulated,
-#: 40,000 samples each; ``tests/results/test_steadiness.py`` holds the rate of false alarms).
+#: 40,000 samples each; ``tests/results/test_series.py`` holds the rate of false alarms).
 _CRITICAL = (
     *((10, 0.092), (12, 0.118), (15, 0.143), (20, 0.169), (30, 0.206), (50, 0.243), (100, 0.279)),
     *((200, 0.305), (500, 0.328), (1000, 0.338), (3000, 0.349)),
