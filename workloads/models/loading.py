@@ -143,7 +143,7 @@ def load_seq2seq_model(source: ModelSource, **arguments: Any) -> Any:
 def _load(loader: Any, title: str, source: ModelSource, arguments: Mapping[str, Any]) -> Any:
     try:
         if source.entry.kind == "random":
-            return random_weights.make(loader, load_config(source), **arguments)
+            return random_weights.make(loader, **{"config": load_config(source), **arguments})
         return loader.from_pretrained(
             source.path, trust_remote_code=source.remote_code, weights_only=True, **arguments
         )

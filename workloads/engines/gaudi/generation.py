@@ -30,6 +30,7 @@ from workloads import precision as precisions
 from workloads import weights
 from workloads.api import Request
 from workloads.devices.base import Device
+from workloads.devices.monitoring.gaudi_products import fp8_scales
 from workloads.engines.base import Generated
 from workloads.engines.gaudi import library, quantization
 from workloads.engines.optimum_habana import SPEC
@@ -167,7 +168,7 @@ def load(request: Request, device: Device) -> OptimumHabanaEngine:
     hpu: HpuDevice = device  # type: ignore[assignment]  # prepare() takes no other
     precisions.require(request.precision, device.name, ENGINE)
     mode = SPEC.mode(device.name, request.settings)
-    _check_mode(mode, hpu)
+    check_mode(mode, hpu)
     source = open_model(request.model, layout="original")
     tokenizer = load_tokenizer(source)
     model = load_model(source, request, hpu)
@@ -185,6 +186,8 @@ def load(request: Request, device: Device) -> OptimumHabanaEngine:
         "hpu_mode": mode,
         "static_shapes": str(static).lower(),
     }
+    if request.precision == "fp8" and (scales := fp8_scales(device.device_name())):
+        details["fp8_scales"] = scales
     if request.parameters.get("adapter"):
         details["adapter"] = adapters.attach(model, str(request.parameters["adapter"]))
     if mode == "lazy":
@@ -220,8 +223,12 @@ def load(request: Request, device: Device) -> OptimumHabanaEngine:
     )
 
 
-def _check_mode(mode: str, device: HpuDevice) -> None:
-    """The process was started for the mode; what it really has decides."""
+def check_mode(mode: str, device: HpuDevice) -> None:
+    """Make sure that the process was started for the mode; what it really has decides.
+
+    Raises:
+        Unsupported: it was started for another one.
+    """
     if device.lazy() != (mode == "lazy"):
         raise Unsupported(
             f"this process was started {'with' if device.lazy() else 'without'} lazy mode "
