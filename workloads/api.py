@@ -72,6 +72,7 @@ class Sample:
     backward_s: float | None = None
     optimizer_s: float | None = None
     communication_s: float | None = None  # not hidden behind the others
+    encoder_s: float | None = None  # of a generated batch: the encoder's pass; None: it has none
     # Shares of the wall time of a batch of images; None where there are none.
     text_encoding_s: float | None = None
     denoising_s: float | None = None  # all steps, and the drawing of latents before them

@@ -5,6 +5,7 @@ Torch-free, since the plan reads them.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from workloads.parameters import DatasetParameters
@@ -23,8 +24,49 @@ DEFAULT_LEARNING_RATE = {"full": 5e-5, "qat": 5e-5, "vera": 1e-2}
 ADAPTER_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
 
 
-class MethodParameters(DatasetParameters):
-    """Settings of what is trained, on how much data, for how long."""
+class TrainingParameters(DatasetParameters):
+    """Settings of all training: at which rate, on how much data, for how long."""
+
+    learning_rate: float | None = setting(
+        None,
+        role="work",
+        always_in_id=True,
+        gt=0,
+        le=10,
+        description="Learning rate of the first step, and of all unless a schedule lowers it. Left "
+        "out: 2e-4 for adapters, 5e-5 for full and qat, 1e-2 for vera.",
+    )
+    steps: int = setting(
+        20,
+        role="work",
+        length=True,
+        always_in_id=True,
+        ge=1,
+        description="Optimizer steps that are timed; measure.warmup of them come first, which "
+        "train as well. Only measure.time_limit_s ends training earlier.",
+    )
+    samples: int = setting(
+        1000,
+        role="work",
+        length=True,
+        always_in_id=True,
+        ge=1,
+        description="Training samples: the first of the dataset, from its start again where it is "
+        "shorter. Gone through again when the steps need more.",
+    )
+    max_length: int = setting(
+        512,
+        role="work",
+        length=True,
+        always_in_id=True,
+        ge=8,
+        description="Most tokens of a sample, prompt and answer together. A longer answer is cut "
+        "at its end, down to half of this; then the prompt is.",
+    )
+
+
+class MethodParameters(TrainingParameters):
+    """Settings of fine-tuning: what is trained, and what becomes of it."""
 
     method: Method = setting(
         "lora",
@@ -58,42 +100,6 @@ class MethodParameters(DatasetParameters):
         description="Linear layers that get an adapter: names separated by commas, or all-linear. "
         "Left out: the attention's inputs (query, key, value).",
     )
-    learning_rate: float | None = setting(
-        None,
-        role="work",
-        always_in_id=True,
-        gt=0,
-        le=10,
-        description="Constant learning rate. Left out: 2e-4 for adapters, 5e-5 for full and qat, "
-        "1e-2 for vera.",
-    )
-    steps: int = setting(
-        20,
-        role="work",
-        length=True,
-        always_in_id=True,
-        ge=1,
-        description="Optimizer steps that are timed; measure.warmup of them come first, which "
-        "train as well. Only measure.time_limit_s ends training earlier.",
-    )
-    samples: int = setting(
-        1000,
-        role="work",
-        length=True,
-        always_in_id=True,
-        ge=1,
-        description="Training samples: the first of the dataset, from its start again where it is "
-        "shorter. Gone through again when the steps need more.",
-    )
-    max_length: int = setting(
-        512,
-        role="work",
-        length=True,
-        always_in_id=True,
-        ge=8,
-        description="Most tokens of a sample, prompt and answer together. A longer answer is cut "
-        "at its end, down to half of this; then the prompt is.",
-    )
     held_out: int = setting(
         0,
         role="work",
@@ -118,14 +124,22 @@ class MethodParameters(DatasetParameters):
 PROBE_STEPS = 2
 
 
-def method_of(parameters: Any) -> MethodParameters:
+#: The method of workloads that have no choice of one.
+WHOLE_MODEL = "full"
+
+
+def method_name(parameters: Mapping[str, Any]) -> str:
+    """The method of a job by name; a workload without methods trains all weights."""
+    return str(parameters.get("method", WHOLE_MODEL))
+
+
+def method_of(parameters: Mapping[str, Any]) -> MethodParameters:
     """The method's part of all parameters."""
-    return MethodParameters.model_validate(
-        {name: parameters[name] for name in MethodParameters.model_fields}
-    )
+    there = {name: parameters[name] for name in MethodParameters.model_fields if name in parameters}
+    return MethodParameters.model_validate({"method": WHOLE_MODEL, **there})
 
 
-def method_for(parameters: Any, *, probe: bool) -> MethodParameters:
+def method_for(parameters: Mapping[str, Any], *, probe: bool) -> MethodParameters:
     """The method's part as a job runs it; a probe takes few steps and keeps nothing."""
     method = method_of(parameters)
     if not probe:

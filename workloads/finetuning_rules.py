@@ -49,12 +49,17 @@ def _precision(asked: Asked, method: MethodParameters) -> Iterator[Refusal]:
             unsupported=True,
         )
     elif precision == "fp16" and method.method not in ADAPTER_METHODS:
-        yield Refusal(
-            setting="precision",
-            reason=f"method {method.method} would update fp16 weights, whose small changes become "
-            "0; loss scaling wants fp32 weights",
-            hint="write precision: fp32 and autocast: fp16",
-        )
+        yield half_weights(f"method {method.method}")
+
+
+def half_weights(who: str) -> Refusal:
+    """An objection to updating fp16 weights."""
+    return Refusal(
+        setting="precision",
+        reason=f"{who} would update fp16 weights, whose small changes become 0; loss scaling wants "
+        "fp32 weights",
+        hint="write precision: fp32 and autocast: fp16",
+    )
 
 
 def _quantization(asked: Asked, method: MethodParameters) -> Iterator[Refusal]:

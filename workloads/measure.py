@@ -44,6 +44,7 @@ class Observation:
     backward_s: float | None = None
     optimizer_s: float | None = None
     communication_s: float | None = None
+    encoder_s: float | None = None
     text_encoding_s: float | None = None
     denoising_s: float | None = None
     decoding_s: float | None = None
@@ -187,9 +188,12 @@ def _warm_up(loop: _Loop, settings: MeasureSettings, plan: WarmupPlan) -> Warmth
         instruments = loop.instruments
         done = rehearse(plan, instruments.clock, loop.warmup_until, instruments.collective)
         cut, steps, met = done.cut, done.steps, done.met
+    firsts = _firsts(plan) if plan.compiled and plan.rehearse is None else frozenset()
     while not cut and loop.repeat < max(settings.warmup, plan.passes):
-        passes = loop.run_pass(deadline=loop.warmup_until, warmup=True)
+        passes = loop.run_pass(deadline=loop.warmup_until, warmup=True, always=firsts)
         cut = not all(done.finished for done in passes)
+    while cut and firsts and loop.repeat < plan.passes:
+        loop.run_pass(deadline=loop.warmup_until, warmup=True, always=firsts)
     if plan.rehearse is None and plan.shapes:
         met = frozenset(plan.shapes[sample.batch] for sample in loop.samples)
     return Warmth(
@@ -198,6 +202,11 @@ def _warm_up(loop: _Loop, settings: MeasureSettings, plan: WarmupPlan) -> Warmth
         shapes=len(shapes) or None,
         shapes_unmet=len(shapes - met) if shapes else None,
     )
+
+
+def _firsts(plan: WarmupPlan) -> frozenset[int]:
+    """The first batch of each shape."""
+    return frozenset({shape: n for n, shape in reversed([*enumerate(plan.shapes)])}.values())
 
 
 @dataclass(slots=True)
@@ -286,8 +295,11 @@ class _Loop:
         """Count all that was done so far as warm-up."""
         self.samples = [dataclasses.replace(sample, warmup=True) for sample in self.samples]
 
-    def run_pass(self, *, deadline: float, warmup: bool) -> list[_Pass]:
-        """One repeat of this rank; what every rank did in it, in rank order."""
+    def run_pass(
+        self, *, deadline: float, warmup: bool, always: frozenset[int] = frozenset()
+    ) -> list[_Pass]:
+        """One repeat of this rank; what every rank did in it, in rank order. Of the batches that
+        the deadline would leave out, those in ``always`` run nevertheless."""
         repeat, self.repeat = self.repeat, self.repeat + 1
         clock = self.instruments.clock
         self.instruments.collective.barrier()
@@ -295,8 +307,10 @@ class _Loop:
         forced = not warmup and not any(not sample.warmup for sample in self.samples)
         taken: list[Sample] = []
         for batch in range(self._batches):
-            if clock() >= deadline and not (forced and batch == 0):
-                break
+            if clock() >= deadline and not (forced and batch == 0) and batch not in always:
+                if not always:
+                    break
+                continue
             taken.append(self._time(repeat, batch, warmup))
         passes = self.instruments.collective.gather(
             _Pass(

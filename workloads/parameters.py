@@ -36,6 +36,15 @@ class DatasetParameters(WorkloadParameters):
         "newest.",
     )
 
+    subset: str = setting(
+        "",
+        role="work",
+        description="Subset (configuration) of a dataset of the Hugging Face hub that has several, "
+        "such as 3.0.0 of abisee/cnn_dailymail.",
+    )
+
     def reading(self) -> Reading:
         """Return the way in which the dataset of a job is read."""
-        return Reading(columns=self.columns, split=self.split, revision=self.revision)
+        return Reading(
+            columns=self.columns, split=self.split, revision=self.revision, subset=self.subset
+        )

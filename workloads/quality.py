@@ -29,6 +29,7 @@ from workloads.errors import OutOfMemory, Unsupported, WorkloadError
 from workloads.models.layouts import fingerprint
 from workloads.models.loading import open_model
 from workloads.one_pass import by_prompt, generate_once
+from workloads.seq2seq_settings import SourceParameters
 from workloads.training.adapters import find_adapter
 from workloads.workloads.quality_reference import QualityReferenceParameters
 
@@ -66,8 +67,9 @@ def reference_directory(
         fingerprint(Path(open_model(model).path)),
         fingerprint(find_adapter(parameters.adapter)) if parameters.adapter else "",
         dataset,
-        *(reading.columns, reading.split, reading.revision),
+        *(reading.columns, reading.split, reading.revision, reading.subset),
         *(parameters.prompts, parameters.output_tokens),
+        *(parameters.source_prefix, parameters.max_source_length),
     ]
     digest = hashlib.sha256(json.dumps(seen, sort_keys=True).encode()).hexdigest()[:16]
     return cache_root() / f"quality-{_RECIPE}-{digest}"
@@ -171,7 +173,10 @@ def beside_speed(
     All ranks compare, since cards that split a model have to write together. ``known`` keeps the
     figures for as long as the engine is resident.
     """
-    parameters = QualityReferenceParameters(adapter=request.parameters.get("adapter"))
+    alike = ("adapter", *SourceParameters.model_fields)
+    parameters = QualityReferenceParameters(
+        **{name: request.parameters[name] for name in alike if name in request.parameters}
+    )
     directory, why = None, "its reference is not in the cache of every node"
     try:
         directory = reference_directory(request.model, request.dataset, reading, parameters)

@@ -19,6 +19,7 @@ from workloads.errors import BadConfiguration
 from workloads.metrics import METRICS, Metric, Throughput, by_name, with_others
 from workloads.models.catalog import ModelEntry, checkpoint_kind
 from workloads.models.checkpoint_kind import CheckpointKind
+from workloads.models.model_rules import text_refusals
 from workloads.parameters import DatasetParameters
 from workloads.refusal import Asked, Refusal
 from workloads.settings import Declaration
@@ -82,6 +83,7 @@ def _model_refusals(spec: WorkloadSpec, asked: Asked) -> Iterator[Refusal]:
         return  # it cannot be told: the job itself will look
     if task.name in spec.tasks:
         yield from _task_refusals(spec, asked, task, kind)
+        yield from text_refusals(asked)
         return
     others = [other for other in WORKLOADS.values() if not other.implied]
     fitting = [other.name for other in others if task.name in other.tasks]

@@ -23,9 +23,11 @@ from workloads.devices.monitoring.host_memory import HostMemoryPeak, resident_by
 from workloads.engines import engine_function, find_engine
 from workloads.engines.base import EngineLoader, Generated, GenerationEngine
 from workloads.errors import BadConfiguration
+from workloads.generation.encoder_figures import figures
 from workloads.generation.texts import Texts
 from workloads.measure import Observation, instruments_of, measure
 from workloads.parallel.layout import Layout
+from workloads.phases import told_to
 from workloads.warmup import WarmupPlan
 from workloads.workloads.text_generation import TextGenerationParameters
 
@@ -102,7 +104,11 @@ def run(request: Request, context: JobContext) -> Result:
             len(batches),
             request.measure,
             instruments_of(context, counted=spec.counts_compilations),
-            WarmupPlan(shapes=_shapes(batches, engine), passes=spec.warmup_passes),
+            WarmupPlan(
+                shapes=_shapes(batches, engine),
+                passes=spec.warmup_passes,
+                compiled=not context.device.spec.can("dynamic_shapes"),
+            ),
         )
     peak_device_memory_bytes = context.device.peak_memory_bytes()
     quality, compared = _NOT_ASKED
@@ -129,7 +135,7 @@ def run(request: Request, context: JobContext) -> Result:
         random_weights=engine.random_weights,
         synthetic_data=synthetic,
         precision_detail=engine.weights.detail,
-        metrics=quality,
+        metrics={**figures(measured.samples), **quality},
         details={
             **engine.details,
             **measured.details,
@@ -168,7 +174,8 @@ def _resident(request: Request, context: JobContext) -> tuple[_Resident, float]:
         context.device.release_memory()
         baseline = resident_bytes()
         began = context.clock()
-        engine = load(request, context.device)
+        with told_to(context.enter_phase):
+            engine = load(request, context.device)
         context.device.synchronize()
         took.append(context.clock() - began)
         return _Resident(engine=engine, baseline_host_memory_bytes=baseline)
@@ -308,4 +315,5 @@ class Generation:
             computed_tokens=generated.computed_tokens,
             ttft_s=times[0] - began,
             step_s=tuple(after - before for before, after in pairwise(times)) if each else (),
+            encoder_s=generated.encoder_s,
         )

@@ -47,7 +47,7 @@ def run(request: Request, context: JobContext) -> Result:
     settings, plan = _timing(request, parameters, context.world_size)
     context.device.seed(0)
     context.enter_phase("load")
-    pipeline, baseline, load_s = _resident(request, context)
+    pipeline, baseline, load_s = resident_pipeline(request, context)
     products = _set_products(parameters.matmul_precision, context)
     dataset = load_dataset(request.dataset, parameters.reading())
     texts = [example.content for example in dataset.examples]
@@ -122,7 +122,7 @@ def _timing(
     return replace(settings, min_repeats=timed, max_repeats=timed, least_s=0.0), plan
 
 
-def _resident(request: Request, context: JobContext) -> tuple[ImagePipeline, int, float]:
+def resident_pipeline(request: Request, context: JobContext) -> tuple[ImagePipeline, int, float]:
     """The loaded pipeline, the host memory in use before it, and how long loading took: 0 when it
     was there already."""
     load = engine_function(request.engine, "images", context.device.name)

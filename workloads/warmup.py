@@ -6,7 +6,8 @@ all batches, the untimed repeats do that. Where each repeat is an optimizer step
 every shape is *rehearsed*: the step's work, of which nothing remains, so that what is learned hangs
 on no clock; then one shape is rehearsed until it has stopped becoming faster.
 
-Only ``warmup_limit_s`` cuts a warm-up short, and then the row says so.
+Only ``warmup_limit_s`` cuts a warm-up short, and then the row says so. On a card that compiles each
+new shape not even that leaves one out: its compilation would stand in the timed part.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ class WarmupPlan:
     passes: int = 0  # untimed repeats that the engine needs at least
     #: Does the work of a timed step, by its position in ``shapes``; nothing of it remains.
     rehearse: Callable[[int], object] | None = None
+    #: Whether a new shape is compiled: then each is met before timing, whatever the limit.
+    compiled: bool = False
     #: Whether timing may begin anew; not where a repeat changes what the next one does.
     restarts: bool = True
 
@@ -91,7 +94,7 @@ def rehearse(
     numbers = to_rehearse(collective.gather(tuple(plan.shapes)))
     late, seconds = False, [0.0]
     for number in numbers:
-        if late:
+        if late and not plan.compiled:
             break
         took, late = once(number)
         seconds = [took]

@@ -92,18 +92,8 @@ def stored_format(tensor: torch.Tensor) -> str:
     return str(largest.dtype).removeprefix("torch.")
 
 
-def inspect(
-    model: nn.Module,
-    precision: str,
-    device: str,
-    engine: str = "",
-    *,
-    in_fp32: frozenset[str] = frozenset(),
-) -> ModelWeights:
+def inspect(model: nn.Module, precision: str, device: str, engine: str = "") -> ModelWeights:
     """Read the storage of all weights and make sure that they are in ``precision``.
-
-    Args:
-        in_fp32: names of matrices that a library keeps in fp32 whatever is asked.
 
     Raises:
         BadConfiguration: the model is not in the precision asked for.
@@ -122,7 +112,7 @@ def inspect(
     if precisions.quantized(precision):
         _require_quantized(model, matrices, precision, packed if precision == "int4" else ())
     else:
-        _require_plain({n: m for n, m in matrices.items() if n not in in_fp32}, precision)
+        _require_plain(matrices, precision)
     detail = precisions.support(precision, device, engine).means
     if precisions.quantized(precision):
         detail += f"; {share:.0%} of the parameters, the rest in bf16"

@@ -24,8 +24,8 @@ from benchmarks.contenders.row import row
 from orchestrator.results import fragments
 from orchestrator.results.row_file import parquet
 from orchestrator.results.scan import scan_rows
-from orchestrator.results.schema import to_table
 from orchestrator.results.store import Store
+from orchestrator.results.tables import to_table
 
 #: Columns that a question about a run asks for.
 COLUMNS = ("job_id", "state", "precision", "batch_size", "started_at", "ended_at")

@@ -30,7 +30,7 @@ from orchestrator.domain.measurement import Measurement
 from orchestrator.domain.topology import Card
 from orchestrator.grid.reader import load_grid
 from orchestrator.results.derive import measurement_of
-from orchestrator.results.schema import to_table
+from orchestrator.results.tables import to_table
 from orchestrator.scheduling.replicates import drawn
 from orchestrator.worker import card_worker
 from orchestrator.worker.card_worker import CardWorker, WorkerConfig

@@ -1,12 +1,19 @@
-"""``nightgrid export --to datasets|mlflow``: results for other programs."""
+"""``nightgrid export``: results for other programs, and an atlas for other sites."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from orchestrator.commands.options import add_results_argument, add_runs_argument
+from orchestrator.errors import StoreError
 from orchestrator.host import output
+
+if TYPE_CHECKING:
+    from orchestrator.domain.measurement import Measurement
+    from orchestrator.report.atlas import Atlas
 
 TARGETS = ("datasets", "mlflow")
 
@@ -14,6 +21,7 @@ EPILOG = """\
 examples:
   nightgrid export rows --to datasets
   nightgrid export http://127.0.0.1:5000 --to mlflow --run smoke
+  nightgrid export atlas.json --atlas grids/gaudi-atlas.yaml --merge theirs.json
 
 datasets: a directory for Hugging Face `datasets`, with the configurations rows, samples and items:
   from datasets import load_dataset
@@ -21,6 +29,10 @@ datasets: a directory for Hugging Face `datasets`, with the configurations rows,
 
 mlflow: the tracking server at the address DEST, such as http://127.0.0.1:5000; one experiment a
 run, one MLflow run a job. What is there already is left alone, so it can be done every morning.
+
+--atlas: one JSON file with every cell of the grid, and where it was run (by nobody, emulated by
+the card's own libraries, on a card) with dates, by the rows of this results directory. Another site
+merges it into its own with --merge; bundles can be merged in any order, and again.
 
 exit codes: 0 written; 4 no runs, a run cannot be read, or DEST cannot be written;
 7 mlflow is not installed
@@ -32,9 +44,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EPILOG
     parser.add_argument(
-        "destination", metavar="DEST", help="datasets: a new directory; mlflow: a tracking URI"
+        "destination",
+        metavar="DEST",
+        help="datasets: a new directory; mlflow: a tracking URI; --atlas: a file",
     )
-    parser.add_argument("--to", choices=TARGETS, required=True, help="what to write")
+    target = parser.add_mutually_exclusive_group(required=True)
+    target.add_argument("--to", choices=TARGETS, help="what to write")
+    target.add_argument("--atlas", metavar="GRID", help="write the atlas of this grid")
+    parser.add_argument(
+        "--merge",
+        metavar="FILE",
+        type=Path,
+        action="append",
+        default=[],
+        help="with --atlas: add what another site's bundle knows; may be repeated",
+    )
     add_results_argument(parser)
     add_runs_argument(parser)
     parser.add_argument("--json", action="store_true", help="say what was written as JSON")
@@ -46,8 +70,15 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         StoreError: there are no runs, one cannot be read, or the destination cannot be written.
         ExtraMissing: mlflow is not installed.
+        GridError: the atlas's grid is refused.
     """
-    if args.to == "mlflow":
+    if args.merge and not args.atlas:
+        raise StoreError("--merge belongs to --atlas")
+    if args.atlas:
+        destination = args.destination
+        written = _write_atlas(args)
+        told = ", ".join(f"{count:,} cells by {status}" for status, count in written.items())
+    elif args.to == "mlflow":
         from orchestrator.report.export_mlflow import export_mlflow
 
         destination = args.destination
@@ -65,3 +96,49 @@ def run(args: argparse.Namespace) -> int:
     else:
         output.say(f"{destination}: {told}")
     return 0
+
+
+def _write_atlas(args: argparse.Namespace) -> dict[str, int]:
+    """Write the bundle of a grid; the number of its cells by status."""
+    from orchestrator.grid.reader import load_grid
+    from orchestrator.report.atlas import atlas_of, merged, to_json
+
+    grid = load_grid(args.atlas, check_data=False)
+    rows = (row for run in _runs(args) for row in _rows(args.results, run))
+    atlas = merged(atlas_of(grid.name, grid.jobs(), rows), *map(_bundle, args.merge))
+    from orchestrator.results import disk
+
+    path = Path(args.destination)
+    aside = path.with_name(f"{path.name}.part")
+    try:
+        aside.write_text(to_json(atlas), encoding="utf-8")
+        disk.rename(aside, path)
+    except OSError as error:
+        raise StoreError(f"cannot write {path}: {error.strerror or error}") from error
+    return atlas.counts()
+
+
+def _runs(args: argparse.Namespace) -> list[str]:
+    """The runs to look at; there may be none, since an atlas of nothing is one, too."""
+    from orchestrator.results.finding import existing_runs
+
+    return list(args.run_names) or (existing_runs(args.results) if args.results.is_dir() else [])
+
+
+def _rows(results: Path, run: str) -> Iterator[Measurement]:
+    from orchestrator.results.store import Store
+
+    yield from Store.existing(results, run).measurements()
+
+
+def _bundle(path: Path) -> Atlas:
+    from orchestrator.report.atlas import LARGEST_BYTES, from_json
+
+    try:
+        if path.stat().st_size > LARGEST_BYTES:
+            raise StoreError(f"{path} is larger than {LARGEST_BYTES // 2**20} MiB")
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise StoreError(f"cannot read {path}: {reason}") from error
+    return from_json(text, str(path))

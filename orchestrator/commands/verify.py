@@ -61,6 +61,7 @@ def run(args: argparse.Namespace) -> int:
     asked = verification_grid(
         source.name,
         source.jobs(),
+        open_engines=source.open_engines,
         prompts=args.prompts,
         output_tokens=args.tokens,
         batch_size=args.batch_size,

@@ -9,7 +9,7 @@ from typing import ClassVar, Literal, SupportsIndex
 
 from orchestrator.domain import identity
 from workloads.devices import DeviceSpec, all_devices, of_accelerator, own_devices
-from workloads.engines import default_engine, process_kind
+from workloads.engines import default_engine, process_kind, runs_alone
 from workloads.errors import BadConfiguration
 from workloads.measure_settings import MeasureSettings
 
@@ -173,6 +173,11 @@ class Job(_Identified):
             workload=self.workload,
             precision=self.precision,
         )
+
+    @property
+    def alone(self) -> bool:
+        """Return whether its processes run no other job."""
+        return self.cards > 1 or self.isolation == "process" or runs_alone(self.engine)
 
     @property
     def residency_key(self) -> str:

@@ -39,7 +39,8 @@ class JobFields(Settings):
         always_in_id=True,
         min_length=1,
         description=f"An embedded model ({', '.join(MODELS)}), a directory that transformers or "
-        "diffusers loads, or a Hugging Face Hub id.",
+        "diffusers loads, a Hugging Face Hub id, or random:chatglm3-6b (random:DIR): a known shape "
+        "with random weights, made on the card, before anything is downloaded.",
     )
     dataset: str = setting(
         "advertisegen-synthetic",
@@ -91,7 +92,8 @@ class JobFields(Settings):
         role="choice",
         loads=True,
         always_in_id=True,
-        description="The library that runs the model. Left out: the workload's first.",
+        description="The library that runs the model. Left out: transformers; on Gaudi the plan "
+        "chooses by what the nodes have (docs/gaudi.md).",
     )
     isolation: Literal["warm", "process"] = setting(
         "warm",

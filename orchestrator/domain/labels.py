@@ -12,12 +12,15 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypeAlias
 
 from orchestrator.domain.declared import as_declared, declared_of
 from orchestrator.domain.job import Job, Scalar
-from orchestrator.domain.measurement import Measurement
 
-Labelled = Job | Measurement
+if TYPE_CHECKING:
+    from orchestrator.domain.measurement import Measurement
+
+Labelled: TypeAlias = "Job | Measurement"
 #: With more settings of one role that vary, only those that are not as usual are named.
 MOST_NAMED = 3
 #: Digits of a job's id where no setting tells two jobs apart.

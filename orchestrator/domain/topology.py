@@ -46,6 +46,8 @@ class Node:
     memory_bytes_per_card: int | None = None
     emulated: bool = False
     emulated_device: str = host_device().name  # the software that drives a card which is not there
+    #: Versions of packages that matter for the choice of an engine; None: nobody has asked.
+    packages: tuple[tuple[str, str], ...] | None = None
 
     @property
     def device(self) -> str:

@@ -12,6 +12,7 @@ from orchestrator.grid.axes import Axis, product, without
 from orchestrator.grid.experiment import Experiment
 from orchestrator.grid.fields import FIELD_NAMES, Vocabulary, shown
 from orchestrator.grid.strict_yaml import Document
+from orchestrator.planning.engine_choice import has_a_choice
 from orchestrator.planning.needs import things
 
 _accelerator = cache(Accelerator)  # which thousands of jobs ask
@@ -31,12 +32,14 @@ class Expander:
 
     def expand(self, experiments: Sequence[Experiment]) -> tuple[Job, ...]:
         """The jobs of all experiments in file order, each once."""
-        by_id: dict[str, Job] = {}
+        by_id: dict[object, Job] = {}
         for experiment in experiments:
             count = 0
             for job in self._replicated(experiment):
                 count += 1
-                first = by_id.setdefault(job.job_id, job)
+                # Where a device has engines of its own, the plan may choose another than is named.
+                apart = not experiment.engine_named and has_a_choice(job.accelerator.device)
+                first = by_id.setdefault((job.job_id, "open") if apart else job.job_id, job)
                 if first is not job:
                     pair = (experiment.name, first.experiment)
                     self.repeated[pair] = self.repeated.get(pair, 0) + 1

@@ -45,6 +45,7 @@ class Experiment:
     axes: list[Axis] = field(default_factory=list)
     include: list[list[Axis]] = field(default_factory=list)
     exclude: list[tuple[Path_, Pattern]] = field(default_factory=list)
+    engine_named: bool = True
     only_included: bool = False  # no axes: the points of `include` are all there is
     origins: dict[tuple[str, Scalar], Path_] = field(default_factory=dict)
 
@@ -91,6 +92,7 @@ class ExperimentReader:
             workload=self.workload or "",
             measure=measure,
             replicates=self.block.get("replicates", 1),
+            engine_named=bool(self._engines_named()),
             origins=self.origins,
         )
         self.origins["name", experiment.name] = (*self.path, "name")

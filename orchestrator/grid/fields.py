@@ -12,6 +12,7 @@ import difflib
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -43,6 +44,7 @@ class Vocabulary:
     workloads: Mapping[str, Any]
     precisions: tuple[str, ...]
     find_model: Callable[[str], object] | None = None
+    find_configuration: Callable[[str], object] | None = None  # of a model without weights
     find_dataset: Callable[[str], object] | None = None
     find_adapter: Callable[[str], object] | None = None
     checked: dict[tuple[object, ...], tuple[Scalar, Fault | None]] = field(
@@ -65,6 +67,7 @@ class Vocabulary:
             workloads=WORKLOADS,
             precisions=PRECISIONS,
             find_model=find_model,
+            find_configuration=partial(find_model, weights=False),
             find_dataset=find_dataset,
             find_adapter=find_adapter,
         )
@@ -146,7 +149,10 @@ class Vocabulary:
             if entry.takes_engine(str(value)):
                 return None
             return _not_among(value, entry.engines, f"engine of {workload}")
-        find = {"model": self.find_model, "dataset": self.find_dataset}.get(name)
+        entry = self.workloads.get(workload or "")
+        fresh = entry is not None and entry.fresh_weights
+        model = self.find_configuration if fresh else self.find_model
+        find = {"model": model, "dataset": self.find_dataset}.get(name)
         if find is None:
             return None
         from workloads.errors import WorkloadError

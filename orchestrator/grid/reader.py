@@ -21,7 +21,7 @@ from orchestrator.errors import GridError, Problem
 from orchestrator.grid.axes import MAX_JOBS
 from orchestrator.grid.blocks import ExperimentBlock, GridFile, MeasureBlock
 from orchestrator.grid.expand import Expander
-from orchestrator.grid.experiment import Experiment, ExperimentReader
+from orchestrator.grid.experiment import STRUCTURE, Experiment, ExperimentReader
 from orchestrator.grid.fields import FIELD_NAMES, Vocabulary, explain, shown, suggestion
 from orchestrator.grid.model import Grid
 from orchestrator.grid.overrides import overridden
@@ -91,6 +91,7 @@ class GridReader:
             name=top.get("name", ""),
             description=top.get("description", ""),
             planned=planned,
+            open_engines=frozenset(e.name for e in experiments if not e.engine_named),
             notes=(*self.old_names, *expander.notes()),
             document=self.document,
             origins={
@@ -220,6 +221,10 @@ class GridReader:
         known = known or set(self.vocabulary.parameter_names())
         for name in defaults:
             if name not in FIELD_NAMES and name not in known:
+                if name in GridFile.model_fields or name in STRUCTURE:
+                    where = "at the top of the file or in an experiment, not under `defaults:`"
+                    self.complain(("defaults", name), f"`{name}:` stands {where}", key=True)
+                    continue
                 self.unknown_key(("defaults", name), [*FIELD_NAMES, *sorted(known)])
 
     def _check_size(self, experiments: list[Experiment]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 #: In a checkout a link to its ``grids/``; an installer copies what lies there.
@@ -19,4 +20,5 @@ def found(text: str) -> Path:
     path = Path(text)
     shipped = DIRECTORY / f"{path.name.removesuffix('.yaml')}.yaml"
     plain = str(path.parent) in (".", "grids")
-    return path if path.exists() or not plain or not shipped.is_file() else shipped
+    theirs = os.path.lexists(path)  # asks of any text, however long
+    return path if theirs or not plain or not os.path.isfile(shipped) else shipped

@@ -19,11 +19,14 @@ from orchestrator.domain.history import PastRow
 from orchestrator.domain.job import Accelerator, Job, State, supersedes
 from orchestrator.domain.topology import Node, legal_card_sets
 from orchestrator.errors import ClusterError, GridError, Problem
+from orchestrator.planning.engine_choice import differences, software_of, with_engines
 from orchestrator.planning.implied_jobs import with_implied
 from orchestrator.planning.needs import with_needs
 from orchestrator.planning.plan import Action, Plan, PlannedJob
 from orchestrator.planning.rules import Rules
+from workloads.engines import ENGINES
 from workloads.precision import support
+from workloads.registry import find_workload
 
 if TYPE_CHECKING:
     from orchestrator.grid.model import Grid
@@ -57,10 +60,11 @@ def make_plan(
         ClusterError: no job at all has a node with its kind of card.
     """
     planner = _Planner(grid, nodes, _newest_terminal(history), retry_failed, force)
+    jobs, notes = with_engines(grid.jobs(), grid.open_engines, nodes)
     if estimator is None:
         estimator = estimator_for(history, nodes)
     planned = []
-    for job in with_implied(grid.jobs()):
+    for job in with_implied(jobs):
         action, reason = planner.decide(job)
         estimate_s = estimator.estimate(job).total_s if action is Action.RUN else 0.0
         planned.append(PlannedJob(job=job, action=action, reason=reason, estimate_s=estimate_s))
@@ -69,14 +73,15 @@ def make_plan(
         from orchestrator.planning.replicates import with_fresh_processes
 
         planned = with_fresh_processes(planned)
-    if grid.jobs() and planner.nowhere == len(grid.jobs()):
+    if jobs and planner.nowhere >= len(jobs):
         wanted = ", ".join(map(str, grid.accelerators()))
         have = ", ".join(dict.fromkeys(str(node.accelerator) for node in nodes)) or "none"
         raise ClusterError(f"the grid asks for {wanted} cards and the nodes have {have}")
     problems = card_problems(grid, nodes)
     if problems:
         raise GridError(problems)
-    return Plan(grid_name=grid.name, jobs=tuple(planned), nodes=tuple(nodes), notes=grid.notes)
+    notes = (*grid.notes, *notes, *differences(nodes))
+    return Plan(grid_name=grid.name, jobs=tuple(planned), nodes=tuple(nodes), notes=notes)
 
 
 def estimator_for(history: Iterable[PastRow], nodes: Iterable[Node]) -> Estimator:
@@ -131,6 +136,7 @@ class _Planner:
         self.nowhere = 0  # jobs whose kind of card no node has
         self._cards: dict[tuple[Accelerator, int], _Cards] = {}
         self._unsupported: dict[tuple[object, ...], str] = {}
+        self._lacking: dict[tuple[object, ...], str] = {}
         self._rules = Rules(refusals_by(WORKLOADS))
 
     def decide(self, job: Job) -> tuple[Action, str]:
@@ -141,6 +147,7 @@ class _Planner:
             cards.missing
             or self.unsupported(job, cards.devices)
             or self.refused(job, cards.devices)
+            or self.lacking(job)
         )
         if reason:
             return Action.UNSUPPORTED, reason
@@ -193,6 +200,26 @@ class _Planner:
                     hint = f"; {refusal.hint}" if refusal.hint else ""
                     return f"{refusal.reason}{here}{hint}"
         return ""
+
+    def lacking(self, job: Job) -> str:
+        """Reason why a job's engine cannot run on any node with its kind of card, by the packages
+        that they report."""
+        spec = ENGINES.get(job.engine)
+        if spec is None or find_workload(job.workload).ability is None:
+            return ""
+        mode = spec.mode(job.accelerator.device, dict(job.parameters))
+        key = (job.accelerator, job.engine, mode)
+        if key not in self._lacking:
+            software = software_of(self.nodes, job.accelerator)
+            lacks = software.lacks(spec, mode)
+            everywhere = lacks and len(lacks) == len(software.nodes)
+            told = dict.fromkeys(lacks.values())
+            self._lacking[key] = (
+                f"engine {job.engine} on {', '.join(lacks)}: {'; '.join(told)}"
+                if everywhere
+                else ""
+            )
+        return self._lacking[key]
 
 
 def refusal_problems(grid: Grid, workloads: Mapping[str, Any]) -> list[Problem]:

@@ -60,6 +60,6 @@ def _block(item: PlannedJob) -> tuple[str, int] | None:
     job = item.job
     if item.action is not Action.RUN or job.replicate == 1:
         return None
-    if job.cards > 1 or job.isolation == "process":
+    if job.alone:
         return None
     return job.residency_key, job.replicate

@@ -6,7 +6,7 @@ counts and lengths change how fast an answer comes, and not what it is.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,9 +20,18 @@ _LONGEST_NAME = 64
 
 
 def verification_grid(
-    name: str, jobs: Sequence[Job], *, prompts: int, output_tokens: int, batch_size: int
+    name: str,
+    jobs: Sequence[Job],
+    *,
+    open_engines: Collection[str] = (),
+    prompts: int,
+    output_tokens: int,
+    batch_size: int,
 ) -> dict[str, Any] | None:
-    """The grid that verifies these jobs, as its file would say it; None if none generates text."""
+    """The grid that verifies these jobs, as its file would say it; None if none generates text.
+
+    ``open_engines`` are the experiments that name no engine: the plan chooses it here as there.
+    """
     experiments: dict[tuple[object, ...], dict[str, Any]] = {}
     for job in jobs:
         if job.workload not in ("text-generation", _WORKLOAD):
@@ -33,7 +42,7 @@ def verification_grid(
             "dataset": job.dataset,
             "accelerator": str(job.accelerator),
             "precision": job.precision,
-            "engine": job.engine,
+            **({} if job.experiment in open_engines else {"engine": job.engine}),
             **carried,
         }
         experiments.setdefault(tuple(asked.items()), asked)

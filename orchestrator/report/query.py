@@ -135,7 +135,7 @@ def _with_flags(table: pa.Table) -> pa.Table:
     from orchestrator.report.flags import raised_on
     from orchestrator.report.flags.possible.many import COLUMNS, doubtful
     from orchestrator.results.bulk import measurements_of
-    from orchestrator.results.schema import from_table
+    from orchestrator.results.tables import from_table
 
     texts: list[str | None] = []
     for start in range(0, table.num_rows, _TOGETHER):

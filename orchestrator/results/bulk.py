@@ -20,15 +20,10 @@ from orchestrator.domain.measurement import Measurement, Metrics
 from orchestrator.errors import SchemaMismatch, StoreError
 from orchestrator.results import disk, fragments
 from orchestrator.results.fragments import Damage
+from orchestrator.results.older_tables import current
 from orchestrator.results.scan import scan_rows
-from orchestrator.results.schema import (
-    RAW_COLUMNS,
-    _rules,
-    _value,
-    column_names,
-    current,
-    from_table,
-)
+from orchestrator.results.schema import RAW_COLUMNS, column_names, rules_of
+from orchestrator.results.tables import from_table, value_of
 from workloads.api import MeasureSettings
 
 if TYPE_CHECKING:
@@ -110,12 +105,12 @@ def read_lean(store: Store) -> Contents:
 def with_raw(store: Store, rows: Iterable[Measurement], *names: str) -> Iterator[Measurement]:
     """Rows of ``read_lean`` with these of ``RAW_COLUMNS``, in no order; a row whose file has gone
     meanwhile is left out. A few thousand rows at a time are in memory, not millions of items."""
-    empty = {name: _rules(Measurement)[name][0].default for name in names}
+    empty = {name: rules_of(Measurement)[name][0].default for name in names}
     for found, batch in raw_batches(store, rows, *names):
         there = [name for name in names if name in batch.schema.names]  # older rows lack some
         raw = {name: batch[name].to_pylist() for name in there}
         for number, row in enumerate(found):
-            changes: dict[str, Any] = {n: _value(n, raw[n][number]) or empty[n] for n in there}
+            changes: dict[str, Any] = {n: value_of(n, raw[n][number]) or empty[n] for n in there}
             yield replace(row, **changes)
 
 
@@ -312,7 +307,7 @@ def _columns() -> dict[str, Any]:
     none."""
     columns: dict[str, Any] = {}
     for kind in (Measurement, Metrics):
-        for name, (field, optional) in _rules(kind).items():
+        for name, (field, optional) in rules_of(kind).items():
             if name == "metrics":
                 continue
             default = field.default

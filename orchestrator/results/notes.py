@@ -23,7 +23,9 @@ from orchestrator.domain.measurement import Measurement
 from orchestrator.domain.topology import Node
 from orchestrator.errors import SchemaMismatch, StoreError
 from orchestrator.results.derive import Provenance, measurement_of
-from orchestrator.results.schema import SCHEMA_VERSION, from_table, refuse_newer, to_table
+from orchestrator.results.older_tables import refuse_newer
+from orchestrator.results.schema import SCHEMA_VERSION
+from orchestrator.results.tables import from_table, to_table
 from orchestrator.results.validation import fault
 
 

@@ -17,7 +17,7 @@ _FEW_ROWS = 64
 
 def row_file(measurements: Sequence[Measurement]) -> tuple[str, bytes]:
     """Name and content of a file of rows that are written together."""
-    from orchestrator.results.schema import to_table
+    from orchestrator.results.tables import to_table
 
     # Descriptions of columns would be half of it; compacted files have them.
     data = parquet(to_table(measurements, documented=False), use_dictionary=False)

@@ -182,7 +182,7 @@ def _parsed(data: bytes, columns: list[str], path: Path) -> pa.Table:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    from orchestrator.results.schema import current
+    from orchestrator.results.older_tables import current
 
     file = pq.ParquetFile(pa.BufferReader(data))
     if file.metadata.num_rows > MOST_ROWS:

@@ -265,6 +265,7 @@ _NESTED: dict[str, _Entries] = {
         "backward_s": ("s", "of a training step: the backward pass"),
         "optimizer_s": ("s", "of a training step: the optimizer's update"),
         "communication_s": ("s", "of a training step: between cards, as far as it shows"),
+        "encoder_s": ("s", "of a generated batch: the encoder's pass; null without an encoder"),
         "text_encoding_s": ("s", "of a batch of images: encoding the prompts"),
         "denoising_s": ("s", "of a batch of images: all denoising steps"),
         "decoding_s": ("s", "of a batch of images: from latents to pixels"),

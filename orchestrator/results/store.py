@@ -411,7 +411,7 @@ class Store:
 
 def _measurements(scan: Scan) -> list[Measurement]:
     """The rows of a scan in the order of recording."""
-    from orchestrator.results.schema import from_table
+    from orchestrator.results.tables import from_table
 
     rows = from_table(scan.joined(), source=str(scan.directory)) if scan.tables else []
     rows.sort(key=lambda row: (row.recorded_at or 0.0, row.attempt_id, row.invocation_id))

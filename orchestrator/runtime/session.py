@@ -1,4 +1,5 @@
-"""Sources of a run's cards: this process, emulated nodes on this machine, or a Ray cluster.
+"""Sources of a run's cards: this process, emulated nodes or the real cards of this machine, or a
+Ray cluster.
 
 A session knows the nodes before anything is started where that is possible, so that a plan can be
 made and refused first; ``executor`` then starts what is needed and ends it with the block.
@@ -15,6 +16,8 @@ from pathlib import Path
 from orchestrator.domain.executor import Executor
 from orchestrator.domain.job import Accelerator, default_accelerator
 from orchestrator.domain.topology import Node, parse_emulation
+from orchestrator.errors import ClusterError
+from orchestrator.host.node_packages import with_own_packages
 from orchestrator.runtime.status import RunStatus
 from orchestrator.scheduling.run_queue import QueueOptions
 from orchestrator.worker.leftovers import Owner
@@ -34,6 +37,8 @@ class Session:
     publish: Callable[[RunStatus], object] = lambda _: None  # to whoever monitors the cluster
     address: str = ""  # of a cluster that others keep running
     look: Callable[[], tuple[Node, ...]] | None = None  # what its nodes are now
+    #: The nodes with their packages, where an engine is to be chosen by them.
+    asked: Callable[[Sequence[Node]], tuple[Node, ...]] = tuple
 
 
 def with_memory(nodes: Sequence[Node], card_memory_bytes: int | None = None) -> tuple[Node, ...]:
@@ -52,10 +57,12 @@ def with_memory(nodes: Sequence[Node], card_memory_bytes: int | None = None) -> 
 
 
 @contextlib.contextmanager
-def in_process_session(accelerators: Sequence[Accelerator]) -> Iterator[Session]:
+def in_process_session(
+    accelerators: Sequence[Accelerator], card_memory_bytes: int | None = None
+) -> Iterator[Session]:
     """One emulated card of each kind, in this process, one job at a time."""
     spec = ",".join(f"1x1:{kind}" for kind in accelerators or (default_accelerator(),))
-    nodes = with_memory(parse_emulation(spec, accelerators))
+    nodes = with_memory(parse_emulation(spec, accelerators), card_memory_bytes)
 
     @contextlib.contextmanager
     def executor(run: str, log_dir: Path) -> Iterator[Executor]:
@@ -72,7 +79,34 @@ def emulated_session(
     spec: str, accelerators: Sequence[Accelerator], card_memory_bytes: int | None = None
 ) -> Iterator[Session]:
     """Emulated nodes on this machine; Ray starts only when an executor is asked for."""
-    nodes = with_memory(parse_emulation(spec, accelerators), card_memory_bytes)
+    nodes = with_own_packages(with_memory(parse_emulation(spec, accelerators), card_memory_bytes))
+    yield _private_session(f"emulated cards on this machine ({spec})", nodes)
+
+
+@contextlib.contextmanager
+def own_session(accelerators: Sequence[Accelerator]) -> Iterator[Session]:
+    """The real cards of this machine, on a Ray of this process alone, which ends with it.
+
+    Raises:
+        ClusterError: it has none of these kinds, or a Ray cluster runs here, whose cards they are.
+    """
+    from orchestrator.on_ray.cluster import WAYS, local_address
+    from orchestrator.runtime.own_cards import no_cards_text, own_nodes
+
+    nodes = with_own_packages(own_nodes(accelerators))
+    if not nodes:
+        raise ClusterError(f"no cluster to run on: {no_cards_text(accelerators)}; {WAYS}")
+    if there := local_address():
+        raise ClusterError(
+            f"a Ray cluster runs on this machine, at {there}, and may have its cards: run there "
+            f"with --address {there}, or end it with `ray stop`"
+        )
+    cards = sum(len(node.card_indices) for node in nodes)
+    yield _private_session(f"this machine's own {'card' if cards == 1 else 'cards'}", nodes)
+
+
+def _private_session(description: str, nodes: tuple[Node, ...]) -> Session:
+    """Nodes of this machine, on a Ray that starts with the executor and ends with it."""
 
     @contextlib.contextmanager
     def executor(run: str, log_dir: Path) -> Iterator[Executor]:
@@ -85,12 +119,7 @@ def emulated_session(
         ):
             yield opened
 
-    yield Session(
-        description=f"emulated cards on this machine ({spec})",
-        nodes=nodes,
-        executor=executor,
-        publish=_publisher(),
-    )
+    return Session(description=description, nodes=nodes, executor=executor, publish=_publisher())
 
 
 @contextlib.contextmanager
@@ -121,6 +150,8 @@ def cluster_session(
         with contextlib.closing(opening) as opened:
             yield opened
 
+    from orchestrator.on_ray.node_software import with_packages
+
     with connect(address) as cluster:
         yield Session(
             description=f"the Ray cluster at {cluster.address}",
@@ -129,6 +160,7 @@ def cluster_session(
             publish=_publisher(),
             address=cluster.address,
             look=lambda: tuple(cluster.nodes()),
+            asked=with_packages,
         )
 
 

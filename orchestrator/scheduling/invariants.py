@@ -178,8 +178,7 @@ class Invariants:
                 raise InvariantViolated(f"worker {worker_id} is not ready: {attempt}")
             _must(process.card == attempt.cards[rank], "a worker is on another card", command)
             _must(process.attempt_id is None, "a worker is busy", command)
-            fresh_wanted = job.cards > 1 or job.isolation == "process"
-            _must(not (fresh_wanted and process.attempts), "a process is not fresh", command)
+            _must(not (job.alone and process.attempts), "a process is not fresh", command)
             other = process.replicate not in (0, job.replicate)
             _must(not other, "a process runs two replicates", command)
             process.replicate = job.replicate

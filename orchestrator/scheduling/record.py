@@ -117,7 +117,7 @@ class JobRecord:
 
     def __post_init__(self) -> None:
         self.width = self.job.cards
-        self.warm = self.width == 1 and self.job.isolation == "warm"
+        self.warm = not self.job.alone
         number = self.job.replicate
         self.key = self.job.residency_key + (f"|replicate {number}" if number > 1 else "")
         self.expect(self.estimate)

@@ -107,8 +107,7 @@ def _result(
             ran = cluster.ran.get(job.job_id)
             if job.accelerator is not kind or ran is None:
                 continue
-            fresh = job.cards > 1 or job.isolation == "process"
-            with_start = ran + cluster.settings.start_s if fresh else ran
+            with_start = ran + cluster.settings.start_s if job.alone else ran
             run_s += ran * job.cards
             total_s += with_start * job.cards
             longest_s, longest_total_s = max(longest_s, ran), max(longest_total_s, with_start)

@@ -222,7 +222,9 @@ class Verdicts:
         if len(lease.slots) > 1:
             return "the processes of a gang are not used again"
         if not record.warm:
-            return "isolation: process"
+            if record.job.isolation == "process":
+                return "isolation: process"
+            return f"each job of the engine {record.job.engine} gets a process of its own"
         if searching:
             worker.spoiled = worker.spoiled or failure_class is not None
             return ""

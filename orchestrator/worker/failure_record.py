@@ -22,11 +22,13 @@ if TYPE_CHECKING:
 
 TAIL_LINES = 40
 #: Messages of a refusal of memory by the kernel, besides MemoryError: torch's allocator, C++,
-#: and oneDNN without room for its code or buffers (its "primitive descriptor" is another thing).
-#: Where not even the allocator's message found room, it is the 15 bytes that need no block.
+#: oneDNN without room for its code or buffers (its "primitive descriptor" is another thing), the
+#: stack of a thread, the data of a library. Where not even the allocator's message found room, it
+#: is the 15 bytes that need no block.
 _REFUSED = re.compile(
     r"can't allocate memory|cannot allocate memory|bad_alloc|bad allocation"
     r"|could not create a (primitive|memory object|memory)\s*$"
+    r"|can't start new thread|failed to map segment from shared object"
     r"|^\[enforce fail a$",
     re.IGNORECASE,
 )
@@ -76,7 +78,7 @@ def _memory_was_refused(error: BaseException) -> bool:
         return True
     if isinstance(error, OSError) and error.errno == errno.ENOMEM:
         return True
-    return isinstance(error, RuntimeError) and bool(_REFUSED.search(str(error)))
+    return isinstance(error, RuntimeError | ImportError) and bool(_REFUSED.search(str(error)))
 
 
 def _let_go(error: BaseException) -> None:

@@ -10,7 +10,7 @@ from orchestrator.worker.card_process import Launch
 from orchestrator.worker.card_worker import WorkerConfig
 from orchestrator.worker.host_facts import HostFacts
 from workloads.devices import CardProcess, environment_for
-from workloads.engines import process_kinds
+from workloads.engines import process_kinds, variables_of
 
 
 def launch_of(
@@ -24,6 +24,7 @@ def launch_of(
     for kind in process_kinds(card.accelerator.device):
         environments[kind] = {
             **passed_on,
+            **variables_of(kind),
             **environment_for(
                 node.device,
                 card.index,

@@ -12,8 +12,8 @@ from measurements import row
 from benchmarks import __main__ as command
 from benchmarks import emulated, intervals
 from benchmarks.setting import Setting
-from orchestrator.results.schema import to_table
 from orchestrator.results.store import Store
+from orchestrator.results.tables import to_table
 
 
 def measured(file: Path) -> None:

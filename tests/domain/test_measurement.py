@@ -16,7 +16,7 @@ from orchestrator.domain.job import Accelerator, State
 from orchestrator.domain.measurement import Measurement, Metrics
 from orchestrator.domain.topology import Node
 from orchestrator.results.derive import Provenance, measurement_of, metrics_of, to_microseconds
-from orchestrator.results.schema import from_table, to_table
+from orchestrator.results.tables import from_table, to_table
 from workloads.api import Item, Result, Sample
 
 NODE = Node(

@@ -27,7 +27,7 @@ def nightgrid(*arguments: str, results: Path, status: int = 0) -> str:
     done = subprocess.run(
         [sys.executable, "-m", "orchestrator", *arguments, "--results", str(results)],
         cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "STANDIN_WORKSPACE_ROWS": "64"},
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -75,7 +75,34 @@ def grid(llama: str, calm_llama: str, four_bit_llama: str, original: str) -> dic
                     "hpu_mode": ["lazy", "compile"],
                 },
             },
-            {"name": "stock", **verification, "model": llama, "precision": "fp32"},
+            {
+                "name": "stock",
+                **verification,
+                "engine": "transformers",
+                "precision": "fp32",
+                "zip": {
+                    "model": [llama, llama, original],
+                    "hpu_mode": ["eager", "compile", "compile"],
+                },
+            },
+            # No engine is named: the plan chooses by what this machine has.
+            {
+                "name": "open",
+                "workload": "text-generation",
+                "model": llama,
+                "prompts": 3,
+                "output_tokens": 4,
+                "batch_size": 2,
+                "axes": {"precision": ["bf16", "fp16"]},
+            },
+            {
+                "name": "too-large",
+                "workload": "text-generation",
+                "model": llama,
+                "prompts": 1,
+                "output_tokens": 2,
+                "axes": {"batch_size": [80, 96]},
+            },
             {
                 "name": "train",
                 **lora,
@@ -126,6 +153,16 @@ def grid(llama: str, calm_llama: str, four_bit_llama: str, original: str) -> dic
                 "batch_size": 2,
                 "precision": "int4",
                 "model": four_bit_llama,
+            },
+            {
+                "name": "images",
+                "workload": "text-to-image",
+                "engine": "optimum-habana",
+                "model": "tiny-stable-diffusion",
+                "dataset": "image-prompts",
+                "steps": 3,
+                "batch_size": 2,
+                "axes": {"precision": ["fp32", "bf16"]},
             },
             {
                 "name": "refused",
@@ -201,10 +238,49 @@ def test_numbers_agree_with_stock_transformers(night: Any) -> None:
 
 
 def test_stock_transformers_run_on_the_card_too(night: Any) -> None:
-    """The engine next door is not touched by the library's patches: it has its own process."""
-    (row,) = night["stock"]
-    assert details(row)["architecture"] == "LlamaForCausalLM"
-    assert details(row)["agrees"] == "yes"
+    """The engine next door is not touched by the library's patches: it has its own process. With
+    static shapes and compiled it writes the same tokens: two graphs for the one shape there is."""
+    rows = {(row.model, row.parameters["hpu_mode"]): row for row in night["stock"]}
+    assert len(rows) == 3
+    for (_, mode), row in rows.items():
+        said = details(row)
+        assert said["agrees"] == "yes" and row.workload_metrics["largest_logit_difference"] < 1e-4
+        assert said["architecture"] in ("LlamaForCausalLM", "GlmForCausalLM")
+        assert said.get("static_shapes") == ("true" if mode == "compile" else None)
+
+
+def test_the_plan_chooses_the_engine_that_is_made_for_the_card(night: Any) -> None:
+    """Where a grid names none: optimum-habana, since this machine has it, and what it lacks runs on
+    stock transformers, compiled. The row says which."""
+    found = {row.precision: (row.engine, row.parameters.get("hpu_mode")) for row in night["open"]}
+    assert found == {"bf16": ("optimum-habana", None), "fp16": ("transformers", "compile")}
+    for row in night["open"]:
+        assert str(row.state) == "SUCCEEDED", row.reason
+        assert row.timed_compilations == 0 and row.shapes_unmet == 0
+
+
+def test_a_batch_whose_workspace_does_not_fit_prunes_larger_ones(night: Any) -> None:
+    """The graph of 80 rows does not fit into the card: out of memory, and 96 are not tried."""
+    states = {row.batch_size: str(row.state) for row in night["too-large"]}
+    assert states == {80: "OUT_OF_MEMORY", 96: "PRUNED"}
+    assert "workspace Allocation" in next(
+        r.reason for r in night["too-large"] if r.batch_size == 80
+    )
+
+
+def test_fp8_shares_no_process_with_other_precisions(night: Any) -> None:
+    """Inference mode is a switch of the process, which fp8 and its calibration throw for good."""
+    ran = [row for rows in night.values() for row in rows if row.worker_pid is not None]
+    switched = {
+        row.worker_pid for row in ran if row.precision == "fp8" or row.workload == "fp8-calibration"
+    }
+    others = {row.worker_pid for row in ran} - switched
+    assert switched and not switched & {
+        row.worker_pid
+        for row in ran
+        if row.precision != "fp8" and row.workload != "fp8-calibration"
+    }
+    assert others
 
 
 def test_an_adapter_of_the_native_layout_works_on_the_original_one(night: Any) -> None:
@@ -236,34 +312,6 @@ def test_a_gang_trains_over_hccl(night: Any) -> None:
     assert str(row.state) == "SUCCEEDED", row.reason
     assert {rank for rank, _ in row.samples} == {0, 1}
     assert details(row)["strategy"] == "ddp"
-
-
-def test_a_second_night_compiles_next_to_nothing(
-    night: Any,
-    tmp_path_factory: pytest.TempPathFactory,
-    tiny_llama: str,
-    original_chatglm3: str,
-) -> None:
-    """Ray was started anew and so was every process, and at most a tenth of the first night's
-    graphs is compiled, since recipes lie on the node's disk. Both rows say which it was."""
-    results = tmp_path_factory.mktemp("second-night")
-    content = grid(tiny_llama, tiny_llama, tiny_llama, original_chatglm3)
-    wanted = [each for each in content["experiments"] if each["name"] == "generation"]
-    wanted[0]["axes"]["model"] = [tiny_llama]
-    file = results / "gaudi.json"
-    file.write_text(json.dumps({**content, "experiments": wanted}))
-    nightgrid("run", str(file), "--emulate", "1x2:HPU:hpu", "--quiet", results=results)
-    second = {row.job_id: row for row in rows_of(results, "gaudi")}
-    first = {row.job_id: row for row in night["generation"] if row.job_id in second}
-    assert len(first) == len(second) == 2
-
-    def compiled(rows: dict[str, Any]) -> int:
-        told = [details(row)["compile_cache"] for row in rows.values()]
-        return sum(int(each.split()[1]) for each in told if each.startswith("cold: "))
-
-    assert compiled(first) >= 10
-    assert compiled(second) <= 0.1 * compiled(first)
-    assert any(details(row)["compile_cache"].startswith("cached") for row in second.values())
 
 
 def test_fp8_runs_by_the_scales_that_a_job_before_it_has_measured(night: Any) -> None:
@@ -320,6 +368,16 @@ def test_the_cards_order_of_four_bit_weights_means_the_checkpoints_numbers(
     within = (expanded - before).abs() <= 0.51 * step
     assert within.float().mean() > 0.99  # the largest of a group may be clipped by a whole step
     assert ((expanded - before).abs() <= 1.01 * step).all()
+
+
+def test_images_are_painted_after_language_models_ran(night: Any) -> None:
+    """In a process whose CLIP the library may have replaced; the rows keep the first image."""
+    assert [str(row.state) for row in night["images"]] == ["SUCCEEDED"] * 2, night["images"][0]
+    for row in night["images"]:
+        said = details(row)
+        assert said["pipeline"] == "GaudiStableDiffusionPipeline" and said["hpu_graphs"] == "yes"
+        assert row.image is not None and row.image.startswith(b"\x89PNG")
+        assert row.workload_metrics["seconds_per_image"] > 0
 
 
 def test_what_the_engine_cannot_do_is_said_in_the_row(night: Any) -> None:

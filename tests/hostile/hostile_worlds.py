@@ -31,6 +31,8 @@ from orchestrator.runtime.status import CardStatus, FailedAttempt, Rate, RunStat
 
 #: Probes of what is no command: see ``hostile_worker.py``.
 FEED, WRITER = "(feed of the live view)", "(the next driver)"
+#: Commands that are there to change a run's directory; all others leave it as it is.
+WRITING = (WRITER, "run", "stop", "fetch")
 GRID = """\
 name: night
 defaults: {workload: text-generation, model: tiny-chatglm3, accelerator: HPU}
@@ -101,7 +103,7 @@ class Worlds:
             else:
                 lines.append(command_line(random, name, right, hostility=hostility))
         # What writes into the run's directory may change it.
-        keep = () if any(line[0] in (WRITER, "run") for line in lines) else (place / "results",)
+        keep = () if any(line[0] in WRITING for line in lines) else (place / "results",)
         return Case(number=number, kind=kind, about=about, lines=lines, keep=keep)
 
     # ------------------------------------------------------------ what is sound
@@ -321,7 +323,7 @@ def _readers() -> list[str]:
     return [
         n
         for n in commands()
-        if reads_results(n) and n not in ("watch", "doctor", "run", "submit", "verify")
+        if reads_results(n) and n not in ("watch", "doctor", "submit", "verify", *WRITING)
     ]
 
 

@@ -63,7 +63,7 @@ EMULATED = parse_emulation("1x8:HPU", ())
 
 def decide(*rows: tuple[State, bool], nodes: list[Node] = EMULATED, **options: bool) -> Action:
     """The action for the one job of a grid with these earlier rows (state, emulated)."""
-    made = one("precision: bf16")
+    made = one("precision: bf16\nengine: transformers")
     (job,) = made.jobs()
     history = [past(job, state, emulated=emulated) for state, emulated in rows]
     (planned,) = make_plan(made, nodes, history, **options).jobs
@@ -136,7 +136,7 @@ def test_reasons_say_what_happened_and_what_to_do() -> None:
 
 def test_unsupported_precisions_carry_the_tables_reason() -> None:
     """Exactly the jobs that the table refuses for the asked device are unsupported."""
-    made = one("axes: {precision: [fp32, fp16, bf16, fp8, int8, int4]}")
+    made = one("engine: transformers\naxes: {precision: [fp32, fp16, bf16, fp8, int8, int4]}")
     for planned in make_plan(made, assumed_servers([HPU]), []).jobs:
         entry = support(planned.job.precision, "hpu")
         assert (planned.action is Action.UNSUPPORTED) == (not entry.supported)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,7 @@ from orchestrator.domain.job import Accelerator
 from orchestrator.exit_codes import CLUSTER_UNFIT
 from orchestrator.on_ray import examination
 from orchestrator.on_ray.examination import Examination, clock_offset
+from orchestrator.on_ray.node_software import with_packages
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
@@ -79,6 +82,20 @@ def test_every_node_says_what_it_has(examined: ClusterFacts) -> None:
     assert node.probe.versions["ray"] == examined.driver.ray
     assert node.probe.import_errors == {}
     assert abs(node.clock.offset_s) <= node.clock.bound_s < 2.0
+
+
+def test_nodes_with_a_choice_of_engines_are_asked_for_their_packages(bench: Bench) -> None:
+    """A node of Gaudi software says what it has; one that is gone is planned for unasked, and
+    others are not asked at all."""
+    nodes = {node.name: node for node in bench.cluster.nodes()}
+    gaudi = replace(nodes["hpu-1"], emulated_device="hpu")
+    gone = replace(gaudi, name="gone", node_id="0" * 56)
+    asked, gone, gpu = with_packages([gaudi, gone, nodes["gpu-1"]])
+    packages = dict(asked.packages or ())
+    assert packages["torch"] == metadata.version("torch")
+    assert packages["transformers"] == metadata.version("transformers")
+    assert "optimum-habana" not in packages and "kernel" not in packages
+    assert gone.packages is None and gpu.packages is None
 
 
 def test_cards_that_somebody_holds_are_not_free(examined: ClusterFacts) -> None:

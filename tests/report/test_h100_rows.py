@@ -13,7 +13,7 @@ from orchestrator.report.flags import FLAGS
 from orchestrator.report.page import render
 from orchestrator.report.summary import Summary, summarize
 from orchestrator.report.units import times
-from orchestrator.results.schema import from_table
+from orchestrator.results.tables import from_table
 
 ROWS = Path(__file__).resolve().parents[2] / "results" / "h100" / "grids.parquet"
 

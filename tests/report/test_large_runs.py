@@ -24,8 +24,8 @@ from orchestrator.report.page import render
 from orchestrator.report.summary import summarize
 from orchestrator.results import bulk, fragments
 from orchestrator.results.bulk import about_how_many, measurements_of, with_raw
-from orchestrator.results.schema import from_table, to_table
 from orchestrator.results.store import Store
+from orchestrator.results.tables import from_table, to_table
 
 # ---------------------------------------------------------------- what tells settings apart
 

@@ -19,8 +19,9 @@ from measurements import row
 from orchestrator.domain.measurement import Measurement
 from orchestrator.results import fragments
 from orchestrator.results.scan import COVERS_KEY
-from orchestrator.results.schema import schema, to_table
+from orchestrator.results.schema import schema
 from orchestrator.results.store import Store
+from orchestrator.results.tables import to_table
 
 
 @settings(max_examples=5, deadline=None)

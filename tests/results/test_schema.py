@@ -13,16 +13,10 @@ from measurements import row, sample
 
 from orchestrator.domain.measurement import Measurement, Metrics
 from orchestrator.errors import SchemaMismatch, StoreError
-from orchestrator.results import schema as schema_module
-from orchestrator.results.schema import (
-    SCHEMA_VERSION,
-    column_names,
-    from_table,
-    schema,
-    to_table,
-    undocumented_schema,
-)
+from orchestrator.results import older_tables
+from orchestrator.results.schema import SCHEMA_VERSION, column_names, schema, undocumented_schema
 from orchestrator.results.schema_docs import COLUMN_DOCS, NESTED_DOCS
+from orchestrator.results.tables import from_table, to_table
 from tools.documents.schema import markdown
 from workloads.api import Item, MeasureSettings, Sample
 
@@ -112,13 +106,13 @@ def test_a_table_of_something_else_is_refused() -> None:
 def test_an_older_table_is_filled_up_and_upgraded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Columns added since take their defaults; a change of meaning goes through ``UPGRADES``."""
     old = to_table([row()]).drop_columns(["details", "recorded_at"])
-    monkeypatch.setattr(schema_module, "SCHEMA_VERSION", 2)
+    monkeypatch.setattr(older_tables, "SCHEMA_VERSION", 2)
 
     def to_two(table: pa.Table) -> pa.Table:
         at = table.column_names.index("reason")
         return table.set_column(at, "reason", pa.array(["rewritten"]))
 
-    monkeypatch.setitem(schema_module.UPGRADES, 1, to_two)
+    monkeypatch.setitem(older_tables.UPGRADES, 1, to_two)
     (back,) = from_table(old)
     assert back.reason == "rewritten"
     assert back.details == {} and back.recorded_at is None

@@ -17,9 +17,11 @@ from measurements import row, sample
 from orchestrator.domain.measurement import Measurement, Metrics
 from orchestrator.errors import StoreError
 from orchestrator.results import validation
-from orchestrator.results.schema import OUT_OF_RANGE, current, from_table, schema, to_table
+from orchestrator.results.older_tables import current
+from orchestrator.results.schema import OUT_OF_RANGE, schema
 from orchestrator.results.schema_docs import COLUMN_DOCS, NESTED_DOCS, RANK
 from orchestrator.results.store import Store
+from orchestrator.results.tables import from_table, to_table
 from orchestrator.results.validation import fault, faults
 
 SOUND = to_table([row(1), row(2)])

@@ -11,8 +11,12 @@ import sys
 import pytest
 from patience import patience
 
+from orchestrator.domain.failure import FailureClass
+from orchestrator.worker.failure_record import describe
+
 PROGRAM = """
 import json, os, sys
+from threading import Event, Thread
 import torch
 from orchestrator.worker.failure_record import describe
 from orchestrator.worker.memory_limit import MemoryLimit
@@ -47,7 +51,8 @@ for _ in range(3):
     with limit.in_force():
         print(torch.ones(22_500_000).sum().item())
 """
-MAKES = ["torch.ones(1_000_000)", "torch.ones(1000)", "bytearray(100)", "torch.ones(10**9)"]
+THREAD = "Thread(target=Event().wait, daemon=True).start()"
+MAKES = ["torch.ones(1_000_000)", "torch.ones(1000)", "bytearray(100)", "torch.ones(10**9)", THREAD]
 
 
 @pytest.fixture(scope="module")
@@ -69,9 +74,20 @@ def printed() -> dict[str, list[str]]:
 def test_exhausting_the_limit_raises_and_the_process_lives_on(
     make: str, printed: dict[str, list[str]]
 ) -> None:
-    """Large, small and Python allocations all end in an exception that means memory, and after
-    it the process allocates freely."""
+    """Large, small and Python allocations and stacks of threads all end in an exception that means
+    memory, and after it the process allocates freely."""
     assert printed[make] == ["out_of_memory", "50000000"]
+
+
+def test_a_library_without_room_is_a_refusal_of_memory() -> None:
+    """Where the limit allows no more mappings; without a limit it is a library that is broken."""
+    text = "tokenizers.abi3.so: failed to map segment from shared object"
+    found = {
+        limit: describe(ImportError(text), device=None, memory_bytes=limit, node_name="n")
+        for limit in (None, 1000)
+    }
+    assert found[1000].failure_class is FailureClass.OUT_OF_MEMORY
+    assert found[None].failure_class is not FailureClass.OUT_OF_MEMORY
 
 
 def test_what_fits_is_not_refused(printed: dict[str, list[str]]) -> None:

@@ -11,19 +11,28 @@ from workloads.refusal import Asked, Refusal
 from workloads.registry import find_workload, refusals
 
 MODEL = "tiny-chatglm3"
+#: A small job of pretraining; its rate is one at which three steps change the loss.
+PRETRAINING: dict[str, Any] = {
+    "workload": "pretraining",
+    "model": "tiny-bert",
+    "dataset": "english-corpus-synthetic",
+    "max_length": 64,
+    "learning_rate": 1e-2,
+}
 _TRAINED: dict[str, Result] = {}
-FIELDS = ("model", "dataset", "precision", "batch_size", "measure", "probe")
+FIELDS = ("workload", "model", "dataset", "precision", "batch_size", "measure", "probe")
 
 
-def parameters(**given: Any) -> dict[str, Any]:
+def parameters(workload: str = "finetuning", **given: Any) -> dict[str, Any]:
     """All parameters of a job that takes three steps, with defaults filled in."""
     small = {"steps": 3, "samples": 32, "max_length": 160}
-    return find_workload("finetuning").validate(small | given)
+    return find_workload(workload).validate(small | given)
 
 
 def request(**changes: Any) -> Request:
     """A small job; keywords of Request's go there, all others are parameters."""
     fields: dict[str, Any] = {
+        "workload": "finetuning",
         "model": MODEL,
         "dataset": "advertisegen-synthetic",
         "precision": "fp32",
@@ -33,10 +42,9 @@ def request(**changes: Any) -> Request:
     given = {name: value for name, value in changes.items() if name not in FIELDS}
     fields |= {name: value for name, value in changes.items() if name in FIELDS}
     return Request(
-        workload="finetuning",
         engine="transformers",
         residency_key="finetuning",
-        parameters=parameters(**given),
+        parameters=parameters(fields["workload"], **given),
         **fields,
     )
 
@@ -61,7 +69,7 @@ def losses(result: Result) -> list[float]:
     return [sample.loss for sample in result.samples if sample.loss is not None]
 
 
-def asked(**changes: Any) -> Asked:
+def asked(workload: str = "finetuning", **changes: Any) -> Asked:
     """A job as the rules see it."""
     fields: dict[str, Any] = {
         "model": MODEL,
@@ -74,9 +82,9 @@ def asked(**changes: Any) -> Asked:
     }
     given = {name: value for name, value in changes.items() if name not in fields}
     fields |= {name: value for name, value in changes.items() if name in fields}
-    return Asked(parameters=parameters(**given), **fields)
+    return Asked(parameters=parameters(workload, **given), **fields)
 
 
-def refuse(job: Asked) -> tuple[Refusal, ...]:
+def refuse(job: Asked, workload: str = "finetuning") -> tuple[Refusal, ...]:
     """All that speaks against a job."""
-    return refusals(find_workload("finetuning"), job)
+    return refusals(find_workload(workload), job)

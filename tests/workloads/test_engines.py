@@ -162,7 +162,7 @@ def test_one_engine_is_the_default() -> None:
 
 
 #: Engines that are named after the package which they import: that name stands for it elsewhere.
-PACKAGES = {"transformers"}
+PACKAGES = {"diffusers", "transformers"}
 
 
 def engine_names_in(source: str) -> set[str]:

@@ -63,7 +63,8 @@ _FIGURES = (
 def _figures() -> str:
     lines = ["| figure | unit | better | ranks | meaning |", "|---|---|---|---|---|"]
     derived = [METRICS[name] for name in METRICS.own]
-    for metric in [metric for task in TASKS.values() for metric in task.metrics] + derived:
+    of_tasks = [metric for task in TASKS.values() for metric in task.metrics]
+    for metric in dict.fromkeys(of_tasks + derived):
         ranks = "" if metric.figure else metric.ranks
         cells = (metric.unit, metric.better or "", ranks, metric.description)
         lines.append(f"| `{metric.name}` | {' | '.join(cells)} |")

@@ -46,12 +46,12 @@ def _sections() -> Iterator[tuple[str, Mapping[str, Declaration]]]:
 
 def _of_engines() -> dict[str, Declaration]:
     """The settings of all engines; each says whose it is."""
-    found: dict[str, tuple[Declaration, list[str]]] = {}
+    found: dict[str, tuple[Declaration, dict[str, None]]] = {}
     for name in engines_for(None):
         for ability in ENGINES[name].abilities:
             model = ENGINES[name].settings(ability)
             for setting, one in declarations(model).items() if model else ():
-                found.setdefault(setting, (one, []))[1].append(name)
+                found.setdefault(setting, (one, {}))[1][name] = None
     return {
         setting: replace(one, description=f"{one.description} (Engines: {', '.join(names)}.)")
         for setting, (one, names) in found.items()

@@ -30,6 +30,12 @@ Kind = Literal["embedded", "file", "directory", "hub"]
 #: How many examples the embedded synthetic set has.
 EMBEDDED_SYNTHETIC_COUNT = 1000
 
+#: How many articles the embedded synthetic corpus has.
+EMBEDDED_CORPUS_COUNT = 1500
+
+#: How many articles the embedded synthetic set of them has.
+EMBEDDED_ARTICLES_COUNT = 100
+
 #: The files of an AdvertiseGen directory, in the order in which they are merged.
 ADVERTISEGEN_FILES = ("train.json", "dev.json")
 
@@ -46,6 +52,7 @@ class Reading:
     columns: str = ""  # "": its shape is told by its first example
     split: str = "train"  # of a dataset of the hub
     revision: str = ""  # of a dataset of the hub; "": the newest
+    subset: str = ""  # of a dataset of the hub that has several; "": it has one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +92,22 @@ EMBEDDED: dict[str, DatasetEntry] = {
             path=None,
             synthetic=False,
             description="varied English prompts of 5 to 300 words, written for this project",
+        ),
+        DatasetEntry(
+            name="english-corpus-synthetic",
+            kind="embedded",
+            path=None,
+            synthetic=True,
+            description=f"{EMBEDDED_CORPUS_COUNT} made-up English articles, some 370,000 tokens of "
+            "tiny-bert, for pretraining",
+        ),
+        DatasetEntry(
+            name="cnn-dailymail-synthetic",
+            kind="embedded",
+            path=None,
+            synthetic=True,
+            description=f"{EMBEDDED_ARTICLES_COUNT} made-up English news articles with "
+            "highlights, of CNN/DailyMail's shape and lengths",
         ),
         DatasetEntry(
             name="image-prompts",
@@ -171,7 +194,7 @@ def load_dataset(name: str, reading: Reading | None = None) -> Dataset:
     found = (
         _records(entry.path)
         if entry.path is not None
-        else hub_records(name, reading.split, reading.revision)
+        else hub_records(name, reading.split, reading.revision, reading.subset)
     )
     examples, columns = _examples(found, name, reading)
     return Dataset(
@@ -243,6 +266,14 @@ def _embedded(name: str) -> list[Example]:
         from workloads.data.synthetic import synthetic_examples
 
         return synthetic_examples(EMBEDDED_SYNTHETIC_COUNT)
+    if name == "english-corpus-synthetic":
+        from workloads.data.english_corpus import corpus
+
+        return corpus(EMBEDDED_CORPUS_COUNT)
+    if name == "cnn-dailymail-synthetic":
+        from workloads.data.articles import article_examples
+
+        return article_examples(EMBEDDED_ARTICLES_COUNT)
     if name == "image-prompts":
         from workloads.data.image_prompts import PROMPTS
     else:

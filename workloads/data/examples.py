@@ -37,6 +37,12 @@ class Example:
     synthetic: bool = False  # made up by a program; the line then says ``"synthetic": true``
 
 
+def text_of(example: Example) -> str:
+    """All text of an example, whatever its shape."""
+    parts = [*(turn.text for turn in example.earlier), example.content, example.summary]
+    return "\n".join(part for part in parts if part)
+
+
 def write_json_lines(path: Path, examples: Iterable[Example]) -> None:
     """Write examples as AdvertiseGen does, aside and then in one step, so that ``path`` is never
     half a file. Text stays readable: no ``\\u`` escapes."""

@@ -9,7 +9,9 @@ from workloads.data.records import Placed
 from workloads.errors import DataMissing
 
 
-def hub_records(name: str, split: str = "train", revision: str = "") -> Iterator[Placed]:
+def hub_records(
+    name: str, split: str = "train", revision: str = "", subset: str = ""
+) -> Iterator[Placed]:
     """The records of a split, from the cache of this node or over the network.
 
     Code that comes with a dataset is never run: ``datasets`` has no way to since its version 4.
@@ -18,6 +20,7 @@ def hub_records(name: str, split: str = "train", revision: str = "") -> Iterator
         name: the hub id, ``org/name``.
         split: as ``datasets`` takes it, such as ``train`` or ``train[:1000]``.
         revision: a branch, tag or commit; "" is the newest.
+        subset: its configuration, such as a version of the data; "" where it has one.
 
     Raises:
         DataMissing: it cannot be had.
@@ -26,7 +29,9 @@ def hub_records(name: str, split: str = "train", revision: str = "") -> Iterator
     from datasets.exceptions import DatasetsError
 
     try:
-        table: Any = datasets.load_dataset(name, split=split, revision=revision or None)
+        table: Any = datasets.load_dataset(
+            name, subset or None, split=split, revision=revision or None
+        )
     except (OSError, ValueError, RuntimeError, DatasetsError) as error:
         raise DataMissing(
             f"dataset {name} of the Hugging Face hub, split {split}: {error}; if a path was meant, "

@@ -1,6 +1,7 @@
 """The shapes that examples come in, and what each means: a prompt, and the answer to learn.
 
 content, summary            AdvertiseGen's
+article, highlights         CNN/DailyMail's
 instruction, input, output  Alpaca's; ``input`` may be empty, and stands below the instruction
 messages                    a chat: a list of turns with ``role`` and ``content``
 conversations               ShareGPT's: turns with ``from`` and ``value``
@@ -57,6 +58,11 @@ def _content(record: Record) -> Example:
     return Example(content=_text(record, "content"), summary=_text(record, "summary", empty=True))
 
 
+def _article(record: Record) -> Example:
+    highlights = _text(record, "highlights", empty=True)
+    return Example(content=_text(record, "article"), summary=highlights)
+
+
 def _alpaca(record: Record) -> Example:
     asked, about = _text(record, "instruction"), _text(record, "input", empty=True)
     content = f"{asked}\n\n{about}" if about.strip() else asked
@@ -98,6 +104,13 @@ SHAPES = (
         may_have=("summary",),
         learned=ANSWER,
         read=_content,
+    ),
+    Shape(
+        name="CNN/DailyMail",
+        needs=("article",),
+        may_have=("highlights",),
+        learned="the highlights",
+        read=_article,
     ),
     Shape(
         name="Alpaca",

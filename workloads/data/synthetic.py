@@ -89,17 +89,19 @@ def synthetic_examples(count: int, seed: int = DEFAULT_SEED) -> list[Example]:
     return [_example(Random(seed * 1_000_003 + index)) for index in range(count)]
 
 
-def _pick(random: Random, values: tuple[str, ...]) -> str:
+def pick(random: Random, values: tuple[str, ...]) -> str:
+    """One of them, by one draw."""
     # Random.random() is the one method whose sequence Python guarantees across versions.
     return values[int(random.random() * len(values))]
 
 
-def _normal(random: Random) -> float:
+def normal(random: Random) -> float:
+    """About normally distributed, with mean 0 and deviation 1."""
     return sum(random.random() for _ in range(12)) - 6.0
 
 
 def _example(random: Random) -> Example:
-    garment = _pick(random, tuple(_GARMENTS))
+    garment = pick(random, tuple(_GARMENTS))
     attributes = _attributes(random, garment)
     content = "*".join(f"{key}#{value}" for key, value in attributes)
     return Example(
@@ -110,7 +112,7 @@ def _example(random: Random) -> Example:
 def _attributes(random: Random, garment: str) -> list[tuple[str, str]]:
     """The kind of garment, then attributes in random order; a key may come twice, as in the
     real set."""
-    wanted = min(20, max(4, round(9.2 * math.exp(0.32 * _normal(random)))))
+    wanted = min(20, max(4, round(9.2 * math.exp(0.32 * normal(random)))))
     pool = [(key, value) for key, values in _COMMON.items() for value in values]
     pool += [(key, value) for key, values in _GARMENTS[garment].items() for value in values]
     chosen: list[tuple[str, str]] = [("类型", garment)]
@@ -125,7 +127,7 @@ def _attributes(random: Random, garment: str) -> list[tuple[str, str]]:
 
 def _advertisement(random: Random, garment: str, attributes: list[tuple[str, str]]) -> str:
     """Sentences about the attributes until a log-normal length is reached (median about 115)."""
-    target = min(225.0, max(50.0, 100.0 * math.exp(0.36 * _normal(random))))
+    target = min(225.0, max(50.0, 100.0 * math.exp(0.36 * normal(random))))
     given = dict(attributes)
     details = tuple(value for key, value in attributes[1:] if key not in _COMMON)
     words = {
@@ -135,12 +137,12 @@ def _advertisement(random: Random, garment: str, attributes: list[tuple[str, str
         "cut": given.get("版型", "合身"),
         "fabric": given.get("材质", "优质"),
         "pattern": given.get("图案", "纯色"),
-        "season": _pick(random, _SEASONS),
+        "season": pick(random, _SEASONS),
     }
     middles = list(_MIDDLES)
-    text = _pick(random, _OPENINGS).format(**words)
-    closing = _pick(random, _CLOSINGS).format(**words)
+    text = pick(random, _OPENINGS).format(**words)
+    closing = pick(random, _CLOSINGS).format(**words)
     while len(text) + len(closing) < target and middles:
         sentence = middles.pop(int(random.random() * len(middles)))
-        text += sentence.format(**words, detail=_pick(random, details) if details else "收腰")
+        text += sentence.format(**words, detail=pick(random, details) if details else "收腰")
     return text + closing

@@ -62,6 +62,7 @@ class Device(ABC):
     spec: ClassVar[DeviceSpec]
     collective_backend: ClassVar[str]  # between such cards, as torch.distributed calls it
     compile_backend: ClassVar[str] = "inductor"  # to which torch.compile hands graphs
+    compile_options: ClassVar[Mapping[str, Any]] = {}  # of that backend
     triton: ClassVar[bool] = False  # whether Triton writes kernels for it
     records: ClassVar[bool] = False  # whether ``record`` makes one launch of many
 

@@ -16,7 +16,7 @@ import importlib
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from workloads.compilations import Compilations
 from workloads.compiled_code import size_mib
@@ -99,6 +99,23 @@ def _variables(process: CardProcess) -> dict[str, str]:
     return variables
 
 
+def intel_torch(version: str) -> bool:
+    """Tell if this is a version of Intel's fork of torch, as the bridge tells."""
+    return version.partition("+")[2].startswith("git")
+
+
+def lacks_mode(mode: str, versions: Mapping[str, str]) -> str:
+    """Name what an execution mode lacks where packages have these versions; "" if nothing."""
+    torch = versions.get("torch", "")
+    if mode == "lazy" and torch and not intel_torch(torch):
+        return (
+            f"lazy mode needs Intel's fork of torch, and there is stock torch {torch}: take the "
+            "image pytorch-installer instead of pytorch-upstream-installer, or write hpu_mode: "
+            "compile"
+        )
+    return ""
+
+
 #: The bridge's metrics, and of each the figures that stand in rows, by their names there.
 _METRICS: Mapping[str, Mapping[str, str]] = {
     "graph_compilation": {"TotalNumber": "number", "TotalTime": "us"},
@@ -177,7 +194,10 @@ SPEC = DeviceSpec(
     no_cards_remedy="is the driver loaded (`hl-smi` on the server, outside of the container), and "
     "was the container started with --runtime=habana and HABANA_VISIBLE_DEVICES=all?",
     examine=gaudi_server.examine,
-    data_sheets=tuple((each.pattern, each.name) for each in PRODUCTS),
+    data_sheets=(
+        (r"(Intel )?(Habana )?(HL-205\w*|Gaudi( ?1)?)", "Gaudi1"),
+        *((each.pattern, each.name) for each in PRODUCTS),
+    ),
 )
 
 
@@ -210,6 +230,7 @@ class HpuDevice(Device):
     spec = SPEC
     collective_backend = "hccl"
     compile_backend = "hpu_backend"
+    compile_options: ClassVar[Mapping[str, Any]] = {"keep_input_mutations": True}  # of the cache
 
     @staticmethod
     def telemetry() -> Mapping[int, CardTelemetry]:

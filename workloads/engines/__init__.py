@@ -13,6 +13,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from workloads.declared import Declared
+from workloads.devices import device_spec
 from workloads.engines.base import Ability, EngineSpec
 from workloads.errors import BadConfiguration, Unsupported
 
@@ -57,6 +58,18 @@ def engine_packages() -> tuple[str, ...]:
     return tuple(dict.fromkeys(package.name for spec in specs for package in spec.packages))
 
 
+@cache
+def choice_packages(device: str) -> tuple[str, ...]:
+    """The packages that decide which engine runs on a device; none where there is no choice."""
+    specs = [spec for spec in ENGINES.known() if spec.runs_on(device)]
+    if not any(device in spec.preferred for spec in specs):
+        return ()
+    packages = [package for spec in specs for package in spec.packages]
+    others = [name for package in packages for name in package.below]
+    own = device_spec(device).packages
+    return tuple(dict.fromkeys(["torch", *own, *(p.name for p in packages), *others]))
+
+
 def engine_function(name: str, ability: str, device: str) -> Any:
     """The function by which an engine does something on this device; this imports its library.
 
@@ -99,6 +112,18 @@ def process_kind(
     if spec is None:
         return ""
     return spec.process_kind(spec.mode(device, settings), spec.apart(workload, precision))
+
+
+def runs_alone(engine: str) -> bool:
+    """Tell if each job of an engine gets a process of its own."""
+    spec = ENGINES.get(engine)
+    return spec is not None and spec.alone
+
+
+def variables_of(kind: str) -> Mapping[str, str]:
+    """Variables that an engine wants in the environment of its processes of this kind."""
+    spec = ENGINES.get(kind.partition("/")[0])
+    return spec.variables if spec is not None and spec.own_process else {}
 
 
 def process_kinds(device: str) -> tuple[str, ...]:

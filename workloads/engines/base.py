@@ -15,6 +15,7 @@ has it can run the workload. An ability is a name that both agree on, so package
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
@@ -69,6 +70,10 @@ class Modes:
     names: tuple[str, ...]
     #: Modes of the device that this engine has not: name -> why.
     lacking: Mapping[str, str] = field(default_factory=dict)
+    #: By ability the mode of jobs whose grid names neither engine nor mode; left out: the first.
+    chosen_for: Mapping[str, str] = field(default_factory=dict)
+    #: What a mode lacks with these versions of packages, by name; "" where it lacks nothing.
+    lacks: Callable[[str, Mapping[str, str]], str] = lambda mode, versions: ""
 
     def chosen(self, settings: Mapping[str, Any]) -> str:
         """The mode that a job's settings ask for."""
@@ -88,8 +93,15 @@ class EngineSpec:
     install: str  # the command that brings it
     packages: tuple[Package, ...] = ()
     default: bool = False  # of jobs whose grid names no engine; one engine is
+    #: Devices on which it is chosen before the default, where nodes have it: name -> its place.
+    preferred: Mapping[str, int] = field(default_factory=dict)
     #: Whether it changes its process in ways that no other engine may meet.
     own_process: bool = True
+    #: Whether each of its jobs gets a process of its own: it sizes itself for one job, and gives
+    #: memory back with its process only.
+    alone: bool = False
+    #: Variables of its processes, set before anything is imported.
+    variables: Mapping[str, str] = field(default_factory=dict)
     modes: Mapping[str, Modes] = field(default_factory=dict)  # by device
     #: What it does otherwise than the default engine, by precision and device.
     precisions: Mapping[tuple[str, str], Support] = field(default_factory=dict)
@@ -132,10 +144,32 @@ class EngineSpec:
                 return calibrated
         return ""
 
+    def lacks(self, device: str, mode: str, versions: Mapping[str, str]) -> str:
+        """Name what it lacks on a node with these versions of packages; "" if nothing."""
+        for package in self.packages:
+            if package.name not in versions:
+                return f"{package.name} is not installed there: {self.install}"
+            for other, limit in package.below.items():
+                there = versions.get(other)
+                if there is None or not older(there, limit):
+                    return f"{package.name} needs {other} below {limit}, not {there or 'none'}"
+        modes = self.modes.get(device)
+        return modes.lacks(mode, versions) if modes is not None else ""
+
     def process_kind(self, mode: str, apart: str = "") -> str:
         """Kind of process that runs this engine in a mode; "" for an ordinary one."""
         own = self.name if self.own_process else ""
         return "/".join(part for part in (own, apart, mode) if part and part != ORDINARY_MODE)
+
+
+def older(version: str, limit: str) -> bool:
+    """Tell if a version is older than another, by the numbers that it begins with."""
+
+    def numbers(text: str) -> tuple[int, ...]:
+        found = re.match(r"\d+(\.\d+)*", text)
+        return tuple(map(int, found[0].split("."))) if found else ()
+
+    return numbers(version) < numbers(limit)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,6 +181,7 @@ class Generated:
     computed_tokens: int  # positions the device worked on, padding included
     #: For each step the float32 logits [batch, vocabulary] on the host, where they were asked for.
     logits: Sequence[Any] = ()
+    encoder_s: float | None = None  # of the whole time; None: the model has no encoder
 
 
 class GenerationEngine(Protocol):

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from workloads.devices.hpu import lacks_mode
 from workloads.engines.base import Ability, EngineSpec, Modes, Package
-from workloads.engines.gaudi.settings import GaudiSettings
+from workloads.engines.gaudi.settings import GaudiImageSettings, GaudiSettings
 from workloads.errors import WorkloadError
 from workloads.refusal import Asked, Refusal
 from workloads.support import supported, unsupported
@@ -30,10 +31,13 @@ def _refuse_generation(asked: Asked) -> Iterator[Refusal]:
             unsupported=True,
         )
     try:
-        directory = Path(find_model(asked.model).location)
+        entry = find_model(asked.model)
+        directory = Path(entry.location)
         config = read_config(directory) if directory.is_dir() else None
     except (WorkloadError, OSError):
         return  # the job itself will look
+    if entry.kind == "embedded":
+        config = {}
     if config is not None and quantization.four_bit_method(config) is None:
         named = ", ".join(quantization.FOUR_BIT)
         yield Refusal(
@@ -44,8 +48,22 @@ def _refuse_generation(asked: Asked) -> Iterator[Refusal]:
         )
 
 
+#: Values of techniques that the library's trainers have beside the defaults: every batch is padded
+#: to one length and clipped whatever a grid says.
+_TRAINERS_OWN: dict[str, tuple[object, ...]] = {
+    "gradient_checkpointing": (True,),
+    "padding": ("fixed",),
+    "strategy": ("ddp",),
+    "autocast": ("bf16",),
+    "learning_rate_schedule": ("linear",),
+}
+#: Settings of techniques that it takes whatever their value.
+_TRAINERS_TAKE = ("schedule_steps", "max_gradient_norm")
+
+
 def _refuse_training(asked: Asked) -> Iterator[Refusal]:
-    """The library's own trainer runs LoRA on one card, as it is; Nightgrid's loop does all else."""
+    """The library's own trainers run LoRA and full training as they are, on several cards by DDP;
+    Nightgrid's loop does all else."""
     from workloads.engines import default_engine
     from workloads.finetuning_method import method_of
     from workloads.finetuning_rules import refuse
@@ -59,18 +77,68 @@ def _refuse_training(asked: Asked) -> Iterator[Refusal]:
         return Refusal(setting=setting, reason=reason, hint=hint, unsupported=True)
 
     method = method_of(asked.parameters)
-    if method.method != "lora":
-        yield refusal("method", f"LoRA, not {method.method}")
-    if asked.cards > 1:
-        yield refusal("cards", "on one card")
+    if method.method not in ("lora", "full"):
+        yield refusal("method", f"LoRA and all weights, not {method.method}")
     if method.held_out:
         yield refusal("held_out", "without a loss on examples that are held out")
     for kind in all_techniques():
         for name, field in kind.model_fields.items():
-            if asked.parameters.get(name, field.default) != field.default:
+            value = asked.parameters.get(name, field.default)
+            taken = (field.default, *_TRAINERS_OWN.get(name, ()))
+            if name not in _TRAINERS_TAKE and value not in taken:
                 yield refusal(
                     name, f"with its own settings, without {name} {asked.parameters[name]}"
                 )
+
+
+#: Pipelines of diffusers that have a counterpart whose use was tried.
+_PIPELINES = ("StableDiffusionPipeline", "StableDiffusionXLPipeline")
+#: Of a text-to-image job's schedulers, those that the library has for Gaudi.
+_SCHEDULERS = (None, "own", "ddim", "euler")
+
+
+def _refuse_images(asked: Asked) -> Iterator[Refusal]:
+    """The library's pipelines as they are: its classes, its schedulers, its way to run a U-Net."""
+    from workloads.images.facts import facts_of
+
+    facts = facts_of(asked.model)
+    if facts is not None and facts.class_name not in _PIPELINES:
+        yield Refusal(
+            setting="model",
+            reason=f"with the engine {SPEC.name} this version runs {' and '.join(_PIPELINES)}, "
+            f"not {facts.class_name}",
+            unsupported=True,
+        )
+    if (asked.precision, asked.device) in SPEC.precisions and asked.precision in ("fp8", "int4"):
+        yield Refusal(
+            setting="precision",
+            reason=f"with the engine {SPEC.name} this version stores no part of a pipeline in "
+            f"{asked.precision}",
+            hint="write precision: bf16",
+            unsupported=True,
+        )
+    if asked.parameters.get("scheduler") not in _SCHEDULERS:
+        yield Refusal(
+            setting="scheduler",
+            reason=f"{SPEC.name} has no {asked.parameters['scheduler']} for Gaudi",
+            hint="write scheduler: ddim or euler",
+            unsupported=True,
+        )
+    if asked.parameters.get("hpu_mode") == "compile":
+        yield Refusal(
+            setting="hpu_mode",
+            reason=f"{SPEC.name} runs pipelines lazily or one operation after the other",
+            hint="leave hpu_mode out",
+            unsupported=True,
+        )
+    for name, usual in (("attention", "sdpa"), ("channels_last", False), ("torch_compile", False)):
+        if asked.parameters.get(name, usual) != usual:
+            yield Refusal(
+                setting=name,
+                reason=f"{SPEC.name} has no {name}: {str(asked.parameters[name]).lower()}",
+                hint=f"leave {name} out",
+                unsupported=True,
+            )
 
 
 SPEC = EngineSpec(
@@ -86,16 +154,23 @@ SPEC = EngineSpec(
         ),
         "train": Ability(
             function="workloads.engines.gaudi.training:run",
-            tasks=("causal-lm",),
+            tasks=("causal-lm", "masked-lm", "seq2seq-lm"),
             refuse=_refuse_training,
+            settings=GaudiSettings,
         ),
         "calibrate": Ability(function="workloads.engines.gaudi.calibration:run"),
+        "images": Ability(
+            function="workloads.engines.gaudi.images:load",
+            refuse=_refuse_images,
+            settings=GaudiImageSettings,
+        ),
     },
     install="pip install 'nightgrid[hpu]' -c constraints-hpu.txt",
     packages=(
         Package(name="optimum-habana", module="optimum.habana", below={"transformers": "4.56"}),
     ),
-    modes={"hpu": Modes(setting="hpu_mode", names=("lazy", "compile", "eager"))},
+    preferred={"hpu": 1},
+    modes={"hpu": Modes(setting="hpu_mode", names=("lazy", "compile", "eager"), lacks=lacks_mode)},
     precisions={
         ("fp32", "hpu"): supported(
             "float32 weights and products; static shapes, no key/value cache that is kept"

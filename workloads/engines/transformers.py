@@ -27,9 +27,34 @@ PACKABLE = ("fp32", "bf16", "fp16")
 
 
 def _refuse_generation(asked: Asked) -> Iterator[Refusal]:
-    """Packed weights are in a CPU's layout, and nothing else may use the matrices."""
-    if not asked.parameters.get("packed_weights"):
+    """Packed weights are in a CPU's layout, and nothing else may use the matrices; what torch
+    compiles for a card are plain models."""
+    if asked.parameters.get("packed_weights"):
+        yield from _refuse_packing(asked)
+    if asked.parameters.get("hpu_mode") != "compile" or asked.on.can("dynamic_shapes"):
         return
+    if asked.precision not in PACKABLE:
+        reason = f"the kernels of {asked.precision} run in eager mode"
+    elif (asked.parameters.get("tensor_parallel") or 1) > 1:
+        reason = "this version compiles no model that is split over cards"
+    elif _has_own_generator(asked.model):
+        reason = "this version compiles models that are one decoder"
+    else:
+        return
+    yield Refusal(setting="hpu_mode", reason=reason, hint="write hpu_mode: eager", unsupported=True)
+
+
+def _has_own_generator(model: str) -> bool:
+    """Tell if the task of a model generates in a way of its own."""
+    from workloads.models.catalog import checkpoint_kind
+    from workloads.tasks import task_of
+
+    kind = checkpoint_kind(model)
+    task = task_of(kind) if kind is not None else None
+    return task is not None and "generator" in task.functions
+
+
+def _refuse_packing(asked: Asked) -> Iterator[Refusal]:
     if not asked.on.can("packed_linear"):
         reason = f"oneDNN's layout is one of CPUs, not of {asked.device}"
     elif asked.precision not in PACKABLE:
@@ -48,7 +73,8 @@ SPEC = EngineSpec(
     needs="native_eager",
     abilities={
         "generate": Ability(
-            function="workloads.generation.transformers_engine:load",
+            function="workloads.generation.static_shapes:load",
+            tasks=("causal-lm", "seq2seq-lm"),
             refuse=_refuse_generation,
             settings=GenerationSettings,
         ),
@@ -62,6 +88,7 @@ SPEC = EngineSpec(
             setting="hpu_mode",
             names=("eager", "compile"),
             lacking={"lazy": "does not cut graphs, which lazy mode collects"},
+            chosen_for={"generate": "compile"},
         )
     },
     features=frozenset({"tensor_parallel", "continuous_batching"}),

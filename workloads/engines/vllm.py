@@ -17,6 +17,7 @@ SPEC = EngineSpec(
     install="pip install vllm",
     packages=(VLLM,),
     own_loader=True,
+    alone=True,
     counts_compilations=False,  # its engine core may run in a process of its own
     precisions={
         (precision, "cuda"): unsupported(f"{does}; this version asks for no quantisation of vLLM's")

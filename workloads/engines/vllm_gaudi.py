@@ -1,30 +1,68 @@
-"""vLLM on Gaudi cards, by its plugin vllm-gaudi."""
+"""vLLM on Gaudi cards, by its plugin vllm-gaudi.
+
+Written after the sources of vLLM 0.26.0 and vllm-gaudi 0.26.0. vLLM starts its engine core in
+another process unless it is told not to, and only one process can hold a card, which is ours.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from workloads.engines.base import Ability, EngineSpec, Modes, Package
 from workloads.engines.gaudi.settings import GaudiSettings
-from workloads.engines.vllm import LOADER, VLLM
-from workloads.support import unsupported
+from workloads.engines.vllm import VLLM
+from workloads.refusal import Asked, Refusal
+from workloads.support import supported, unsupported
+
+
+def _refuse(asked: Asked) -> Iterator[Refusal]:
+    """The core runs in the worker's own process, and so on its one card."""
+    if asked.cards > 1:
+        yield Refusal(
+            setting="cards",
+            reason=f"with the engine {SPEC.name} this version runs on one card: its core is in the "
+            "worker's own process",
+            unsupported=True,
+        )
+
+
+_REPLACED = "vllm-gaudi computes in bf16 whatever it is asked for (a line of its log says so)"
 
 SPEC = EngineSpec(
     name="vllm-gaudi",
-    summary="vLLM with Habana's plugin.",
+    summary="vLLM with Habana's plugin: continuous batching in buckets that are compiled first.",
     devices=("hpu",),
-    abilities={"generate": Ability(function=LOADER, tasks=("causal-lm",), settings=GaudiSettings)},
-    install="take an image that has it, or build vLLM for the empty platform and vllm-gaudi from "
-    "their sources (no package index has the plugin)",
+    abilities={
+        "generate": Ability(
+            function="workloads.generation.vllm_gaudi_engine:load",
+            tasks=("causal-lm",),
+            refuse=_refuse,
+            settings=GaudiSettings,
+        )
+    },
+    install="take the image of clusters/gaudi-vllm.Dockerfile, or build vLLM for the empty "
+    "platform and vllm-gaudi from their sources (no package index has the plugin)",
     packages=(VLLM, Package(name="vllm-gaudi", module="vllm_gaudi")),
+    preferred={"hpu": 2},
     own_loader=True,
-    counts_compilations=False,  # its engine core may run in a process of its own
+    alone=True,
+    variables={
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # else its core would want the card that we hold
+        "PT_HPU_WEIGHT_SHARING": "0",  # as the plugin sets it, which comes after our imports
+    },
     modes={
         "hpu": Modes(
             setting="hpu_mode",
-            names=("eager", "compile"),
+            names=("compile", "eager"),
             lacking={"lazy": "does not cut graphs, which lazy mode collects"},
         )
     },
     precisions={
+        ("bf16", "hpu"): supported(
+            "bfloat16 weights, products and key/value cache, in blocks of 128 tokens"
+        ),
+        ("fp16", "hpu"): unsupported(f"{_REPLACED}; write bf16"),
+        ("fp32", "hpu"): unsupported(f"{_REPLACED}; write bf16"),
         ("fp8", "hpu"): unsupported(
             "vllm-gaudi quantises to fp8 with a calibration by the Intel Neural Compressor, or "
             "reads checkpoints that are in it; this version asks for neither"

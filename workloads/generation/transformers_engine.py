@@ -99,7 +99,7 @@ class TransformersEngine(LoadedModel):
         batch, longest = prepared.input_ids.shape
 
         def fetch() -> Generated:
-            new = output.sequences[:, longest:]
+            new = output.sequences[:, self.new_from(longest) :]
             # The last token of each row is produced but never fed back.
             computed = batch * (longest + max(int(new.shape[1]) - 1, 0))
             return Generated(
@@ -109,6 +109,10 @@ class TransformersEngine(LoadedModel):
             )
 
         return fetch
+
+    def new_from(self, prompt_positions: int) -> int:
+        """Position of the first new token in what ``generate`` returns."""
+        return prompt_positions
 
     def generation_config(self, output_tokens: int, ignore_eos: bool) -> GenerationConfig:
         """A new one for every call. Without end-of-sequence ids nothing ends a prompt early."""
@@ -137,8 +141,8 @@ def load(request: Request, device: Device) -> TransformersEngine:
     weights.check_shapes(config, request.precision, device.name)
     if "quantization_config" in arguments:
         arguments["device_map"] = {"": device.torch_device}
-    load_model = task_for(request.workload, source.entry).function("load")
-    model = load_model(source, attn_implementation=attention, **arguments)
+    task = task_for(request.workload, source.entry)
+    model = task.function("load")(source, attn_implementation=attention, **arguments)
     if "device_map" not in arguments:
         model = model.to(device.torch_device)
     model.eval()
@@ -162,17 +166,21 @@ def load(request: Request, device: Device) -> TransformersEngine:
         from workloads.generation import packed
 
         packed.pack(model)
-    return TransformersEngine(
-        model=model,
-        tokenizer=tokenizer,
-        source=source,
-        device=device,
-        weights=found_weights,
-        end_token_ids=end_token_ids,
-        pad_token_id=pad_token_id,
-        context_length=getattr(model.config, "max_position_embeddings", None),
-        details=details,
-    )
+    positions = getattr(model.config, "max_position_embeddings", None)
+    common: dict[str, Any] = {
+        "model": model,
+        "tokenizer": tokenizer,
+        "source": source,
+        "device": device,
+        "weights": found_weights,
+        "end_token_ids": end_token_ids,
+        "pad_token_id": pad_token_id,
+        "details": details,
+    }
+    if "generator" in task.functions:
+        made: TransformersEngine = task.function("generator")(request, positions, common)
+        return made
+    return TransformersEngine(context_length=positions, **common)
 
 
 def _split(model: Any, tensor: int) -> str:

@@ -1,4 +1,4 @@
-"""vLLM: continuous batching on NVIDIA cards, and on Gaudi cards with its plugin vllm-gaudi.
+"""vLLM: continuous batching on NVIDIA cards; ``vllm_gaudi_engine.py`` has what Gaudi cards add.
 
 Written after vLLM's documentation of ``LLMEngine``; nobody has run it with Nightgrid yet. Prompts
 of a batch are handed over together and vLLM decides how to step through them, so only the moment
@@ -25,7 +25,7 @@ from workloads.models.loading import load_tokenizer, open_model
 from workloads.models.shards import inspect, source_files
 from workloads.weights import ModelWeights
 
-_DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,8 +77,9 @@ class VllmEngine(LoadedModel):
         return lambda: Generated(tokens=tokens, computed_tokens=read + written)
 
 
-def load(request: Request, device: Device) -> VllmEngine:
-    """Load ``request.model`` in ``request.precision``; see ``EngineLoader``."""
+def load(request: Request, device: Device, **arguments: Any) -> VllmEngine:
+    """Load ``request.model`` in ``request.precision``; see ``EngineLoader``. ``arguments`` are more
+    of ``LLM``'s."""
     precisions.require(request.precision, device.name, request.engine)
     if request.parameters.get("adapter"):
         raise Unsupported(f"with the engine {request.engine} this version puts on no adapters")
@@ -89,10 +90,11 @@ def load(request: Request, device: Device) -> VllmEngine:
     llm = LLM(
         model=source.path,
         tokenizer=source.tokenizer_path,
-        dtype=_DTYPES[request.precision],
+        dtype=DTYPES[request.precision],
         trust_remote_code=source.remote_code,
         enable_prefix_caching=False,
         max_num_seqs=request.batch_size,
+        **arguments,
     )
     config = llm.llm_engine.model_config.hf_config
     ends = getattr(config, "eos_token_id", None)

@@ -51,12 +51,13 @@ class ImagePipeline:
     #: Arguments of every call that the library wants besides, from the number of texts.
     arguments: Callable[[int], Mapping[str, Any]] = lambda count: {}
     _moments: dict[str, float] = field(default_factory=dict)
+    _seeds: list[int] = field(default_factory=list)  # of the batch that is painted
 
     def __post_init__(self) -> None:
         pipeline = self.pipeline
         self._in_clock(pipeline, "encode_prompt", after="encoded")
         self._in_clock(pipeline.vae, "decode", before="denoised", after="decoded")
-        pipeline.prepare_latents = drawn_in_fp32(pipeline.prepare_latents)
+        pipeline.prepare_latents = drawn_by(pipeline.prepare_latents, self._seeds)
 
     def paint(
         self,
@@ -69,10 +70,11 @@ class ImagePipeline:
         width: int | None,
     ) -> Painted:
         """Paint a batch: an image for each text, from the latents of its seed."""
-        import torch
-
         scale = self.guidance(guidance)
         asked = {"guidance_scale": scale} if scale is not None else {}
+        if (height is None) != (width is None):  # the library would take its own for both
+            height, width = height or own_side(self.pipeline), width or own_side(self.pipeline)
+        self._seeds[:] = seeds
         self._moments.clear()
         began = self.clock()
         images = self.pipeline(
@@ -80,7 +82,6 @@ class ImagePipeline:
             num_inference_steps=steps,
             height=height,
             width=width,
-            generator=[torch.Generator("cpu").manual_seed(seed) for seed in seeds],
             **asked,
             **self.arguments(len(prompts)),
         ).images
@@ -120,9 +121,22 @@ class ImagePipeline:
         setattr(owner, name, timed)
 
 
-def drawn_in_fp32(prepare_latents: Callable[..., Any]) -> Callable[..., Any]:
-    """A pipeline's ``prepare_latents`` that draws in fp32 whatever format it is asked for: fewer
-    bits would be other numbers, not rounded ones."""
+def own_side(pipeline: Any) -> int:
+    """Pixels on a side of the images that a pipeline paints unless it is told."""
+    config = getattr(pipeline, denoiser_name(pipeline)).config
+    found = getattr(pipeline, "default_sample_size", None) or config.sample_size
+    side = found if isinstance(found, int) else found[0]
+    return side * int(pipeline.vae_scale_factor)
+
+
+def drawn_by(prepare_latents: Callable[..., Any], seeds: Sequence[int]) -> Callable[..., Any]:
+    """A pipeline's ``prepare_latents`` that draws each image's on the CPU from its own seed, and in
+    fp32 whatever format it is asked for: fewer bits would be other numbers, not rounded ones.
+
+    Args:
+        prepare_latents: of the pipeline.
+        seeds: those of the batch, at the moment of the call.
+    """
     import torch
 
     signature = inspect.signature(prepare_latents)
@@ -131,6 +145,7 @@ def drawn_in_fp32(prepare_latents: Callable[..., Any]) -> Callable[..., Any]:
         bound = signature.bind(*given, **named)
         wanted = bound.arguments["dtype"]
         bound.arguments["dtype"] = torch.float32
+        bound.arguments["generator"] = [torch.Generator("cpu").manual_seed(one) for one in seeds]
         drawn = prepare_latents(*bound.args, **bound.kwargs)
         if isinstance(drawn, tuple):  # with the places of the latents beside them
             return tuple(each.to(wanted) for each in drawn)
@@ -139,19 +154,9 @@ def drawn_in_fp32(prepare_latents: Callable[..., Any]) -> Callable[..., Any]:
     return prepare
 
 
-def weights_of(
-    pipeline: Any,
-    precision: str,
-    device: str,
-    engine: str,
-    *,
-    in_fp32: frozenset[str] = frozenset(),
-) -> ModelWeights:
+def weights_of(pipeline: Any, precision: str, device: str, engine: str) -> ModelWeights:
     """Examine the weights of all parts: of a precision of 8 bits the denoiser has those of its
     linear layers in it, and everything else is in bf16.
-
-    Args:
-        in_fp32: names of weights that the library keeps in fp32.
 
     Raises:
         BadConfiguration: they are something else.
@@ -164,11 +169,9 @@ def weights_of(
         if isinstance(part, torch.nn.Module)
     }
     if not precisions.quantized(precision):
-        return weights.inspect(
-            torch.nn.ModuleDict(parts), precision, device, engine, in_fp32=in_fp32
-        )
+        return weights.inspect(torch.nn.ModuleDict(parts), precision, device)
     denoiser = weights.inspect(parts.pop(denoiser_name(pipeline)), precision, device, engine)
-    others = weights.inspect(torch.nn.ModuleDict(parts), "bf16", device, engine)
+    others = weights.inspect(torch.nn.ModuleDict(parts), "bf16", device)
     count = denoiser.parameter_count + others.parameter_count
     share = denoiser.quantized_share * denoiser.parameter_count / count
     means = precisions.support(precision, device, engine).means

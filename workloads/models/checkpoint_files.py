@@ -17,6 +17,8 @@ WEIGHT_FILES = (
     ("model.safetensors.index.json", "model.safetensors"),
     ("pytorch_model.bin.index.json", "pytorch_model.bin"),
 )
+#: Any of them makes a tokenizer.
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model", "vocab.txt")
 _TEXT_FILES = frozenset({".json", ".txt", ".model", ".jinja", ".py", ".md"})
 _INDEX_BYTES = 256 * files.MIB
 #: Of what a model's directory has beside its weights: the largest tokenizers have a tenth of it.
@@ -51,6 +53,11 @@ def refuse_odd_files(directory: Path) -> None:
         if entry.suffix in _TEXT_FILES and found.st_size > _SIDE_FILE_BYTES:
             size = f"{found.st_size:,} bytes"
             raise DataMissing(f"{entry} cannot be read: {size} are too many for a {entry.suffix}")
+
+
+def has_tokenizer(directory: Path) -> bool:
+    """Return whether a model's directory has a tokenizer's files."""
+    return any((directory / name).is_file() for name in TOKENIZER_FILES)
 
 
 def weight_files(directory: Path) -> list[Path]:
@@ -89,7 +96,10 @@ def read_config(directory: Path) -> dict[str, Any]:
     if not os.path.isdir(directory):
         raise DataMissing(f"{directory} is a file; a model is a directory with a config.json")
     if not os.path.isfile(directory / "config.json"):
-        raise DataMissing(f"{directory} has no config.json, so it is not a model's directory")
+        raise DataMissing(
+            f"{directory} has no config.json, so it is not a model's directory (nor has it a "
+            f"{PIPELINE_INDEX}, which names the parts of a pipeline)"
+        )
     return _read_object(directory / "config.json")
 
 

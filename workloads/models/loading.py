@@ -8,15 +8,18 @@ hub snapshots are used where they lie, unless the engine wants ChatGLM3 in its o
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from workloads.cache import cached_directory
 from workloads.errors import BadConfiguration, DataMissing, Unsupported
-from workloads.models import hub, layouts, remote_code
-from workloads.models.catalog import MADE, ModelEntry, find_model
+from workloads.models import hub, layouts, random_weights, remote_code
+from workloads.models.catalog import MADE, MINILM, ModelEntry, find_model
+from workloads.models.checkpoint_files import has_tokenizer
 from workloads.models.layouts import Layout
+from workloads.models.model_rules import no_tokenizer
 from workloads.models.prompt import encode_prompt
 
 __all__ = [
@@ -24,6 +27,7 @@ __all__ = [
     "encode_prompt",
     "load_causal_model",
     "load_config",
+    "load_seq2seq_model",
     "load_tokenizer",
     "open_model",
 ]
@@ -31,7 +35,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSource:
-    """A model ready to load: ``AutoModelForCausalLM.from_pretrained(source.path, …)``."""
+    """A model ready to load: ``from_pretrained(source.path, …)`` of the task's class."""
 
     path: str
     tokenizer_path: str
@@ -40,7 +44,7 @@ class ModelSource:
     remote_code: bool = False  # whether the model's own Python files may be run
 
 
-def open_model(name: str, *, layout: Layout = "native") -> ModelSource:
+def open_model(name: str, *, layout: Layout = "native", weights: bool = True) -> ModelSource:
     """Make sure the model's directory exists, building, fetching or converting it if need be.
 
     Safe when several processes of a node ask at once.
@@ -48,12 +52,13 @@ def open_model(name: str, *, layout: Layout = "native") -> ModelSource:
     Args:
         name: as in ``catalog.find_model``.
         layout: which of ChatGLM3's two layouts the engine loads; other models have one.
+        weights: whether it must have them; else a configuration is enough.
 
     Raises:
         DataMissing: there is no such model, or it cannot be made or fetched.
         BadConfiguration: it is a ChatGLM that cannot be had in that layout.
     """
-    entry = find_model(name)
+    entry = find_model(name, weights=weights)
     own_code = remote_code.allowed(name)
     if entry.kind == "directory":
         path = Path(entry.location)
@@ -63,9 +68,16 @@ def open_model(name: str, *, layout: Layout = "native") -> ModelSource:
             if entry.location != entry.name
             else hub.download(entry.name, with_code=own_code, pipeline=entry.checkpoint.pipeline)
         )
+    elif entry.kind == "random":
+        shape = Path(entry.location)
+        path = cached_directory(
+            random_weights.cache_key(shape), lambda to: random_weights.build(shape, to)
+        )
     elif entry.name in MADE:
         maker = importlib.import_module(MADE[entry.name])
         path = cached_directory(maker.cache_key(), maker.build)
+    elif entry.name == MINILM:
+        path = Path(entry.location)
     else:
         from workloads.models import smollm2
 
@@ -118,8 +130,21 @@ def load_causal_model(source: ModelSource, **arguments: Any) -> Any:
     """
     from transformers import AutoModelForCausalLM
 
+    return _load(AutoModelForCausalLM, "a causal language model", source, arguments)
+
+
+def load_seq2seq_model(source: ModelSource, **arguments: Any) -> Any:
+    """The model, a sequence-to-sequence model, with its weights; see ``load_causal_model``."""
+    from transformers import AutoModelForSeq2SeqLM
+
+    return _load(AutoModelForSeq2SeqLM, "a sequence-to-sequence model", source, arguments)
+
+
+def _load(loader: Any, title: str, source: ModelSource, arguments: Mapping[str, Any]) -> Any:
     try:
-        return AutoModelForCausalLM.from_pretrained(
+        if source.entry.kind == "random":
+            return random_weights.make(loader, **{"config": load_config(source), **arguments})
+        return loader.from_pretrained(
             source.path, trust_remote_code=source.remote_code, weights_only=True, **arguments
         )
     except OSError as error:
@@ -133,7 +158,7 @@ def load_causal_model(source: ModelSource, **arguments: Any) -> Any:
             raise Unsupported(f"this model has no attention '{asked}': {text}") from error
         if "Unrecognized configuration class" in text:
             raise BadConfiguration(
-                f"the model in {source.path} is not a causal language model: {text.splitlines()[0]}"
+                f"the model in {source.path} is not {title}: {text.splitlines()[0]}"
             ) from error
         raise
 
@@ -151,12 +176,9 @@ def load_tokenizer(source: ModelSource, **arguments: Any) -> Any:
     """
     from transformers import AutoTokenizer
 
-    files = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model", "vocab.txt")
-    if not any((Path(source.tokenizer_path) / file).is_file() for file in files):
-        raise DataMissing(
-            f"{source.tokenizer_path} has no tokenizer.json; a converted ChatGLM3 gets one when "
-            "tokenizer.model lies beside its weights: put it there and convert again"
-        )
+    if not has_tokenizer(Path(source.tokenizer_path)):
+        lacking = no_tokenizer(source.tokenizer_path, source.entry.checkpoint)
+        raise DataMissing(f"{lacking[0]}; {lacking[1]}")
     try:
         tokenizer = AutoTokenizer.from_pretrained(
             source.tokenizer_path, trust_remote_code=source.remote_code, **arguments

@@ -9,6 +9,7 @@ Planning asks without torch: names then come from the tensors that a checkpoint'
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import struct
@@ -18,7 +19,7 @@ from typing import Any
 
 from workloads import files
 from workloads.errors import BadConfiguration, WorkloadError
-from workloads.models.catalog import SMOLLM2, TINY, find_model
+from workloads.models.catalog import MADE, SMOLLM2, find_model
 from workloads.models.checkpoint_files import read_config, weight_files
 from workloads.models.layouts import layout_of
 
@@ -82,10 +83,8 @@ def linear_names(model: str) -> frozenset[str] | None:
     """
     try:
         entry = find_model(model)
-        if entry.name == TINY:
-            from workloads.models.tiny_chatglm3 import native_shapes
-
-            return _from_shapes(native_shapes().items())
+        if entry.name in MADE:
+            return _from_shapes(importlib.import_module(MADE[entry.name]).native_shapes().items())
         if entry.name == SMOLLM2:
             return frozenset(_LLAMA)
         directory = Path(entry.location)
@@ -110,6 +109,7 @@ def _from_shapes(shapes: Iterable[tuple[str, Iterable[int]]]) -> frozenset[str]:
         if name.endswith(".weight")
         and len(list(shape)) == 2
         and any(part.isdigit() for part in name.split("."))
+        and not name.endswith("_bias.weight")  # a table of relative positions
     )
 
 

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 from workloads.models import chatglm3
 from workloads.models.chatglm3 import SPECIAL_TOKENS, Sizes
 from workloads.models.chatglm3_tokenizer import write_tokenizer
+from workloads.models.raw_uniform import RawUniform
 from workloads.models.tiny_vocabulary import ADVERT_WORDS, pieces
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ def weights() -> dict[str, torch.Tensor]:
     """All tensors in bfloat16, by their native names."""
     import torch
 
-    random = _RawUniform(SEED)
+    random = RawUniform(SEED)
     tensors: dict[str, torch.Tensor] = {}
     for name, shape in native_shapes().items():
         if name.endswith("norm.weight"):
@@ -129,23 +130,3 @@ def _head_gains() -> torch.Tensor:
     for end in end_token_ids()[:2]:
         gains[end] = END_GAIN
     return gains
-
-
-class _RawUniform:
-    """Evenly spread values from a bit generator's raw output, one byte each."""
-
-    def __init__(self, seed: int) -> None:
-        import numpy
-
-        self._bits = numpy.random.PCG64(seed)
-
-    def tensor(self, shape: tuple[int, ...], *, deviation: float) -> torch.Tensor:
-        """A float32 tensor with mean 0 and the given standard deviation."""
-        import numpy
-        import torch
-
-        count = math.prod(shape)
-        raw = self._bits.random_raw((count + 7) // 8).astype("<u8")
-        levels = raw.view(numpy.uint8)[:count].astype(numpy.float32) - numpy.float32(127.5)
-        step = numpy.float32(deviation / math.sqrt((256**2 - 1) / 12))
-        return torch.from_numpy((levels * step).reshape(shape))

@@ -6,7 +6,7 @@ used, which needs a compiler on every node and would be timed with the job.
 
 On Gaudi (HabanaAI's fork) gradients are neither kept contiguous nor exchanged while they are
 computed, ZeRO 2 sums them instead of scattering, ZeRO 3 gathers weights when a model is saved, and
-gradients are clipped to a norm of 1.
+gradients are clipped to a norm of 1 unless a job says otherwise.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ def deepspeed_config(
     micro_batches: int,
     data_size: int,
     learning_rate: float,
+    max_gradient_norm: float | None = None,
     offload_optimizer: bool = False,
     offload_parameters: bool = False,
 ) -> dict[str, Any]:
@@ -42,6 +43,7 @@ def deepspeed_config(
         micro_batches: passes in which a card works them off.
         data_size: cards that share a batch.
         learning_rate: of AdamW, without weight decay.
+        max_gradient_norm: to which gradients are clipped; None: the device's own, if it has one.
         offload_optimizer: keep optimizer state, and update, on the host.
         offload_parameters: keep weights on the host between uses.
     """
@@ -65,7 +67,7 @@ def deepspeed_config(
         "train_batch_size": batch_size * data_size,
         "train_micro_batch_size_per_gpu": batch_size // micro_batches,
         "gradient_accumulation_steps": micro_batches,
-        "gradient_clipping": spec.gradient_clipping,
+        "gradient_clipping": max_gradient_norm or spec.gradient_clipping,
         "steps_per_print": 1_000_000_000,
         "bf16": {"enabled": precision == "bf16"},
         "optimizer": {

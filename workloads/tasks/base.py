@@ -15,8 +15,10 @@ Functions are named, not imported, since the plan asks and has no torch:
 
 A task may have further ones:
 
+    make           (source, vocabulary, **arguments) -> model with fresh weights
     arrange        (samples, global batch) -> positions of each batch's samples; else in order
     draw           (samples, SampleFormat, step) -> a global batch as that step meets it (masked)
+    generator      (request, positions, parts) -> GenerationEngine of transformers' generate
     flops          (model, samples) -> operations of a training step, per token
 
 Techniques ask for some, which a task may lack; a job that needs one ends UNSUPPORTED:

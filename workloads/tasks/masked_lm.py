@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from workloads.tasks.base import TaskSpec
+from workloads.training_metrics import LOSSES
 
 SPEC = TaskSpec(
     name="masked-lm",
@@ -12,4 +13,14 @@ SPEC = TaskSpec(
         {"albert", "bert", "camembert", "deberta", "deberta-v2", "distilbert", "electra", "mpnet"}
         | {"modernbert", "roberta", "xlm-roberta"}
     ),
+    functions={
+        "load": "workloads.models.masked_lm:load_masked_model",
+        "make": "workloads.models.masked_lm:make_masked_model",
+        "encode": "workloads.training.chunks:encode",
+        "arrange": "workloads.training.chunks:arrange",
+        "draw": "workloads.training.chunks:draw",
+        "collate": "workloads.training.chunks:collate",
+        "loss": "workloads.training.losses:target_loss",
+    },
+    metrics=LOSSES,
 )

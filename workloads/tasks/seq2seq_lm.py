@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
+from workloads.generation.encoder_figures import METRICS
+from workloads.seq2seq_rules import refuse
+from workloads.seq2seq_settings import Seq2SeqParameters
 from workloads.tasks.base import TaskSpec
+from workloads.training_metrics import LOSSES
 
 SPEC = TaskSpec(
     name="seq2seq-lm",
     title="a sequence-to-sequence model",
     encoder_decoder=True,
     model_types=frozenset({"bart", "led", "longt5", "marian", "mbart", "mt5", "pegasus", "t5"}),
+    functions={
+        "load": "workloads.models.loading:load_seq2seq_model",
+        "encode": "workloads.training.pairs:encode",
+        "collate": "workloads.training.pairs:collate",
+        "loss": "workloads.training.losses:target_loss",
+        "generator": "workloads.generation.encoder_decoder:generator",
+        "flops": "workloads.training.pairs:flops",
+    },
+    metrics=(*LOSSES, *METRICS),
+    settings=frozenset(Seq2SeqParameters.model_fields),
+    refuse=refuse,
+    forward={"use_cache": False},
 )

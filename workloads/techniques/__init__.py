@@ -8,14 +8,21 @@ schema, the plan and fine-tuning find it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from dataclasses import fields
+from collections.abc import Mapping, Sequence
+from copy import copy
+from dataclasses import fields, replace
 from functools import cache
 from typing import Any
 
+from pydantic import create_model
+from pydantic.fields import FieldInfo
+
 from workloads.declared import Declared
 from workloads.finetuning_method import MethodParameters
+from workloads.parameters import WorkloadParameters
 from workloads.refusal import Asked
+from workloads.settings import Declaration, Value
+from workloads.tasks import TASKS
 from workloads.techniques.base import Technique
 
 #: Every technique by name; nobody else's takes the place of one of ours.
@@ -45,8 +52,45 @@ def all_techniques() -> tuple[type[Technique], ...]:
 
 
 def chosen(parameters: Mapping[str, Any]) -> tuple[Technique, ...]:
-    """Every technique, set as the parameters of a job say."""
+    """Every technique that a job's workload has, set as its parameters say."""
     return tuple(
         kind.model_validate({name: parameters[name] for name in kind.model_fields})
         for kind in all_techniques()
+        if next(iter(kind.model_fields)) in parameters
     )
+
+
+def with_techniques(
+    name: str,
+    base: type[WorkloadParameters],
+    tasks: Sequence[str],
+    defaults: Mapping[str, Value] | None = None,
+) -> type[Any]:
+    """The parameters of a workload that trains: its own, and those of the techniques for which one
+    of its tasks has all functions that they need.
+
+    Args:
+        name: of the model that is made.
+        base: the workload's own parameters.
+        tasks: of the workload.
+        defaults: of settings whose default is another one in this workload.
+    """
+    able = [set(TASKS[task].functions) for task in tasks]
+    found: dict[str, Any] = {
+        setting: (info.annotation, _with_default(info, setting, defaults or {}))
+        for kind in all_techniques()
+        if any(functions.issuperset(kind.needs) for functions in able)
+        for setting, info in kind.model_fields.items()
+    }
+    return create_model(name, __base__=base, __doc__=base.__doc__, **found)
+
+
+def _with_default(info: FieldInfo, name: str, defaults: Mapping[str, Value]) -> FieldInfo:
+    if name not in defaults:
+        return info
+    changed = copy(info)
+    changed.default = defaults[name]
+    declaration = info.json_schema_extra
+    assert isinstance(declaration, Declaration)
+    changed.json_schema_extra = replace(declaration, default=defaults[name])
+    return changed

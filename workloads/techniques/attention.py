@@ -112,7 +112,8 @@ def xformers_attention(
         query: [batch, heads, positions, channels].
         key: [batch, key/value heads, positions, channels]; repeated where heads share them.
         value: like ``key``.
-        attention_mask: added to the scores, [batch, 1, positions, positions]; None: causal.
+        attention_mask: added to the scores, [batch, 1, positions, positions]; None: causal, unless
+            the layer attends in both directions.
         scaling: of the scores; None: one over the root of the channels.
         dropout: rate in training.
 
@@ -124,7 +125,8 @@ def xformers_attention(
     shared = heads // key.shape[1]
     if shared > 1:
         key, value = key.repeat_interleave(shared, dim=1), value.repeat_interleave(shared, dim=1)
-    bias: Any = operations.LowerTriangularMask()
+    causal = getattr(module, "is_causal", True)
+    bias: Any = operations.LowerTriangularMask() if causal else None
     if attention_mask is not None:
         bias = _aligned(attention_mask[..., : key.shape[2]].to(query.dtype), heads)
     output = operations.memory_efficient_attention(

@@ -72,6 +72,10 @@ class Autocast(Technique):
             scaler.scale(loss).backward()
 
         def update() -> None:
+            if training.before_update:  # they see gradients as they are
+                scaler.unscale_(training.optimizer)
+            for act in training.before_update:
+                act()
             scaler.step(training.optimizer)
             scaler.update()
             training.optimizer.zero_grad(set_to_none=True)

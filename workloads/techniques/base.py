@@ -49,6 +49,7 @@ class Loading:
     tokenizer_arguments: dict[str, Any]  # of ``AutoTokenizer.from_pretrained``
     #: Given model and tokenizer as loaded: whether they are what was asked for.
     checks: list[Callable[[Any, Any], None]] = field(default_factory=list)
+    fresh: bool = False  # not to load weights, but to draw them
     details: dict[str, str] = field(default_factory=dict)  # for the row
     ending: ExitStack = field(default_factory=ExitStack)
 
@@ -162,8 +163,13 @@ class Training:
     loss: Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
     #: The loss of a micro-batch -> its gradients, added to those there are.
     backward: Callable[[torch.Tensor], None]
+    #: Called when all gradients of a step are there, as they are (without a scale), before
+    #: ``update`` applies them.
+    before_update: list[Callable[[], None]] = field(default_factory=list)
     #: Applies the gradients and clears them.
     update: Callable[[], None]
+    steps: int = 1  # optimizer steps of the job, warm-up included
+    max_gradient_norm: float | None = None  # to which gradients are clipped
     details: dict[str, str] = field(default_factory=dict)  # for the row
     layout: Layout = field(default_factory=lambda: Layout(rank=0, world_size=1))
     batch_size: int = 1  # samples of one card in one optimizer step
@@ -197,6 +203,8 @@ class Technique(WorkloadParameters):
     title: ClassVar[str]
     #: Among all techniques, which act at each point in ascending order; ours are 10 to 160.
     order: ClassVar[int] = 1000
+    #: Functions of a task (``workloads/tasks``) without which it has nothing to act on.
+    needs: ClassVar[tuple[str, ...]] = ()
 
     def refusals(self, asked: Asked) -> Iterable[Refusal]:
         """Objections to this technique, as it is set, in this job. Pure; no torch."""

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from typing import Any, ClassVar
 
 from workloads.errors import BadConfiguration
+from workloads.finetuning_method import method_name
 from workloads.refusal import Asked, Refusal
 from workloads.settings import setting
 from workloads.techniques.base import Technique, Training
@@ -37,11 +38,12 @@ class Freezing(Technique):
         role="work",
         always_in_id=True,
         ge=0,
-        description="Leave the first so many layers as they are (methods full and qat).",
+        description="Leave the first so many layers as they are (methods full and qat); of the "
+        "encoder, where the model has one.",
     )
 
     def refusals(self, asked: Asked) -> Iterable[Refusal]:
-        method = asked.parameters["method"]
+        method = method_name(asked.parameters)
         if method in _WHOLE_MODEL:
             return
         for name in ("freeze_embeddings", "freeze_layers"):
@@ -71,10 +73,11 @@ class Freezing(Technique):
 
 
 def _layers(model: Any) -> list[Any]:
-    """The decoder's layers in order: the model's longest list of modules."""
+    """The model's layers in order, the encoder's if it has one: the longest list of modules."""
     import torch
 
-    lists: list[Any] = [m for m in model.modules() if isinstance(m, torch.nn.ModuleList)]
+    below = model.get_encoder() if getattr(model.config, "is_encoder_decoder", False) else model
+    lists: list[Any] = [m for m in below.modules() if isinstance(m, torch.nn.ModuleList)]
     if not lists:
         raise BadConfiguration(f"{type(model).__name__} has no list of layers to freeze")
     layers: list[Any] = list(sorted(lists, key=lambda modules: len(list(modules)))[-1])

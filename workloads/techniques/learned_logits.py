@@ -24,6 +24,7 @@ class LearnedLogits(Technique):
     name: ClassVar[str] = "learned-logits"
     title: ClassVar[str] = "logits of learned positions"
     order: ClassVar[int] = 100
+    needs: ClassVar[tuple[str, ...]] = ("positions",)
 
     logits: Literal["all", "learned"] = setting(
         "all",

@@ -26,6 +26,7 @@ class Padding(Technique):
     name: ClassVar[str] = "padding"
     title: ClassVar[str] = "padding"
     order: ClassVar[int] = 20
+    needs: ClassVar[tuple[str, ...]] = ("pack",)
 
     padding: Literal["dynamic", "fixed", "uniform-length", "packing"] = setting(
         "dynamic",

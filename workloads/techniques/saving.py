@@ -20,6 +20,7 @@ from pydantic import PrivateAttr
 
 from workloads.cache import cache_root
 from workloads.errors import BadConfiguration
+from workloads.finetuning_method import method_name
 from workloads.owned_directory import abandoned_directories, make_owned_directory
 from workloads.refusal import Asked, Refusal
 from workloads.settings import setting
@@ -65,11 +66,12 @@ class Saving(Technique):
         if not self.save_every:
             return
         frozen = parameters.get("freeze_layers") or parameters.get("freeze_embeddings")
-        whole = parameters["method"] in ("full", "qat") and not frozen
+        method = method_name(parameters)
+        whole = method in ("full", "qat") and not frozen
         if self.save_mode == "incremental" and whole:
             yield Refusal(
                 setting="save_mode",
-                reason=f"method {parameters['method']} changes all weights in every step, so that "
+                reason=f"method {method} changes all weights in every step, so that "
                 "an increment is the whole model",
                 hint="write save_mode: async, or freeze layers",
             )

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar, Literal
 
+from workloads.finetuning_method import method_name
 from workloads.parallel.deepspeed_config import deepspeed_config
 from workloads.parallel.layout import tensor_size
 from workloads.parallel.tensor_rules import tensor_refusals
@@ -111,8 +112,9 @@ class Strategy(Technique):
 
     def _with_tensor_parallel(self, asked: Asked) -> Iterator[Refusal]:
         parameters = asked.parameters
-        if parameters["method"] not in ("full", "lora"):
-            yield _cannot("method", f"{parameters['method']} over split matrices; full and lora do")
+        method = method_name(parameters)
+        if method not in ("full", "lora"):
+            yield _cannot("method", f"{method} over split matrices; full and lora do")
         if parameters.get("autocast") == "fp16":
             yield _cannot("autocast", "loss scaling over split matrices")
         if parameters.get("save_adapter"):
@@ -122,7 +124,7 @@ class Strategy(Technique):
         parameters = asked.parameters
         if tensor > 1:
             yield _cannot("tensor_parallel", f"{self.strategy} of split matrices; ddp does")
-        method = parameters["method"]
+        method = method_name(parameters)
         if method == "qlora" or (method.startswith("qat") and self.strategy == "zero3"):
             yield _cannot("method", f"{method} under {self.strategy}; strategy ddp does")
         if parameters.get("autocast", "none") != "none":
@@ -179,6 +181,7 @@ class Strategy(Technique):
             micro_batches=training.micro_batches,
             data_size=training.layout.data_size,
             learning_rate=training.learning_rate,
+            max_gradient_norm=training.max_gradient_norm,
             offload_optimizer=self.offload_optimizer,
             offload_parameters=self.offload_parameters,
         )

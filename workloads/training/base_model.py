@@ -58,16 +58,21 @@ def load_base(workload: str, name: str, precision: str, loading: Loading) -> Bas
     lacking = device.lacks(precision)
     if lacking:
         raise Unsupported(f"{precision}: {lacking}")
-    source = open_model(name)
+    source = open_model(name, weights=not loading.fresh)
     task = registry.task_for(workload, source.entry)
     weights.check_shapes(load_config(source), precision, device.name)
-    model = task.function("load")(source, **loading.model_arguments)
+    tokenizer = load_tokenizer(source, **loading.tokenizer_arguments)
+    if loading.fresh:
+        model = task.function("make")(source, len(tokenizer), **loading.model_arguments)
+    else:
+        model = task.function("load")(source, **loading.model_arguments)
     if "device_map" not in loading.model_arguments:
         model.to(device.torch_device)
     precisions.finish_loading(model, precision, device.name)
-    tokenizer = load_tokenizer(source, **loading.tokenizer_arguments)
     for check in loading.checks:
         check(model, tokenizer)
+    if new := getattr(model, "new_weights", ()):
+        loading.details["new_weights"] = ", ".join(new)
     pad = getattr(tokenizer, "pad_token_id", None)
     return BaseModel(
         model=model,

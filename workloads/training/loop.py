@@ -29,7 +29,7 @@ from workloads.techniques.base import DataPlan, Loading, StepBatch, Technique, T
 from workloads.techniques.optimizers import state_bytes
 from workloads.training import adapters, held_out, methods
 from workloads.training.base_model import BaseModel, load_base
-from workloads.training.flops import train_flops_per_token
+from workloads.training.flops import flops_per_token
 from workloads.training.samples import Encoded, Learnable, SampleFormat
 from workloads.training.step import Steps, batch_maker, plan_data
 from workloads.warmup import WarmupPlan, repeated_if_compiled
@@ -95,7 +95,12 @@ def _run(request: Request, context: JobContext, ending: contextlib.ExitStack) ->
     data.ending = ending
     for technique in techniques:
         technique.on_data(data)
-    training, whole = _training(request, context, method, techniques, loaded, layout, data)
+    # Ranks that share a batch drop out each its own; those that split matrices drop out together.
+    seed = layout.data_rank
+    context.device.seed(seed)
+    training, whole = _training(
+        request, context, method, techniques, loaded, layout, data, source.encoded.samples
+    )
     make = batch_maker(data, source.encoded.samples, layout.data_rank)
     steps = Steps(training, techniques, data, data.feed(make))
     for technique in techniques:
@@ -105,7 +110,7 @@ def _run(request: Request, context: JobContext, ending: contextlib.ExitStack) ->
     if context.world_size > 1:
         training.details["weight_bytes_per_card"] = str(held_bytes(training.model))
     with HostMemoryPeak() as host_memory:
-        measured = _measure(steps, make, method, request, context)
+        measured = _measure(steps, make, method, request, context, seed)
     peak_device_memory_bytes = context.device.peak_memory_bytes()
     for technique in techniques:
         technique.after_steps(training)
@@ -169,6 +174,7 @@ def _load(
         device=device,
         model_arguments=methods.loading_arguments(method.method, request.precision, device),
         tokenizer_arguments={},
+        fresh=request.parameters.get("initial_weights") == "fresh",
         ending=ending,
     )
     for technique in techniques:
@@ -209,10 +215,15 @@ def _samples(
     encode = task.function("encode")
     began = context.clock()
     encoded: Encoded = encode(examples, count, form)
+    at_once = request.batch_size * layout.data_size
+    if len(encoded.samples) < at_once and not request.probe:
+        raise BadConfiguration(
+            f"{request.dataset} gives {len(encoded.samples)} samples, and one step takes {at_once} "
+            f"(batch_size {request.batch_size} on {layout.data_size} cards)"
+        )
     if request.probe:  # the longest samples decide whether a batch fits
         longest = sorted(encoded.samples, key=lambda sample: -sample.tokens)
-        longest = longest[: request.batch_size * layout.data_size]
-        encoded = dataclasses.replace(encoded, samples=longest)
+        encoded = dataclasses.replace(encoded, samples=longest[:at_once])
     return _Samples(
         encoded=encoded,
         tokenization_s=context.clock() - began,
@@ -229,6 +240,7 @@ def _training(
     loaded: _Loaded,
     layout: Layout,
     data: DataPlan,
+    samples: Sequence[Learnable],
 ) -> tuple[Training, _Whole]:
     """The model with everything that the techniques do to it, and its optimizer."""
     import torch
@@ -236,6 +248,8 @@ def _training(
     rate = methods.learning_rate(method)
 
     def update() -> None:
+        for act in training.before_update:
+            act()
         training.optimizer.step()
         training.optimizer.zero_grad(set_to_none=True)
 
@@ -254,6 +268,7 @@ def _training(
         loss=loaded.base.task.function("loss"),
         backward=lambda loss: loss.backward(),
         update=update,
+        steps=request.measure.warmup + method.steps,
         enter_phase=context.enter_phase,
         ending=data.ending,
         details={
@@ -269,7 +284,7 @@ def _training(
     if not training.trainable():
         raise BadConfiguration("nothing is left to train: everything is frozen")
     whole = _Whole(
-        flops_per_token=train_flops_per_token(training.model),
+        flops_per_token=flops_per_token(training.task, training.model, samples),
         trainable=sum(parameter.numel() for parameter in training.trainable()),
     )
     for technique in techniques:
@@ -286,6 +301,7 @@ def _measure(
     method: MethodParameters,
     request: Request,
     context: JobContext,
+    seed: int,
 ) -> Measured:
     """Rehearsals and warm-up steps, then exactly the steps asked for unless the time is up.
 
@@ -297,7 +313,7 @@ def _measure(
 
     def rehearse(number: int) -> None:
         steps.rehearse(make(timed[number]))
-        context.device.seed(0)
+        context.device.seed(seed)
 
     once = dataclasses.replace(
         settings,
@@ -311,7 +327,12 @@ def _measure(
         1,
         once,
         instruments_of(context, counted=spec.counts_compilations),
-        WarmupPlan(shapes=[make(step).shape for step in timed], rehearse=rehearse, restarts=False),
+        WarmupPlan(
+            shapes=[make(step).shape for step in timed],
+            rehearse=rehearse,
+            compiled=not context.device.spec.can("dynamic_shapes"),
+            restarts=False,
+        ),
     )
 
 

@@ -33,6 +33,27 @@ def next_token_loss(
     )
 
 
+def target_loss(
+    logits: torch.Tensor, labels: torch.Tensor, kept: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Cross entropy of each labelled position, summed, in float32: nothing is shifted here, since a
+    decoder was given its target one place later, and a masked word is predicted where it stands.
+
+    Args:
+        logits: [rows, positions, vocabulary].
+        labels: [rows, positions].
+        kept: not used; the logits are of all positions.
+    """
+    import torch
+
+    return torch.nn.functional.cross_entropy(
+        logits.flatten(0, 1).float(),
+        labels.flatten(),
+        ignore_index=NOT_LEARNED,
+        reduction="sum",
+    )
+
+
 def next_token_positions(labels: torch.Tensor) -> torch.Tensor:
     """The positions whose logits some row's loss needs, ascending.
 

@@ -116,7 +116,9 @@ def _with_adapter(model: Any, parameters: MethodParameters, chosen: tuple[str, .
     r = rank(parameters)
     # Conv1D, GPT-2's linear layer, stores its matrix the other way round.
     transposed = any(type(module).__name__ == "Conv1D" for module in model.modules())
-    common: dict[str, Any] = {"target_modules": list(chosen), "task_type": TaskType.CAUSAL_LM}
+    pairs = getattr(model.config, "is_encoder_decoder", False)
+    kind = TaskType.SEQ_2_SEQ_LM if pairs else TaskType.CAUSAL_LM
+    common: dict[str, Any] = {"target_modules": list(chosen), "task_type": kind}
     if parameters.method == "vera":
         config: Any = VeraConfig(r=r, fan_in_fan_out=transposed, **common)
     else:

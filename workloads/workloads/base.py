@@ -37,6 +37,8 @@ class WorkloadSpec:
     tasks: tuple[str, ...] = ()
     #: The dataset of a job whose grid names none; "": that of all jobs (``domain/job_fields``).
     dataset: str = ""
+    #: Whether it can begin with fresh weights, so that a model may be a configuration alone.
+    fresh_weights: bool = False
     #: What its throughput counts; None: generated tokens where there are any, else samples.
     throughput: Throughput | None = None
     #: Figures of its own, beside those of its tasks.

@@ -6,36 +6,29 @@ settings of a technique that is found there are settings of grids at once.
 
 from __future__ import annotations
 
-from typing import Any
-
-from pydantic import create_model
-
 from workloads.finetuning_method import MethodParameters
 from workloads.finetuning_rules import refuse
 from workloads.metrics import SAMPLES
-from workloads.techniques import all_techniques
+from workloads.seq2seq_settings import Seq2SeqParameters
+from workloads.techniques import with_techniques
 from workloads.workloads.base import WorkloadSpec
 
-_TECHNIQUES: dict[str, Any] = {
-    name: (info.annotation, info)
-    for technique in all_techniques()
-    for name, info in technique.model_fields.items()
-}
+TASKS = ("causal-lm", "seq2seq-lm")
 
-FinetuningParameters: type[MethodParameters] = create_model(
-    "FinetuningParameters",
-    __base__=MethodParameters,
-    __doc__="Fine-tuning of a causal language model, by a method and with techniques.",
-    **_TECHNIQUES,
-)
+
+class _Parameters(Seq2SeqParameters, MethodParameters):
+    """Fine-tuning of a language model, by a method and with techniques."""
+
+
+FinetuningParameters = with_techniques("FinetuningParameters", _Parameters, TASKS)
 
 SPEC = WorkloadSpec(
     name="finetuning",
     function="workloads.finetuning:run",
     parameters=FinetuningParameters,
-    summary="Fine-tuning of a causal language model by method and technique: samples/s, loss.",
+    summary="Fine-tuning of a language model by method and technique: samples/s, loss.",
     ability="train",
-    tasks=("causal-lm",),
+    tasks=TASKS,
     throughput=SAMPLES,
     refuse=refuse,
 )

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from workloads.metrics import TOKENS
 from workloads.parameters import DatasetParameters
+from workloads.seq2seq_settings import SourceParameters
 from workloads.settings import setting
 from workloads.workloads.base import WorkloadSpec
 
 
-class QualityReferenceParameters(DatasetParameters):
+class QualityReferenceParameters(SourceParameters, DatasetParameters):
     """The plain path's texts and probabilities; plans add such jobs by themselves."""
 
     prompts: int = setting(
@@ -43,7 +44,7 @@ SPEC = WorkloadSpec(
     parameters=QualityReferenceParameters,
     summary="Texts and probabilities of the plain path, which `quality: true` compares with.",
     ability="generate",
-    tasks=("causal-lm",),
+    tasks=("causal-lm", "seq2seq-lm"),
     throughput=TOKENS,
     implied=True,
 )

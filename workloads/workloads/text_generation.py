@@ -1,4 +1,4 @@
-"""Text generation: a causal language model continues the prompts of a dataset."""
+"""Text generation: a language model continues the prompts of a dataset, or answers them."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from workloads.generation_rules import refuse
 from workloads.metrics import TOKENS
 from workloads.parameters import DatasetParameters
 from workloads.quality_metrics import METRICS
+from workloads.seq2seq_settings import SourceParameters
 from workloads.settings import setting
 from workloads.workloads.base import WorkloadSpec
 
 
-class TextGenerationParameters(DatasetParameters):
+class TextGenerationParameters(SourceParameters, DatasetParameters):
     """Greedy text generation over the prompts of a dataset."""
 
     output_tokens: int = setting(
@@ -107,9 +108,9 @@ SPEC = WorkloadSpec(
     name="text-generation",
     function="workloads.text_generation:run",
     parameters=TextGenerationParameters,
-    summary="Greedy generation with a causal language model: tokens/s, TTFT, latency.",
+    summary="Greedy generation with a language model: tokens/s, TTFT, latency.",
     ability="generate",
-    tasks=("causal-lm",),
+    tasks=("causal-lm", "seq2seq-lm"),
     throughput=TOKENS,
     metrics=METRICS,
     refuse=refuse,

@@ -12,7 +12,8 @@ import pyarrow.parquet as pq
 
 from orchestrator.domain.measurement import Measurement
 from orchestrator.results.derive import metrics_of
-from orchestrator.results.schema import OUT_OF_RANGE, from_table
+from orchestrator.results.schema import OUT_OF_RANGE
+from orchestrator.results.tables import from_table
 from workloads import registry
 from workloads.api import Item, Sample
 

@@ -17,7 +17,7 @@ from orchestrator.domain.job import State
 from orchestrator.domain.measurement import Measurement, Metrics
 from orchestrator.report.flags.possible import contradictions
 from orchestrator.report.flags.possible.many import COLUMNS, doubtful
-from orchestrator.results.schema import to_table
+from orchestrator.results.tables import to_table
 from workloads.api import Item, Sample
 
 

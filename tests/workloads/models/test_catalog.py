@@ -176,13 +176,40 @@ def test_a_model_on_the_hub(monkeypatch):
     assert (entry.location, entry.architecture) == ("org/name", "Qwen2ForCausalLM")
 
 
+def test_a_pipeline_on_the_hub(monkeypatch):
+    """It has no config.json; its index is asked for then."""
+    index = {"_class_name": "StableDiffusionPipeline", "scheduler": ["diffusers", "PNDMScheduler"]}
+    with http_server(
+        200, json.dumps(index), only="/org/paints/resolve/main/model_index.json"
+    ) as url:
+        monkeypatch.delenv("HF_HUB_OFFLINE")
+        monkeypatch.setenv("HF_ENDPOINT", url)
+        entry = find_model("org/paints")
+    assert (entry.location, entry.architecture) == ("org/paints", "StableDiffusionPipeline")
+    assert entry.checkpoint.pipeline and catalog.checkpoint_kind("org/paints").pipeline
+
+
+def test_a_pipeline_in_the_local_cache(no_hub):
+    """Each model that its index names has its weights there, or it is not whole."""
+    snapshot = no_hub / "models--org--paints-here" / "snapshots" / "abc"
+    write_model(snapshot / "unet")
+    (snapshot / "unet" / "model.safetensors").rename(snapshot / "unet" / "a.safetensors")
+    index = {"_class_name": "SomePipeline", "scheduler": ["x", "Y"], "unet": ["x", "U"]}
+    (snapshot / "model_index.json").write_text(json.dumps(index))
+    entry = find_model("org/paints-here")
+    assert (entry.location, entry.checkpoint.pipeline) == (str(snapshot), True)
+    (snapshot / "unet" / "a.safetensors").unlink()
+    with pytest.raises(DataMissing, match="HF_HUB_OFFLINE"):
+        find_model("org/paints-here")
+
+
 @contextmanager
-def http_server(status, body):
-    """A server on this machine with one answer; its address."""
+def http_server(status, body, only=""):
+    """A server on this machine with one answer, to all questions or to one; its address."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self):
-            self.send_response(status)
+            self.send_response(status if only in ("", self.path) else 404)
             self.end_headers()
             self.wfile.write(body.encode())
 

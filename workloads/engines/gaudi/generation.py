@@ -30,10 +30,12 @@ from workloads import precision as precisions
 from workloads import weights
 from workloads.api import Request
 from workloads.devices.base import Device
+from workloads.devices.monitoring.gaudi_products import fp8_scales
 from workloads.engines.base import Generated
 from workloads.engines.gaudi import library, quantization
 from workloads.engines.optimum_habana import SPEC
 from workloads.errors import Unsupported
+from workloads.generation.static_shapes import BUCKET  # in such parts the cache is read, too
 from workloads.generation.transformers_engine import (
     Batch,
     TransformersEngine,
@@ -51,8 +53,6 @@ if TYPE_CHECKING:
 ENGINE = SPEC.name
 CALIBRATION = SPEC.calibrations["fp8"]  # the workload that measures what fp8 needs
 
-#: Prompts are padded to a multiple of so many tokens, and the cache is read in such parts.
-BUCKET = 128
 
 #: Where torch.compile goes: the decoder, by its name in most architectures.
 _DECODERS = ("transformer", "gpt_neox", "model")
@@ -168,7 +168,7 @@ def load(request: Request, device: Device) -> OptimumHabanaEngine:
     hpu: HpuDevice = device  # type: ignore[assignment]  # prepare() takes no other
     precisions.require(request.precision, device.name, ENGINE)
     mode = SPEC.mode(device.name, request.settings)
-    _check_mode(mode, hpu)
+    check_mode(mode, hpu)
     source = open_model(request.model, layout="original")
     tokenizer = load_tokenizer(source)
     model = load_model(source, request, hpu)
@@ -186,12 +186,14 @@ def load(request: Request, device: Device) -> OptimumHabanaEngine:
         "hpu_mode": mode,
         "static_shapes": str(static).lower(),
     }
+    if request.precision == "fp8" and (scales := fp8_scales(device.device_name())):
+        details["fp8_scales"] = scales
     if request.parameters.get("adapter"):
         details["adapter"] = adapters.attach(model, str(request.parameters["adapter"]))
     if mode == "lazy":
         model = hpu.graphs_kept(model)
     elif mode == "compile":
-        details["compiled"] = _compile(model)
+        details["compiled"] = _compile(model, hpu)
     # Allocated once: for bf16, and for classes that can do that.
     kept = static and request.precision != "fp32" and hasattr(model, "allocate_kv_cache")
     flash, sixteen_bits = attention == "sdpa", request.precision != "fp32"
@@ -221,8 +223,12 @@ def load(request: Request, device: Device) -> OptimumHabanaEngine:
     )
 
 
-def _check_mode(mode: str, device: HpuDevice) -> None:
-    """The process was started for the mode; what it really has decides."""
+def check_mode(mode: str, device: HpuDevice) -> None:
+    """Make sure that the process was started for the mode; what it really has decides.
+
+    Raises:
+        Unsupported: it was started for another one.
+    """
     if device.lazy() != (mode == "lazy"):
         raise Unsupported(
             f"this process was started {'with' if device.lazy() else 'without'} lazy mode "
@@ -275,13 +281,13 @@ def _static_shapes(model: Any) -> bool:
     return bool(model_is_optimized(model.config))
 
 
-def _compile(model: Any) -> str:
+def _compile(model: Any, device: HpuDevice) -> str:
     """Compile the decoder for the card, in place; its name."""
     for name in _DECODERS:
         decoder = getattr(model, name, None)
         if isinstance(decoder, torch.nn.Module):
             compiled = torch.compile(
-                decoder, backend="hpu_backend", options={"keep_input_mutations": True}
+                decoder, backend=device.compile_backend, options=dict(device.compile_options)
             )
             setattr(model, name, compiled)
             return name

@@ -14,7 +14,7 @@ SHARE, SLACK_S = 0.01, 0.005
 SPAN_SHARE, SPAN_SLACK_S = 0.05, 2.0
 
 PARTS = (
-    *("data_s", "forward_s", "backward_s", "optimizer_s"),
+    *("data_s", "forward_s", "backward_s", "optimizer_s", "encoder_s"),
     *("text_encoding_s", "denoising_s", "decoding_s", "conversion_s"),
 )
 

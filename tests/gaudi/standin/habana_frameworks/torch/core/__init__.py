@@ -5,7 +5,7 @@ from typing import Any
 from .. import hpu
 from . import weight_sharing
 
-__all__ = ["weight_sharing"]
+__all__ = ["hpu", "weight_sharing"]
 
 steps_marked = 0  # for tests
 

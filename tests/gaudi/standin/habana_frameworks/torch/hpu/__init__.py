@@ -7,7 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from . import metrics, random, recipes
+from . import graphs, metrics, random, recipes
+from .graphs import HPUGraph
+
+__all__ = ["HPUGraph", "graphs"]
 
 _LIMIT_BYTES = 94_600_000_000
 
@@ -139,6 +142,8 @@ class Stream:
 
     def __init__(self, *_: Any, **__: Any) -> None: ...
 
+    def synchronize(self) -> None: ...
+
 
 class Event(Stream):
     """A moment in a queue."""
@@ -146,6 +151,14 @@ class Event(Stream):
 
 def current_stream(*_: Any) -> Stream:
     return Stream()
+
+
+default_stream = current_stream
+
+
+@contextlib.contextmanager
+def stream(_: Stream) -> Iterator[None]:
+    yield
 
 
 class ModuleCacher:

@@ -1,0 +1,215 @@
+"""Choice of an engine for jobs whose grid names none, by the kind of card and what its nodes have.
+
+Most kinds of card have one choice, the default engine. A device may have engines that are made for
+it (``EngineSpec.preferred``); each is taken where every node of the kind has it. The jobs of an
+experiment that differ in neither model nor precision share an engine, so that what varies among
+them is what the grid varies: the first that can run all of them, else each job has the first that
+can run it. What is chosen is written into the job, and stands in its row. Pure.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+
+from orchestrator.domain.job import Accelerator, Job, Parameters
+from orchestrator.domain.topology import Node
+from orchestrator.planning.rules import Rules
+from workloads.engines import ENGINES, find_engine
+from workloads.engines.base import EngineSpec
+from workloads.precision import support
+from workloads.registry import WORKLOADS, find_workload, refusals_by
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Software:
+    """Packages of the nodes with one kind of card, and the devices that its jobs run on."""
+
+    devices: tuple[str, ...]  # the kind's own, and the one that emulates it
+    nodes: Mapping[str, Mapping[str, str]]  # of those that were asked, by name
+
+    def lacks(self, spec: EngineSpec, mode: str) -> dict[str, str]:
+        """Name what an engine lacks, by the nodes on which it lacks something."""
+        found = {n: spec.lacks(self.devices[0], mode, v) for n, v in self.nodes.items()}
+        return {name: lack for name, lack in found.items() if lack}
+
+
+def software_of(nodes: Sequence[Node], kind: Accelerator) -> Software:
+    """The software of a kind of card."""
+    of_kind = [node for node in nodes if node.accelerator is kind]
+    devices = dict.fromkeys([kind.device, *(node.device for node in of_kind)])
+    return Software(
+        devices=tuple(devices),
+        nodes={node.name: dict(node.packages) for node in of_kind if node.packages is not None},
+    )
+
+
+@cache
+def has_a_choice(device: str) -> bool:
+    """Return whether some engine is made for this device, so that its nodes are worth asking."""
+    return any(device in spec.preferred for spec in ENGINES.known())
+
+
+def with_engines(
+    jobs: Sequence[Job], unnamed: Collection[str], nodes: Sequence[Node]
+) -> tuple[tuple[Job, ...], tuple[str, ...]]:
+    """The jobs with an engine each, once each, and notes on what was chosen and why.
+
+    Args:
+        jobs: of a grid; those without a named engine have the default one.
+        unnamed: experiments that name no engine.
+        nodes: that the jobs would run on.
+    """
+    if not unnamed:
+        return tuple(jobs), ()
+    there = {node.accelerator for node in nodes}
+    kinds = {job.accelerator: None for job in jobs if job.experiment in unnamed}
+    kinds = {kind: None for kind in kinds if kind in there and has_a_choice(kind.device)}
+    software = {kind: software_of(nodes, kind) for kind in kinds}
+    chooser = _Chooser({kind: one for kind, one in software.items() if len(one.devices) == 1})
+    groups: dict[tuple[object, ...], list[int]] = {}
+    for index, job in enumerate(jobs):
+        if job.experiment in unnamed and job.accelerator in chooser.software:
+            key = (job.experiment, job.workload, job.accelerator, job.model, job.precision)
+            groups.setdefault(key, []).append(index)
+    chosen = list(jobs)
+    for indices in groups.values():
+        for index, job in zip(indices, chooser.choose([jobs[i] for i in indices]), strict=True):
+            chosen[index] = job
+    unique = {job.job_id: job for job in reversed(chosen)}
+    kept = tuple(job for job in chosen if unique.get(job.job_id) is job)
+    return kept, tuple(chooser.notes(kept, unnamed))
+
+
+class _Chooser:
+    """Chooses for the kinds of card that have a choice, and that nothing else emulates."""
+
+    def __init__(self, software: Mapping[Accelerator, Software]) -> None:
+        self.software = software
+        self._rules = Rules(refusals_by(WORKLOADS))
+        self._parameters: dict[tuple[int, str, str, str], tuple[Parameters, Parameters]] = {}
+
+    def choose(self, group: Sequence[Job]) -> list[Job]:
+        """Each job of a group with its engine."""
+        candidates = self._candidates(group[0])
+        made = []
+        for spec in candidates:
+            found = [self._runnable(job, spec) for job in group]
+            whole = [job for job in found if job is not None]
+            if len(whole) == len(group):
+                return whole
+            made.append(found)
+        columns = zip(*made, strict=True) if made else [()] * len(group)
+        return [
+            next((job for job in column if job is not None), None) or self._unserved(original)
+            for original, column in zip(group, columns, strict=True)
+        ]
+
+    def _unserved(self, job: Job) -> Job:
+        """A job that no engine can run on every node: with the first that could run it where its
+        packages are, so that the plan says what nodes lack."""
+        able = (self._runnable(job, spec, anywhere=True) for spec in self._candidates(job))
+        return next((made for made in able if made is not None), job)
+
+    def _candidates(self, job: Job) -> list[EngineSpec]:
+        """The engines that may be chosen, best first; none where there is no choice."""
+        software = self.software[job.accelerator]
+        device, workload = software.devices[0], find_workload(job.workload)
+        if workload.ability is None:
+            return []
+        able = [spec for spec in ENGINES.known() if workload.takes_engine(spec.name)]
+        able = [spec for spec in able if all(map(spec.runs_on, software.devices))]
+        preferred = [spec for spec in able if device in spec.preferred]
+        preferred.sort(key=lambda spec: spec.preferred[device])
+        if not software.nodes:  # the device's usual image is assumed, which has the first
+            preferred = preferred[:1]
+        usual = [spec for spec in able if spec.name == workload.default_engine]
+        return [*preferred, *usual]
+
+    def _runnable(self, job: Job, spec: EngineSpec, *, anywhere: bool = False) -> Job | None:
+        """The job with an engine, in the first mode in which it can run on all nodes of its kind
+        (``anywhere``: on nodes that have all packages); None if in none."""
+        software = self.software[job.accelerator]
+        if not all(support(job.precision, d, spec.name).supported for d in software.devices):
+            return None
+        for mode in self._modes(job, spec, software.devices[0]):
+            parameters = self._with(job, spec, mode)
+            made = replace(job, engine=spec.name, parameters=parameters)
+            running = spec.mode(software.devices[0], dict(parameters))
+            refused = any(self._rules.refusals(made, device) for device in software.devices)
+            if not refused and (anywhere or not software.lacks(spec, running)):
+                return made
+        return None
+
+    def _modes(self, job: Job, spec: EngineSpec, device: str) -> Iterator[str]:
+        """The modes to try, as the setting says them; "" leaves the setting as it is."""
+        modes = spec.modes.get(device)
+        ability = find_workload(job.workload).ability or ""
+        settings = spec.settings(ability)
+        named = (
+            settings is not None and modes is not None and modes.setting in settings.model_fields
+        )
+        if modes is None or not named or dict(job.parameters).get(modes.setting) is not None:
+            yield ""
+            return
+        first = modes.chosen_for.get(ability, "")
+        yield first
+        yield from (name for name in ("", *modes.names) if name != first)
+
+    def _with(self, job: Job, spec: EngineSpec, mode: str) -> Parameters:
+        """The job's settings as the engine has them: those of the other engine that say nothing are
+        left out. One tuple serves all jobs that shared one."""
+        key = (id(job.parameters), job.workload, spec.name, mode)
+        known = self._parameters.get(key)
+        if known is None:
+            workload = find_workload(job.workload)
+            before, after = workload.declared(job.engine), workload.declared(spec.name)
+            given = {
+                name: value
+                for name, value in job.parameters
+                if name in after or name not in before or not before[name].is_default(value)
+            }
+            filled = {n: d.default for n, d in after.items() if n not in given}
+            if mode:
+                filled[spec.modes[job.accelerator.device].setting] = mode
+            made = tuple(sorted((given | filled).items()))
+            known = self._parameters[key] = (job.parameters, made)
+        return known[1]
+
+    def notes(self, jobs: Iterable[Job], unnamed: Collection[str]) -> Iterator[str]:
+        """Sentences on what was chosen, and on nodes of one kind that differ."""
+        open_jobs = [job for job in jobs if job.experiment in unnamed]
+        for kind, software in self.software.items():
+            counts = Counter(_words(job) for job in open_jobs if job.accelerator is kind)
+            told = ", ".join(f"{words} for {_jobs(number)}" for words, number in counts.items())
+            if told:
+                asked = "" if software.nodes else "; assumed, since no node was asked what it has"
+                yield f"the grid names no engine: on {kind} {told}{asked}"
+
+
+def _words(job: Job) -> str:
+    modes = find_engine(job.engine).modes.get(job.accelerator.device)
+    mode = find_engine(job.engine).mode(job.accelerator.device, dict(job.parameters))
+    return f"{job.engine} ({mode})" if modes is not None else job.engine
+
+
+def _jobs(number: int) -> str:
+    return "1 job" if number == 1 else f"{number} jobs"
+
+
+def differences(nodes: Sequence[Node]) -> Iterator[str]:
+    """Sentences on nodes with one kind of card whose packages differ, each named."""
+    kinds: dict[Accelerator, dict[str, dict[str, str]]] = {}
+    for node in nodes:
+        if node.packages is not None:
+            kinds.setdefault(node.accelerator, {})[node.name] = dict(node.packages)
+    for kind, by_node in kinds.items():
+        for package in dict.fromkeys(name for found in by_node.values() for name in found):
+            versions: dict[str, list[str]] = {}
+            for node_name, found in by_node.items():
+                versions.setdefault(found.get(package, "none"), []).append(node_name)
+            if len(versions) > 1:
+                said = ", ".join(f"{v} on {' and '.join(names)}" for v, names in versions.items())
+                yield f"{kind} nodes differ in {package}: {said}"

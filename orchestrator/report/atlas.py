@@ -1,0 +1,279 @@
+"""Atlas of a grid: its cells, and the place in which somebody has run each. Pure.
+
+Nobody has all the cards that a grid names. So a site exports its rows of the grid as a *bundle*,
+one JSON file, and merges those of others into it: a cell is run by nobody, emulated (the card's own
+libraries, and no card), or on a card, with dates. Cells meet by
+their job ids, which are their content; rows by the invocation and the attempt. Merging takes the
+union, so it does not matter who merges what first, or twice.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from datetime import datetime, timezone
+from math import isfinite
+from typing import Any
+
+from orchestrator.domain.job import Job, State
+from orchestrator.domain.measurement import Measurement
+from orchestrator.errors import StoreError
+
+FORMAT = "nightgrid-atlas-1"
+NOBODY, EMULATED, CARD = "nobody", "emulated", "card"
+#: From least to most.
+STATUSES = (NOBODY, EMULATED, CARD)
+
+#: A bundle of a few thousand rows has some megabytes.
+LARGEST_BYTES = 256 * 2**20
+
+_LONGEST = 500  # characters of a reason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class Evidence:
+    """One final row of a cell."""
+
+    invocation_id: str
+    attempt_id: str
+    status: str  # EMULATED or CARD
+    state: str
+    date: str  # of the day, UTC
+    device_name: str
+    reason: str
+    throughput: float | None
+    unit: str
+    random_weights: bool
+    software: tuple[str, ...]  # "torch 2.10.0", …
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """The identity of the row, whoever has it."""
+        return self.invocation_id, self.attempt_id
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """One job of the grid, and what is known of it."""
+
+    job_id: str
+    experiment: str
+    model: str
+    engine: str
+    precision: str
+    accelerator: str
+    cards: int
+    batch_size: str
+    evidence: tuple[Evidence, ...] = ()
+
+    @property
+    def status(self) -> str:
+        """The best place in which it ran."""
+        return max((each.status for each in self.evidence), key=STATUSES.index, default=NOBODY)
+
+    @property
+    def newest(self) -> Evidence | None:
+        """The row to show: of the best status, one that succeeded, and of those the newest."""
+        return max(
+            (each for each in self.evidence if each.status == self.status),
+            key=lambda each: (each.state == State.SUCCEEDED, each.date, each),
+            default=None,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Atlas:
+    """The cells of a grid, in its order."""
+
+    grid: str
+    cells: tuple[Cell, ...]
+
+    def counts(self) -> dict[str, int]:
+        """Number of cells by status."""
+        found = Counter(cell.status for cell in self.cells)
+        return {status: found[status] for status in reversed(STATUSES)}
+
+
+def atlas_of(grid: str, jobs: Iterable[Job], rows: Iterable[Measurement]) -> Atlas:
+    """The cells of a grid's jobs with what rows say of them. What was emulated by the host alone
+    is no evidence, nor is a job that its nodes do not support."""
+    found: dict[str, dict[tuple[str, str], Evidence]] = {}
+    for row in rows:
+        status = _status(row)
+        if row.final and status is not None and row.state is not State.UNSUPPORTED:
+            evidence = _evidence(row, status)
+            found.setdefault(row.job_id, {})[evidence.key] = evidence
+    return Atlas(
+        grid=grid,
+        cells=tuple(
+            Cell(
+                job_id=job.job_id,
+                experiment=job.experiment,
+                model=job.model,
+                engine=job.engine,
+                precision=job.precision,
+                accelerator=str(job.accelerator),
+                cards=job.cards,
+                batch_size=str(job.batch_size),
+                evidence=tuple(sorted(found.get(job.job_id, {}).values(), key=_order)),
+            )
+            for job in jobs
+        ),
+    )
+
+
+def merged(one: Atlas, *others: Atlas) -> Atlas:
+    """One atlas of all: every cell with all its evidence; cells of the first in its order, then
+    the others' by their ids.
+
+    Raises:
+        StoreError: they are of different grids.
+    """
+    cells: dict[str, list[Cell]] = {cell.job_id: [cell] for cell in one.cells}
+    theirs: dict[str, list[Cell]] = {}
+    for other in others:
+        if other.grid != one.grid:
+            raise StoreError(f"an atlas of {other.grid} cannot be merged into one of {one.grid}")
+        for cell in other.cells:
+            known = cells.get(cell.job_id)
+            (theirs.setdefault(cell.job_id, []) if known is None else known).append(cell)
+    every = [*cells.values(), *(theirs[job_id] for job_id in sorted(theirs))]
+    return Atlas(grid=one.grid, cells=tuple(map(_union, every)))
+
+
+def _union(cells: Sequence[Cell]) -> Cell:
+    evidence: dict[tuple[str, str], Evidence] = {}
+    for each in (each for cell in cells for each in cell.evidence):
+        known = evidence.get(each.key)  # where two tell the same row apart, either order gives one
+        evidence[each.key] = each if known is None else max(known, each, key=_order)
+    first = max(cells, key=lambda cell: repr({**asdict(cell), "evidence": ()}))
+    return Cell(
+        **{
+            each.name: getattr(first, each.name) for each in fields(Cell) if each.name != "evidence"
+        },
+        evidence=tuple(sorted(evidence.values(), key=_order)),
+    )
+
+
+def _order(evidence: Evidence) -> tuple[Any, ...]:
+    return tuple(repr(value) for value in asdict(evidence).values())
+
+
+def _status(row: Measurement) -> str | None:
+    """The place in which a row ran; None where it says nothing of a card."""
+    if row.attempt_number == 0 or not row.device_name:
+        return None  # it never ran
+    if not row.emulated:
+        return CARD
+    product = row.device_name.partition(" (")[0]  # what is no card says so in brackets
+    named = product != row.device_name and row.accelerator.spec.product(product)
+    return EMULATED if named else None
+
+
+def _evidence(row: Measurement, status: str) -> Evidence:
+    at = row.recorded_at if row.recorded_at is not None else row.ended_at
+    day = datetime.fromtimestamp(at or 0, tz=timezone.utc).date().isoformat()
+    packages = {*row.accelerator.spec.packages, "torch", "transformers", row.engine, "nightgrid"}
+    throughput = row.metrics.throughput
+    return Evidence(
+        invocation_id=row.invocation_id,
+        attempt_id=row.attempt_id,
+        status=status,
+        state=str(row.state),
+        date=day,
+        device_name=row.device_name or "",
+        reason="" if row.state is State.SUCCEEDED else row.reason[:_LONGEST],
+        throughput=throughput if throughput is not None and isfinite(throughput) else None,
+        unit=row.metrics.throughput_unit or "",
+        random_weights=bool(row.random_weights),
+        software=tuple(sorted(f"{n} {v}" for n, v in row.versions.items() if n in packages)),
+    )
+
+
+# ---------------------------------------------------------------- the bundle
+
+
+def to_json(atlas: Atlas) -> str:
+    """The bundle's text; equal atlases have equal texts."""
+    cells = [{"status": cell.status, **asdict(cell)} for cell in atlas.cells]
+    whole = {
+        "format": FORMAT,
+        "grid": atlas.grid,
+        "counts": atlas.counts(),
+        "cells": cells,
+    }
+    return json.dumps(whole, indent=1, ensure_ascii=False) + "\n"
+
+
+def from_json(text: str, name: str) -> Atlas:
+    """The atlas in a bundle, of whatever origin; ``name`` is the file's.
+
+    Raises:
+        StoreError: it is no bundle, or a field of it has not the type that it should have.
+    """
+    try:
+        whole = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise StoreError(f"{name} is no bundle: {error}") from None
+    if not isinstance(whole, dict) or whole.get("format") != FORMAT:
+        told = whole.get("format") if isinstance(whole, dict) else type(whole).__name__
+        raise StoreError(f"{name} is no bundle of this version: format is {told!r}, not {FORMAT!r}")
+    cells = tuple(
+        Cell(
+            **_plain(cell, Cell, f"{name}: cells[{number}]", leave_out=("evidence",)),
+            evidence=tuple(
+                Evidence(**_plain(each, Evidence, f"{name}: cells[{number}].evidence[{index}]"))
+                for index, each in enumerate(_list(cell, "evidence", f"{name}: cells[{number}]"))
+            ),
+        )
+        for number, cell in enumerate(_list(whole, "cells", name))
+    )
+    for cell in cells:
+        for each in cell.evidence:
+            if each.status not in (EMULATED, CARD):
+                raise StoreError(f"{name}: {cell.job_id} has the status {each.status!r}")
+    grid = whole.get("grid")
+    if not isinstance(grid, str):
+        raise StoreError(f"{name}: grid is {grid!r}, not a name")
+    if len({cell.job_id for cell in cells}) != len(cells):
+        raise StoreError(f"{name}: a cell stands there twice")
+    return Atlas(grid=grid, cells=cells)
+
+
+_TYPES: Mapping[str, tuple[type, ...]] = {
+    "str": (str,),
+    "int": (int,),
+    "bool": (bool,),
+    "float | None": (float, int, type(None)),
+}
+
+
+def _list(value: Any, name: str, where: str) -> list[Any]:
+    found = value.get(name) if isinstance(value, dict) else None
+    if not isinstance(found, list):
+        raise StoreError(f"{where}: {name} is {type(found).__name__}, not a list")
+    return found
+
+
+def _plain(value: Any, kind: type, where: str, leave_out: Sequence[str] = ()) -> dict[str, Any]:
+    """The fields of a record, each of its own type; what a later version added is passed over."""
+    if not isinstance(value, dict):
+        raise StoreError(f"{where} is {type(value).__name__}, not a mapping")
+    found: dict[str, Any] = {}
+    for each in fields(kind):
+        if each.name in leave_out:
+            continue
+        one = value.get(each.name)
+        if each.type == "tuple[str, ...]":
+            if not isinstance(one, list) or not all(isinstance(item, str) for item in one):
+                raise StoreError(f"{where}: {each.name} is no list of texts")
+            found[each.name] = tuple(one)
+            continue
+        types = _TYPES[str(each.type)]
+        wrong = not isinstance(one, types) or (isinstance(one, bool) and bool not in types)
+        if wrong or (isinstance(one, float) and not isfinite(one)):
+            raise StoreError(f"{where}: {each.name} is {one!r}, not {each.type}")
+        found[each.name] = one
+    return found

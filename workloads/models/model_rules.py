@@ -1,0 +1,66 @@
+"""Rules that a plan reads from the files of a model of texts: a tokenizer, room for positions."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from workloads.engines import ENGINES
+from workloads.errors import WorkloadError
+from workloads.models.catalog import find_model
+from workloads.models.checkpoint_files import has_tokenizer, read_config
+from workloads.models.checkpoint_kind import CheckpointKind
+from workloads.refusal import Asked, Refusal
+
+
+def no_tokenizer(directory: str, kind: CheckpointKind) -> tuple[str, str]:
+    """Words for a missing tokenizer, and what to do about it for such a model."""
+    glm = kind.model_type in ("glm", "chatglm")
+    return f"{directory} has no tokenizer", (
+        "put ChatGLM3's tokenizer.model beside its weights and convert again"
+        if glm
+        else "put tokenizer.json, or the files it is made of, of the model's own repository there"
+    )
+
+
+def text_refusals(asked: Asked) -> Iterator[Refusal]:
+    """Objections to a job over texts; none where the model's files are not here yet."""
+    try:
+        entry = find_model(asked.model, weights=False)
+        directory = Path(entry.location)
+        if entry.checkpoint.pipeline or not os.path.isfile(directory / "config.json"):
+            return
+        config = read_config(directory)
+    except (WorkloadError, OSError):
+        return  # whoever looks for the model says so
+    parameters = asked.parameters
+    if not has_tokenizer(directory) and not parameters.get("tokenizer"):
+        if entry.kind != "random":
+            reason, hint = no_tokenizer(entry.location, entry.checkpoint)
+            yield Refusal(setting="model", reason=reason, hint=hint)
+        elif parameters.get("input_tokens", 0) is None:
+            yield Refusal(
+                setting="model",
+                reason=f"{asked.model} has no tokenizer, so prompts have no length of their own",
+                hint="set input_tokens, 512 for instance; or name random:DIRECTORY of one that "
+                "has the model's tokenizer beside its config.json",
+            )
+    engine = ENGINES.get(asked.engine)
+    if entry.kind == "random" and engine is not None and engine.own_loader:
+        yield Refusal(
+            setting="model",
+            reason=f"the engine {engine.name} reads weights from files, and {asked.model} has none",
+            hint="leave out `engine:`, or name a checkpoint",
+            unsupported=True,
+        )
+    positions = config.get("max_position_embeddings") or config.get("seq_length")
+    wanted = (parameters.get("input_tokens") or 0) + (parameters.get("output_tokens") or 0)
+    if isinstance(positions, int) and wanted > positions and not entry.checkpoint.encoder_decoder:
+        longer = "input_tokens" if parameters.get("input_tokens") else "output_tokens"
+        yield Refusal(
+            setting=longer,
+            reason=f"{wanted:,} tokens in and out are more than the model's {positions:,} "
+            "positions",
+            hint=f"input_tokens and output_tokens may be {positions:,} together",
+        )

@@ -1,0 +1,120 @@
+"""Models of a known shape with random weights: ``random:chatglm3-6b``, or ``random:DIR``.
+
+How fast a model is hardly depends on what its weights say, so it can be measured before twelve
+gigabytes are downloaded. A directory in the cache gets the configuration alone; the weights are
+made where they are used, on the card. Without a tokenizer the model gets one whose tokens are
+bytes, which knows nothing of its vocabulary: texts then need ``input_tokens``, as a rule says.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from workloads.models.checkpoint_files import has_tokenizer, read_config
+
+PREFIX = "random:"
+#: Configurations as their makers publish them; special tokens are those of the tokenizer below.
+DIRECTORY = Path(__file__).with_name("architectures")
+#: Raise when anything changes that changes the directories: it is in the cache's key.
+RECIPE = 1
+_SPECIAL = ("<pad>", "<s>", "</s>")
+
+
+def architectures() -> tuple[str, ...]:
+    """The names that may follow the prefix, beside directories."""
+    return tuple(sorted(path.parent.name for path in DIRECTORY.glob("*/config.json")))
+
+
+def directory_of(name: str) -> Path:
+    """The directory with the configuration of ``random:…``, and a tokenizer if it brings one.
+
+    Raises:
+        DataMissing: what follows is neither an architecture nor a directory.
+    """
+    from workloads.errors import DataMissing
+
+    shape = name.removeprefix(PREFIX)
+    if shape in architectures():
+        return DIRECTORY / shape
+    directory = Path(shape).expanduser()
+    if not directory.is_dir():
+        raise DataMissing(
+            f"there is no architecture {shape!r} to fill with random weights: name one of "
+            f"{', '.join(architectures())}, or a directory with a config.json"
+        )
+    return directory
+
+
+def cache_key(directory: Path) -> str:
+    """The key in the cache of what ``build`` makes of a directory."""
+    digest = hashlib.sha256()
+    for file in _files(directory):
+        digest.update(f"{file.name}\0".encode() + file.read_bytes())
+    return f"random-v{RECIPE}-{digest.hexdigest()[:16]}"
+
+
+def build(source: Path, directory: Path) -> None:
+    """Write configuration and tokenizer into an empty directory; no weights."""
+    for file in _files(source):
+        shutil.copyfile(file, directory / file.name)
+    config = {**read_config(source), "random_weights": True}
+    (directory / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
+    if not has_tokenizer(source):
+        _write_bytes_tokenizer(directory)
+
+
+def make(loader: Any, config: Any, seed: int = 0, **arguments: Any) -> Any:
+    """The model with random weights, made on this process's card.
+
+    Args:
+        loader: a class of transformers' such as ``AutoModelForCausalLM``.
+        config: of the model.
+        arguments: of its ``from_pretrained``; a quantised model is made from a plain one.
+    """
+    import torch
+
+    accelerator = getattr(torch, "accelerator", None)
+    card = accelerator.current_accelerator() if accelerator and accelerator.is_available() else None
+    plain = {k: v for k, v in arguments.items() if k in ("dtype", "torch_dtype")}
+    attention = arguments.get("attn_implementation")
+    if attention is not None:
+        plain["attn_implementation"] = attention
+    torch.manual_seed(seed)
+    with torch.device(card or "cpu"):
+        model = loader.from_config(config, **plain)
+    if "quantization_config" not in arguments:
+        return model
+    weights = model.state_dict()
+    return type(model).from_pretrained(None, config=config, state_dict=weights, **arguments)
+
+
+def _files(directory: Path) -> Iterator[Path]:
+    """Files that are used of a directory: small text files, such as a tokenizer's; no weights."""
+    for file in sorted(directory.iterdir()):
+        index = file.name.endswith(".index.json")
+        if file.suffix in (".json", ".model", ".txt", ".jinja") and file.is_file() and not index:
+            yield file
+
+
+def _write_bytes_tokenizer(directory: Path) -> None:
+    """A tokenizer whose tokens are the 256 bytes, after three special ones."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary: Mapping[str, int] = {
+        token: number for number, token in enumerate([*_SPECIAL, *alphabet])
+    }
+    tokenizer = Tokenizer(models.BPE(vocab=dict(vocabulary), merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in _SPECIAL])
+    pad, begin, end = _SPECIAL
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token=pad, bos_token=begin, eos_token=end
+    ).save_pretrained(directory)

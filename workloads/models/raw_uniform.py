@@ -1,0 +1,29 @@
+"""Random weights that are the same bits on every machine and with every version of numpy."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+
+class RawUniform:
+    """Evenly spread values from a bit generator's raw output, one byte each."""
+
+    def __init__(self, seed: int) -> None:
+        import numpy
+
+        self._bits = numpy.random.PCG64(seed)
+
+    def tensor(self, shape: tuple[int, ...], *, deviation: float) -> torch.Tensor:
+        """A float32 tensor with mean 0 and the given standard deviation."""
+        import numpy
+        import torch
+
+        count = math.prod(shape)
+        raw = self._bits.random_raw((count + 7) // 8).astype("<u8")
+        levels = raw.view(numpy.uint8)[:count].astype(numpy.float32) - numpy.float32(127.5)
+        step = numpy.float32(deviation / math.sqrt((256**2 - 1) / 12))
+        return torch.from_numpy((levels * step).reshape(shape))
