@@ -29,6 +29,7 @@ NAMES = (
     "results",
     "generation",
     "finetuning",
+    "images",
     "measuring",
     "intervals",
     "orchestration",
