@@ -30,6 +30,7 @@ NAMES = (
     "generation",
     "finetuning",
     "images",
+    "summarization",
     "measuring",
     "intervals",
     "orchestration",

@@ -1,0 +1,91 @@
+"""Stock transformers with static shapes: the same tokens, from two graphs for each shape."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from generation_cases import PROMPTS, request
+
+from workloads.devices.cpu import CpuDevice
+from workloads.engines.base import Generated
+from workloads.errors import Unsupported
+from workloads.generation import static_shapes
+from workloads.generation.static_shapes import BUCKET, LOOK, StaticShapesEngine
+from workloads.generation.transformers_engine import TransformersEngine, load
+
+
+class Compiles(CpuDevice):
+    """A processor that hands graphs to torch as they are."""
+
+    compile_backend = "eager"
+
+
+@pytest.fixture(scope="module")
+def engines() -> Iterator[tuple[TransformersEngine, StaticShapesEngine]]:
+    """The same checkpoint twice: plain, and compiled for static shapes."""
+    asked = request("advertisegen-synthetic")
+    torch.compiler.reset()
+    compiled = static_shapes.compiled(replace(load(asked, Compiles()), device=Compiles()))
+    yield load(asked, CpuDevice()), compiled
+    torch.compiler.reset()
+
+
+def generate(engine: TransformersEngine, prompts: list[str], **options: Any) -> Generated:
+    ids = [engine.encode(prompt) for prompt in prompts]
+    steps: list[None] = []
+    options = {"output_tokens": 20, "ignore_eos": True, "keep_logits": True} | options
+    done = engine.generate(engine.prepare(ids), on_step=lambda: steps.append(None), **options)()
+    assert not isinstance(engine, StaticShapesEngine) or len(steps) == 2  # the first, the end
+    return done
+
+
+def graphs() -> int:
+    return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+
+
+def test_tokens_are_those_of_transformers_and_no_step_is_a_new_shape(
+    engines: tuple[TransformersEngine, StaticShapesEngine],
+) -> None:
+    """Batches of three, of two and of three again, of unlike lengths: each shape is compiled once,
+    for reading and for writing, and what an earlier batch left in the cache is not seen."""
+    plain, static = engines
+    before, made = graphs(), []
+    for prompts in (PROMPTS[:3], PROMPTS[3:5], PROMPTS[5:8], PROMPTS[:3]):
+        expected, found = generate(plain, prompts), generate(static, prompts)
+        assert found.tokens == expected.tokens
+        apart = [(a - b).abs().max() for a, b in zip(found.logits, expected.logits, strict=True)]
+        assert len(apart) == 20 and max(apart) < 1e-4
+        longest = max(len(plain.encode(prompt)) for prompt in prompts)
+        positions = static.padded_length(longest)
+        assert positions == BUCKET * math.ceil(longest / BUCKET)
+        assert found.computed_tokens == len(prompts) * (positions + 19)
+        made.append(graphs() - before)
+    assert made == [2, 4, 4, 4]
+
+
+def test_texts_that_have_ended_are_noticed(
+    engines: tuple[TransformersEngine, StaticShapesEngine],
+) -> None:
+    """Looked for every few steps, so that the card need not be waited for at each."""
+    plain, static = engines
+    free = generate(plain, PROMPTS[:3], keep_logits=False)
+    ends = frozenset(row[3] for row in free.tokens)  # all end with their fourth token, or sooner
+    early = replace(static, end_token_ids=ends)
+    found = generate(early, PROMPTS[:3], ignore_eos=False, output_tokens=20)
+    assert [len(row) for row in found.tokens] == [LOOK] * 3
+    assert [row[:4] for row in found.tokens] == [row[:4] for row in free.tokens]
+
+
+def test_a_model_that_cannot_have_a_static_cache_is_refused(
+    engines: tuple[TransformersEngine, StaticShapesEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By what transformers says of its class; eager mode is named instead."""
+    plain, _ = engines
+    monkeypatch.setattr(type(plain.model), "_can_compile_fullgraph", False)
+    with pytest.raises(Unsupported, match="write hpu_mode: eager"):
+        static_shapes.compiled(plain)
