@@ -29,6 +29,7 @@ NAMES = (
     "results",
     "generation",
     "finetuning",
+    "summarization",
     "measuring",
     "intervals",
     "orchestration",

@@ -135,6 +135,7 @@ def run(
     name: str | None = None,
     overrides: Sequence[str] = (),
     results: str | os.PathLike[str] | None = None,
+    results_address: str = "",
     card_memory_bytes: int | None = None,
     retry_failed: bool = False,
     force: bool = False,
@@ -144,6 +145,7 @@ def run(
     budget: bool = False,
     remote_code: Sequence[str] = (),
     passports: bool = True,
+    priority: int = 0,
     quiet: bool = False,
 ) -> Run:
     """Measure what a grid asks for and has not been measured yet, as `nightgrid run` does.
@@ -153,12 +155,14 @@ def run(
 
     Args:
         grid: a grid, or the path of its file.
-        emulate: emulated cards of this machine, such as ``2x8``; None: a Ray cluster.
-        address: that cluster, ``HOST:6379``; None: what RAY_ADDRESS says.
+        emulate: emulated cards of this machine, such as ``2x8``; None: a Ray cluster, or this
+            machine's own cards.
+        address: that cluster, ``HOST:6379``; None: what RAY_ADDRESS says, else there is none.
         in_process: one job at a time in this very process, without Ray.
         name: of the run, which resumes one of that name; None: the grid's.
         overrides: ``PATH=VALUE`` each, set in the grid's file as ``--set`` does.
         results: directory of runs; None: NIGHTGRID_RESULTS, else ``./results``.
+        results_address: a bucket to which a copy goes, ``s3://BUCKET/PREFIX``.
         card_memory_bytes: memory of an emulated card; None: its share of this machine's.
         retry_failed: also run what failed earlier.
         force: run everything, measured already or not.
@@ -168,6 +172,7 @@ def run(
         budget: ``ends_at`` is so long from now: if the clock is set meanwhile, it does not move.
         remote_code: models of the grid that may run the Python code that comes with them.
         passports: measure each card's speed before its first job.
+        priority: among the runs that wait for cards of one cluster; higher goes first.
         quiet: print nothing.
 
     Returns:
@@ -179,12 +184,13 @@ def run(
         StoreError: results cannot be read or written, or another driver holds the run.
         KeyboardInterrupt: a third interrupt ended it at once.
     """
-    from orchestrator.results.directory import default_results_dir
+    from orchestrator.results.directory import default_address, default_results_dir
     from orchestrator.runtime.options import RunOptions
     from orchestrator.runtime.run import run_grid
 
     options = RunOptions(
         results=Path(results) if results is not None else default_results_dir(),
+        results_address=results_address or default_address(),
         name=name,
         overrides=tuple(overrides),
         emulate=emulate,
@@ -199,6 +205,7 @@ def run(
         budget=budget,
         remote_code=tuple(remote_code),
         passports=passports,
+        priority=priority,
         quiet=quiet,
     )
     outcome = run_grid(grid, options, (lambda _: None) if quiet else print)

@@ -56,7 +56,6 @@ def refusals(spec: WorkloadSpec, asked: Asked) -> tuple[Refusal, ...]:
         found += engine_refusals(asked, spec.ability)
     if spec.tasks:
         found += _model_refusals(spec, asked)
-        found += text_refusals(asked)
     if issubclass(spec.parameters, DatasetParameters):
         found += dataset_refusals(asked)
     if spec.refuse is not None:
@@ -84,6 +83,7 @@ def _model_refusals(spec: WorkloadSpec, asked: Asked) -> Iterator[Refusal]:
         return  # it cannot be told: the job itself will look
     if task.name in spec.tasks:
         yield from _task_refusals(spec, asked, task, kind)
+        yield from text_refusals(asked)
         return
     others = [other for other in WORKLOADS.values() if not other.implied]
     fitting = [other.name for other in others if task.name in other.tasks]

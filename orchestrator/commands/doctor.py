@@ -1,8 +1,10 @@
-"""``nightgrid doctor``: whether a cluster is fit for a night, and what to do where it is not.
+"""``nightgrid doctor``: whether a cluster or this machine is fit for a night, and what to do where
+it is not.
 
 Every node is examined at once: cards seen and free, versions, imports, clocks, huge pages, limits,
 disk space, the shared directory, the token. On a machine of the cluster this is done from here;
 with the dashboard's address, by a job on the head node: a workstation cannot join a cluster.
+Without any address this machine is examined, with its own cards, on a Ray that ends afterwards.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
 
 EPILOG = """\
 examples:
+  nightgrid doctor                                      this machine, with its own cards
   nightgrid doctor --emulate 2x8                        this machine, with emulated cards
   nightgrid doctor --address http://127.0.0.1:8265      a cluster, through an SSH tunnel
   nightgrid doctor --shared /shared --nodes 3           on a machine of the cluster
@@ -42,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--address",
         metavar="ADDRESS",
         help="http://HEAD:8265 (the dashboard, from anywhere) or HOST:6379 (on a machine of the "
-        "cluster); default: RAY_API_SERVER_ADDRESS, RAY_ADDRESS",
+        "cluster); default: RAY_API_SERVER_ADDRESS, RAY_ADDRESS, else this machine",
     )
     where.add_argument(
         "--emulate", metavar="SPEC", help="start emulated nodes on this machine: 2x8, 1x2:GPU"
@@ -128,8 +132,9 @@ def slow_card_findings(results: Path) -> list[Finding]:
 def _examine(args: argparse.Namespace) -> ClusterFacts:
     from orchestrator.doctor.probe import NEEDED
     from orchestrator.domain.topology import parse_emulation
-    from orchestrator.on_ray.cluster import connect, emulate
+    from orchestrator.on_ray.cluster import connect, emulate, local_address
     from orchestrator.on_ray.examination import Examination
+    from orchestrator.runtime.own_cards import own_machine
 
     examination = Examination(
         packages=tuple(args.packages or NEEDED),
@@ -141,7 +146,10 @@ def _examine(args: argparse.Namespace) -> ClusterFacts:
     if args.emulate:
         with emulate(parse_emulation(args.emulate, ())) as emulated:
             return examination.of(emulated)
-    with connect(args.address) as cluster:
+    if not (args.address or os.environ.get("RAY_ADDRESS") or local_address()):
+        with emulate(own_machine()) as private:
+            return examination.of(private)
+    with connect(args.address or os.environ.get("RAY_ADDRESS") or "auto") as cluster:
         return examination.of(cluster)
 
 

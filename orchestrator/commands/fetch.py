@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.commands.options import add_results_argument
 from orchestrator.host import output
+from orchestrator.results.directory import is_address
 
 if TYPE_CHECKING:
     from orchestrator.on_ray.submission import JobServer
@@ -19,6 +20,7 @@ EPILOG = """\
 examples:
   nightgrid fetch smoke --address http://127.0.0.1:8265    then: nightgrid report smoke
   nightgrid fetch smoke --address http://127.0.0.1:8265 --as smoke-monday
+  nightgrid fetch smoke --address s3://bucket/nights       a copy that `--results s3://…` made
 
 It may be repeated while the run goes on, and interrupted: what has come is whole, and the next one
 brings the rest. Files travel in the log of a job on the head, in parts with checksums; no further
@@ -36,7 +38,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--address",
         metavar="URL",
-        help="the cluster's dashboard, http://HEAD:8265 (default: RAY_API_SERVER_ADDRESS)",
+        help="the cluster's dashboard, http://HEAD:8265 (default: RAY_API_SERVER_ADDRESS), or the "
+        "address of a copy, s3://BUCKET/PREFIX",
     )
     parser.add_argument(
         "--from", dest="there", metavar="DIR", help="where runs lie there (default: as it was sent)"
@@ -49,15 +52,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Bring what is not here yet."""
     from orchestrator.errors import SubmitError
+    from orchestrator.on_ray.from_afar import directory_there
     from orchestrator.on_ray.submission import JobServer
     from orchestrator.results.fetched import fetched_directory
     from orchestrator.results.parcels import Receiver, digests
 
+    if args.address and is_address(args.address):
+        return _from_copy(args)
     server = JobServer(args.address)
     job = server.sent(args.id)
     run_name = job.run if job is not None and job.run else args.id
     name = args.name or run_name
-    there = args.there or (job.results if job is not None else "")
+    there = directory_there(args.there, job)
     receiver = Receiver(
         begin=lambda told: fetched_directory(args.results, name, server.address, told)
     )
@@ -72,6 +78,34 @@ def run(args: argparse.Namespace) -> int:
     if receiver.damaged or not receiver.finished:
         what = ", ".join(receiver.damaged[:3]) or "the rest"
         raise SubmitError(f"{what} did not come whole; the same command fetches it again")
+    return 0
+
+
+def _from_copy(args: argparse.Namespace) -> int:
+    """Bring the copy that lies at an address of an object store."""
+    from orchestrator.results.fetched import fetched_directory
+    from orchestrator.results.mirror import fetch_from, shown
+
+    name = args.name or args.id
+    source = shown(args.address)
+    received = fetch_from(
+        args.address,
+        args.id,
+        lambda run_id: fetched_directory(args.results, name, source, {"run_id": run_id}),
+    )
+    path = args.results / name
+    if args.json:
+        output.say_json(
+            {
+                "run": name,
+                "path": str(path),
+                "received": received,
+                "damaged": [],
+                "finished": True,
+            }
+        )
+    else:
+        output.say(f"{name}: {len(received)} files came, all is in {path}")
     return 0
 
 

@@ -8,7 +8,7 @@ from datetime import datetime
 from pathlib import Path
 
 from orchestrator.domain.deadline import parse_budget, parse_deadline
-from orchestrator.results.directory import default_results_dir
+from orchestrator.results.directory import default_results_dir, is_address
 
 
 def add_results_argument(parser: argparse.ArgumentParser) -> None:
@@ -37,7 +37,24 @@ def add_place_arguments(parser: argparse.ArgumentParser) -> None:
 
 def results_here(args: argparse.Namespace) -> Path:
     """The results directory of a command without ``--address``."""
-    return Path(args.results) if args.results else default_results_dir()
+    given = args.results and not is_address(args.results)
+    return Path(args.results) if given else default_results_dir()
+
+
+class ResultsOption(argparse.Action):
+    """``--results DIR``, or an address of an object store: then ``results_address`` has that, and
+    ``results`` the directory of the results themselves."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> None:
+        text = str(values)
+        namespace.results = default_results_dir() if is_address(text) else Path(text)
+        namespace.results_address = text if is_address(text) else ""
 
 
 def add_set_argument(parser: argparse.ArgumentParser) -> None:

@@ -10,13 +10,17 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orchestrator.commands.options import add_deadline_arguments, add_set_argument, ends_at
+from orchestrator.commands.options import (
+    ResultsOption,
+    add_deadline_arguments,
+    add_set_argument,
+    ends_at,
+)
 from orchestrator.grid.shipped import found
 from orchestrator.host import output
-from orchestrator.results.directory import default_results_dir
+from orchestrator.results.directory import default_address, default_results_dir
 
 if TYPE_CHECKING:
     from orchestrator.planning.forecast import Forecast
@@ -42,10 +46,12 @@ def add_grid_arguments(parser: argparse.ArgumentParser, *, optional: bool = Fals
     parser.add_argument(
         "--results",
         metavar="DIR",
-        type=Path,
+        action=ResultsOption,
         default=default_results_dir(),
-        help="where runs keep their rows (default: $NIGHTGRID_RESULTS, else ./results)",
+        help="where runs keep their rows (default: $NIGHTGRID_RESULTS, else ./results); with "
+        "s3://BUCKET/PREFIX or gs://… a copy goes there, too",
     )
+    parser.set_defaults(results_address=default_address())
     parser.add_argument(
         "--run",
         metavar="NAME",
@@ -64,6 +70,7 @@ def add_grid_arguments(parser: argparse.ArgumentParser, *, optional: bool = Fals
 EPILOG = """\
 examples:
   nightgrid plan grids/smoke.yaml --emulate 2x8           every job, and why some will not run
+  nightgrid plan grids/smoke.yaml --address http://head:8265    on the cluster that is there
   nightgrid plan grids/smoke.yaml --json | jq .summary    for scripts
   nightgrid run grids/smoke.yaml --emulate 2x8            executes this very plan
 """
@@ -74,6 +81,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EPILOG
     add_grid_arguments(parser)
+    parser.add_argument(
+        "--address",
+        metavar="ADDRESS",
+        help="plan for the cards of this cluster: http://HEAD:8265 (the dashboard, from anywhere) "
+        "or HOST:6379 (on a machine of it); default: this machine's cards, else a server of each "
+        "kind",
+    )
     add_deadline_arguments(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
 
@@ -94,6 +108,7 @@ def plan_of(args: argparse.Namespace) -> Plan:
         name=args.run_name,
         overrides=tuple(args.overrides),
         emulate=args.emulate,
+        address=getattr(args, "address", None),  # `simulate` has none
         retry_failed=args.retry_failed,
         force=args.force,
     )

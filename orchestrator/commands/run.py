@@ -60,7 +60,8 @@ every job still gets its row. A third ends at once.
 A driver that dies (killed, or ended by Ray because the cluster's head is gone) is started again
 once the head answers, and goes on with the run; --no-restart: it is not.
 Where results go: --results, else $NIGHTGRID_RESULTS, else ./results; inside a Ray job, whose
-working directory is thrown away, ~/nightgrid-results on the node that drives the run.
+working directory is thrown away, ~/nightgrid-results on the node that drives the run. With
+--results s3://BUCKET/PREFIX (or gs://…) they go there as well, and a copy follows to the bucket.
 """
 
 
@@ -236,6 +237,7 @@ def _asked(args: argparse.Namespace, charge: Charge | None) -> tuple[Path, RunOp
 
     options = RunOptions(
         results=args.results,
+        results_address=args.results_address,
         name=args.run_name,
         overrides=tuple(args.overrides),
         emulate=args.emulate,
@@ -283,7 +285,12 @@ def _measure_and_report(
                 f"Interrupted ({outcome.result.reason}). The same command goes on from here."
             )
             return outcome, None, ()
-    return outcome, *_report(outcome.store, as_json=as_json, verbose=verbose)
+    page, document = _report(outcome.store, as_json=as_json, verbose=verbose)
+    if outcome.mirror is not None:
+        outcome.mirror.copy()  # of the page, too
+        where = outcome.mirror.trouble or f"copied to {outcome.mirror.address}"
+        (output.say_aside if as_json else output.say)(where)
+    return outcome, page, document
 
 
 @contextlib.contextmanager

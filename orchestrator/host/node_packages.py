@@ -19,10 +19,8 @@ def packages_here(device: str) -> tuple[tuple[str, str], ...]:
 
 
 def with_own_packages(nodes: Sequence[Node]) -> tuple[Node, ...]:
-    """Emulated nodes that a card's own software drives, with the packages of this machine."""
+    """Nodes of this machine that a card's own software drives, with its packages."""
     return tuple(
-        replace(node, packages=packages_here(node.device))
-        if node.emulated and choice_packages(node.device)
-        else node
+        replace(node, packages=packages_here(node.device)) if choice_packages(node.device) else node
         for node in nodes
     )

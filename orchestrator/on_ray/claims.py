@@ -32,9 +32,9 @@ from orchestrator.on_ray.calls import Calls
 from orchestrator.on_ray.cluster import node_of, nodes_of
 from orchestrator.on_ray.control_store import ControlStore, RayNode, is_absence
 from orchestrator.on_ray.failures import agent_failure, node_lost
+from orchestrator.on_ray.held_cards import HeldCards
 from orchestrator.on_ray.placement import Opened, end_agent, start_agent
 from orchestrator.on_ray.run_queue import RunQueue
-from orchestrator.scheduling.run_queue import Standing, listed
 from orchestrator.worker.host_facts import HostFacts
 from orchestrator.worker.messages import ResponseBatch
 from orchestrator.worker.redaction import redact
@@ -51,7 +51,6 @@ PRELOAD = (
 )
 _CLAIM_PATIENCE_S = 60.0
 RETRY_S = 5.0
-_QUEUE_S = 2.0  # between two looks at the queue
 _LOOK_S = 0.1  # that the loop waits for an answer which mostly takes a few milliseconds
 _CLOSE_S = 15.0
 #: Time that the control store may be silent while no node is ours. Nodes that Ray ends for want of
@@ -132,14 +131,9 @@ class Claims:
         self._joined = joined
         self._arrived = arrived
         self._left = left
-        self._tell_held = held
         self._tell_silent = silent
         self._told_silent = False
-        self._queue = queue  # None: the cluster is ours alone
-        self._standing: Standing | None = None
-        self._next_queue_look = 0.0
-        self._held: dict[str, Node] = {}  # by node id: those whose cards others have
-        self._told_held: tuple[Node, ...] = ()
+        self.held = HeldCards(queue, store, clock, held)
         self._accelerators = accelerators
         self._log_dir = log_dir
         self._preload = preload
@@ -175,9 +169,7 @@ class Claims:
         if now < self._next_poll:
             return
         self._next_poll = now + self.poll_interval_s
-        if self._queue is not None and now >= self._next_queue_look:
-            self._next_queue_look = float("inf")  # until there is an answer
-            self._store.ask(self._queue.look, self._stood)
+        self.held.look()
         self._mind_agents(now, absent_s=now - self._polled_at)
         self._polled_at = now
         if not self._looking:
@@ -201,42 +193,10 @@ class Claims:
                 claim.opened_channel.close()
             self._release(claim)
         self.by_node.clear()
-        if self._queue is not None:
-            self._store.ask(self._queue.leave)
+        self.held.leave()
         self._store.close(0.0 if self._store.silent_s else _CLOSE_S)
 
-    @property
-    def waits_for(self) -> str:
-        """The holders of the cards that the run waits for; empty where it waits for none."""
-        if self._queue is not None and self._standing is None:
-            return ""
-        if self._standing is not None and self._standing.why:
-            return self._standing.why
-        if not self._told_held:
-            return ""
-        kinds = "/".join(sorted({node.accelerator.value for node in self._told_held}))
-        where = listed([node.name for node in self._told_held])
-        others = self._queue.strangers if self._queue is not None else ()
-        who = f"; other programs on the cluster: {listed(others)}" if others else ""
-        return f"no run in the queue has the {kinds} cards of {where}, and they are not free{who}"
-
     # ------------------------------------------------------------ what the control store says
-
-    def _stood(self, value: Any) -> None:
-        """Take up the place in the queue. Without an answer the last one counts; where there can
-        be no queue, Ray's accounts alone decide who gets which cards."""
-        self._next_queue_look = self._clock() + _QUEUE_S
-        if isinstance(value, Standing):
-            self._standing = value
-        elif not is_absence(value):
-            logging.getLogger(__name__).warning("there is no queue of runs here: %s", value)
-            self._queue = self._standing = None
-
-    @property
-    def _in_turn(self) -> bool:
-        if self._queue is None:
-            return True
-        return self._standing is not None and self._standing.may_claim
 
     def _looked(self, value: Any) -> None:
         """Take up what the control store said."""
@@ -247,13 +207,13 @@ class Claims:
             return
         now = self._clock()
         ray_nodes: Mapping[str, RayNode] = value
-        self._held = {node_id: held for node_id, held in self._held.items() if node_id in ray_nodes}
+        self.held.keep(ray_nodes)
         for node_id, claim in list(self.by_node.items()):
             if node_id not in ray_nodes:
                 self.lose(claim, node_lost("Ray declared it dead"))
             elif not claim.joined and now - claim.since > _CLAIM_PATIENCE_S:
                 self._trouble = f"the cards of {claim.node.name} are in use by others"
-                self._held[node_id] = claim.node
+                self.held.add(claim.node, taken=True)
                 self.lose(claim, node_lost(self._trouble))
         try:
             self._claim_what_is_new(ray_nodes, now)
@@ -267,24 +227,18 @@ class Claims:
             if self._accelerators is None or node.accelerator in self._accelerators
         ]
         for node in wanted:
-            if not self._in_turn and node.node_id not in self.by_node:
-                self._held[node.node_id] = node
+            if not self.held.in_turn and node.node_id not in self.by_node:
+                self.held.add(node, taken=False)
             elif node.node_id not in self.by_node and self._retry_at.get(node.node_id, 0) <= now:
                 cards_here = _cards_on_host(ray_nodes[node.node_id], wanted, ray_nodes)
                 self._claim(node, ray_nodes[node.node_id], cards_here)
-        self._say_held()
-        if self.joined() or self._held:
+        self.held.say()
+        if self.joined() or self.held:
             self._empty_since = now
         elif now - self._empty_since > _CLAIM_PATIENCE_S + RETRY_S:
             kinds = "/".join(sorted(self._accelerators or Accelerator))
             why = self._trouble or f"the cluster has no node with {kinds}"
             raise ClusterError(f"no card could be had for {_CLAIM_PATIENCE_S:.0f} s: {why}")
-
-    def _say_held(self) -> None:
-        held = tuple(sorted(self._held.values(), key=lambda node: node.name))
-        if held != self._told_held:
-            self._told_held = held
-            self._tell_held(held)
 
     def _mind_silence(self, now: float) -> None:
         """While the control store is silent, no other patience runs out; its own does once there
@@ -348,7 +302,7 @@ class Claims:
             if current:
                 del self.by_node[node.node_id]
                 self._trouble = f"{node.name} has no free {node.accelerator} card"
-                self._held[node.node_id] = node
+                self.held.add(node, taken=True)
                 self._retry_at[node.node_id] = self._clock() + RETRY_S
         else:
             claim.opened = value
@@ -376,7 +330,7 @@ class Claims:
                 return
             claim.node = node_of(claim.ray_node, node.name, node.accelerator, indices)
         claim.found = value
-        self._held.pop(node.node_id, None)
+        self.held.remove(node.node_id)
         claim.opened_channel = AgentChannel(
             claim.agent,
             calls=self._calls,
@@ -400,7 +354,7 @@ class Claims:
         if trouble != self._trouble:
             logging.getLogger(__name__).warning("node left out: %s", trouble)
         self._trouble = trouble
-        self._held.pop(claim.node.node_id, None)  # nobody else has its cards
+        self.held.remove(claim.node.node_id)
         self.lose(claim, node_lost(trouble))
 
     def lose(self, claim: Claim, failure: Failure) -> None:

@@ -40,6 +40,12 @@ EMULATED_DEVICE = "emulated_device_"  # and the device's name, of the software t
 SERVER_CARDS = "server_cards"  # when Ray was given only some of the server's cards
 CARD_MEMORY_MIB = "card_memory_mib"  # whole numbers: Ray takes no fractions above one
 
+#: The ways to have cards, for whoever named none.
+WAYS = (
+    "give --emulate 2x8 for emulated cards on this machine, --address HOST:6379 or RAY_ADDRESS on "
+    "a machine of the cluster, or send the grid there with `nightgrid submit`"
+)
+
 _PROBE_TIMEOUT_S = 5.0
 #: For a control store that takes connections: on a busy head the first answer takes seconds.
 _FIRST_ANSWER_S = 30.0
@@ -96,11 +102,7 @@ def connect(address: str | None = None) -> Iterator[RayCluster]:
     """
     known = address or os.environ.get("RAY_ADDRESS")
     if not known:
-        raise ClusterError(
-            "no cluster to run on: give --emulate 2x8 for emulated cards on this machine, "
-            "--address HOST:6379 or RAY_ADDRESS on a machine of the cluster, "
-            "or send the grid there with `nightgrid submit`"
-        )
+        raise ClusterError(f"no cluster to run on: {WAYS}")
     resolved = resolve_address(known)
     join_cluster(resolved)
     try:
@@ -137,12 +139,22 @@ def emulate(nodes: Sequence[Node]) -> Iterator[EmulatedCluster]:
             for node in nodes:
                 cluster.add(node)
         except Exception as error:
-            raise ClusterError(f"cannot start an emulated Ray cluster: {error}") from error
+            raise ClusterError(f"cannot start a Ray cluster here: {error}") from error
         cluster.address = private.address
         stack.callback(_leave)
         with joining_on_loopback():
             join_cluster(cluster.address, _node_ip_address=LOOPBACK)
         yield cluster
+
+
+def local_address() -> str:
+    """The address of a Ray cluster that runs on this machine; empty where none answers."""
+    from ray._private.utils import read_ray_address
+
+    with contextlib.suppress(ClusterError, OSError):
+        if address := read_ray_address():
+            return resolve_address(address)
+    return ""
 
 
 def resolve_address(address: str) -> str:

@@ -14,10 +14,11 @@ from typing import Any
 
 from orchestrator.errors import SubmitError
 from orchestrator.on_ray.submission import JobInfo, JobServer
+from orchestrator.results.directory import is_address
 
 ANSWER_S = 120.0
 #: Ray's own lines of a job's log, before what the command prints.
-_RAYS = re.compile(r"^\d{4}-\d\d-\d\d [\d:,]+\tINFO ")
+_RAYS = re.compile(r"\d{4}-\d\d-\d\d [\d:,]+\tINFO |Running entrypoint for job ")
 
 
 def ask_there(
@@ -31,9 +32,16 @@ def ask_there(
     Raises:
         SubmitError: it failed; the message has what it printed.
     """
-    there = results or (job.results if job is not None else "")
+    there = directory_there(results, job)
     printed = server.ask([*arguments, *(["--results", there] if there else [])], timeout_s=ANSWER_S)
     return "\n".join(line for line in printed.splitlines() if not _RAYS.match(line))
+
+
+def directory_there(results: str | None, job: JobInfo | None) -> str:
+    """The directory of results on the head: the one that is named, else that of the job; empty
+    where runs go by default."""
+    there = results or (job.results if job is not None else "")
+    return "" if is_address(there) else there
 
 
 def ask_json(
@@ -50,4 +58,5 @@ def ask_json(
         if line.startswith(("{", "[")):
             with contextlib.suppress(ValueError):
                 return json.loads("\n".join(lines[first:]))
-    raise SubmitError(f"{server.address}: {' '.join(printed.split())[-500:] or 'no answer'}")
+    refusal = printed.partition(f"nightgrid {arguments[0]}: ")[2] or printed
+    raise SubmitError(f"{server.address}: {refusal.strip()[-500:] or 'no answer'}")

@@ -39,6 +39,12 @@ if TYPE_CHECKING:
 
 DEFAULT_PORT = 8265
 _TIMEOUT_S = 5.0
+#: Modules of Ray that tell of each package which they upload.
+_CHATTERERS = (
+    "ray.dashboard.modules.job.sdk",
+    "ray.dashboard.modules.dashboard_sdk",
+    "ray._private.runtime_env.packaging",
+)
 _HELPER_END_S = 10.0  # Ray kills a job 3 s after it was asked to end
 #: Time for a stopped job to end its workers and write its last rows (Ray's own: 3 s).
 _STOP_WAIT_S = 120
@@ -158,7 +164,8 @@ class JobServer:
             raise SubmitError(missing)
         from ray.job_submission import JobSubmissionClient
 
-        logging.getLogger("ray.dashboard.modules.job.sdk").setLevel(logging.WARNING)
+        for name in _CHATTERERS:
+            logging.getLogger(name).setLevel(logging.WARNING)
         try:
             self._client = JobSubmissionClient(self.address)
         except Exception as error:
@@ -202,18 +209,22 @@ class JobServer:
             )
         return False
 
-    def ask(self, arguments: Sequence[str], *, timeout_s: float) -> str:
-        """Run a command of this program as a Ray job on the head node; return what it prints.
+    def ask(
+        self, arguments: Sequence[str], *, timeout_s: float, module: str = "orchestrator"
+    ) -> str:
+        """Run a command, or another module, of this program as a Ray job on the head node; return
+        what it prints.
 
         Raises:
             SubmitError: the cluster refuses, or the command takes too long (it is stopped then).
         """
-        with self.helper("orchestrator", arguments) as name:
+        with self.helper(module, arguments) as name:
             deadline = time.monotonic() + timeout_s
             while not self.job(name).over:
                 if time.monotonic() > deadline:
+                    asked = " ".join((module, *arguments[:1]))
                     raise SubmitError(
-                        f"{self.address}: `{arguments[0]}` had not ended after {timeout_s:.0f} s"
+                        f"{self.address}: `{asked}` had not ended after {timeout_s:.0f} s"
                     )
                 time.sleep(0.5)
             return self.logs(name)

@@ -264,6 +264,14 @@ def _published(summary: Summary) -> Iterator[Record]:
             "unit": line.figure.unit,
         }
         | {f"speedup_over_{device}": line.speedups.get(device) for device in REFERENCES}
+        | {
+            "best_against_best": ", ".join(sorted(line.best_against_best)),
+            "steps": line.figure.steps,
+            "time": line.figure.time,
+            "software": line.figure.software,
+            "doubtful": line.figure.doubtful,
+            "note": line.figure.note,
+        }
         | {"source": line.figure.source}
         for one in summary.published
         for line in one.lines

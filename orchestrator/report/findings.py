@@ -243,7 +243,7 @@ def _published(summary: Summary) -> Finding:
             f"{one.task}, {one.model}, {units.plural(one.cards, 'card')}",
             f"{line.figure.device} {line.figure.precision} b={line.figure.batch_size}",
             f"{units.number(line.figure.value)} {one.unit}",
-            *(units.times(line.speedups.get(device)) for device in REFERENCES),
+            *(line.speedup(device) for device in REFERENCES),
         )
         for one in summary.published
         if one.measured

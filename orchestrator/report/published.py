@@ -2,9 +2,10 @@
 
 A row of ours stands beside a published figure when it is the same task, model, precision, batch
 size per card, number of cards and, where the figure names some, settings. The device may differ:
-that is the question. Rows of emulated cards never stand there. The speed-up columns are those of
-the published comparison: over Gaudi1 and over the A100, at the same batch size where the source
-has one, else at the one it gives.
+that is the question. Rows of emulated cards never stand there. The speed-ups are those of the
+published comparison: over Gaudi1 and over the A100, at the same precision and batch size where the
+source has such figures, else best against best, which is said. Nothing is compared with a figure
+that is doubtful.
 """
 
 from __future__ import annotations
@@ -12,18 +13,20 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 
 from orchestrator.domain.job import State
 from orchestrator.domain.measurement import Measurement
 from orchestrator.report.reference_data import Published, reference
 from orchestrator.report.roofline import sheet_of
-from orchestrator.report.units import number
+from orchestrator.report.units import number, seconds, times
+from workloads.data.records import ENDINGS
 
 #: Published task -> workloads of ours that do it.
 TASKS: dict[str, frozenset[str]] = {
-    "pretraining": frozenset({"pretraining", "masked-lm"}),
+    "pretraining": frozenset({"pretraining"}),
     "text-to-image": frozenset({"text-to-image"}),
-    "summarization-finetuning": frozenset({"summarization", "finetuning"}),
+    "summarization-finetuning": frozenset({"finetuning"}),
     "text-generation": frozenset({"text-generation"}),
     "causal-lm-finetuning": frozenset({"finetuning"}),
 }
@@ -39,11 +42,27 @@ class Line:
     figure: Published  # of ours: the figure it matched, with its own device and value
     row: Measurement | None
     speedups: dict[str, float]
+    #: Of these devices there is no figure at the same batch size: each did its best.
+    best_against_best: frozenset[str] = frozenset()
 
     @property
     def ours(self) -> bool:
         """Return whether this run measured it."""
         return self.row is not None
+
+    def speedup(self, device: str) -> str:
+        """The speed-up over a device as text."""
+        text = times(self.speedups.get(device))
+        return f"{text} best against best" if device in self.best_against_best else text
+
+    @property
+    def training(self) -> str:
+        """The steps that were trained and their time; of ours, the time they would take."""
+        figure = self.figure
+        if figure.steps is None or not self.ours:
+            return f"{figure.steps:,} in {figure.time}" if figure.steps else ""
+        samples = figure.steps * figure.batch_size * figure.cards
+        return f"{figure.steps:,} would take {seconds(samples / figure.value)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +77,17 @@ class Comparison:
     lower_is_better: bool
     lines: tuple[Line, ...]
     emulated: int  # rows of ours that would match if they had not been emulated
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Remarks of the sources on single figures."""
+        figures = [line.figure for line in self.lines]
+        told = {
+            f"{one.device}, batch {one.batch_size}, {one.precision}: {one.note}": None
+            for one in figures
+            if one.note
+        }
+        return tuple(told)
 
     @property
     def measured(self) -> bool:
@@ -80,12 +110,12 @@ def matches(row: Measurement, figure: Published) -> bool:
     """Return whether the row did what the figure is about, on whatever device."""
     return (
         row.workload in TASKS.get(figure.task, frozenset())
-        and same_model(row.model, figure.model)
-        and (not figure.dataset or _plain(row.dataset) == _plain(figure.dataset))
+        and any(same_model(row.model, name) for name in (figure.model, *figure.also))
+        and (not figure.dataset or _plain(_last_part(row.dataset)) == _plain(figure.dataset))
         and same_precision(row, figure.precision)
         and row.batch_size == figure.batch_size
         and row.cards == figure.cards
-        and all(_plain_value(row.parameters.get(name)) == value for name, value in figure.settings)
+        and all(_plain_value(row.parameters.get(name)) in same for name, same in figure.settings)
     )
 
 
@@ -116,8 +146,8 @@ def far_below(rows: Sequence[Measurement], published: Sequence[Published]) -> di
 
 
 def same_model(ours: str, theirs: str) -> bool:
-    """Return whether two names mean one model: the owner before the slash and the case do not
-    count."""
+    """Return whether two names mean one model: the owner or the directories before the last slash
+    do not count, nor does the case."""
     return _plain(ours.rstrip("/").rsplit("/", 1)[-1]) == _plain(theirs)
 
 
@@ -142,7 +172,7 @@ def _comparison(figures: Sequence[Published], rows: Sequence[Measurement]) -> Co
     emulated: set[str] = set()
     seen: set[str] = set()
     for figure in figures:
-        lines.append(Line(figure=figure, row=None, speedups=_speedups(figure, figures)))
+        lines.append(_line(figure, None, figures))
     for figure in figures:
         for row in rows:
             if row.state is not State.SUCCEEDED or row.job_id in seen or not matches(row, figure):
@@ -154,8 +184,7 @@ def _comparison(figures: Sequence[Published], rows: Sequence[Measurement]) -> Co
             if value is None:
                 continue
             seen.add(row.job_id)
-            mine = _as_published(row, figure, value)
-            lines.append(Line(figure=mine, row=row, speedups=_speedups(mine, figures)))
+            lines.append(_line(_as_published(row, figure, value), row, figures))
     return Comparison(
         task=first.task,
         model=first.model,
@@ -168,16 +197,25 @@ def _comparison(figures: Sequence[Published], rows: Sequence[Measurement]) -> Co
     )
 
 
-def _speedups(figure: Published, published: Sequence[Published]) -> dict[str, float]:
-    """Over each reference device: its figure at the same batch size, else the one there is."""
-    found = {}
+def _line(figure: Published, row: Measurement | None, published: Sequence[Published]) -> Line:
+    """A figure with its speed-up over each reference device: over its figure at the same precision
+    and batch size, else at the same batch size, else over its best."""
+    found, unlike = {}, set()
     for device in REFERENCES:
-        candidates = [f for f in published if f.device == device]
-        same_batch = [f for f in candidates if f.batch_size == figure.batch_size]
-        reference = next(iter(same_batch or candidates), None)
-        if reference is not None and reference is not figure:
-            found[device] = speedup(figure.metric, figure.value, reference.value)
-    return found
+        candidates = [f for f in published if f.device == device and not f.doubtful]
+        if not candidates or figure.doubtful or figure.device == device:
+            continue
+        reference = max(candidates, key=lambda other: _likeness(other, figure))
+        found[device] = speedup(figure.metric, figure.value, reference.value)
+        if reference.batch_size != figure.batch_size:
+            unlike.add(device)
+    return Line(figure=figure, row=row, speedups=found, best_against_best=frozenset(unlike))
+
+
+def _likeness(other: Published, figure: Published) -> tuple[bool, bool, float]:
+    """Order of the figures to compare with, the last of which is taken."""
+    fast = 1 / other.value if other.metric == "latency" else other.value
+    return other.batch_size == figure.batch_size, other.precision == figure.precision, fast
 
 
 def _value(row: Measurement, figure: Published) -> float | None:
@@ -202,6 +240,7 @@ def _as_published(row: Measurement, figure: Published, value: float) -> Publishe
         batch_size=figure.batch_size,
         precision=figure.precision,
         settings=figure.settings,
+        steps=figure.steps,
         metric=figure.metric,
         value=value,
         unit=figure.unit,
@@ -211,7 +250,15 @@ def _as_published(row: Measurement, figure: Published, value: float) -> Publishe
 
 
 def _plain_value(value: object) -> str:
+    if value is None:
+        return "null"
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _last_part(dataset: str) -> str:
+    """The last part of a path or a hub id, without the ending of a data file."""
+    path = PurePosixPath(dataset)
+    return path.stem if path.suffix in ENDINGS else path.name
 
 
 def _plain(name: str) -> str:

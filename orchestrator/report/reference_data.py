@@ -25,7 +25,8 @@ DIRECTORY = Path(__file__).resolve().parent / "assets"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Published:
     """One published figure. ``batch_size`` is per card; ``unit`` is samples/s, tokens/s or
-    s/image; ``settings`` are those of our workload by which it was measured, beside the others."""
+    s/image; ``settings`` are those of our workload by which it was measured, beside the others: of
+    each the values that mean the same."""
 
     task: str
     model: str
@@ -34,10 +35,15 @@ class Published:
     cards: int
     batch_size: int
     precision: str
-    settings: tuple[tuple[str, str], ...] = ()
+    settings: tuple[tuple[str, tuple[str, ...]], ...] = ()
     metric: str  # "throughput", or "latency", where less is better
     value: float
     unit: str
+    also: tuple[str, ...] = ()  # other names of the model
+    steps: int | None = None  # that were trained, and how long that took
+    time: str = ""
+    software: str = ""
+    doubtful: bool = False  # then nothing is compared with it; the note says why
     note: str
     source: str
 
@@ -92,7 +98,8 @@ def read_published(path: Path) -> tuple[Published, ...]:
     return tuple(
         Published(
             task=line["task"],
-            model=line["model"],
+            model=line["model"].split("|")[0],
+            also=tuple(line["model"].split("|")[1:]),
             dataset=line["dataset"],
             device=line["device"],
             cards=_whole(line["cards"]),
@@ -102,6 +109,10 @@ def read_published(path: Path) -> tuple[Published, ...]:
             metric=line["metric"],
             value=_positive(line["value"]),
             unit=line["unit"],
+            steps=_whole(line["steps"]) if line.get("steps") else None,
+            time=line.get("time") or "",
+            software=line.get("software") or "",
+            doubtful=line.get("doubtful") == "yes",
             note=line["note"],
             source=line["source"],
         )
@@ -164,12 +175,12 @@ def _lines(path: Path, columns: Iterable[str]) -> list[dict[str, str]]:
     return lines
 
 
-def _settings(text: str) -> tuple[tuple[str, str], ...]:
-    """Names and values, as in ``ignore_eos=true output_tokens=100``."""
+def _settings(text: str) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """Names and values, as in ``ignore_eos=true guidance=7.5|null``."""
     pairs = [pair.partition("=") for pair in text.split()]
     if any(not name or not value for name, _, value in pairs):
         raise ValueError(f"{text!r:.40} are not settings such as output_tokens=100")
-    return tuple((name, value) for name, _, value in pairs)
+    return tuple((name, tuple(value.split("|"))) for name, _, value in pairs)
 
 
 def _whole(text: str) -> int:

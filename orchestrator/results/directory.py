@@ -2,7 +2,9 @@
 
 ``./results`` suits a checkout. Inside a Ray job the working directory is a copy that Ray throws
 away with the job, so results go to the home directory of the node that drives the run, and the run
-says so. ``NIGHTGRID_RESULTS`` settles it for a machine or a job.
+says so. ``NIGHTGRID_RESULTS`` settles it for a machine or a job. It may be the address of an
+object store, to which a copy goes (``mirror.py``); the results themselves lie where they do
+without it.
 """
 
 from __future__ import annotations
@@ -14,6 +16,8 @@ from pathlib import Path
 VARIABLE = "NIGHTGRID_RESULTS"
 #: Ray sets this for the entrypoint of a job and for nothing else.
 _RAY_JOB_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR"
+#: How an address of results begins that is no directory.
+SCHEMES = ("s3://", "gs://", "gcs://")
 _RAY_WORKING_DIRS = "runtime_resources/working_dir_files"
 
 
@@ -22,11 +26,23 @@ def default_results_dir(
 ) -> Path:
     """The results directory for a process with this environment in this working directory."""
     environment = os.environ if environment is None else environment
-    if chosen := environment.get(VARIABLE):
+    chosen = environment.get(VARIABLE)
+    if chosen and not is_address(chosen):
         return Path(chosen).expanduser()
     if inside_ray_job(environment, directory):
         return Path.home() / "nightgrid-results"
     return Path("results")
+
+
+def is_address(text: str) -> bool:
+    """Return whether this names an object store, and no directory."""
+    return text.startswith(SCHEMES)
+
+
+def default_address() -> str:
+    """The address for a copy of results that the environment names; empty without one."""
+    chosen = os.environ.get(VARIABLE, "")
+    return chosen if is_address(chosen) else ""
 
 
 def inside_ray_job(

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator.domain.deadline import Deadline
 from orchestrator.domain.job import Accelerator, State
+from orchestrator.errors import ClusterError
 from orchestrator.runtime.options import RunOptions
 
 if TYPE_CHECKING:
@@ -22,24 +23,37 @@ if TYPE_CHECKING:
     from orchestrator.results.store import Store
     from orchestrator.runtime.session import Session
 
+#: The nodes to plan for, given the kinds of card that a grid names.
+NodesFor = Callable[[Sequence[Accelerator]], "list[Node]"]
+
 #: States of the jobs that --retry-failed runs again.
 _RETRIED = (State.FAILED, State.TIMED_OUT, State.OUT_OF_MEMORY, State.PRUNED)
 
 
 def plan_grid(source: Grid | str | os.PathLike[str], options: RunOptions) -> Plan:
-    """Plan a grid as ``run_grid`` would, on the nodes that are named or, without any, assumed.
+    """Plan a grid as ``run_grid`` would: on the nodes of the cluster at ``options.address``, else
+    on those of ``planned_nodes``.
 
     Raises:
         GridError: the grid is refused.
-        ClusterError: the nodes make no sense.
+        ClusterError: the nodes make no sense, or the cluster cannot be joined.
+        SubmitError: the cluster's dashboard does not answer.
         StoreError: earlier rows cannot be read.
     """
     from orchestrator.planning.planner import make_plan
 
-    grid = grid_of(source, options, assumed=True)
+    nodes_for: NodesFor = partial(planned_nodes, emulate=options.emulate)
+    if options.address:
+        from orchestrator.on_ray.cluster_nodes import nodes_at
+
+        if options.emulate:
+            raise ClusterError("--emulate cannot be combined with --address")
+        there = nodes_at(options.address)
+        nodes_for = lambda accelerators: there  # noqa: E731
+    grid = grid_of(source, options, nodes_for=nodes_for)
     return make_plan(
         grid,
-        planned_nodes(grid.accelerators(), options.emulate),
+        nodes_for(grid.accelerators()),
         earlier_rows(options.results, options.name or grid.name),
         retry_failed=options.retry_failed,
         force=options.force,
@@ -47,17 +61,22 @@ def plan_grid(source: Grid | str | os.PathLike[str], options: RunOptions) -> Pla
 
 
 def planned_nodes(accelerators: Sequence[Accelerator], emulate: str | None) -> list[Node]:
-    """The nodes to plan for when no cluster is at hand, given the kinds of card a grid names.
+    """The nodes to plan for when no cluster is at hand, given the kinds of card a grid names: the
+    emulated ones, else this machine's own cards, else a server of each kind, assumed.
 
     Raises:
         ClusterError: the specification is not understood.
     """
     from orchestrator.domain.topology import assumed_servers, parse_emulation
     from orchestrator.host.node_packages import with_own_packages
+    from orchestrator.runtime.own_cards import own_nodes
 
     if emulate is not None:
         return list(with_own_packages(parse_emulation(emulate, accelerators)))
-    return assumed_servers(accelerators)
+    real = [kind for kind in accelerators if not kind.spec.host]
+    own = list(with_own_packages(own_nodes(accelerators))) if real else []
+    there = {node.accelerator for node in own}
+    return own + assumed_servers([kind for kind in accelerators if kind not in there])
 
 
 def earlier_rows(results: Path, run: str) -> list[PastRow]:
@@ -72,12 +91,12 @@ def earlier_rows(results: Path, run: str) -> list[PastRow]:
 
 
 def grid_of(
-    source: Grid | str | os.PathLike[str], options: RunOptions, *, assumed: bool = False
+    source: Grid | str | os.PathLike[str], options: RunOptions, *, nodes_for: NodesFor | None = None
 ) -> Grid:
     """The grid of a file, or the one that is given.
 
-    With emulated cards known, or assumed servers (``assumed``), card counts are refused together
-    with all else in the file.
+    With emulated cards, or where the nodes are known (``nodes_for``), card counts are refused
+    together with all else in the file.
 
     Raises:
         GridError: it is refused.
@@ -87,8 +106,8 @@ def grid_of(
 
     if isinstance(source, Grid):
         return source
-    known = assumed or options.emulate
-    nodes_for = partial(planned_nodes, emulate=options.emulate) if known else None
+    if options.emulate:
+        nodes_for = partial(planned_nodes, emulate=options.emulate)
     return load_grid(Path(source), nodes_for=nodes_for, overrides=options.overrides)
 
 

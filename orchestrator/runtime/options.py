@@ -26,6 +26,7 @@ class RunOptions:
     """Options of a run: its cluster, its directory, and the jobs that are measured again."""
 
     results: Path = field(default_factory=default_results_dir)
+    results_address: str = ""  # of an object store, to which a copy goes
     name: str | None = None  # of the run; None: the grid's
     overrides: tuple[str, ...] = ()  # PATH=VALUE each, set in the grid's file
     emulate: str | None = None  # e.g. "2x8"; None: the Ray cluster, unless ``in_process``

@@ -32,6 +32,7 @@ from orchestrator.runtime.options import RunOptions, kept_options, seed_of, with
 if TYPE_CHECKING:
     from orchestrator.grid.model import Grid
     from orchestrator.planning.plan import Plan
+    from orchestrator.results.mirror import Mirror
     from orchestrator.results.store import Store
     from orchestrator.runtime.driver import DriveResult
     from orchestrator.runtime.session import Session
@@ -51,6 +52,7 @@ class RunOutcome:
     plan: Plan
     result: DriveResult
     states: Mapping[str, State]
+    mirror: Mirror | None = None  # of the results at an address
 
     @property
     def answered(self) -> bool:
@@ -101,15 +103,17 @@ def run_grid(
             deadline = _deadline(options, plan)
             _announce(session, plan, store, deadline, say)
             clear_up(store, say)
+            mirror = _mirror(options, store, say)
             store.write_file(paths.GRID, grid.text)
             seed = seed_of(store.path)
             store.write_file(
                 paths.OPTIONS, kept_options(options, seed, cards_by_kind(session.nodes))
             )
-            result = _drive(options, session, plan, store, deadline, seed, say)
+            with contextlib.closing(mirror) if mirror else contextlib.nullcontext():
+                result = _drive(options, session, plan, store, deadline, seed, say, mirror)
             forget_requests(store.path)
             states = final_states(plan, store.history()) if result.finished else {}
-    return RunOutcome(store=store, plan=plan, result=result, states=states)
+    return RunOutcome(store=store, plan=plan, result=result, states=states, mirror=mirror)
 
 
 def grid_to_resume(options: RunOptions) -> tuple[Path, str]:
@@ -168,6 +172,8 @@ def _session(options: RunOptions, grid: Grid) -> contextlib.AbstractContextManag
         return session.in_process_session(kinds, options.card_memory_bytes)
     if options.emulate is not None:
         return session.emulated_session(options.emulate, kinds, options.card_memory_bytes)
+    if not (options.address or os.environ.get("RAY_ADDRESS")):
+        return session.own_session(kinds)
     charge = options.charge
     place = QueueOptions(
         priority=options.priority,
@@ -212,6 +218,22 @@ def _announce(
     say(f"rows: {store.tables_path.resolve()}{passing}")
 
 
+def _mirror(options: RunOptions, store: Store, say: Say) -> Mirror | None:
+    """The copy of the results at an address, which follows the run from now on.
+
+    Raises:
+        StoreError: the address cannot be written, or another run has its name there.
+    """
+    from orchestrator.results.mirror import Mirror
+
+    if not options.results_address:
+        return None
+    mirror = Mirror(store.path, options.results_address, store.run_id, again=_again(options))
+    say(f"a copy of the rows goes to {mirror.address}")
+    mirror.start()
+    return mirror
+
+
 # ---------------------------------------------------------------- while
 
 
@@ -223,6 +245,7 @@ def _drive(
     deadline: Deadline | None,
     seed: int,
     say: Say,
+    mirror: Mirror | None = None,
 ) -> DriveResult:
     """Run the plan on the session's executor, which is started only if anything is to run."""
     from orchestrator.domain.events import RecordRow
@@ -305,7 +328,7 @@ def _drive(
             board=board,
             view=CleanView(view),
             publish=publish,
-            trouble=lambda: getattr(executor, "trouble", ""),
+            trouble=lambda: getattr(executor, "trouble", "") or (mirror.trouble if mirror else ""),
             waiting=lambda: getattr(executor, "waiting", ""),
             asked_to_stop=lambda: requested(store.path),
             write_status=lambda text: store.write_file(paths.STATUS, redact(text, os.environ)),

@@ -1,4 +1,5 @@
-"""Sources of a run's cards: this process, emulated nodes on this machine, or a Ray cluster.
+"""Sources of a run's cards: this process, emulated nodes or the real cards of this machine, or a
+Ray cluster.
 
 A session knows the nodes before anything is started where that is possible, so that a plan can be
 made and refused first; ``executor`` then starts what is needed and ends it with the block.
@@ -15,6 +16,7 @@ from pathlib import Path
 from orchestrator.domain.executor import Executor
 from orchestrator.domain.job import Accelerator, default_accelerator
 from orchestrator.domain.topology import Node, parse_emulation
+from orchestrator.errors import ClusterError
 from orchestrator.host.node_packages import with_own_packages
 from orchestrator.runtime.status import RunStatus
 from orchestrator.scheduling.run_queue import QueueOptions
@@ -78,6 +80,33 @@ def emulated_session(
 ) -> Iterator[Session]:
     """Emulated nodes on this machine; Ray starts only when an executor is asked for."""
     nodes = with_own_packages(with_memory(parse_emulation(spec, accelerators), card_memory_bytes))
+    yield _private_session(f"emulated cards on this machine ({spec})", nodes)
+
+
+@contextlib.contextmanager
+def own_session(accelerators: Sequence[Accelerator]) -> Iterator[Session]:
+    """The real cards of this machine, on a Ray of this process alone, which ends with it.
+
+    Raises:
+        ClusterError: it has none of these kinds, or a Ray cluster runs here, whose cards they are.
+    """
+    from orchestrator.on_ray.cluster import WAYS, local_address
+    from orchestrator.runtime.own_cards import no_cards_text, own_nodes
+
+    nodes = with_own_packages(own_nodes(accelerators))
+    if not nodes:
+        raise ClusterError(f"no cluster to run on: {no_cards_text(accelerators)}; {WAYS}")
+    if there := local_address():
+        raise ClusterError(
+            f"a Ray cluster runs on this machine, at {there}, and may have its cards: run there "
+            f"with --address {there}, or end it with `ray stop`"
+        )
+    cards = sum(len(node.card_indices) for node in nodes)
+    yield _private_session(f"this machine's own {'card' if cards == 1 else 'cards'}", nodes)
+
+
+def _private_session(description: str, nodes: tuple[Node, ...]) -> Session:
+    """Nodes of this machine, on a Ray that starts with the executor and ends with it."""
 
     @contextlib.contextmanager
     def executor(run: str, log_dir: Path) -> Iterator[Executor]:
@@ -90,12 +119,7 @@ def emulated_session(
         ):
             yield opened
 
-    yield Session(
-        description=f"emulated cards on this machine ({spec})",
-        nodes=nodes,
-        executor=executor,
-        publish=_publisher(),
-    )
+    return Session(description=description, nodes=nodes, executor=executor, publish=_publisher())
 
 
 @contextlib.contextmanager

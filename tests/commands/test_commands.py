@@ -28,6 +28,7 @@ from orchestrator.on_ray.submission import JobInfo, Submission
 from orchestrator.results.store import Store
 from orchestrator.runtime.status import RunStatus
 from orchestrator.scheduling.simulate import SimulationResult
+from orchestrator.watching.run_list import RunEntry
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -40,7 +41,12 @@ WITHOUT_JSON = {
 
 
 #: Commands whose JSON needs a cluster to ask, and where it is tried.
-TRIED_ELSEWHERE = {"doctor": "tests/ray", "verify": "tests/commands/test_verify_command.py"}
+TRIED_ELSEWHERE = {
+    "doctor": "tests/ray",
+    "verify": "tests/commands/test_verify_command.py",
+    "stop": "tests/commands/test_runs_here_and_there.py",
+    "fetch": "tests/ray",
+}
 
 
 def has(*names: str) -> Callable[[Any], None]:
@@ -75,6 +81,7 @@ JSON: dict[str, tuple[list[str], Callable[[Any], None]]] = {
         has("submission_id", "sent", "address", "run", "entrypoint"),
     ),
     "status": (["one"], has("run", "rows", "final_rows", "age_s", "status")),
+    "runs": ([], lambda printed: has(*names_of(RunEntry))(printed[0])),
     "report": (["one"], rows_have_the_fields_of_the_record),
     "compare": (["one", "two"], has("before", "after", "changes", "refused")),
     "query": (["select * from jobs"], lambda printed: has("job_id", "throughput")(printed[0])),

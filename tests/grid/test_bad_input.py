@@ -98,9 +98,9 @@ BAD: list[tuple[str, str | bytes, int | None, int | None, str, str]] = [
     ("a card's model", ONE + "    accelerator: H100\n", 5, 18, '"H100"', "mean GPU?"),
     (
         "a block in defaults",
-        "name: g\ndefaults:\n  measure: {warmup: 1}\nexperiments:\n  - {name: e}\n",
-        3,
-        3,
+        ONE.replace("model: tiny-chatglm3}", "model: tiny-chatglm3, measure: {warmup: 1}}"),
+        2,
+        61,
         "`measure:` stands at the top",
         "",
     ),

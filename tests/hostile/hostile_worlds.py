@@ -323,7 +323,7 @@ def _readers() -> list[str]:
     return [
         n
         for n in commands()
-        if reads_results(n) and n not in ("watch", "doctor", "run", "submit", "verify")
+        if reads_results(n) and n not in ("watch", "doctor", "submit", "verify", *WRITING)
     ]
 
 

@@ -20,12 +20,15 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 from patience import patience, until
 
 from orchestrator.domain.job import State
+from orchestrator.results import paths
+from orchestrator.results.parcels import digests
 from orchestrator.results.store import Store
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
@@ -236,16 +239,13 @@ def test_a_submitted_grid_is_found_again_and_followed(head: Head, tmp_path: Path
         assert {name.split("/")[0] for name in package} <= {
             *("orchestrator", "workloads", "results", "grid.yaml", "own")
         }
-    once = head.nightgrid("logs", "night-1", "--address", head.url)
-    assert once.stdout == followed.stdout
 
-    status = head.nightgrid("status", "night-1", "--address", head.url)
-    assert status.returncode == 0 and "night-1  SUCCEEDED" in status.stdout
-    assert "exit code 0" in status.stdout
-    listed = head.nightgrid("status", "--address", head.url)
-    assert "night-1  SUCCEEDED" in listed.stdout
-    run = head.nightgrid("status", "--results", str(results))
-    assert run.returncode == 0 and run.stdout.startswith("submitted: "), run.stderr
+    status = head.nightgrid("status", "submitted", "--address", head.url)
+    assert status.returncode == 0 and "night-1  SUCCEEDED  run submitted" in status.stdout
+    assert "exit code 0" in status.stdout and "submitted: 4/4 jobs" in status.stdout
+    fetched = head.nightgrid("fetch", "night-1", "--address", head.url, cwd=tmp_path / "own")
+    assert fetched.returncode == 0 and not fetched.stderr, fetched.stderr
+    assert digests(tmp_path / "own" / "results" / "submitted") == digests(results / "submitted")
 
     rows = Store.open(results, "submitted").measurements()
     states = sorted(str(row.state) for row in rows)
@@ -393,6 +393,60 @@ def test_a_client_without_the_token_is_refused(head: Head, tmp_path: Path) -> No
     assert not (tmp_path / "results").exists()
     output, _ = rays_own.communicate(timeout=patience(90))
     assert rays_own.returncode != 0 and "AuthenticationError" in output, output
+
+
+@pytest.mark.skipif(
+    "NIGHTGRID_REHEARSAL" not in os.environ,
+    reason="a minute, four drivers; `make rehearsal-night` runs it",
+)
+def test_runs_of_a_busy_cluster_wait_for_each_other(head: Head, tmp_path: Path) -> None:
+    """Three grids are sent, and an urgent one after them. One run at a time has the cards, in
+    order of priority and arrival; those that wait say for whom. One that waits and is killed leaves
+    the queue, one that is asked to stops, and what they measured is fetched."""
+    results, there = tmp_path / "results", ("--address", head.url)
+    for name, sizes in (("long", LONG), ("killed", "[1]"), ("last", "[1]"), ("urgent", "[1]")):
+        text = GRID.replace("submitted", name).replace("[fp32, fp8]", "fp32")
+        (tmp_path / f"{name}.yaml").write_text(text.replace("[1, 2]", sizes))
+
+    def status_of(run: str) -> dict[str, Any]:
+        with contextlib.suppress(OSError, ValueError):
+            told: dict[str, Any] = json.loads((results / run / "status.json").read_bytes())
+            return told
+        return {}
+
+    def submit(*names: str) -> None:
+        grids = [f"{name}.yaml" for name in names]
+        priority = ("--priority", "5") if "urgent" in names else ()
+        sent = head.nightgrid(
+            "submit", *grids, *there, "--results", str(results), *priority, cwd=tmp_path
+        )
+        assert sent.returncode == 0, sent.stderr
+
+    submit("long", "killed", "last")
+    assert until(lambda: status_of("long").get("cards"), 90)
+    submit("urgent")
+    assert until(lambda: all(status_of(n).get("waiting") for n in ("killed", "last", "urgent")), 90)
+    assert status_of("last")["waiting"].startswith("long (on ")
+    listed = head.nightgrid("runs", *there, "--results", str(results), "--json", cwd=tmp_path)
+    states = {each["run"]: each["state"] for each in json.loads(listed.stdout)}
+    assert states == dict.fromkeys(states, "WAITING") | {"long": "RUNNING"} and len(states) == 4
+
+    os.kill(int(json.loads((results / "killed" / "driver.lock").read_bytes())["pid"]), 9)
+    stopped = head.nightgrid("stop", "long", *there, cwd=tmp_path)
+    assert stopped.returncode == 0 and "what runs may end" in stopped.stdout, stopped.stderr
+    assert until(lambda: all(status_of(run).get("finished") for run in ("urgent", "last")), 150)
+    rows = {run: Store.open(results, run).measurements() for run in ("long", "urgent", "last")}
+    assert [row.state for row in rows["urgent"] + rows["last"]] == [State.SUCCEEDED] * 2
+    ends = {run: max(row.recorded_at or 0.0 for row in found) for run, found in rows.items()}
+    assert ends["long"] < ends["urgent"] < ends["last"]
+    left = [row for row in rows["long"] if row.final]
+    assert len(left) == JOBS and State.NOT_STARTED in {row.state for row in left}
+    assert "asked to stop by" in status_of("long")["stopping"]
+    assert not Store.open(results, "killed").measurements()
+    fetched = head.nightgrid("fetch", "long", *there, "--results", "got", cwd=tmp_path)
+    assert fetched.returncode == 0, fetched.stderr
+    assert digests(tmp_path / "got" / "long") == digests(results / "long")
+    assert paths.REPORT in digests(results / "long")
 
 
 @pytest.mark.skipif(

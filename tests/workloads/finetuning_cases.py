@@ -19,6 +19,17 @@ PRETRAINING: dict[str, Any] = {
     "max_length": 64,
     "learning_rate": 1e-2,
 }
+#: A job that fine-tunes a model with encoder and decoder, in place of the usual one.
+SUMMARIES: dict[str, Any] = {
+    "model": "tiny-t5",
+    "dataset": "cnn-dailymail-synthetic",
+    "max_length": 512,
+    "source_prefix": "summarize: ",
+    "max_source_length": 48,
+    "max_target_length": 24,
+    "method": "full",
+    "learning_rate": 4e-2,
+}
 _TRAINED: dict[str, Result] = {}
 FIELDS = ("workload", "model", "dataset", "precision", "batch_size", "measure", "probe")
 

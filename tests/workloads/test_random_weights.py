@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from workloads.engines import ENGINES
 from workloads.errors import DataMissing
 from workloads.models import random_weights
 from workloads.models.catalog import checkpoint_kind, find_model
@@ -111,7 +112,7 @@ def test_what_is_no_architecture_is_refused() -> None:
     assert checkpoint_kind("random:chatglm9") is None
 
 
-def asked(model: str, **parameters: object) -> Asked:
+def asked(model: str, engine: str = "transformers", **parameters: object) -> Asked:
     return Asked(
         model=model,
         dataset="english-prompts",
@@ -120,8 +121,22 @@ def asked(model: str, **parameters: object) -> Asked:
         batch_size=1,
         cards=1,
         parameters={"input_tokens": None, "output_tokens": 32, **parameters},
-        engine="transformers",
+        engine=engine,
     )
+
+
+@pytest.mark.parametrize("engine", [spec.name for spec in ENGINES.known() if spec.own_loader])
+def test_an_engine_that_reads_files_is_unsupported(engine: str) -> None:
+    """It would look for weights that nobody has written."""
+    [refusal] = text_refusals(asked("random:chatglm3-6b", engine, input_tokens=64))
+    assert refusal.unsupported and f"the engine {engine} reads weights" in refusal.reason
+
+
+def test_the_graph_engine_runs_them(shape: Path) -> None:
+    """It names configuration and device itself."""
+    source = open_model(f"random:{shape}")
+    model = load_causal_model(source, config=load_config(source), device_map={"": "cpu"})
+    assert model.device.type == "cpu"
 
 
 def test_the_plan_knows_that_there_is_no_tokenizer_and_no_room(shape: Path) -> None:

@@ -194,7 +194,10 @@ SPEC = DeviceSpec(
     no_cards_remedy="is the driver loaded (`hl-smi` on the server, outside of the container), and "
     "was the container started with --runtime=habana and HABANA_VISIBLE_DEVICES=all?",
     examine=gaudi_server.examine,
-    data_sheets=tuple((each.pattern, each.name) for each in PRODUCTS),
+    data_sheets=(
+        (r"(Intel )?(Habana )?(HL-205\w*|Gaudi( ?1)?)", "Gaudi1"),
+        *((each.pattern, each.name) for each in PRODUCTS),
+    ),
 )
 
 

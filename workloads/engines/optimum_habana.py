@@ -48,8 +48,22 @@ def _refuse_generation(asked: Asked) -> Iterator[Refusal]:
         )
 
 
+#: Values of techniques that the library's trainers have beside the defaults: every batch is padded
+#: to one length and clipped whatever a grid says.
+_TRAINERS_OWN: dict[str, tuple[object, ...]] = {
+    "gradient_checkpointing": (True,),
+    "padding": ("fixed",),
+    "strategy": ("ddp",),
+    "autocast": ("bf16",),
+    "learning_rate_schedule": ("linear",),
+}
+#: Settings of techniques that it takes whatever their value.
+_TRAINERS_TAKE = ("schedule_steps", "max_gradient_norm")
+
+
 def _refuse_training(asked: Asked) -> Iterator[Refusal]:
-    """The library's own trainer runs LoRA on one card, as it is; Nightgrid's loop does all else."""
+    """The library's own trainers run LoRA and full training as they are, on several cards by DDP;
+    Nightgrid's loop does all else."""
     from workloads.engines import default_engine
     from workloads.finetuning_method import method_of
     from workloads.finetuning_rules import refuse
@@ -63,15 +77,15 @@ def _refuse_training(asked: Asked) -> Iterator[Refusal]:
         return Refusal(setting=setting, reason=reason, hint=hint, unsupported=True)
 
     method = method_of(asked.parameters)
-    if method.method != "lora":
-        yield refusal("method", f"LoRA, not {method.method}")
-    if asked.cards > 1:
-        yield refusal("cards", "on one card")
+    if method.method not in ("lora", "full"):
+        yield refusal("method", f"LoRA and all weights, not {method.method}")
     if method.held_out:
         yield refusal("held_out", "without a loss on examples that are held out")
     for kind in all_techniques():
         for name, field in kind.model_fields.items():
-            if asked.parameters.get(name, field.default) != field.default:
+            value = asked.parameters.get(name, field.default)
+            taken = (field.default, *_TRAINERS_OWN.get(name, ()))
+            if name not in _TRAINERS_TAKE and value not in taken:
                 yield refusal(
                     name, f"with its own settings, without {name} {asked.parameters[name]}"
                 )
@@ -134,14 +148,15 @@ SPEC = EngineSpec(
     abilities={
         "generate": Ability(
             function="workloads.engines.gaudi.generation:load",
-            tasks=("causal-lm",),
+            tasks=("causal-lm", "seq2seq-lm"),
             refuse=_refuse_generation,
             settings=GaudiSettings,
         ),
         "train": Ability(
             function="workloads.engines.gaudi.training:run",
-            tasks=("causal-lm",),
+            tasks=("causal-lm", "masked-lm", "seq2seq-lm"),
             refuse=_refuse_training,
+            settings=GaudiSettings,
         ),
         "calibrate": Ability(function="workloads.engines.gaudi.calibration:run"),
         "images": Ability(

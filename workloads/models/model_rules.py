@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from workloads.engines import ENGINES
 from workloads.errors import WorkloadError
 from workloads.models.catalog import find_model
 from workloads.models.checkpoint_files import has_tokenizer, read_config
@@ -45,6 +46,14 @@ def text_refusals(asked: Asked) -> Iterator[Refusal]:
                 hint="set input_tokens, 512 for instance; or name random:DIRECTORY of one that "
                 "has the model's tokenizer beside its config.json",
             )
+    engine = ENGINES.get(asked.engine)
+    if entry.kind == "random" and engine is not None and engine.own_loader:
+        yield Refusal(
+            setting="model",
+            reason=f"the engine {engine.name} reads weights from files, and {asked.model} has none",
+            hint="leave out `engine:`, or name a checkpoint",
+            unsupported=True,
+        )
     positions = config.get("max_position_embeddings") or config.get("seq_length")
     wanted = (parameters.get("input_tokens") or 0) + (parameters.get("output_tokens") or 0)
     if isinstance(positions, int) and wanted > positions and not entry.checkpoint.encoder_decoder:

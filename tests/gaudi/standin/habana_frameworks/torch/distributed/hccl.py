@@ -26,7 +26,7 @@ def check_modules(world_size: int) -> None:
     """Refuse a communicator of more ranks than a server's modules are shown to its processes."""
     shown = os.environ.get("HABANA_VISIBLE_MODULES", "0,1,2,3,4,5,6,7").split(",")
     own = os.environ.get("HLS_MODULE_ID", "0")
-    if min(world_size, 8) != len(shown) or own not in shown:
+    if min(world_size, 8) > len(shown) or own not in shown:  # a library makes groups of few, too
         raise RuntimeError(
             f"Comm Init Rank Error: {world_size} ranks, HABANA_VISIBLE_MODULES={','.join(shown)}, "
             f"HLS_MODULE_ID={own}"

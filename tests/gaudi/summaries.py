@@ -1,0 +1,121 @@
+"""T5 by optimum-habana in one process under the stand-in, and as a gang of two forked from it.
+
+Prints what each job measured as JSON: T5 trained whole, with and without gradient checkpointing, by
+LoRA, on two cards; and articles summed up by the library's classes and by stock transformers'.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import socket
+import sys
+from dataclasses import replace
+from typing import Any
+
+from finetuning_cases import parameters
+from generation_cases import Worker, request
+
+from workloads import finetuning, text_generation
+from workloads.api import MeasureSettings, Request, Result
+from workloads.collective import Rendezvous, joined
+from workloads.devices import device_for
+from workloads.engines.gaudi import library
+
+DATA = "cnn-dailymail-synthetic"
+SIZES = {"source_prefix": "summarize: ", "max_source_length": 48}
+CHECKPOINTED = {"gradient_checkpointing": True}
+
+
+def training(batch_size: int, **given: Any) -> Request:
+    """A job of three steps after three of warm-up."""
+    asked = {"max_length": 512, "method": "full", "learning_rate": 1e-3, "max_target_length": 24}
+    job = request(DATA, model="tiny-t5", engine="optimum-habana", precision="fp32")
+    return replace(
+        job,
+        workload="finetuning",
+        batch_size=batch_size,
+        parameters=parameters(steps=3, samples=16, **SIZES, **(asked | given)),
+        measure=MeasureSettings(warmup=1, time_limit_s=600),
+        settings={},
+    )
+
+
+def summing_up(**given: Any) -> Request:
+    """A job that writes 12 tokens for each of three articles, two at a time."""
+    fields = {"model": "tiny-t5", "precision": "fp32", "prompts": 3, "output_tokens": 12}
+    return request(DATA, **(fields | {"ignore_eos": True} | SIZES | given))
+
+
+def told(result: Result) -> dict[str, Any]:
+    return {
+        "losses": [sample.loss for sample in result.samples],
+        "items": [sample.items for sample in result.samples],
+        "read": [sample.input_tokens for sample in result.samples],
+        "computed": [sample.computed_tokens for sample in result.samples],
+        "warmup": [sample.warmup for sample in result.samples],
+        "encoder_s": [sample.encoder_s for sample in result.samples],
+        "wall_s": [sample.wall_s for sample in result.samples],
+        "texts": [[item.index, item.output_tokens, item.output_text] for item in result.items],
+        "metrics": dict(result.metrics),
+        "details": dict(result.details),
+    }
+
+
+def stock(channel: Any) -> None:
+    """The same articles summed up by transformers' own classes, before the library patches them."""
+    channel.send(told(text_generation.run(summing_up(attention="eager"), Worker().context())))
+
+
+def rank(number: int, port: int, channel: Any) -> None:
+    """One of two cards that train together, with gradient checkpointing."""
+    meet = Rendezvous(address="127.0.0.1", port=port, timeout_s=240)
+    device = device_for("hpu")
+    with joined(rendezvous=meet, rank=number, world_size=2, device=device) as collective:
+        context = Worker().context(rank=number, world_size=2, collective=collective)
+        result = finetuning.run(training(2, **CHECKPOINTED), replace(context, device=device))
+    channel.send(told(result))
+
+
+def forked(function: Any, *arguments: Any) -> Any:
+    """A channel on which a process forked from this one sends what it measured."""
+    fork = multiprocessing.get_context("fork")
+    mine, theirs = fork.Pipe()
+    fork.Process(target=function, args=(*arguments, theirs), daemon=True).start()
+    theirs.close()
+    return mine
+
+
+def gang() -> list[dict[str, Any]]:
+    """What each of two ranks measured."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    channels = [forked(rank, number, port) for number in range(2)]
+    return [channel.recv() for channel in channels]
+
+
+def main() -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    done: dict[str, Any] = {"stock": forked(stock).recv()}
+    device = device_for("hpu")
+    library.prepare(device)
+    done["gang"] = gang()  # forked before this process has threads
+
+    def run(workload: Any, job: Request) -> dict[str, Any]:
+        return told(workload(job, replace(Worker().context(), device=device)))
+
+    done["full"] = run(finetuning.run, training(4))
+    done["checkpointed"] = run(finetuning.run, training(4, **CHECKPOINTED))
+    done["lora"] = run(finetuning.run, training(4, method="lora", learning_rate=1e-2))
+    bf16 = {"precision": "bf16"}
+    done["written"] = run(text_generation.run, summing_up(engine="optimum-habana"))
+    done["written in bf16"] = run(text_generation.run, summing_up(engine="optimum-habana", **bf16))
+    print("ROWS", json.dumps(done))
+
+
+if __name__ == "__main__":
+    main()
+    sys.stdout.flush()
