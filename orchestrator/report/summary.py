@@ -156,6 +156,11 @@ class Summary:
         """Label of a row's choices, which no other row of the same work has."""
         return self.labels[row.job_id].choices or f"{row.precision} {batch_word(row)}"
 
+    def names(self, row: Measurement) -> tuple[str, ...]:
+        """Names of a row's job, the longest first: its label, and its choices alone."""
+        known = row.job_id in self.labels
+        return (self.label(row), self.chosen(row)) if known else (self.label(row),)
+
     @property
     def unsettled(self) -> int:
         """Jobs that ended without an answer: failed, timed out, lost or not started."""
