@@ -118,3 +118,13 @@ def cpu_ratio(
         return None
     pairs = zip(ours, theirs, strict=True)
     return median((a["work"] / a["cpu_s"]) / (b["work"] / b["cpu_s"]) for a, b in pairs)
+
+
+def distances(
+    mine: Sequence[Mapping[str, Any]], others: Sequence[Mapping[str, Any]]
+) -> tuple[float, ...]:
+    """The greatest distance of any step's loss, turn by turn."""
+    return tuple(
+        max(abs(a - b) for a, b in zip(one["losses"], other["losses"], strict=True))
+        for one, other in zip(mine, others, strict=True)
+    )

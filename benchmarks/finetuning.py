@@ -13,10 +13,10 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from benchmarks.figures import Goal, Line, cpu_ratio, rates
+from benchmarks.figures import Goal, Line, cpu_ratio, distances, rates
 from benchmarks.setting import Setting
 
 TITLE = "LoRA on 100 samples of mixed length"
@@ -67,8 +67,8 @@ def run(setting: Setting) -> tuple[list[Line], dict[str, Any]]:
                 f"nightgrid, {name}",
                 sys.executable,
                 "finetune_nightgrid.py",
-                *(MODEL, count, MAX_LENGTH, BATCH),
-                json.dumps(ADAPTER | asked),
+                *(MODEL, "advertisegen-synthetic", count, BATCH),
+                json.dumps(ADAPTER | {"max_length": MAX_LENGTH} | asked),
             )
             for name, asked in list(OURS.items())[: 1 if setting.smoke else None]
         ]
@@ -80,7 +80,7 @@ def run(setting: Setting) -> tuple[list[Line], dict[str, Any]]:
         "tokens": sum(len(sample.ids) for sample in samples),
         "longest sample": max(len(sample.ids) for sample in samples),
         _FAR: {
-            name: max(_distances(found, turns[_DYNAMIC]))
+            name: max(distances(found, turns[_DYNAMIC]))
             for name, found in turns.items()
             if name not in (_DYNAMIC, "nightgrid, uniform-length")
         },
@@ -111,18 +111,8 @@ def _lines(turns: Mapping[str, list[dict[str, Any]]]) -> list[Line]:
         what=f"{_FAR}, {next(iter(OURS))}",
         against="",
         unit="",
-        ours=_distances(ours, turns[_DYNAMIC]),
+        ours=distances(ours, turns[_DYNAMIC]),
         goal=Goal(kind="at most", value=1e-3),
         note=f"losses from {ours[0]['losses'][0]:.4f} to {ours[0]['losses'][-1]:.4f}",
     )
     return [*lines, far]
-
-
-def _distances(
-    mine: Sequence[Mapping[str, Any]], others: Sequence[Mapping[str, Any]]
-) -> tuple[float, ...]:
-    """The greatest distance of any step's loss, turn by turn."""
-    return tuple(
-        max(abs(a - b) for a, b in zip(one["losses"], other["losses"], strict=True))
-        for one, other in zip(mine, others, strict=True)
-    )

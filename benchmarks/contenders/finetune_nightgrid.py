@@ -1,4 +1,4 @@
-"""Nightgrid's fine-tuning workload: MODEL SAMPLES MAX_LENGTH BATCH_SIZE PARAMETERS.json."""
+"""Nightgrid's fine-tuning workload: MODEL DATASET SAMPLES BATCH_SIZE PARAMETERS.json."""
 
 from __future__ import annotations
 
@@ -13,17 +13,16 @@ from benchmarks.contenders.alone import Alone, request
 
 
 def main() -> None:
-    model, samples, max_length, batch_size, parameters = sys.argv[1:6]
+    model, dataset, samples, batch_size, parameters = sys.argv[1:6]
     asked = request(
         "finetuning",
         model=model,
-        dataset="advertisegen-synthetic",
+        dataset=dataset,
         batch_size=int(batch_size),
         parameters={
             "method": "lora",
             "steps": int(samples) // int(batch_size),
             "samples": int(samples),
-            "max_length": int(max_length),
             **json.loads(parameters),
         },
     )

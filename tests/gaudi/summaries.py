@@ -16,7 +16,7 @@ from typing import Any
 from finetuning_cases import parameters
 from generation_cases import Worker, request
 
-from workloads import finetuning
+from workloads import finetuning, text_generation
 from workloads.api import MeasureSettings, Request, Result
 from workloads.collective import Rendezvous, joined
 from workloads.devices import device_for
@@ -62,6 +62,11 @@ def told(result: Result) -> dict[str, Any]:
     }
 
 
+def stock(channel: Any) -> None:
+    """The same articles summed up by transformers' own classes, before the library patches them."""
+    channel.send(told(text_generation.run(summing_up(attention="eager"), Worker().context())))
+
+
 def rank(number: int, port: int, channel: Any) -> None:
     """One of two cards that train together, with gradient checkpointing."""
     meet = Rendezvous(address="127.0.0.1", port=port, timeout_s=240)
@@ -72,18 +77,21 @@ def rank(number: int, port: int, channel: Any) -> None:
     channel.send(told(result))
 
 
+def forked(function: Any, *arguments: Any) -> Any:
+    """A channel on which a process forked from this one sends what it measured."""
+    fork = multiprocessing.get_context("fork")
+    mine, theirs = fork.Pipe()
+    fork.Process(target=function, args=(*arguments, theirs), daemon=True).start()
+    theirs.close()
+    return mine
+
+
 def gang() -> list[dict[str, Any]]:
     """What each of two ranks measured."""
-    fork = multiprocessing.get_context("fork")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    channels = []
-    for number in range(2):
-        mine, theirs = fork.Pipe()
-        fork.Process(target=rank, args=(number, port, theirs), daemon=True).start()
-        theirs.close()
-        channels.append(mine)
+    channels = [forked(rank, number, port) for number in range(2)]
     return [channel.recv() for channel in channels]
 
 
@@ -91,9 +99,10 @@ def main() -> None:
     import torch
 
     torch.set_num_threads(1)
+    done: dict[str, Any] = {"stock": forked(stock).recv()}
     device = device_for("hpu")
     library.prepare(device)
-    done: dict[str, Any] = {"gang": gang()}  # forked before this process has threads
+    done["gang"] = gang()  # forked before this process has threads
 
     def run(workload: Any, job: Request) -> dict[str, Any]:
         return told(workload(job, replace(Worker().context(), device=device)))
@@ -101,6 +110,9 @@ def main() -> None:
     done["full"] = run(finetuning.run, training(4))
     done["checkpointed"] = run(finetuning.run, training(4, **CHECKPOINTED))
     done["lora"] = run(finetuning.run, training(4, method="lora", learning_rate=1e-2))
+    bf16 = {"precision": "bf16"}
+    done["written"] = run(text_generation.run, summing_up(engine="optimum-habana"))
+    done["written in bf16"] = run(text_generation.run, summing_up(engine="optimum-habana", **bf16))
     print("ROWS", json.dumps(done))
 
 

@@ -132,7 +132,7 @@ def test_the_jobs_of_an_experiment_share_an_engine_where_one_can_run_them_all() 
     tuning = "workload: finetuning\nprecision: bf16\n"
     plain = make_plan(one(f"{tuning}method: lora"), gaudi(IMAGE), [])
     assert {item.job.engine for item in plain.jobs} == {"optimum-habana"}
-    varied = one(f"{tuning}method: lora\naxes: {{gradient_checkpointing: [false, true]}}")
+    varied = one(f"{tuning}method: lora\nbatch_size: 2\naxes: {{gradient_accumulation: [1, 2]}}")
     assert {item.job.engine for item in make_plan(varied, gaudi(IMAGE), []).jobs} == {
         "transformers"
     }

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from finetuning_cases import PRETRAINING, losses, trained
+from finetuning_cases import PRETRAINING, SUMMARIES, losses, trained
 from generation_cases import PROMPTS, Worker, write_dataset
 from patience import patience
 
@@ -64,6 +64,7 @@ ON_TWO: dict[str, dict[str, Any]] = {
     "tensor": FULL | {"batch_size": 4, "strategy": "tensor-parallel"},
     "tensor, lora": LORA | {"batch_size": 4, "strategy": "tensor-parallel"},
     "masked words": PRETRAINING | {"batch_size": 2},
+    "pairs": SUMMARIES | {"batch_size": 2},
 }
 ON_TWO_BY_DEEPSPEED: dict[str, dict[str, Any]] = {
     name: FULL | {"batch_size": 2} | settings for name, settings in ZERO.items()
@@ -71,6 +72,11 @@ ON_TWO_BY_DEEPSPEED: dict[str, dict[str, Any]] = {
     "zero3, lora": LORA | {"batch_size": 2, "strategy": "zero3", "save_adapter": "from-zero3"},
     "masked words, zero1": PRETRAINING | {"batch_size": 2, "strategy": "zero1"},
     "masked words, zero3": PRETRAINING | {"batch_size": 2, "strategy": "zero3"},
+    "pairs, zero0": SUMMARIES | {"batch_size": 2, "strategy": "zero0"},
+    "pairs, zero1": SUMMARIES | {"batch_size": 2, "strategy": "zero1"},
+    "pairs, zero2": SUMMARIES | {"batch_size": 2, "strategy": "zero2"},
+    "pairs, zero3": SUMMARIES
+    | {"batch_size": 2, "strategy": "zero3", "gradient_checkpointing": True},
 }
 ON_FOUR: dict[str, dict[str, Any]] = {
     "ddp": FULL | {"batch_size": 1},
@@ -124,6 +130,7 @@ def alone() -> dict[str, list[float]]:
         "full": losses(trained(**FULL, batch_size=GLOBAL_BATCH)),
         "lora": losses(trained(**LORA, batch_size=GLOBAL_BATCH)),
         "masked words": losses(trained(**PRETRAINING, batch_size=GLOBAL_BATCH)),
+        "pairs": losses(trained(**SUMMARIES, batch_size=GLOBAL_BATCH)),
     }
 
 
@@ -158,8 +165,11 @@ def check(
     name: str, case: dict[str, Any], ranks: list[dict[str, Any]], alone: dict[str, list[float]]
 ) -> None:
     """The mean loss of the ranks is one card's at every step; the gang counts each sample once."""
-    of_method = "full" if case.get("method") == "full" else "lora"
-    expected = alone["masked words" if "workload" in case else of_method]
+    name_alone = "full" if case.get("method") == "full" else "lora"
+    for other, settings in (("masked words", PRETRAINING), ("pairs", SUMMARIES)):
+        if case.get("model") == settings["model"]:
+            name_alone = other
+    expected = alone[name_alone]
     by_step = zip(*(rank[name]["losses"] for rank in ranks), strict=True)
     assert [sum(step) / len(ranks) for step in by_step] == pytest.approx(expected, abs=2e-5)
     assert expected[-1] < 0.95 * expected[0]  # else any curve would do

@@ -148,7 +148,7 @@ SPEC = EngineSpec(
     abilities={
         "generate": Ability(
             function="workloads.engines.gaudi.generation:load",
-            tasks=("causal-lm",),
+            tasks=("causal-lm", "seq2seq-lm"),
             refuse=_refuse_generation,
             settings=GaudiSettings,
         ),

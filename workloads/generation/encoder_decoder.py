@@ -1,13 +1,14 @@
 """Generation with sequence-to-sequence models: the encoder reads once, the decoder writes.
 
 Sources are padded on the right, as the model was trained; the decoder begins with one token of its
-own. The encoder's pass is stamped where the library calls it, so its time and the decoder's stand
+own. The encoder's pass is timed where the library calls it, so its time and the decoder's stand
 apart in every sample, whichever library generates.
 """
 
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -25,14 +26,6 @@ from workloads.seq2seq_settings import source_length
 from workloads.training.pairs import begin_token_id, source_text
 
 
-def source_ids(
-    tokenizer: Any, text: str, earlier: Sequence[Turn], prefix: str, longest: int
-) -> list[int]:
-    """Ids of a source with its prefix, cut so that the token which ends it stays."""
-    whole = source_text(Example(content=text, earlier=tuple(earlier)), prefix)
-    return list(tokenizer(whole, max_length=longest, truncation=True)["input_ids"])
-
-
 def right_padded(prompts: Sequence[Sequence[int]], length: int, pad: int, card: str) -> Batch:
     """Sources on the card, each from the left."""
     ids = torch.full((len(prompts), length), pad, dtype=torch.long)
@@ -44,85 +37,72 @@ def right_padded(prompts: Sequence[Sequence[int]], length: int, pad: int, card: 
 
 
 @contextlib.contextmanager
-def encoder_stamped(model: Any, device: Device) -> Iterator[list[tuple[Any, Any]]]:
-    """Stamps before and after each pass of the model's encoder."""
-    stamps: list[tuple[Any, Any]] = []
-    began: list[Any] = []
+def encoder_timed(model: Any, device: Device) -> Iterator[list[float]]:
+    """Seconds of each pass of the model's encoder. The card is waited for on either side of it, as
+    it is after every step."""
+    took: list[float] = []
+    began: list[float] = []
+
+    def start(*_: Any) -> None:
+        device.synchronize()
+        began.append(time.perf_counter())
+
+    def stop(*_: Any) -> None:
+        device.mark_step()
+        device.synchronize()
+        took.append(time.perf_counter() - began.pop())
+
     encoder = model.get_encoder()
-    before = encoder.register_forward_pre_hook(lambda *_: began.append(device.stamp()))
-    after = encoder.register_forward_hook(lambda *_: stamps.append((began.pop(), device.stamp())))
+    hooks = (encoder.register_forward_pre_hook(start), encoder.register_forward_hook(stop))
     try:
-        yield stamps
+        yield took
     finally:
-        before.remove()
-        after.remove()
+        for hook in hooks:
+            hook.remove()
 
 
-def generator(request: Request, positions: int | None, loaded: Mapping[str, Any]) -> Seq2SeqEngine:
-    """The engine around a loaded model of transformers."""
-    return Seq2SeqEngine(
-        context_length=None,  # of source and text together there is no limit
-        positions=positions,
-        source_prefix=str(request.parameters.get("source_prefix") or ""),
-        max_source_length=source_length(request.parameters),
-        **loaded,
-    )
+class SourceReader:
+    """Part of an engine whose models read a source by an encoder."""
 
+    __slots__ = ()
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Seq2SeqEngine(TransformersEngine):
-    """A sequence-to-sequence model in transformers, in evaluation mode, on its card."""
-
+    model: Any
+    tokenizer: Any
+    device: Device
+    pad_token_id: int
     source_prefix: str
     max_source_length: int
     positions: int | None  # of either side; None: the model has no limit
 
     def encode(self, text: str, earlier: Sequence[Turn] = ()) -> list[int]:
-        return source_ids(self.tokenizer, text, earlier, self.source_prefix, self.max_source_length)
+        whole = source_text(Example(content=text, earlier=tuple(earlier)), self.source_prefix)
+        cut = {"max_length": self.max_source_length, "truncation": True}
+        return list(self.tokenizer(whole, **cut)["input_ids"])
 
     def prepare(self, prompts: Sequence[Sequence[int]]) -> Batch:
-        longest = self.padded_length(max(len(prompt) for prompt in prompts))
+        longest: int = self.padded_length(max(map(len, prompts)))  # type: ignore[attr-defined]
         self._check(longest, "a source has")
         return right_padded(prompts, longest, self.pad_token_id, self.device.torch_device)
 
     def generate(
-        self,
-        prepared: Batch,
-        *,
-        output_tokens: int,
-        ignore_eos: bool,
-        on_step: Callable[[], None],
-        keep_logits: bool = False,
+        self, prepared: Batch, *, output_tokens: int, **more: Any
     ) -> Callable[[], Generated]:
         self._check(output_tokens, "a text may have")
-        with encoder_stamped(self.model, self.device) as stamps:
-            fetch = TransformersEngine.generate(
-                self,
-                prepared,
-                output_tokens=output_tokens,
-                ignore_eos=ignore_eos,
-                on_step=on_step,
-                keep_logits=keep_logits,
+        with encoder_timed(self.model, self.device) as took:
+            fetch = super().generate(  # type: ignore[misc]
+                prepared, output_tokens=output_tokens, **more
             )
 
         def apart() -> Generated:
-            found = fetch()
-            return replace(
-                found,
-                # The decoder also reads the token that it begins with.
-                computed_tokens=found.computed_tokens + len(found.tokens),
-                encoder_s=self.device.seconds_in(stamps),
-            )
+            found: Generated = fetch()
+            # The decoder also reads the token that it begins with.
+            computed = found.computed_tokens + len(found.tokens)
+            return replace(found, computed_tokens=computed, encoder_s=sum(took))
 
         return apart
 
     def new_from(self, prompt_positions: int) -> int:
         return 1  # behind the token that the decoder begins with
-
-    def generation_config(self, output_tokens: int, ignore_eos: bool) -> GenerationConfig:
-        config = TransformersEngine.generation_config(self, output_tokens, ignore_eos)
-        config.decoder_start_token_id = begin_token_id(self.model.config)
-        return config
 
     def _check(self, tokens: int, what: str) -> None:
         if self.positions is not None and tokens > self.positions:
@@ -130,3 +110,32 @@ class Seq2SeqEngine(TransformersEngine):
                 f"{what} {tokens} tokens, and the model was made for {self.positions} positions on "
                 "either side; lower max_source_length or output_tokens"
             )
+
+
+def reading(request: Request, positions: int | None) -> dict[str, Any]:
+    """Fields of an engine that reads sources, as a job asks for them."""
+    return {
+        "context_length": None,  # of source and text together there is no limit
+        "positions": positions,
+        "source_prefix": str(request.parameters.get("source_prefix") or ""),
+        "max_source_length": source_length(request.parameters),
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seq2SeqEngine(SourceReader, TransformersEngine):
+    """A sequence-to-sequence model in transformers, in evaluation mode, on its card."""
+
+    source_prefix: str
+    max_source_length: int
+    positions: int | None
+
+    def generation_config(self, output_tokens: int, ignore_eos: bool) -> GenerationConfig:
+        config = TransformersEngine.generation_config(self, output_tokens, ignore_eos)
+        config.decoder_start_token_id = begin_token_id(self.model.config)
+        return config
+
+
+def generator(request: Request, positions: int | None, loaded: Mapping[str, Any]) -> Seq2SeqEngine:
+    """The engine around a loaded model of transformers."""
+    return Seq2SeqEngine(**reading(request, positions), **loaded)

@@ -27,9 +27,10 @@ from workloads import weights
 from workloads.api import Request
 from workloads.devices.base import Device
 from workloads.engines.base import Generated
-from workloads.errors import BadConfiguration, Unsupported
+from workloads.errors import Unsupported
 from workloads.generation.loaded import LoadedModel
 from workloads.models.loading import (
+    check_attention,
     load_config,
     load_tokenizer,
     open_model,
@@ -147,9 +148,7 @@ def load(request: Request, device: Device) -> TransformersEngine:
         model = model.to(device.torch_device)
     model.eval()
     precisions.finish_loading(model, request.precision, device.name)
-    found = getattr(model.config, "_attn_implementation", None)
-    if found != attention:
-        raise BadConfiguration(f"asked for attention '{attention}', the model runs '{found}'")
+    check_attention(model, attention)
     end_token_ids = end_token_ids_of(model, tokenizer)
     pad_token_id = pad_token_id_of(model, tokenizer)
     model.generation_config = GenerationConfig(pad_token_id=pad_token_id)

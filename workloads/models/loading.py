@@ -24,6 +24,7 @@ from workloads.models.prompt import encode_prompt
 
 __all__ = [
     "ModelSource",
+    "check_attention",
     "encode_prompt",
     "load_causal_model",
     "load_config",
@@ -161,6 +162,26 @@ def _load(loader: Any, title: str, source: ModelSource, arguments: Mapping[str, 
                 f"the model in {source.path} is not {title}: {text.splitlines()[0]}"
             ) from error
         raise
+
+
+def check_attention(model: Any, asked: str) -> None:
+    """Make sure that a loaded model runs the attention that was asked for.
+
+    Raises:
+        Unsupported: its class has none of that name, and the library took another one.
+        BadConfiguration: it has, and runs another one.
+    """
+    found = getattr(model.config, "_attn_implementation", None)
+    if found == asked:
+        return
+    if asked == "sdpa" and not getattr(model, "_supports_sdpa", True):
+        import transformers
+
+        raise Unsupported(
+            f"{type(model).__name__} has no sdpa in transformers {transformers.__version__}, which "
+            f"took {found}; write attention: {found}"
+        )
+    raise BadConfiguration(f"asked for attention '{asked}', the model runs '{found}'")
 
 
 def load_tokenizer(source: ModelSource, **arguments: Any) -> Any:

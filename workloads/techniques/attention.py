@@ -13,7 +13,7 @@ import importlib.util
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from workloads.errors import BadConfiguration, Unsupported
+from workloads.errors import Unsupported
 from workloads.refusal import Asked, Refusal
 from workloads.settings import setting
 from workloads.techniques.base import Loading, Technique, Training
@@ -76,11 +76,9 @@ class Attention(Technique):
         loading.checks.append(self._check)
 
     def _check(self, model: Any, tokenizer: Any) -> None:
-        found = getattr(model.config, "_attn_implementation", None)
-        if found != self.attention:
-            raise BadConfiguration(
-                f"asked for attention '{self.attention}', the model runs '{found}'"
-            )
+        from workloads.models.loading import check_attention
+
+        check_attention(model, self.attention)
 
     def on_model(self, training: Training) -> None:
         training.details["attention"] = self.attention

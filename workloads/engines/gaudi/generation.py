@@ -35,6 +35,7 @@ from workloads.engines.base import Generated
 from workloads.engines.gaudi import library, quantization
 from workloads.engines.optimum_habana import SPEC
 from workloads.errors import Unsupported
+from workloads.generation.encoder_decoder import SourceReader, reading
 from workloads.generation.static_shapes import BUCKET  # in such parts the cache is read, too
 from workloads.generation.transformers_engine import (
     Batch,
@@ -46,6 +47,7 @@ from workloads.models.checkpoint_files import read_config
 from workloads.models.loading import ModelSource, load_config, load_tokenizer, open_model
 from workloads.registry import task_for
 from workloads.training import adapters
+from workloads.training.pairs import begin_token_id
 
 if TYPE_CHECKING:
     from workloads.devices.hpu import HpuDevice
@@ -119,7 +121,8 @@ class OptimumHabanaEngine(TransformersEngine):
         batch, length = prepared.input_ids.shape
 
         def fetch() -> Generated:
-            new = output.sequences[:, length : length + criteria.steps]
+            begins = self.new_from(length)
+            new = output.sequences[:, begins : begins + criteria.steps]
             return Generated(
                 tokens=new.tolist(),
                 computed_tokens=batch * (length + criteria.steps - 1),
@@ -158,6 +161,20 @@ class OptimumHabanaEngine(TransformersEngine):
             flash_attention_causal_mask=unpadded,
             flash_attention_fast_softmax=self.fast_softmax,
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimumHabanaSeq2Seq(SourceReader, OptimumHabanaEngine):
+    """A sequence-to-sequence model under optimum-habana's patches, on its card."""
+
+    source_prefix: str
+    max_source_length: int
+    positions: int | None
+
+    def gaudi_config(self, prepared: Batch, output_tokens: int, ignore_eos: bool) -> Any:
+        config = OptimumHabanaEngine.gaudi_config(self, prepared, output_tokens, ignore_eos)
+        config.decoder_start_token_id = begin_token_id(self.model.config)
+        return config
 
 
 def load(request: Request, device: Device) -> OptimumHabanaEngine:
@@ -204,23 +221,26 @@ def load(request: Request, device: Device) -> OptimumHabanaEngine:
     }
     if request.precision == "fp8" or request.workload == CALIBRATION:
         hpu.after_quantized_loading(model)
-    return OptimumHabanaEngine(
-        model=model,
-        tokenizer=tokenizer,
-        source=source,
-        device=device,
-        weights=found_weights,
-        end_token_ids=end_token_ids,
-        pad_token_id=pad_token_id,
-        context_length=context_length(model.config),
-        details=details,
-        lazy=mode == "lazy",
-        static_shapes=static,
-        kept_cache=kept,
-        sixteen_bits=sixteen_bits,
-        flash_attention=flash,
-        original_config=_plain_generation_config(pad_token_id),
-    )
+    loaded: dict[str, Any] = {
+        "model": model,
+        "tokenizer": tokenizer,
+        "source": source,
+        "device": device,
+        "weights": found_weights,
+        "end_token_ids": end_token_ids,
+        "pad_token_id": pad_token_id,
+        "details": details,
+        "lazy": mode == "lazy",
+        "static_shapes": static,
+        "kept_cache": kept,
+        "sixteen_bits": sixteen_bits,
+        "flash_attention": flash,
+        "original_config": _plain_generation_config(pad_token_id),
+    }
+    positions = context_length(model.config)
+    if getattr(model.config, "is_encoder_decoder", False):
+        return OptimumHabanaSeq2Seq(**reading(request, positions), **loaded)
+    return OptimumHabanaEngine(context_length=positions, **loaded)
 
 
 def check_mode(mode: str, device: HpuDevice) -> None:

@@ -17,8 +17,9 @@ class GaudiSettings(Settings):
         description="How a Gaudi card executes: lazy collects operations into graphs, which are "
         "captured and replayed; compile hands torch.compile's graphs to the card (transformers: "
         "with a static cache and prompts padded to multiples of 128); eager runs one "
-        "operation after the other. Left out: lazy with optimum-habana, eager with others; where "
-        "the grid names no engine either, the plan chooses (docs/gaudi.md).",
+        "operation after the other. Left out: lazy with optimum-habana, compile with "
+        "vllm-gaudi, eager with others; where the grid names no engine either, the plan "
+        "chooses (docs/gaudi.md).",
     )
 
 

@@ -152,6 +152,9 @@ def _run(request: Request, context: JobContext) -> Result:
                 throughput_warmup_steps=warmup,
                 pipelining_fwd_bwd=mode == "lazy",
                 adjust_throughput=True,
+                # It would multiply the loss by the cards, and classes such as T5's do not divide
+                # by the labels of all cards in return.
+                average_tokens_across_devices=not encoder_decoder(model),
                 dataloader_drop_last=True,
                 save_strategy="no",
                 logging_strategy="no",
@@ -241,11 +244,16 @@ def _samples(
     return encoded, dataset
 
 
+def encoder_decoder(model: Any) -> bool:
+    """Tell if a model has an encoder and a decoder."""
+    return bool(getattr(model.config, "is_encoder_decoder", False))
+
+
 def _classes(model: Any) -> tuple[Any, Any]:
     """The library's trainer for a model, and the class of its arguments."""
     import optimum.habana as library
 
-    if getattr(model.config, "is_encoder_decoder", False):
+    if encoder_decoder(model):
         return library.GaudiSeq2SeqTrainer, library.GaudiSeq2SeqTrainingArguments
     return library.GaudiTrainer, library.GaudiTrainingArguments
 
