@@ -140,7 +140,7 @@ def _names(jobs: Sequence[Labelled]) -> _Names:
 
     def short(name: str) -> Callable[[Labelled], str]:
         every = {str(getattr(job, name)) for job in jobs}
-        cut = {value: os.path.basename(os.path.normpath(value)) for value in every}
+        cut = {one: _last(one) for one in every}
         known = cut if len(set(cut.values())) == len(every) else {value: value for value in every}
         return lambda job: known[getattr(job, name)]
 
@@ -158,6 +158,12 @@ def _names(jobs: Sequence[Labelled]) -> _Names:
         rest.append(lambda job: f"replicate {job.replicate}" if job.replicate > 1 else "")
     batches = len({_asked(job) for job in jobs}) > 1
     return _Names(tuple(where), tuple(rest), varies("precision"), batches)
+
+
+def _last(value: str) -> str:
+    """The last part of a path; any other name as it is."""
+    path = value.startswith(("/", "./", "../", "~/"))
+    return os.path.basename(os.path.normpath(value)) if path else value
 
 
 def _asked(job: Labelled) -> str:
