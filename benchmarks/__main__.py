@@ -30,6 +30,7 @@ NAMES = (
     "generation",
     "finetuning",
     "pretraining",
+    "images",
     "summarization",
     "measuring",
     "intervals",
