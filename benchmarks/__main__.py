@@ -29,6 +29,7 @@ NAMES = (
     "results",
     "generation",
     "finetuning",
+    "pretraining",
     "images",
     "summarization",
     "measuring",

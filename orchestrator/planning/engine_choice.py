@@ -186,7 +186,7 @@ class _Chooser:
             told = ", ".join(f"{words} for {_jobs(number)}" for words, number in counts.items())
             if told:
                 asked = "" if software.nodes else "; assumed, since no node was asked what it has"
-                yield f"the grid names no engine: on {kind} {told}{asked}"
+                yield f"where the grid names no engine: on {kind} {told}{asked}"
 
 
 def _words(job: Job) -> str:

@@ -149,6 +149,7 @@ def _read(store: Store, read: Callable[[], Contents]) -> tuple[Summary, tuple[Me
         underway=underway_of(status, time.time()),
         reference=reference(),
         slow_cards=slow_cards_of(store.path),
+        planned=status.total if status is not None else None,
     )
     return summary, contents.measurements
 

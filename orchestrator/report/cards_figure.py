@@ -18,7 +18,9 @@ MOST_GAP = 9.0
 _NAMED_FROM = 56  # pixels of a span that has room for its setting
 
 
-def cards_figure(timeline: Timeline, title: str, label: Callable[[Measurement], str]) -> str:
+def cards_figure(
+    timeline: Timeline, title: str, names_of: Callable[[Measurement], Sequence[str]]
+) -> str:
     """Attempts in the colour of their end, a line a card; the time between runs is left out.
 
     The spans lie in a drawing of their own, which can be stretched: its ``rect`` elements are in
@@ -48,7 +50,7 @@ def cards_figure(timeline: Timeline, title: str, label: Callable[[Measurement], 
             f'width="{wide:.1f}" height="{high - 2}"{faint}/>'
         )
         if wide > _NAMED_FROM and high > 10 and jobs == 1 and not probe:
-            name = one_line(label(span.row), max(3, int((wide - 10) / 5.6)))
+            name = _fitting(names_of(span.row), max(3, int((wide - 10) / 5.6)))
             names.append(text_at(LEFT + x + 5, TOP + high * (number + 0.5) + 4, name, "inside"))
     tall = high * len(lanes)
     gaps = "".join(f"M{x - gap / 2:.1f} 0V{tall}" for _, x in begun[1:])
@@ -67,6 +69,11 @@ def cards_figure(timeline: Timeline, title: str, label: Callable[[Measurement], 
         *_times(wall, scale, len(windows), TOP + tall + 14),
         size=(WIDE, TOP + tall + 20),
     )
+
+
+def _fitting(names: Sequence[str], letters: int) -> str:
+    """The first of the names, longest first, that has no more letters; else the last, cut."""
+    return next((one for one in names if len(one) <= letters), one_line(names[-1], letters))
 
 
 def _legend(states: Sequence[str] | dict[str, None]) -> Iterator[str]:

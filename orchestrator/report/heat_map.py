@@ -76,7 +76,7 @@ def _cell(
         yield f"<title>{escape(visible(said))}</title>"
     shape = f'x="{at + 1:g}" y="{top + 1:g}" width="{wide - 2:g}" height="{HIGH - 2}"'
     kind = "cell" if succeeded else _state(row)
-    shade = table.heat(row) * 0.58 + 0.03 if succeeded else 0.13
+    shade = table.heat(row) * 0.58 + 0.03 if succeeded else 0.1
     yield f'<rect class="{kind}" {shape} opacity="{shade:.2g}"/>'
     if told.mark:
         ring = {"*": "first", "~": "second", "!": "third"}[told.mark]

@@ -133,7 +133,7 @@ def _pictures(summary: Summary) -> Iterator[Picture]:
     if lanes := summary.timeline.lanes:
         title = f"{len(lanes)} cards, time assigned {units.percent(summary.timeline.assigned, 3)}"
         yield Picture(
-            name="cards", title=title, drawing=cards_figure(summary.timeline, title, summary.label)
+            name="cards", title=title, drawing=cards_figure(summary.timeline, title, summary.names)
         )
 
 

@@ -10,6 +10,7 @@ from orchestrator.domain.measurement import Measurement
 from orchestrator.report.drawing import (
     BOTTOM,
     HEIGHT,
+    LETTER,
     RIGHT,
     TOP,
     WIDTH,
@@ -155,19 +156,20 @@ def _row_mark(row: Measurement, x: Axis, y: Axis, kind: str) -> str:
 def _front_names(front: Front, x: Axis, y: Axis, chosen: Callable[[Measurement], str]) -> str:
     """Names of the settings on the front, left out where they would touch another."""
     parts: list[str] = []
-    taken: list[tuple[float, float]] = []
+    taken: list[tuple[float, float, float]] = []  # left, right, height
     # The ends first: lowest latency and highest throughput are what one looks for.
     order = [*front.best[-1:], *front.best[:-1]]
     for row in order:
         at, height = x.at(latency(row)), y.at(throughput(row))
         text = chosen(row)
-        room = at + 10 + 6.6 * len(text) < WIDTH
-        start = at + 9 if room else at - 9 - 6.6 * len(text)
-        box = (start, height + 14 if room else height - 8)
-        if any(abs(box[0] - a) < 74 and abs(box[1] - b) < 15 for a, b in taken):
+        wide = LETTER * len(text)
+        room = at + 10 + wide < WIDTH
+        left = at + 9 if room else at - 9 - wide
+        line = height + 14 if room else height - 8
+        if any(left < b and left + wide > a and abs(line - h) < 15 for a, b, h in taken):
             continue
-        taken.append(box)
-        parts.append(word(start, box[1], text, row.precision))
+        taken.append((left, left + wide, line))
+        parts.append(word(left, line, text, row.precision))
     return "".join(parts)
 
 

@@ -26,7 +26,7 @@ EDGE = 276
 AXES = ("input + output, tokens", "output, tokens", "latency, s")
 #: The edge on which each axis stands: what its other two coordinates are.
 _EDGES: tuple[Mapping[int, float], ...] = ({1: 0, 2: 0}, {0: 0, 2: 0}, {0: 0, 1: 1})
-_TICK_OFF, _NAME_OFF = 18, 50
+_TICK_OFF, _NAME_OFF = 18, 66
 
 Place = tuple[float, float, float]
 

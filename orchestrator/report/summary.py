@@ -130,6 +130,7 @@ class Summary:
     settings: Mapping[str, Setting] = field(default_factory=dict)  # by job id
     labels: Mapping[str, Label] = field(default_factory=dict)  # by job id
     joined: Joined = field(default_factory=lambda: Joined(rows=()))  # replicates as one cell each
+    planned: int | None = None  # jobs of the last plan, as its driver counted them
     underway: Underway | None = None  # None: finished, or nothing is known of a driver
 
     @property
@@ -156,6 +157,11 @@ class Summary:
         """Label of a row's choices, which no other row of the same work has."""
         return self.labels[row.job_id].choices or f"{row.precision} {batch_word(row)}"
 
+    def names(self, row: Measurement) -> tuple[str, ...]:
+        """Names of a row's job, the longest first: its label, and its choices alone."""
+        known = row.job_id in self.labels
+        return (self.label(row), self.chosen(row)) if known else (self.label(row),)
+
     @property
     def unsettled(self) -> int:
         """Jobs that ended without an answer: failed, timed out, lost or not started."""
@@ -170,6 +176,11 @@ class Summary:
             return "No row has been written yet."
         jobs = len(self.rows)
         measured = self.counts.get(State.SUCCEEDED, 0)
+        if self.planned is not None and jobs < self.planned:
+            missing = plural(self.planned - jobs, "job")
+            damaged = plural(len(self.damaged), "file")
+            why = f"; {damaged} could not be read" if self.damaged else ""
+            return f"{missing} of {self.planned:,} planned have no row{why}; {measured:,} measured."
         if not self.unsettled:
             every = "The only job has" if jobs == 1 else f"All {jobs:,} jobs have"
             return f"{every} an answer; {measured:,} measured."
@@ -186,6 +197,7 @@ def summarize(
     underway: Underway | None = None,
     reference: Reference | None = None,
     slow_cards: Sequence[SlowCard] = (),
+    planned: int | None = None,
 ) -> Summary:
     """The summary of one run's rows, in the order in which they were written.
 
@@ -195,6 +207,7 @@ def summarize(
         underway: how far the run is, where it is not finished.
         reference: what others published, to compare with.
         slow_cards: of the run, by their passports.
+        planned: jobs of the run's last plan, where its driver said so.
     """
     reference = reference or Reference()
     rows = newest_final(measurements)
@@ -234,6 +247,7 @@ def summarize(
         settings=settings,
         labels=labels,
         joined=joined,
+        planned=planned,
         underway=underway,
     )
 

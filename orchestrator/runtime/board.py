@@ -78,6 +78,7 @@ class Board:
     trouble: str = ""
     waiting: str = ""
     slow_cards: tuple[str, ...] = ()
+    stop_requests: int = 0
     _stopping: str = ""
     _finished: bool = False
     _labels: Mapping[str, Label] = field(default_factory=dict)
@@ -147,6 +148,7 @@ class Board:
                     self._seat(seat.worker_id, "idle", event.at)
         elif isinstance(event, StopRequested):
             self._stopping = event.reason
+            self.stop_requests += 1
 
     def did(self, command: Command, at: float) -> None:
         """Take note of a command that was carried out."""

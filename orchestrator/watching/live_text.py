@@ -19,6 +19,13 @@ from orchestrator.runtime.board import Board
 from orchestrator.runtime.status import RunStatus
 
 REASON_LENGTH = 160
+#: After so many requests to stop: what happens, what another one does, and how to go on.
+_NEXT_STOP = {
+    1: "; running jobs end first and no more start. A second one stops them, too, each with its "
+    "row. The same command goes on from here",
+    2: "; running jobs are stopped, each with its row. A third one ends at once. The same command "
+    "goes on from here",
+}
 
 
 def duration(seconds: float) -> str:
@@ -85,7 +92,7 @@ def event_line(event: Event, board: Board) -> str | None:
     if isinstance(event, WorkerStopped) and event.failure is not None:
         return f"worker {event.worker_id} died: {event.failure.message}"
     if isinstance(event, StopRequested):
-        return f"stopping: {event.reason}"
+        return f"stopping: {event.reason}{_NEXT_STOP.get(board.stop_requests, '')}"
     if isinstance(event, ClockSet) and event.by_s:
         sign = "forward" if event.by_s > 0 else "back"
         return f"this machine's clock was set {sign} by {duration(abs(event.by_s))}"

@@ -150,6 +150,12 @@ class Drivers:
         """The end of what the last one printed."""
         return self.outputs[-1].read_text(errors="replace")[-3000:]
 
+    def had_no_head(self) -> bool:
+        """Whether the last one was refused because no head answered when it came, as it should
+        be."""
+        text = self.outputs[-1].read_text(errors="replace")
+        return self.process.poll() == 3 and "no Ray cluster answers at" in text
+
     def had_no_room(self) -> bool:
         """Whether the last one was refused because the disk was full when it came, as it should
         be."""

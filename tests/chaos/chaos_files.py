@@ -195,7 +195,8 @@ class FileFaults:
             fault.until = time.time()
             if "Traceback" in text:
                 self.problems.append(f"the driver of a copied run: {text[-1500:]}")
-            if before and (home / RUN / "run.id").read_bytes() == before:
+            opened = "\nrows: " in text  # or it was refused before, as while the head is away
+            if before and opened and (home / RUN / "run.id").read_bytes() == before:
                 self.problems.append(f"a copy of the run kept its id: {home / RUN}")
 
         self.injector.after(0.5, look)

@@ -21,6 +21,7 @@ from chaos_drivers import RUN, Drivers
 from chaos_fault import Fault, by_kind
 from chaos_faults import Injector, flip_a_bit
 from chaos_files import Canaries, FileFaults
+from chaos_invariants import OF_CLUSTER
 from chaos_left import left_behind
 from chaos_plan import KINDS, ROT
 
@@ -32,6 +33,7 @@ sys.path.insert(0, str(ROOT / "tests" / "ray"))  # whose fake worker the chaos w
 _MEMORY_EVERY_S = 30.0
 _BETWEEN_FAULTS_S = 2.0
 _ENDED = (0, 10)  # exit codes of a run that came to its end
+_HEAD_AWAY_S = 120.0  # for which a fault may take the head away
 _MOST_DEATHS = 20  # of drivers by themselves, after which a night is broken off
 
 
@@ -54,6 +56,7 @@ class Night:
     canaries: Canaries = field(init=False)
     rotten: list[str] = field(default_factory=list)  # job-attempt whose file rotted
     peak_memory_bytes: int = 0
+    refused_without_head: int = 0  # drivers that came while a fault had taken the head away
     refused_for_room: int = 0  # drivers that met a full disk before anything was started
     died: int = 0  # drivers that ended by themselves, before their time
     not_injected: list[str] = field(default_factory=list)  # there was nothing to hit
@@ -184,6 +187,7 @@ class Night:
             "wall_s": round((self.ended or time.time()) - self.began, 1),
             "drivers": len(self.drivers.outputs),
             "drivers_refused_for_room": self.refused_for_room,
+            "drivers_refused_without_head": self.refused_without_head,
             "drivers_that_died": self.died,
             "rivals_refused": self.files.refused,
             "faults": by_kind(faults),
@@ -229,6 +233,8 @@ class Night:
         should, or of itself, which is held against it. Whether it did."""
         if self.drivers.had_no_room():
             self.refused_for_room += 1
+        elif self.drivers.had_no_head() and self._head_went_lately():
+            self.refused_without_head += 1
         elif code in _ENDED or self.died >= _MOST_DEATHS:
             return False
         else:
@@ -239,6 +245,12 @@ class Night:
         self.injector.settle()
         self.drivers.start("--resume")
         return True
+
+    def _head_went_lately(self) -> bool:
+        """Whether a fault has taken the head away in the last two minutes."""
+        since = time.time() - _HEAD_AWAY_S
+        faults = self.injector.faults
+        return any(fault.kind in OF_CLUSTER and fault.at > since for fault in faults)
 
     def _kill_the_driver(self) -> Fault | None:
         """``kill -9``, at any moment; a file rots; the same command again resumes."""

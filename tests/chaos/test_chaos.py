@@ -71,5 +71,7 @@ def test_a_run_survives_every_kind_of_fault_and_the_death_of_its_driver(tmp_path
     problems = figures.pop("problems")
     assert not problems, "\n".join([*problems, json.dumps(injected(night.injector.faults))])
     assert set(figures["faults"]) >= {*kinds, ROT}
-    assert figures["drivers"] == 2 + figures["drivers_refused_for_room"]
+    assert figures["drivers"] == sum(
+        (2, figures["drivers_refused_for_room"], figures["drivers_refused_without_head"])
+    )
     assert figures["rivals_refused"] == 1

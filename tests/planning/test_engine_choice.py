@@ -127,12 +127,12 @@ def test_what_a_grid_names_and_no_node_can_run_is_said_by_the_plan(
 
 
 def test_the_jobs_of_an_experiment_share_an_engine_where_one_can_run_them_all() -> None:
-    """A technique that the library's trainer lacks takes the whole comparison to Nightgrid's loop;
+    """A method that the library's trainer lacks takes the whole comparison to Nightgrid's loop;
     LoRA alone runs with the trainer."""
     tuning = "workload: finetuning\nprecision: bf16\n"
     plain = make_plan(one(f"{tuning}method: lora"), gaudi(IMAGE), [])
     assert {item.job.engine for item in plain.jobs} == {"optimum-habana"}
-    varied = one(f"{tuning}method: lora\naxes: {{gradient_checkpointing: [false, true]}}")
+    varied = one(f"{tuning}axes: {{method: [lora, dora]}}")
     assert {item.job.engine for item in make_plan(varied, gaudi(IMAGE), []).jobs} == {
         "transformers"
     }

@@ -59,6 +59,17 @@ def test_a_finished_or_unknown_run_is_told_by_its_rows() -> None:
     assert underway_of(None, 0.0) is None
 
 
+def test_a_row_that_cannot_be_read_is_counted_against_the_plan() -> None:
+    """Of twenty planned jobs nineteen have a row: the run is not called complete."""
+    night = Night()
+    for size in range(1, 20):
+        night.add(a_job(batch_size=size), items=0)
+    told = summarize(night.rows, ["rows/x.parquet (torn)"], planned=20).verdict
+    assert told == "1 job of 20 planned have no row; 1 file could not be read; 19 measured."
+    assert summarize(night.rows, planned=19).verdict == "All 19 jobs have an answer; 19 measured."
+    assert summarize(night.rows, planned=3).verdict.startswith("All 19")
+
+
 def test_the_page_of_a_run_under_way(tmp_path: Path) -> None:
     """The status beside the rows is read; one that cannot be understood is ignored."""
     with Store.open(tmp_path, "live") as store:

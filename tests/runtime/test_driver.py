@@ -478,7 +478,8 @@ def test_the_first_signal_asks_for_an_orderly_end() -> None:
         result = case.driver.drive()
     assert result.finished and result.reason == "stopped: SIGTERM received"
     assert signal.getsignal(signal.SIGTERM) is before
-    assert "stopping: SIGTERM received" in case.view.lines
+    (told,) = [line for line in case.view.lines if line.startswith("stopping: SIGTERM received; ")]
+    assert "A second one stops them" in told and "same command goes on from here" in told
 
 
 def test_every_signal_is_passed_on_and_the_third_ends_at_once() -> None:
