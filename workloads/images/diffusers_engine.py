@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 import diffusers
+import torch
 
 from workloads import precision as precisions
 from workloads.api import Request
@@ -63,6 +64,7 @@ def load(request: Request, device: Device) -> ImagePipeline:
         random_weights=source.random_weights,
         details=details,
         clock=time.perf_counter,
+        mode=torch.inference_mode,  # no views to keep track of: 6 to 9% of the host's time
     )
 
 
@@ -75,8 +77,6 @@ def _quantize(denoiser: Any, precision: str) -> None:
 
 
 def _channels_last(pipeline: Any) -> None:
-    import torch
-
     for part in (DENOISERS[0], "vae"):
         getattr(pipeline, part).to(memory_format=torch.channels_last)
 

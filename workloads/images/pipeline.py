@@ -11,6 +11,7 @@ format of the weights: the same image whatever device, precision and batch it is
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -50,6 +51,8 @@ class ImagePipeline:
     clock: Callable[[], float]
     #: Arguments of every call that the library wants besides, from the number of texts.
     arguments: Callable[[int], Mapping[str, Any]] = lambda count: {}
+    #: In which the library is called: it switches gradients off itself, and no more.
+    mode: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext
     _moments: dict[str, float] = field(default_factory=dict)
     _seeds: list[int] = field(default_factory=list)  # of the batch that is painted
 
@@ -77,14 +80,15 @@ class ImagePipeline:
         self._seeds[:] = seeds
         self._moments.clear()
         began = self.clock()
-        images = self.pipeline(
-            prompt=list(prompts),
-            num_inference_steps=steps,
-            height=height,
-            width=width,
-            **asked,
-            **self.arguments(len(prompts)),
-        ).images
+        with self.mode():
+            images = self.pipeline(
+                prompt=list(prompts),
+                num_inference_steps=steps,
+                height=height,
+                width=width,
+                **asked,
+                **self.arguments(len(prompts)),
+            ).images
         self.wait()
         ended, moments = self.clock(), self._moments
         return Painted(
