@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -211,10 +212,11 @@ def test_a_halted_rank_is_told_and_a_silent_one_is_not(node: Node) -> None:
     assert eventually(lambda: len(node.workers.progress()) == 4)
     for name in ("stopped", "goes-on", "alone"):
         os.kill(node.pid(name), signal.SIGSTOP)
+        assert eventually(partial(_stopped, node.pid(name)))
     for _ in range(HALTED_LOOKS - 1):
         node.workers.look()
     os.kill(node.pid("goes-on"), signal.SIGCONT)
-    assert eventually(lambda: _state(node.pid("goes-on")) != "T")
+    assert eventually(lambda: not _stopped(node.pid("goes-on")))
     assert not [response for response in node.told if isinstance(response, Halted)]
     for _ in range(3):
         node.workers.look()
@@ -226,5 +228,5 @@ def test_a_halted_rank_is_told_and_a_silent_one_is_not(node: Node) -> None:
         node.wait_for(Stopped, name)
 
 
-def _state(pid: int) -> str:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+def _stopped(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
