@@ -29,6 +29,8 @@ NAMES = (
     "results",
     "generation",
     "finetuning",
+    "pretraining",
+    "images",
     "summarization",
     "measuring",
     "intervals",

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from workloads.api import JobContext, Result, Sample
+from workloads.api import JobContext, Request, Result, Sample
 from workloads.data.catalog import Dataset
 from workloads.engines.base import Generated, GenerationEngine
 
@@ -46,6 +46,31 @@ def result_of(
         metrics=metrics or {},
         details={**engine.details, **details},
     )
+
+
+def continued(
+    engine: GenerationEngine,
+    request: Request,
+    context: JobContext,
+    dataset: Dataset,
+    *,
+    prompts: int,
+    output_tokens: int,
+) -> tuple[tuple[Prompt, ...], list[list[int]], list[torch.Tensor], Sample]:
+    """The first prompts of a dataset; for each the tokens that an engine writes after it and their
+    logits [steps, vocabulary]; and the pass."""
+    encoded = encoded_prompts(engine, dataset, prompts)
+    context.enter_phase("measure")
+    batches, sample = generate_once(
+        engine,
+        context,
+        encoded,
+        batch_size=request.batch_size,
+        output_tokens=output_tokens,
+        on_step=lambda: None,
+        keep_logits=True,
+    )
+    return encoded, *by_prompt(batches), sample
 
 
 def generate_once(

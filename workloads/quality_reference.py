@@ -7,7 +7,7 @@ from workloads.cache import build_aside, file_lock
 from workloads.data.catalog import load_dataset
 from workloads.engines import engine_function
 from workloads.engines.base import EngineLoader
-from workloads.one_pass import by_prompt, encoded_prompts, generate_once, result_of
+from workloads.one_pass import continued, result_of
 from workloads.quality import reference_directory, save
 from workloads.workloads.quality_reference import QualityReferenceParameters
 
@@ -22,19 +22,15 @@ def run(request: Request, context: JobContext) -> Result:
     engine = context.resident(request.residency_key, lambda: load(request, context.device))
     load_s = context.clock() - began
     dataset = load_dataset(request.dataset, parameters.reading())
-    prompts = encoded_prompts(engine, dataset, parameters.prompts)
-    context.enter_phase("measure")
-    batches, sample = generate_once(
+    prompts, tokens, logits, sample = continued(
         engine,
+        request,
         context,
-        prompts,
-        batch_size=request.batch_size,
+        dataset,
+        prompts=parameters.prompts,
         output_tokens=parameters.output_tokens,
-        on_step=lambda: None,
-        keep_logits=True,
     )
     context.enter_phase("finish")
-    tokens, logits = by_prompt(batches)
     directory = reference_directory(
         request.model, request.dataset, parameters.reading(), parameters
     )

@@ -10,6 +10,7 @@ on, or times that jump between two values, are neither: more warm-up would not e
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -95,10 +96,22 @@ def _late_start(times: Sequence[float]) -> float:
 def _trend(times: Sequence[float]) -> float:
     """The share by which the first half makes the whole slower than the second, signed; 0 where
     times neither fall nor rise (Mann-Kendall)."""
-    count, half = len(times), len(times) // 2
-    falls = sum((a > b) - (a < b) for a, b in combinations(times, 2))
-    deviation = math.sqrt(count * (count - 1) * (2 * count + 5) / 18)
-    if abs(falls) <= _SIGNIFICANT * deviation:
+    half = len(times) // 2
+    rises, variance = mann_kendall_score(times)
+    if abs(rises) <= _SIGNIFICANT * math.sqrt(variance):
         return 0.0
     share = (median(times[:half]) / median(times[-half:]) - 1) / 2
-    return share if abs(share) > TOLERANCE and (share > 0) == (falls > 0) else 0.0
+    return share if abs(share) > TOLERANCE and (share > 0) == (rises < 0) else 0.0
+
+
+def mann_kendall_score(values: Sequence[float]) -> tuple[int, float]:
+    """The rising pairs of a series less the falling ones, and the variance that this has where the
+    order is by chance (H. B. Mann, Econometrica 13, 1945); equal values narrow it."""
+    count = len(values)
+    score = sum((later > earlier) - (later < earlier) for earlier, later in combinations(values, 2))
+    variance = _pairs_weight(count) - sum(map(_pairs_weight, Counter(values).values()))
+    return score, variance / 18
+
+
+def _pairs_weight(count: int) -> int:
+    return count * (count - 1) * (2 * count + 5)

@@ -21,7 +21,7 @@ from workloads.api import JobContext, Request, Result
 from workloads.data.catalog import load_dataset
 from workloads.engines import engine_function
 from workloads.engines.base import EngineLoader
-from workloads.one_pass import by_prompt, encoded_prompts, generate_once, result_of
+from workloads.one_pass import continued, result_of
 from workloads.precision import quantized
 from workloads.stock_reference import Question, Reference, answer
 from workloads.workloads.verification import VerificationParameters
@@ -87,18 +87,14 @@ def run(request: Request, context: JobContext) -> Result:
     load: EngineLoader = engine_function(request.engine, "generate", context.device.name)
     engine = load(request, context.device)
     dataset = load_dataset(request.dataset, parameters.reading())
-    prompts = encoded_prompts(engine, dataset, parameters.prompts)
-    context.enter_phase("measure")
-    batches, sample = generate_once(
+    prompts, tokens, logits, sample = continued(
         engine,
+        request,
         context,
-        prompts,
-        batch_size=request.batch_size,
+        dataset,
+        prompts=parameters.prompts,
         output_tokens=parameters.output_tokens,
-        on_step=lambda: None,
-        keep_logits=True,
     )
-    tokens, logits = by_prompt(batches)
     reference = answer(
         Question(
             model=request.model,

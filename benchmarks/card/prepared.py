@@ -18,7 +18,8 @@ import torch
 import transformers  # noqa: F401
 
 from orchestrator.domain.attempt import Attempt, WorkerInfo
-from orchestrator.worker.card_worker import CardWorker, WorkerConfig
+from orchestrator.worker.acquisition import WorkerConfig
+from orchestrator.worker.card_worker import CardWorker
 from workloads import finetuning, text_generation  # noqa: F401
 
 THREADS = 8

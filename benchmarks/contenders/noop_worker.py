@@ -10,7 +10,7 @@ from orchestrator.domain.attempt import Attempt, RankOutcome, WorkerInfo
 from orchestrator.domain.executor import Progress
 from orchestrator.domain.failure import Failure, classify
 from orchestrator.domain.job import State
-from orchestrator.worker.card_worker import WorkerConfig
+from orchestrator.worker.acquisition import WorkerConfig
 from workloads.api import Result
 
 

@@ -33,7 +33,8 @@ from orchestrator.results.derive import measurement_of
 from orchestrator.results.tables import to_table
 from orchestrator.scheduling.replicates import drawn
 from orchestrator.worker import card_worker
-from orchestrator.worker.card_worker import CardWorker, WorkerConfig
+from orchestrator.worker.acquisition import WorkerConfig
+from orchestrator.worker.card_worker import CardWorker
 from orchestrator.worker.turns import turn as turn_of_host
 
 CARD = Card(node_id="here", index=0, accelerator=Accelerator("CPU"))

@@ -87,7 +87,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Examine, judge, tell."""
-    from orchestrator.on_ray.submission import is_job_address
+    from orchestrator.on_ray.job_address import is_job_address
 
     if not args.emulate and is_job_address(args.address):
         return _from_afar(args)

@@ -8,7 +8,7 @@ from orchestrator.host import output
 
 EPILOG = """\
 example:
-  nightgrid logs ID --follow --address http://head:8265      ID as `nightgrid submit` printed it
+  nightgrid logs smoke --follow --address http://head:8265     a run's newest job, or a job's id
 
 --follow prints from the start and goes on until the job is over, over broken connections too.
 Ctrl-C ends the printing, not the job.
@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `nightgrid logs`."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EPILOG
-    parser.add_argument("id", metavar="ID", help="submission id")
+    parser.add_argument("id", metavar="ID", help="name of a run, or submission id")
     parser.add_argument("--address", metavar="URL", help="the cluster's dashboard")
     parser.add_argument("--follow", "-f", action="store_true", help="go on until the job is over")
 
@@ -30,10 +30,12 @@ def run(args: argparse.Namespace) -> int:
     from orchestrator.on_ray.submission import JobServer, print_chunk
 
     server = JobServer(args.address)
+    sent = server.sent(args.id)
+    name = args.id if sent is None else sent.submission_id
     if not args.follow:
-        print_chunk(server.logs(args.id))
+        print_chunk(server.logs(name))
         return 0
-    job = server.follow(args.id, print_chunk)
+    job = server.follow(name, print_chunk)
     if job.status != "SUCCEEDED":
         output.say_aside(f"job {job.submission_id} {job.status}: {job.message}")
         return 1

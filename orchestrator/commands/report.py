@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator.commands.options import add_verbose_argument
+from orchestrator.errors import StoreError
 from orchestrator.host import output
 from orchestrator.host.visible import visible_json
 from orchestrator.report import page_text, read_summary, units, write_aside
@@ -27,6 +28,7 @@ EPILOG = """\
 examples:
   nightgrid report                            the newest run: tables, and its HTML page
   nightgrid report smoke --format md          or terminal, csv, json, html, vendor
+  nightgrid report --all                      one page over all runs: trends, change points
   nightgrid report smoke --figures figures    every figure as PNG and PDF, its data as CSV
 
 docs/report.md says what each section is made from.
@@ -52,6 +54,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--json", action="store_const", const="json", dest="format", help="as --format json"
+    )
+    parser.add_argument(
+        "--all",
+        action="store_true",
+        dest="every",
+        help="one page over all runs (DIR/report.html): jobs over nights, with change points",
     )
     add_verbose_argument(parser)
     parser.add_argument(
@@ -86,6 +94,8 @@ def run(args: argparse.Namespace) -> int:
     """
     from orchestrator.results.finding import find_run
 
+    if args.every:
+        return _every_run(args)
     store = find_run(args.run_name, args.results)
     # Figures and lengths are made from every prompt; all else needs no more than the rows.
     whole = args.figures is not None or args.format == "vendor"
@@ -112,6 +122,32 @@ def run(args: argparse.Namespace) -> int:
     else:
         path = args.output or STANDARD_OUTPUT
         _deliver(_text(summary, args.format, path, verbose=args.verbose), path)
+    return 0
+
+
+def _every_run(args: argparse.Namespace) -> int:
+    """Write the page over all runs; say what changed, and what since the last run.
+
+    Raises:
+        StoreError: there is no run, or the page cannot be written.
+    """
+    from orchestrator.report import all_runs
+    from orchestrator.results.directory import default_results_dir
+
+    if args.run_name or args.format not in (None, "html") or args.figures:
+        raise StoreError("--all is a page over all runs: name no RUN, no --format, no --figures")
+    results = args.results or default_results_dir()
+    lines, trends, damaged = all_runs.read_all(results)
+    page = all_runs.render(results, lines, trends, damaged)
+    if args.output == STANDARD_OUTPUT:
+        output.emit(page)
+        return 0
+    path = write_aside(args.output or results / paths.REPORT, page).resolve()
+    for text in damaged:
+        output.say(f"not read: {text}")
+    output.say(f"{units.plural(len(lines), 'run')} in {results}")
+    output.say(all_runs.headline(trends))
+    output.say(f"page: {path}")
     return 0
 
 

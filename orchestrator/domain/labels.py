@@ -57,25 +57,37 @@ def labels_of(jobs: Sequence[Labelled]) -> dict[str, Label]:
         return {}
     names = _names(jobs)
     parameters = _Parameters(jobs)
+    shared: dict[object, str] = {}  # few texts serve all jobs
     found: dict[str, Label] = {}
-    alike: dict[Label, list[Labelled]] = {}
+    known: set[Label] = set()
+    twice: set[Label] = set()
     for job in jobs:
         of_work, of_choice = parameters.words(job)
         label = Label(
-            where=_joined(*(word(job) for word in names.where)),
-            work=_joined(*of_work),
+            where=_once(shared, *(word(job) for word in names.where)),
+            work=of_work,
             precision=job.precision if names.precisions else "",
-            batch=batch_word(job) if names.batches else "",
-            rest=_joined(*(word(job) for word in names.rest), *of_choice),
+            batch=_once(shared, batch_word(job)) if names.batches else "",
+            rest=_once(shared, *(word(job) for word in names.rest), of_choice),
         )
         if not str(label):
             label = replace(label, precision=job.precision, batch=batch_word(job))
         found[job.job_id] = label
-        alike.setdefault(label, []).append(job)
+        (twice if label in known else known).add(label)
+    alike: dict[Label, list[Labelled]] = {}
+    for job in jobs if twice else ():
+        if found[job.job_id] in twice:
+            alike.setdefault(found[job.job_id], []).append(job)
     for label, group in alike.items():
-        if len(group) > 1:
-            found |= _told_apart(label, group, parameters)
+        found |= _told_apart(label, group, parameters)
     return found
+
+
+def _once(shared: dict[object, str], *words: str) -> str:
+    """The words as one text; the same object for the same words."""
+    if words not in shared:
+        shared[words] = _joined(*words)
+    return shared[words]
 
 
 def batch_word(job: Labelled) -> str:
@@ -159,7 +171,7 @@ class _Parameters:
     def __init__(self, jobs: Sequence[Labelled]) -> None:
         self._kept: list[object] = []  # so that no other object gets the id of a key
         self._values: dict[tuple[str, str, int], Mapping[str, Scalar]] = {}
-        self._words: dict[tuple[str, str, int], tuple[list[str], list[str]]] = {}
+        self._words: dict[tuple[str, str, int], tuple[str, str]] = {}
         counts: Counter[tuple[str, str, int]] = Counter()
         for job in jobs:
             key = self._key(job)
@@ -169,7 +181,7 @@ class _Parameters:
                 self._values[key] = as_declared(job.workload, job.engine, dict(job.parameters))
         self._usual = self._varying(counts)
 
-    def words(self, job: Labelled) -> tuple[list[str], list[str]]:
+    def words(self, job: Labelled) -> tuple[str, str]:
         """Words of a job's work, and of its choices."""
         key = self._key(job)
         if key not in self._words:
@@ -181,9 +193,14 @@ class _Parameters:
         found = {}
         for job in group:
             values = self._values[self._key(job)]
-            every = (said(name, values[name]) for name in self._usual if name in values)
-            told = {word for words in self.words(job) for word in words}
-            found[job.job_id] = " ".join(word for word in every if word not in told)
+            roles = declared_of(job.workload, job.engine)
+            found[job.job_id] = _joined(
+                *(
+                    said(name, values[name])
+                    for name in self._usual
+                    if name in values and name in roles and roles[name].role == "neutral"
+                )
+            )
         return found
 
     @staticmethod
@@ -212,7 +229,7 @@ class _Parameters:
                 usual[name] = (default or common)[0]
         return usual
 
-    def _of(self, key: tuple[str, str, int]) -> tuple[list[str], list[str]]:
+    def _of(self, key: tuple[str, str, int]) -> tuple[str, str]:
         workload, engine, _ = key
         declared = declared_of(workload, engine)
         roles = {n: declared[n].role if n in declared else "work" for n in self._usual}
@@ -228,4 +245,4 @@ class _Parameters:
             if brief and type(value) is type(usual) and value == usual:
                 continue
             words[roles[name] != "work"].append(said(name, value))
-        return words
+        return _joined(*words[0]), _joined(*words[1])

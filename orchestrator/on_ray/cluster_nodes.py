@@ -17,7 +17,8 @@ from orchestrator.domain.topology import Node
 from orchestrator.errors import SubmitError
 from orchestrator.host import output
 from orchestrator.on_ray.cluster import connect
-from orchestrator.on_ray.submission import JobServer, is_job_address
+from orchestrator.on_ray.job_address import is_job_address
+from orchestrator.on_ray.submission import JobServer
 
 _ANSWER_S = 120.0
 

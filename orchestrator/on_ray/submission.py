@@ -16,18 +16,17 @@ import os
 import platform
 import re
 import shlex
-import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from orchestrator.doctor.facts import Versions
 from orchestrator.errors import SubmitError
 from orchestrator.host import output
 from orchestrator.host.environment import GIT_COMMIT_VARIABLE, GIT_DIRTY_VARIABLE, git_state
+from orchestrator.on_ray.job_address import ADDRESS_VARIABLES, resolve_job_address
 from orchestrator.on_ray.run_queue import KINDS, MADE_BY, PRIORITY, RESULTS, RUN
 from orchestrator.on_ray.token import asks_for_token, missing_token, take_own_token, token_advice
 from orchestrator.on_ray.upload import Upload, program_files, upload_of
@@ -37,8 +36,6 @@ from orchestrator.worker.redaction import redact
 if TYPE_CHECKING:
     from orchestrator.domain.job import Job
 
-DEFAULT_PORT = 8265
-_TIMEOUT_S = 5.0
 #: Modules of Ray that tell of each package which they upload.
 _CHATTERERS = (
     "ray.dashboard.modules.job.sdk",
@@ -52,7 +49,6 @@ _STOP_WAIT_S = 120
 #: gives that agent ten seconds, which cannot be changed, and asks to try again.
 _AGENT_PATIENCE_S = 120.0
 _NO_AGENT_YET = re.compile(r"No available agent to submit job|Failed to get head node agent")
-_ADDRESS_VARIABLES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,7 +241,7 @@ class JobServer:
                     entrypoint=shlex.join(["exec", "python", "-m", module, *arguments]),
                     runtime_env={
                         "working_dir": str(directory),
-                        "env_vars": {_ADDRESS_VARIABLES[0]: ""},  # there it asks its own cluster
+                        "env_vars": {ADDRESS_VARIABLES[0]: ""},  # there it asks its own cluster
                     },
                 )
         except Exception as error:
@@ -361,50 +357,11 @@ class JobServer:
             raise SubmitError(f"{self.address}: {_line(error)}") from error
 
 
-def is_job_address(address: str | None) -> bool:
-    """Return whether this, or else the environment, names a job server and not a control store."""
-    known = address or next(filter(None, map(os.environ.get, _ADDRESS_VARIABLES)), "")
-    return known.startswith(("http://", "https://"))
-
-
 def versions_here() -> Versions:
     """Ray and Python of this process."""
     import ray
 
     return Versions(ray=ray.__version__, python=platform.python_version())
-
-
-def resolve_job_address(address: str | None) -> str:
-    """The URL of a job server that listens, from ``--address`` or the environment.
-
-    Raises:
-        SubmitError: none is given, it is of another kind, or nothing listens there.
-    """
-    named = {name: os.environ.get(name, "") for name in _ADDRESS_VARIABLES}
-    chosen = address or next((value for value in named.values() if value.startswith("http")), "")
-    if not chosen:
-        raise SubmitError(
-            "no cluster to talk to: give --address http://HEAD:8265 (the dashboard's address), "
-            f"or set {_ADDRESS_VARIABLES[0]}"
-        )
-    if "://" not in chosen:
-        chosen = f"http://{chosen}"
-    try:
-        parts = urlsplit(chosen)
-        port = parts.port or (443 if parts.scheme == "https" else DEFAULT_PORT)
-    except ValueError as error:
-        raise SubmitError(f"'{chosen}' is not an address: {error}") from error
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise SubmitError(f"'{chosen}' is not a job server; it has the form http://HEAD:8265")
-    try:
-        socket.create_connection((parts.hostname, port), timeout=_TIMEOUT_S).close()
-    except (OSError, ValueError) as error:  # a ValueError: no host can be named so
-        raise SubmitError(
-            f"nothing answers at {parts.hostname}:{port}: {error}. Is the head node up "
-            "(`ray start --head`), its dashboard reachable from here (it listens on its own "
-            "loopback unless given --dashboard-host), or an SSH tunnel needed?"
-        ) from error
-    return chosen if parts.port or parts.scheme == "https" else f"{chosen.rstrip('/')}:{port}"
 
 
 def new_submission_id(run: str) -> str:

@@ -67,9 +67,9 @@ class Contest:
     ranked: tuple[Measurement, ...]  # succeeded rows, the fastest first
     tied: tuple[Measurement, ...]  # whose interval overlaps the fastest's, best first
     verdict: Verdict
-    quickest: Measurement | None  # lowest median latency of a prompt
-    leanest: Measurement | None  # smallest peak memory
-    thriftiest: Measurement | None  # most work per joule, of those whose energy is known
+    quickest: Measurement | None = None  # lowest median latency of a prompt
+    leanest: Measurement | None = None  # smallest peak memory
+    thriftiest: Measurement | None = None  # most work per joule, of those whose energy is known
     leaders: tuple[Leader, ...] = ()  # by the workload's own figures, in order of declaration
 
     @property
@@ -94,15 +94,38 @@ class Contest:
 
 
 def hold_contests(
-    rows: Sequence[Measurement], settings: Mapping[str, Setting]
+    rows: Sequence[Measurement], settings: Mapping[str, Setting], *, brief: bool = False
 ) -> tuple[Contest, ...]:
-    """One contest for each piece of work that has a succeeded row with a throughput."""
+    """One contest for each piece of work that has a succeeded row with a throughput.
+
+    Args:
+        rows: one a job.
+        settings: of the rows, by job id.
+        brief: by throughput alone, without the best rows by other figures.
+    """
     entered: dict[tuple[Setting, str], list[Measurement]] = {}
+    works = Works(settings)
     for row in rows:
         if row.state is State.SUCCEEDED and row.metrics.throughput is not None:
-            key = (work_of(settings[row.job_id]), row.metrics.throughput_unit)
+            key = (works[row], row.metrics.throughput_unit)
             entered.setdefault(key, []).append(row)
-    return tuple(_judge(setting, unit, group) for (setting, unit), group in entered.items())
+    judge = _ranked if brief else _judge
+    return tuple(judge(setting, unit, group) for (setting, unit), group in entered.items())
+
+
+class Works:
+    """The work of each row (``work_of``), worked out once for each setting: a few serve all."""
+
+    def __init__(self, settings: Mapping[str, Setting]) -> None:
+        self._settings = settings
+        self._known: dict[Setting, Setting] = {}
+
+    def __getitem__(self, row: Measurement) -> Setting:
+        setting = self._settings[row.job_id]
+        work = self._known.get(setting)
+        if work is None:
+            work = self._known[setting] = work_of(setting)
+        return work
 
 
 def interval(row: Measurement) -> tuple[float, float]:
@@ -139,18 +162,18 @@ def work_of(setting: Setting) -> Setting:
     return replace(setting, parameters=parameters, **blank)
 
 
-def _judge(setting: Setting, unit: str, rows: list[Measurement]) -> Contest:
+def _ranked(setting: Setting, unit: str, rows: list[Measurement]) -> Contest:
     ranked = sorted(rows, key=lambda row: row.metrics.throughput or 0.0, reverse=True)
     verdict, tied = _verdict(ranked)
+    return Contest(setting=setting, unit=unit, ranked=tuple(ranked), tied=tied, verdict=verdict)
+
+
+def _judge(setting: Setting, unit: str, rows: list[Measurement]) -> Contest:
     timed = [row for row in rows if row.metrics.latency_p50_s is not None]
     weighed = [row for row in rows if peak_memory_bytes(row) is not None]
     metered = [row for row in rows if row.metrics.work_per_joule is not None]
-    return Contest(
-        setting=setting,
-        unit=unit,
-        ranked=tuple(ranked),
-        tied=tied,
-        verdict=verdict,
+    return replace(
+        _ranked(setting, unit, rows),
         quickest=min(timed, key=lambda row: row.metrics.latency_p50_s or 0.0, default=None),
         leanest=min(weighed, key=lambda row: peak_memory_bytes(row) or 0, default=None),
         thriftiest=max(metered, key=lambda row: row.metrics.work_per_joule or 0.0, default=None),

@@ -19,7 +19,7 @@ from statistics import geometric_mean
 from orchestrator.domain.declared import declared_of, usual_engine
 from orchestrator.domain.job import State
 from orchestrator.domain.measurement import Measurement
-from orchestrator.report.contests import peak_memory_bytes, work_of
+from orchestrator.report.contests import Works, peak_memory_bytes
 from orchestrator.report.grouping import Setting, precision_rank, scalar
 from orchestrator.report.ratio import Ratio, pooled, rate_of, ratio_of
 
@@ -81,9 +81,10 @@ class Effect:
 def effects_of(rows: Sequence[Measurement], settings: Mapping[str, Setting]) -> tuple[Effect, ...]:
     """Every effect that the rows show, grouped by work; within it the largest gain first."""
     groups: dict[Setting, list[Measurement]] = {}
+    works = Works(settings)
     for row in rows:
         if row.state is State.SUCCEEDED and rate_of(row.metrics, row.measure.confidence):
-            groups.setdefault(work_of(settings[row.job_id]), []).append(row)
+            groups.setdefault(works[row], []).append(row)
     effects = []
     for work, group in groups.items():
         defaults = _defaults(work.workload, {settings[row.job_id].engine for row in group})

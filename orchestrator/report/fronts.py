@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from orchestrator.domain.job import State
 from orchestrator.domain.measurement import Measurement
-from orchestrator.report.contests import work_of
+from orchestrator.report.contests import Works
 from orchestrator.report.grouping import Setting
 
 
@@ -30,9 +30,10 @@ class Front:
 def fronts_of(rows: Sequence[Measurement], settings: Mapping[str, Setting]) -> tuple[Front, ...]:
     """A front for each piece of work with at least two rows that have both figures."""
     groups: dict[tuple[Setting, str], list[Measurement]] = {}
+    works = Works(settings)
     for row in rows:
         if row.state is State.SUCCEEDED and _point(row) is not None:
-            key = (work_of(settings[row.job_id]), row.metrics.throughput_unit)
+            key = (works[row], row.metrics.throughput_unit)
             groups.setdefault(key, []).append(row)
     fronts = []
     for (setting, unit), group in groups.items():

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 
 from orchestrator.domain.declared import as_declared
 from orchestrator.domain.job import Accelerator, Scalar, State, supersedes
@@ -36,6 +36,14 @@ class Setting:
     isolation: str
     parameters: tuple[tuple[str, str], ...]  # name, value as text
     league: str = ""  # "" for most; a flag may let a row rank only among its like
+    _hash: int = field(init=False, repr=False, compare=False)  # asked for by every section
+
+    def __post_init__(self) -> None:
+        told = tuple(getattr(self, name) for name in _TOLD)
+        object.__setattr__(self, "_hash", hash(told))
+
+    def __hash__(self) -> int:
+        return self._hash
 
     @property
     def where(self) -> str:
@@ -44,6 +52,9 @@ class Setting:
         if self.emulated:
             return f"{cards}, emulated on {self.device}" if self.device else f"{cards}, emulated"
         return f"{cards}, {self.device}" if self.device else cards
+
+
+_TOLD = tuple(each.name for each in fields(Setting) if each.compare)
 
 
 def newest_final(measurements: Sequence[Measurement]) -> tuple[Measurement, ...]:
@@ -94,6 +105,8 @@ def settings_of(
         if row.device_name:
             homes.setdefault(row.accelerator, set()).add((row.emulated, row.device_name))
     settings = {}
+    shared: dict[tuple[object, ...], Setting] = {}  # a few thousand serve all rows of a large run
+    kept: list[object] = []  # so that no other mapping gets the id of a key
     for row in rows:
         emulated, device = row.emulated, row.device_name or ""
         known = homes.get(row.accelerator, set())
@@ -102,19 +115,27 @@ def settings_of(
             for candidates in (known, alike):
                 if len(candidates) == 1:
                     emulated, device = next(iter(candidates))
-        settings[row.job_id] = Setting(
-            workload=row.workload,
-            model=row.model,
-            dataset=row.dataset,
-            accelerator=str(row.accelerator),
-            emulated=emulated,
-            device=device,
-            cards=row.cards,
-            engine=row.engine,
-            isolation=row.isolation,
-            parameters=_parameters(row),
-            league=league_of(row, (raised or {}).get(row.job_id, ())),
+        league = league_of(row, (raised or {}).get(row.job_id, ()))
+        key = (
+            *(row.workload, row.model, row.dataset, str(row.accelerator), emulated, device),
+            *(row.cards, row.engine, row.isolation, league, id(row.parameters)),
         )
+        if key not in shared:
+            kept.append(row.parameters)
+            shared[key] = Setting(
+                workload=row.workload,
+                model=row.model,
+                dataset=row.dataset,
+                accelerator=str(row.accelerator),
+                emulated=emulated,
+                device=device,
+                cards=row.cards,
+                engine=row.engine,
+                isolation=row.isolation,
+                parameters=_parameters(row),
+                league=league,
+            )
+        settings[row.job_id] = shared[key]
     return settings
 
 

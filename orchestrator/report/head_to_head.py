@@ -85,21 +85,19 @@ def _side(setting: Setting) -> Side:
 def _compared(
     workload: str, unit: str, rows: Sequence[Measurement], settings: Mapping[str, Setting]
 ) -> HeadToHead | None:
-    sides = list(dict.fromkeys(_side(settings[row.job_id]) for row in rows))
+    sides = list(dict.fromkeys(map(_side, dict.fromkeys(settings[r.job_id] for r in rows))))
     if len(sides) < 2:
         return None
     alike: dict[object, dict[int, list[Measurement]]] = {}
+    known = dict.fromkeys(settings[row.job_id] for row in rows)
     common = frozenset.intersection(
-        *(frozenset(name for name, _ in settings[row.job_id].parameters) for row in rows)
+        *(frozenset(name for name, _ in setting.parameters) for setting in known)
     )
+    places = {setting: (_work(setting, common), sides.index(_side(setting))) for setting in known}
     for row in rows:
-        setting = settings[row.job_id]
-        shared = tuple(pair for pair in setting.parameters if pair[0] in common)
-        key = (
-            *(setting.model, setting.dataset, setting.cards, setting.isolation, setting.league),
-            *(shared, row.precision, row.batch_size_requested),
-        )
-        alike.setdefault(key, {}).setdefault(sides.index(_side(setting)), []).append(row)
+        work, side = places[settings[row.job_id]]
+        key = (work, row.precision, row.batch_size_requested)
+        alike.setdefault(key, {}).setdefault(side, []).append(row)
     # A setting of which one side has several rows is left alone: which one is meant is not known.
     matched = [
         {side: group[0] for side, group in found.items()}
@@ -120,6 +118,12 @@ def _compared(
         overall=tuple(_overall(lines, side) for side in range(len(sides))),
         left_out=len(matched) - len(shown),
     )
+
+
+def _work(setting: Setting, common: frozenset[str]) -> Setting:
+    """The setting as all sides can have it."""
+    shared = tuple(pair for pair in setting.parameters if pair[0] in common)
+    return replace(setting, accelerator="", device="", emulated=False, engine="", parameters=shared)
 
 
 def _fastest(found: Mapping[int, Measurement]) -> float:

@@ -77,7 +77,7 @@ def render(
         listed = tuple(with_items(listed))
     points = prompt_points(listed)
     return (
-        _environment()
+        environment()
         .get_template("page.html.jinja")
         .render(
             summary=summary,
@@ -223,7 +223,8 @@ def asset(name: str) -> str:
 
 
 @cache
-def _environment() -> Environment:
+def environment() -> Environment:
+    """The templates, each value escaped."""
     from jinja2 import Environment, FunctionLoader, StrictUndefined
 
     environment = Environment(

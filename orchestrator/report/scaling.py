@@ -46,9 +46,13 @@ def scalings_of(
 ) -> tuple[Scaling, ...]:
     """One entry for each job that succeeded on two or more numbers of cards."""
     groups: dict[tuple[Setting, str, str, str], list[Measurement]] = {}
+    apart: dict[Setting, Setting] = {}  # from what cards say; a few settings serve all rows
     for row in rows:
         if row.state is State.SUCCEEDED and rate_of(row.metrics, row.measure.confidence):
-            setting = replace(settings[row.job_id], cards=0)
+            own = settings[row.job_id]
+            if own not in apart:
+                apart[own] = replace(own, cards=0)
+            setting = apart[own]
             unit = row.metrics.throughput_unit
             key = (setting, row.precision, row.batch_size_requested, unit)
             groups.setdefault(key, []).append(row)

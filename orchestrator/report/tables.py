@@ -206,7 +206,7 @@ def _table(
 ) -> Table:
     rows = list(layout.cells.values())
     fit = ranked(rows, raised)
-    contests = hold_contests(fit, settings)
+    contests = hold_contests(fit, settings, brief=True)
     # A table has one unit; were there two, the one with more rows is ranked.
     largest = max(contests, key=lambda contest: contest.contenders, default=None)
     unit = largest.unit if largest is not None else ""

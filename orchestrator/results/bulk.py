@@ -237,16 +237,23 @@ def _tuples(column: Any, shared: dict[Any, Any]) -> list[Any]:
 def _mappings(
     name: str, column: Any, shared: dict[Any, Any], make: Callable[[Any], Any]
 ) -> list[Any]:
-    ends, there = column.offsets.to_pylist(), column.is_valid().to_pylist()
-    keys, items = column.keys.to_pylist(), column.items.to_pylist()
+    import pyarrow.types as kinds
+
+    ends, there = _numbers(column.offsets), _numbers(column.is_valid())
+    keys, items = _repeated(column.keys, shared, str), column.items
+    # Figures are each row's own: looking for repetitions would cost, and keep what it looked at.
+    own = kinds.is_float64(items.type)
+    told = _numbers(items) if own else _repeated(items, shared, str)
     values: list[Any] = []
     for number, valid in enumerate(there):
+        low, high = ends[number], ends[number + 1]
         if not valid:
             values.append(None)
-            continue
-        low, high = ends[number], ends[number + 1]
-        pairs = tuple(zip(keys[low:high], items[low:high], strict=True))
-        values.append(_once(shared, (name, pairs), make, pairs))
+        elif own:
+            values.append(dict(zip(keys[low:high], told[low:high], strict=True)))
+        else:
+            pairs = tuple(zip(keys[low:high], told[low:high], strict=True))
+            values.append(_once(shared, (name, pairs), make, pairs))
     return values
 
 

@@ -21,6 +21,8 @@ import math
 import statistics
 from collections.abc import Sequence
 
+from workloads.steadiness import mann_kendall_score
+
 #: Level of both tests. A night has hundreds of rows, so it is strict.
 LEVEL = 0.01
 #: Samples below which neither test says anything.
@@ -30,7 +32,7 @@ _LEAST_SHARE = 0.3
 _LEAST_APART = 4.0  # Ashman's D; the halves of one normal distribution have 2.6
 _MOST_PAIRED = 200  # samples whose pairs are looked at; longer series are averaged in their order
 #: The cluster index that one normal sample in a hundred is below, by size of the sample (simulated,
-#: 40,000 samples each; ``tests/results/test_steadiness.py`` holds the rate of false alarms).
+#: 40,000 samples each; ``tests/results/test_series.py`` holds the rate of false alarms).
 _CRITICAL = (
     *((10, 0.092), (12, 0.118), (15, 0.143), (20, 0.169), (30, 0.206), (50, 0.243), (100, 0.279)),
     *((200, 0.305), (500, 0.328), (1000, 0.338), (3000, 0.349)),
@@ -59,19 +61,10 @@ def _averaged(values: Sequence[float]) -> Sequence[float]:
 
 def mann_kendall(values: Sequence[float]) -> float:
     """The two-sided p-value of a monotone trend (normal approximation, with ties)."""
-    values = _averaged(values)
-    count = len(values)
-    score = sum(
-        (later > earlier) - (later < earlier)
-        for i, earlier in enumerate(values)
-        for later in values[i + 1 :]
-    )
-    ties = [values.count(value) for value in set(values)]
-    variance = count * (count - 1) * (2 * count + 5)
-    variance -= sum(tied * (tied - 1) * (2 * tied + 5) for tied in ties)
+    score, variance = mann_kendall_score(_averaged(values))
     if variance <= 0 or score == 0:
         return 1.0
-    distance = (abs(score) - 1) / math.sqrt(variance / 18)
+    distance = (abs(score) - 1) / math.sqrt(variance)
     return math.erfc(distance / math.sqrt(2))
 
 

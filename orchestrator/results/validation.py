@@ -32,28 +32,29 @@ def faults(tables: Mapping[str, pa.Table], together: pa.Table | None = None) -> 
         tables: of the same columns, and of exactly their types (``schema.current``).
         together: all of them as one, where the caller has that; then none is empty.
     """
-    import pyarrow as pa
-
     if together is not None and not fault(together):
         return {}
-    found: dict[str, str] = {}
-
-    def look_at(names: Sequence[str]) -> None:
-        """All together; only where something is wrong, each half alone."""
-        together = pa.concat_tables([tables[name] for name in names])
-        reason = fault(together.combine_chunks() if len(names) > 1 else together)
-        if not reason:
-            return
-        if len(names) == 1:
-            found[names[0]] = reason
-            return
-        look_at(names[: len(names) // 2])
-        look_at(names[len(names) // 2 :])
-
     full = [name for name, table in tables.items() if table.num_rows]
-    if full:
-        look_at(full)
+    found = _faults_among(tables, full) if full else {}
     return found | {name: "it holds no rows" for name in tables if name not in full}
+
+
+def _faults_among(tables: Mapping[str, pa.Table], names: Sequence[str]) -> dict[str, str]:
+    """Look at all of these together; only where something is wrong, at each half alone.
+
+    A function of its own: one that knew itself by a closure would keep the tables in memory until
+    the next collection of garbage.
+    """
+    import pyarrow as pa
+
+    together = pa.concat_tables([tables[name] for name in names])
+    reason = fault(together.combine_chunks() if len(names) > 1 else together)
+    if not reason:
+        return {}
+    if len(names) == 1:
+        return {names[0]: reason}
+    half = len(names) // 2
+    return _faults_among(tables, names[:half]) | _faults_among(tables, names[half:])
 
 
 def fault(table: pa.Table) -> str:

@@ -27,7 +27,8 @@ from orchestrator.domain.events import (
 )
 from orchestrator.domain.executor import Progress
 from orchestrator.domain.topology import Card, Node
-from orchestrator.worker.card_worker import CardWorker, WorkerConfig
+from orchestrator.worker.acquisition import WorkerConfig
+from orchestrator.worker.card_worker import CardWorker
 from workloads.devices.monitoring.telemetry import CardTelemetry
 
 _CLOSE_PATIENCE_S = 5.0

@@ -11,6 +11,8 @@ from enum import Enum
 from typing import Any
 
 from orchestrator.report import cells
+from orchestrator.report.all_runs import since_text
+from orchestrator.report.comparison import RunComparison
 from orchestrator.report.contests import Contest
 from orchestrator.report.safe import finite, one_line
 from orchestrator.report.summary import Summary
@@ -45,6 +47,7 @@ class Notice:
     rows: str = ""  # directory of the rows
     report: str = ""  # path of the page, "" if there is none
     summary: Summary | None = None
+    since: RunComparison | None = None  # with the run that measured the same jobs last
 
     def values(self) -> dict[str, Any]:
         """The JSON object."""
@@ -63,6 +66,7 @@ class Notice:
             "emulated": emulated,
             "wall_s": finite(summary.timeline.wall_s) if summary is not None else None,
             "best": [_best(contest) for contest in (summary.contests if summary else ())],
+            "since": _since(self.since),
             "host": self.host,
             "rows": self.rows,
             "report": self.report,
@@ -80,6 +84,8 @@ class Notice:
                 best_text(contest, summary.chosen(contest.fastest))
                 for contest in summary.contests[:BEST_SHOWN]
             ]
+            if self.since is not None:
+                lines.append(since_text(self.since))
             if any(row.emulated for row in summary.rows):
                 lines.append("Emulated cards: no figure is one of a real card.")
         if self.report:
@@ -94,6 +100,20 @@ _WORDS = {
     Ending.FAILED: "has failed",
     Ending.INTERRUPTED: "was interrupted",
 }
+
+
+def _since(found: RunComparison | None) -> dict[str, Any] | None:
+    if found is None:
+        return None
+    significant = [change for change in found.changes if change.significant]
+    return {
+        "run": found.before,
+        "slower": sum(change.ratio.value < 1 for change in significant),
+        "faster": sum(change.ratio.value > 1 for change in significant),
+        "unchanged": len(found.changes) - len(significant),
+        "broken": len(found.broken),
+        "overall_ratio": finite(found.overall),
+    }
 
 
 def _best(contest: Contest) -> dict[str, Any]:

@@ -265,12 +265,17 @@ def notice_of_death(
 
 def _notice(store: Store, ending: Ending, reason: str, exit_code: int, page: Path | None) -> Notice:
     from orchestrator.report import read_summary
+    from orchestrator.report.all_runs import since_last
 
     summary = None
     with contextlib.suppress(Exception):  # the rows may be what the run failed of
         summary = read_summary(store, lean=True)[0]
+    since = None
+    with contextlib.suppress(Exception):  # a notice is sent whatever the other runs hold
+        since = since_last(store)
     return Notice(
         run=store.run,
+        since=since,
         ending=ending,
         reason=reason,
         exit_code=exit_code,

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from orchestrator.domain.events import StartWorker
 from orchestrator.domain.topology import Node
+from orchestrator.worker.acquisition import WorkerConfig
 from orchestrator.worker.card_process import Launch
-from orchestrator.worker.card_worker import WorkerConfig
 from orchestrator.worker.host_facts import HostFacts
 from workloads.devices import CardProcess, environment_for
 from workloads.engines import process_kinds, variables_of

@@ -117,9 +117,13 @@ class JobServerStandIn:
             )
         ]
 
-    def job(self, submission_id: str) -> JobInfo:
+    def sent(self, run: str) -> JobInfo:
         """That one."""
         return self.jobs()[0]
+
+    def ask(self, arguments: list[str], *, timeout_s: float) -> str:
+        """Nothing is left of the run."""
+        return "nightgrid status: there is no run 'night' in results."
 
 
 @pytest.fixture
@@ -180,11 +184,12 @@ def test_json_is_all_of_standard_output(
 
 
 def test_status_json_of_a_submitted_job(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """One job is an object with the fields of ``JobInfo``, all jobs are an array of them."""
+    """One job is an object with the fields of ``JobInfo`` and what is known of its run, all jobs
+    are an array of the former."""
     at = ["--address", "http://head:8265", "--json"]
     assert main(["status", "night", *at]) == 0
     one = json.loads(capsys.readouterr().out)
-    assert set(one) == names_of(JobInfo)
+    assert one.pop("run_status") is None and set(one) == names_of(JobInfo)
     assert main(["status", *at]) == 0
     assert json.loads(capsys.readouterr().out) == [one]
 

@@ -8,12 +8,14 @@ import io
 import json
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from orchestrator.cli import main
+from orchestrator.domain.topology import parse_emulation
 from orchestrator.errors import SubmitError
 from orchestrator.on_ray.submission import JobInfo, Submission
 from orchestrator.results import paths
@@ -75,7 +77,11 @@ class Server:
     def stop(self, submission_id: str) -> None:
         self.stopped.append(submission_id)
 
-    def ask(self, arguments: Sequence[str], *, timeout_s: float) -> str:
+    def ask(
+        self, arguments: Sequence[str], *, timeout_s: float, module: str = "orchestrator"
+    ) -> str:
+        if module == "orchestrator.on_ray.cluster_nodes":
+            return "a line of Ray's\n" + json.dumps([asdict(node) for node in NODES]) + "\n"
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
             main(list(arguments))
@@ -84,6 +90,7 @@ class Server:
         )
 
 
+NODES = parse_emulation("3x4:HPU", [])
 SENT: list[Submission] = []
 STOPPED: list[str] = []
 
@@ -177,6 +184,17 @@ def test_a_job_without_a_run_yet_is_stopped_by_ray(there: Path, say: Callable[..
     assert "stop" in say("stop", "night", *THERE)
     assert STOPPED == ["nightgrid-night-1"]
     say("stop", "unknown", *THERE, code=SubmitError.exit_code)
+
+
+def test_a_plan_is_for_the_cluster_at_an_address(
+    there: Path, tmp_path: Path, say: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its nodes are asked by a job on the head; emulated ones beside it are refused."""
+    monkeypatch.setattr("orchestrator.on_ray.cluster_nodes.JobServer", Server)
+    (tmp_path / "g.yaml").write_text(GRID.format(name="g"))
+    told = json.loads(say("plan", "g.yaml", *THERE, "--json"))
+    assert [node["cards"] for node in told["nodes"]] == [4, 4, 4]
+    assert "cannot be combined" in say("plan", "g.yaml", *THERE, "--emulate", "1x1", code=3)
 
 
 def test_several_grids_are_sent_in_their_order(

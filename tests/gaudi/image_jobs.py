@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import json
+import tempfile
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +18,7 @@ from PIL import Image
 from workloads import text_to_image
 from workloads.api import MeasureSettings, Result
 from workloads.devices import device_for
+from workloads.models.loading import open_model
 
 MEASURE = MeasureSettings(warmup=1, min_repeats=2, max_repeats=2, time_limit_s=600)
 CHANGES: dict[str, dict[str, Any]] = {
@@ -27,6 +29,47 @@ CHANGES: dict[str, dict[str, Any]] = {
     "four": {"batch_size": 4},
     "bf16": {"precision": "bf16"},
 }
+
+
+def make_xl(directory: str) -> None:
+    """Stable Diffusion XL's parts at the embedded pipeline's size: two text encoders, and a U-Net
+    that is told the size of the image."""
+    import torch
+    from diffusers import (
+        DDIMScheduler,
+        StableDiffusionPipeline,
+        StableDiffusionXLPipeline,
+        UNet2DConditionModel,
+    )
+    from transformers import CLIPTextModelWithProjection
+
+    small = StableDiffusionPipeline.from_pretrained(
+        open_model("tiny-stable-diffusion").path, safety_checker=None
+    )
+    torch.manual_seed(0)
+    unet = UNet2DConditionModel(
+        block_out_channels=(32, 64),
+        layers_per_block=1,
+        sample_size=8,
+        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
+        up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
+        cross_attention_dim=64,
+        attention_head_dim=(2, 4),
+        use_linear_projection=True,
+        addition_embed_type="text_time",
+        addition_time_embed_dim=8,
+        projection_class_embeddings_input_dim=32 + 6 * 8,
+        norm_num_groups=8,
+    )
+    StableDiffusionXLPipeline(
+        vae=small.vae,
+        text_encoder=small.text_encoder,
+        text_encoder_2=CLIPTextModelWithProjection(small.text_encoder.config),
+        tokenizer=small.tokenizer,
+        tokenizer_2=small.tokenizer,
+        unet=unet,
+        scheduler=DDIMScheduler.from_config(small.scheduler.config),
+    ).save_pretrained(directory)
 
 
 def run(engine: str, device: str, **changes: Any) -> Result:
@@ -53,10 +96,18 @@ def pixels(result: Result) -> Any:
 
 def main() -> None:
     """Paint everything twice: as diffusers does it, and as the library does."""
+    with tempfile.TemporaryDirectory() as directory:
+        make_xl(directory)
+        CHANGES["xl"] = {"model": directory}
+        paint_all()
+
+
+def paint_all() -> None:
+    """The jobs themselves."""
     stock = {
         name: pixels(run("diffusers", "cpu", **changes))
         for name, changes in CHANGES.items()
-        if name in ("usual", "unguided", "euler")
+        if name in ("usual", "unguided", "euler", "xl")
     }
     from habana_frameworks.torch.hpu import graphs
 

@@ -19,7 +19,7 @@ STEPS, BATCHES = 4, 4  # of each job, two batches of them left out
 
 @pytest.fixture(scope="module")
 def rows() -> dict[str, dict[str, Any]]:
-    """Six jobs in one process."""
+    """Seven jobs in one process."""
     folders = [TESTS.parent, TESTS / "workloads", os.environ.get("PYTHONPATH", "")]
     done = subprocess.run(
         [sys.executable, str(Path(__file__).with_name("image_jobs.py"))],
@@ -41,7 +41,7 @@ def rows() -> dict[str, dict[str, Any]]:
     return found
 
 
-@pytest.mark.parametrize("name", ["usual", "collected", "unguided", "euler"])
+@pytest.mark.parametrize("name", ["usual", "collected", "unguided", "euler", "xl"])
 def test_images_are_those_of_stock_diffusers(rows: dict[str, Any], name: str) -> None:
     """In fp32, from the same latents, with captured graphs and without: to a rounded level."""
     assert rows[name]["difference"] < 0.1
@@ -70,7 +70,8 @@ def test_rows_tell_the_librarys_classes_and_all_of_their_time(rows: dict[str, An
     """The clock is ours: what the parts took is what the batch took."""
     for name, row in rows.items():
         scheduler = "GaudiEulerDiscreteScheduler" if name == "euler" else "GaudiDDIMScheduler"
-        assert row["details"]["pipeline"] == "GaudiStableDiffusionPipeline"
+        kind = "XL" if name == "xl" else ""
+        assert row["details"]["pipeline"] == f"GaudiStableDiffusion{kind}Pipeline"
         assert row["details"]["scheduler"] == scheduler
         for parts, wall in zip(row["parts"], row["walls"], strict=True):
             assert 0.95 * wall - 0.01 < parts <= wall

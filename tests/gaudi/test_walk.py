@@ -22,7 +22,7 @@ from patience import patience
 from test_whole_path import MEASURE, ROOT, details, rows_of
 
 PAGE = ROOT / "docs/gaudi.md"
-pytestmark = pytest.mark.timeout(900)
+pytestmark = pytest.mark.timeout(1200)
 
 #: First words of commands that need what is not here.
 CANNOT = {

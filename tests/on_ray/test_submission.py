@@ -11,11 +11,11 @@ import pytest
 
 from orchestrator.cli import main
 from orchestrator.errors import SubmitError
+from orchestrator.on_ray.job_address import resolve_job_address
 from orchestrator.on_ray.submission import (
     JobServer,
     Submission,
     new_submission_id,
-    resolve_job_address,
 )
 
 

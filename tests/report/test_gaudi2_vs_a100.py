@@ -40,6 +40,7 @@ def test_the_shipped_grid_runs_on_emulated_cards(cluster: str) -> None:
     assert {job.experiment for job in shipped.jobs()} == {
         "bert-pretraining",
         "t5-summarization",
+        "t5-deepspeed",
         "stable-diffusion",
     }
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import tiny_workload
+from example_grids import GRID
 from measurements import row
 
 from orchestrator.cli import main
@@ -43,19 +44,6 @@ NOTICE = Notice(
     rows="/results/night/rows",
     report="/results/night/report.html",
 )
-GRID = """\
-name: tiny-run
-defaults:
-  workload: tiny
-  model: tiny-chatglm3
-  dataset: advertisegen-synthetic
-  accelerator: HPU
-  precision: fp32
-measure: {warmup: 0, min_repeats: 2, max_repeats: 2, time_limit_s: 5}
-experiments:
-  - name: sizes
-    axes: {batch_size: [1, 2]}
-"""
 
 
 @dataclass

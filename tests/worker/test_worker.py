@@ -17,7 +17,8 @@ from orchestrator.domain.attempt import Attempt, RankOutcome
 from orchestrator.domain.failure import FailureClass
 from orchestrator.domain.job import Accelerator, Scalar, State
 from orchestrator.domain.topology import Card
-from orchestrator.worker.card_worker import CardWorker, WorkerConfig, request_of
+from orchestrator.worker.acquisition import WorkerConfig
+from orchestrator.worker.card_worker import CardWorker, request_of
 from workloads.devices.cpu import CpuDevice
 from workloads.devices.monitoring.release import CardUse
 from workloads.devices.monitoring.telemetry import Holder
@@ -85,7 +86,7 @@ def test_a_started_worker_says_what_it_is() -> None:
 def test_a_worker_waits_until_its_card_is_free(monkeypatch: pytest.MonkeyPatch, looks: int) -> None:
     """The last process of a card may be gone for a moment before the card is free."""
     waited: list[float] = []
-    monkeypatch.setattr("orchestrator.worker.card_worker.time.sleep", waited.append)
+    monkeypatch.setattr("orchestrator.worker.acquisition.time.sleep", waited.append)
     held = iter([CardUse(holders=(HOLDER,))] * looks)
     monkeypatch.setattr(CpuDevice, "use", lambda self, card_index: next(held, None))
     assert started().config.card == CARD
@@ -95,8 +96,8 @@ def test_a_worker_waits_until_its_card_is_free(monkeypatch: pytest.MonkeyPatch, 
 def test_a_card_that_stays_held_is_not_acquired(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who holds it is in the message, and nothing was put on the card."""
     clock = itertools.count(step=10.0)
-    monkeypatch.setattr("orchestrator.worker.card_worker.time.sleep", lambda seconds: None)
-    monkeypatch.setattr("orchestrator.worker.card_worker.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("orchestrator.worker.acquisition.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("orchestrator.worker.acquisition.time.monotonic", lambda: next(clock))
     use = CardUse(holders=(HOLDER,))
     monkeypatch.setattr(CpuDevice, "use", lambda self, card_index: use)
     with pytest.raises(CardNotAcquired, match=r"HPU0 is not free after \d+ s: card 0 is held by "):

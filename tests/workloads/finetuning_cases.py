@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from generation_cases import Worker
 
 from workloads.api import MeasureSettings, Request, Result
 from workloads.refusal import Asked, Refusal
 from workloads.registry import find_workload, refusals
+
+if TYPE_CHECKING:
+    from workloads.techniques.base import Training
 
 MODEL = "tiny-chatglm3"
 #: A small job of pretraining; its rate is one at which three steps change the loss.
@@ -78,6 +81,36 @@ def trained(**changes: Any) -> Result:
 def losses(result: Result) -> list[float]:
     """The loss of each step."""
     return [sample.loss for sample in result.samples if sample.loss is not None]
+
+
+def training_of(model: Any, optimizer: str = "AdamW", rate: float = 1e-2) -> Training:
+    """A training of all weights by an optimizer of torch."""
+    import torch
+
+    from workloads.devices import device_for
+    from workloads.tasks import TASKS
+    from workloads.techniques.base import Training
+    from workloads.training.losses import next_token_loss
+
+    def update() -> None:
+        training.optimizer.step()
+        training.optimizer.zero_grad()
+
+    training = Training(
+        device=device_for("cpu"),
+        task=TASKS["causal-lm"],
+        cards=1,
+        method="full",
+        precision="fp32",
+        model=model,
+        learning_rate=rate,
+        make_optimizer=lambda parameters: getattr(torch.optim, optimizer)(parameters, lr=rate),
+        loss=next_token_loss,
+        backward=lambda loss: loss.backward(),
+        update=update,
+    )
+    training.optimizer = training.make_optimizer(training.trainable())
+    return training
 
 
 def asked(workload: str = "finetuning", **changes: Any) -> Asked:

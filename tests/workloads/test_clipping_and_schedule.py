@@ -106,7 +106,7 @@ def test_what_has_no_object_is_refused() -> None:
 def test_deepspeed_clips_by_itself() -> None:
     """The job's limit is in its configuration, else the one that the vendor prescribes."""
     base: dict[str, Any] = {"stage": 1, "precision": "bf16", "batch_size": 2, "micro_batches": 1}
-    base |= {"data_size": 2, "learning_rate": 1e-3}
+    base |= {"data_size": 2, "trained": 10, "learning_rate": 1e-3}
     for device, limit, clipped in (
         ("cpu", 0.5, 0.5),
         ("cpu", None, 0.0),

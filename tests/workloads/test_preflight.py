@@ -8,7 +8,8 @@ import torch
 from orchestrator.domain.failure import FailureClass
 from orchestrator.domain.job import Accelerator
 from orchestrator.domain.topology import Card
-from orchestrator.worker.card_worker import CardWorker, WorkerConfig
+from orchestrator.worker.acquisition import WorkerConfig
+from orchestrator.worker.card_worker import CardWorker
 from workloads.devices.cpu import CpuDevice
 from workloads.errors import CardFaulty
 

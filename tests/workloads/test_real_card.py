@@ -31,8 +31,8 @@ from orchestrator.domain.attempt import WorkerInfo
 from orchestrator.domain.failure import Failure, FailureClass
 from orchestrator.domain.job import Accelerator
 from orchestrator.domain.topology import Card
+from orchestrator.worker.acquisition import WorkerConfig
 from orchestrator.worker.card_process import CardProcess, Launch
-from orchestrator.worker.card_worker import WorkerConfig
 from workloads.devices import device_class, environment_for
 from workloads.devices.monitoring.release import SLACK_BYTES, CardUse, idle_memory_bytes
 

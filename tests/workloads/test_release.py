@@ -17,8 +17,8 @@ from orchestrator.domain.failure import Failure, FailureClass, classify
 from orchestrator.domain.job import Accelerator
 from orchestrator.domain.topology import Card
 from orchestrator.on_ray import actors
-from orchestrator.worker import card_worker
-from orchestrator.worker.card_worker import CardWorker, WorkerConfig
+from orchestrator.worker import acquisition
+from orchestrator.worker.acquisition import CardHolder, WorkerConfig
 from workloads.devices.cuda import CudaDevice
 from workloads.devices.hpu import HpuDevice
 from workloads.devices.monitoring import hl_smi, nvml
@@ -342,7 +342,7 @@ def test_without_nvml_a_gpu_is_known_by_the_tool(
 GPU = Card(node_id="n", index=0, accelerator=Accelerator.GPU)
 
 
-def worker(monkeypatch: pytest.MonkeyPatch, seen: list[float], then: Any) -> CardWorker:
+def worker(monkeypatch: pytest.MonkeyPatch, seen: list[float], then: Any) -> CardHolder:
     """A worker for a GPU, whose clock goes on by its own waits; ``then`` is done after each."""
     now = [0.0]
 
@@ -351,8 +351,8 @@ def worker(monkeypatch: pytest.MonkeyPatch, seen: list[float], then: Any) -> Car
         seen.append(now[0])
         then()
 
-    monkeypatch.setattr(card_worker, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
-    return CardWorker(
+    monkeypatch.setattr(acquisition, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+    return CardHolder(
         WorkerConfig(
             worker_id="w", card=GPU, node_name="gpu-1", emulated=False, idle_memory_bytes=5 * MIB
         )

@@ -122,9 +122,20 @@ def config(**changes: Any) -> dict[str, Any]:
         "batch_size": 8,
         "micro_batches": 2,
         "data_size": 4,
+        "trained": 1_000_000,
         "learning_rate": 1e-4,
     }
     return deepspeed_config(**settings | changes)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda", "hpu"])
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_no_bucket_is_larger_than_what_learns(device: str, stage: int) -> None:
+    """DeepSpeed allocates its buckets whole: of 500 million numbers, unless told."""
+    for trained, most in ((1_000, 1_000), (10**10, 500_000_000)):
+        zero = config(device=device, stage=stage, trained=trained)["zero_optimization"]
+        buckets = {value for name, value in zero.items() if name.endswith("bucket_size")}
+        assert buckets == ({most} if stage else set())
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda", "hpu"])

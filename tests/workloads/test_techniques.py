@@ -6,16 +6,14 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from finetuning_cases import losses, trained
+from finetuning_cases import losses, trained, training_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from workloads.api import Result
 from workloads.errors import Unsupported
-from workloads.tasks import TASKS
 from workloads.techniques import all_techniques, chosen
 from workloads.training import rows
-from workloads.training.losses import next_token_loss
 from workloads.training.samples import NOT_LEARNED, TrainingSample, cut
 
 #: Losses in fp32 differ by the order of sums only.
@@ -106,7 +104,7 @@ def test_frozen_weights_do_not_change() -> None:
     from workloads.techniques.freezing import Freezing
 
     model = _random_model("llama")
-    training = _training(model)
+    training = training_of(model, "SGD", 0.1)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     Freezing(freeze_embeddings=True, freeze_layers=1).on_model(training)
     _one_step(training)
@@ -143,7 +141,7 @@ def test_loss_scaling_leaves_the_update_as_it_is() -> None:
 
     from workloads.techniques.autocast import Autocast
 
-    plain, scaled = _training(_random_model("llama")), _training(_random_model("llama"))
+    plain, scaled = (training_of(_random_model("llama"), "SGD", 0.1) for _ in range(2))
     Autocast(autocast="fp16").on_optimizer(scaled)
     for training in (plain, scaled):
         _one_step(training)
@@ -198,7 +196,7 @@ def test_default_targets_suit_every_architecture(kind: str, targets: tuple[str, 
     assert applied.adapter == f"rank 8, alpha 16 on {', '.join(targets)}"
     adapted = {n.split(".lora_A")[0] for n, p in applied.model.named_parameters() if "lora_A" in n}
     assert len(adapted) == 2 * len(targets)
-    training = _training(applied.model)
+    training = training_of(applied.model, "SGD", 0.1)
     assert all("lora" in n for n, p in applied.model.named_parameters() if p.requires_grad)
     _one_step(training)
     assert any(
@@ -318,33 +316,6 @@ def _random_model(kind: str) -> Any:
     config = AutoConfig.for_model(kind, **{**dropout, **names, **per_kind.get(kind, common)})
     torch.manual_seed(0)
     return AutoModelForCausalLM.from_config(config).train()
-
-
-def _training(model: Any) -> Any:
-    import torch
-
-    from workloads.devices import device_for
-    from workloads.techniques.base import Training
-
-    def update() -> None:
-        training.optimizer.step()
-        training.optimizer.zero_grad()
-
-    training = Training(
-        device=device_for("cpu"),
-        task=TASKS["causal-lm"],
-        cards=1,
-        method="full",
-        precision="fp32",
-        model=model,
-        learning_rate=0.1,
-        make_optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
-        loss=next_token_loss,
-        backward=lambda loss: loss.backward(),
-        update=update,
-    )
-    training.optimizer = training.make_optimizer(training.trainable())
-    return training
 
 
 def _one_step(training: Any) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from finetuning_cases import losses, train, trained
+from finetuning_cases import losses, train, trained, training_of
 from patience import patience
 
 from workloads.api import Result
@@ -36,7 +36,6 @@ from workloads.techniques.matmul_precision import MatmulPrecision
 from workloads.techniques.memory_release import MemoryRelease
 from workloads.techniques.saving import Saving, read_newest
 from workloads.techniques.tokenizers import TokenizerKind
-from workloads.training.losses import next_token_loss
 from workloads.training.rows import in_order
 from workloads.training.samples import SampleFormat
 
@@ -67,30 +66,6 @@ def model(kind: str = "llama", seed: int = 0) -> Any:
     )
     torch.manual_seed(seed)
     return AutoModelForCausalLM.from_config(config).train()
-
-
-def training_of(net: Any) -> Training:
-    """A training of all weights by AdamW."""
-
-    def update() -> None:
-        training.optimizer.step()
-        training.optimizer.zero_grad()
-
-    training = Training(
-        device=device_for("cpu"),
-        task=TASKS["causal-lm"],
-        cards=1,
-        method="full",
-        precision="fp32",
-        model=net,
-        learning_rate=1e-2,
-        make_optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-2),
-        loss=next_token_loss,
-        backward=lambda loss: loss.backward(),
-        update=update,
-    )
-    training.optimizer = training.make_optimizer(training.trainable())
-    return training
 
 
 def step(training: Training, number: int) -> float:

@@ -24,6 +24,7 @@ from workloads.devices import NF4, CardProcess, DeviceSpec, Texts, aligned_group
 from workloads.devices.base import Device, command_output, installed_version
 from workloads.devices.monitoring import gaudi_server
 from workloads.devices.monitoring.gaudi_products import PRODUCTS
+from workloads.devices.monitoring.gaudi_server import intel_torch
 from workloads.errors import (
     CardNotAcquired,
     CollectiveFailed,
@@ -97,11 +98,6 @@ def _variables(process: CardProcess) -> dict[str, str]:
         directory = f"{process.compiled}/{process.kind or 'ordinary'}-{process.cards}x"
         variables[RECIPE_CACHE] = f"{directory},false,{size_mib()}"
     return variables
-
-
-def intel_torch(version: str) -> bool:
-    """Tell if this is a version of Intel's fork of torch, as the bridge tells."""
-    return version.partition("+")[2].startswith("git")
 
 
 def lacks_mode(mode: str, versions: Mapping[str, str]) -> str:

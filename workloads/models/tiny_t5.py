@@ -1,7 +1,7 @@
 """The embedded sequence-to-sequence model: T5's architecture, small, so that all runs offline.
 
 Two layers of encoder and decoder, relative positions, ReLU feed-forward layers, one embedding for
-encoder, decoder and output layer: T5-3B's class at 1/6000 of its size. **Its weights are random**:
+encoder, decoder and output layer: T5-3B's class at 1/2600 of its size. **Its weights are random**:
 it costs what such a model costs, and its texts say nothing. What layers add is large beside the
 embeddings, so a text does not repeat its last token for ever, and the row of ``</s>`` is enlarged
 so that texts end at lengths which vary with the article. Dropout is 0 (T5's own is 0.1), so that

@@ -15,6 +15,10 @@ from typing import Any
 
 from workloads.devices import device_spec
 
+#: Most gradients (elements) that are exchanged at once: DeepSpeed's default, for which it allocates
+#: 2 GB in fp32 however small a model is.
+BUCKET = 500_000_000
+
 #: Parameters that are smaller than this (elements) stay whole on every card in ZeRO 3; DeepSpeed's
 #: default would keep all of a small model.
 PERSISTENCE_THRESHOLD = 1000
@@ -28,6 +32,7 @@ def deepspeed_config(
     batch_size: int,
     micro_batches: int,
     data_size: int,
+    trained: int,
     learning_rate: float,
     max_gradient_norm: float | None = None,
     offload_optimizer: bool = False,
@@ -42,6 +47,7 @@ def deepspeed_config(
         batch_size: samples of one card in one optimizer step.
         micro_batches: passes in which a card works them off.
         data_size: cards that share a batch.
+        trained: number of parameters that learn; no bucket is larger.
         learning_rate: of AdamW, without weight decay.
         max_gradient_norm: to which gradients are clipped; None: the device's own, if it has one.
         offload_optimizer: keep optimizer state, and update, on the host.
@@ -53,6 +59,10 @@ def deepspeed_config(
         "contiguous_gradients": spec.can("contiguous_gradients"),
         "overlap_comm": spec.can("overlapped_exchange") and stage > 1,
     }
+    if stage:
+        zero["reduce_bucket_size"] = min(BUCKET, trained)
+    if stage in (1, 2):
+        zero["allgather_bucket_size"] = min(BUCKET, trained)
     if stage == 2:
         zero["reduce_scatter"] = spec.can("reduce_scatter")
     if stage == 3:

@@ -180,6 +180,7 @@ class Strategy(Technique):
             batch_size=training.batch_size,
             micro_batches=training.micro_batches,
             data_size=training.layout.data_size,
+            trained=sum(parameter.numel() for parameter in training.trainable()),
             learning_rate=training.learning_rate,
             max_gradient_norm=training.max_gradient_norm,
             offload_optimizer=self.offload_optimizer,

@@ -6,8 +6,7 @@ Limits that are a matter of judgement are constants here, with their reason.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from typing import Literal
+from collections.abc import Iterator
 
 from workloads.devices import Complaint, ServerFacts
 from workloads.devices.monitoring.gaudi_products import product_of
@@ -46,13 +45,9 @@ def examine(cards: int, facts: ServerFacts) -> Iterator[Complaint]:
     yield from _processors(facts)
 
 
-def torch_kind(versions: Mapping[str, str]) -> Literal["fork", "stock"] | None:
-    """The torch of a node by its packages' versions: Intel's fork, whose version is that of an
-    unreleased commit (2.10.0a0+git…), or the stock one; None where there is no bridge."""
-    torch = versions.get("torch")
-    if torch is None or "habana-torch-plugin" not in versions:
-        return None
-    return "fork" if re.search(r"a0\+git", torch) else "stock"
+def intel_torch(version: str) -> bool:
+    """Tell if this is a version of Intel's fork of torch, as the bridge tells."""
+    return version.partition("+")[2].startswith("git")
 
 
 def _links(facts: ServerFacts) -> Iterator[Complaint]:
@@ -91,10 +86,11 @@ def _driver(facts: ServerFacts) -> Iterator[Complaint]:
 
 def _torch(facts: ServerFacts) -> Iterator[Complaint]:
     """Lazy mode asserts Intel's fork of torch; DeepSpeed for Gaudi is a fork, too."""
-    if torch_kind(facts.versions) == "stock":
+    torch = facts.versions.get("torch", "")
+    if "habana-torch-plugin" in facts.versions and torch and not intel_torch(torch):
         yield Complaint(
             check="torch",
-            message=f"torch {facts.versions['torch']} is the stock one: lazy mode does not start "
+            message=f"torch {torch} is the stock one: lazy mode does not start "
             "with it (hpu_mode lazy, the default of optimum-habana)",
             remedy="the image pytorch-installer-… has Intel's torch; with this one write "
             "hpu_mode: compile, or engine: vllm-gaudi",

@@ -1,0 +1,80 @@
+"""transformers' Trainer on masked words; needs torch, transformers, peft and accelerate only.
+
+    pretrain_peer.py MODEL_DIRECTORY CHUNKS.json own|given BATCH_SIZE LEARNING_RATE
+
+Masks are those of the library's collator, or given. All else is the Trainer's default. Timed is
+from the beginning of the first step to the end of the last: no loading, no setting up.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    AutoModelForMaskedLM,
+    AutoTokenizer,
+    DataCollatorForLanguageModeling,
+    Trainer,
+    TrainingArguments,
+)
+
+from benchmarks.contender import serve
+from benchmarks.contenders.finetune_peer import Clock, in_order
+
+
+def main() -> None:
+    directory, file, masks, batch_size, rate = sys.argv[1:6]
+    chunks = json.loads(Path(file).read_text())
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    if masks == "own":
+        rows = [{k: chunk[k] for k in ("input_ids", "special_tokens_mask")} for chunk in chunks]
+        collator: Any = DataCollatorForLanguageModeling(tokenizer, mlm_probability=0.15)
+    else:
+        rows = [{"input_ids": each["masked_ids"], "labels": each["labels"]} for each in chunks]
+
+        def collator(some: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+            return {name: torch.tensor([row[name] for row in some]) for name in some[0]}
+
+    def turn() -> dict[str, Any]:
+        model = AutoModelForMaskedLM.from_pretrained(directory, dtype=torch.float32)
+        clock = Clock()
+        with tempfile.TemporaryDirectory() as output:
+            arguments = TrainingArguments(
+                output_dir=output,
+                per_device_train_batch_size=int(batch_size),
+                num_train_epochs=1,
+                learning_rate=float(rate),
+                logging_steps=1,
+                report_to=[],
+                save_strategy="no",
+                use_cpu=True,
+                remove_unused_columns=False,
+                disable_tqdm=True,
+                dataloader_pin_memory=False,
+            )
+            in_order(Trainer)(
+                model=model,
+                args=arguments,
+                train_dataset=rows,
+                data_collator=collator,
+                callbacks=[clock],
+            ).train()
+        assert clock.began is not None
+        return {
+            "work": len(rows),
+            "wall_s": clock.ended[0] - clock.began[0],
+            "cpu_s": clock.ended[1] - clock.began[1],
+            "losses": clock.losses,
+            "threads": torch.get_num_threads(),
+        }
+
+    serve(turn)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,212 @@
+"""All runs of a results directory as one static page: trends of jobs over nights, and each run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from orchestrator.domain.measurement import Measurement
+from orchestrator.errors import StoreError
+from orchestrator.report import units
+from orchestrator.report.comparison import RunComparison, compare
+from orchestrator.report.contests import hold_contests
+from orchestrator.report.drawing import svg, text_at
+from orchestrator.report.flags import raised_by_job, ranked
+from orchestrator.report.grouping import newest_final, settings_of
+from orchestrator.report.trends import Trend, Trends, trends_of
+from orchestrator.results import bulk, disk, paths
+from orchestrator.results.finding import existing_runs
+from orchestrator.results.store import Store
+
+#: Runs among which the one before a run is looked for, and the rows of one that are read for it.
+MOST_LOOKED_AT, MOST_ROWS = 20, 20_000
+SHOWN_TRENDS = 300  # further ones are counted
+WIDE, HIGH, EDGE = 260, 46, 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunLine:
+    """A run in the list of all."""
+
+    run: str
+    at: float | None  # its last row
+    jobs: int
+    measured: int
+    fastest: str
+    page: str  # its own page, seen from this one; "" where there is none
+
+
+def read_all(results: Path) -> tuple[list[RunLine], Trends, list[str]]:
+    """A line for each run, the newest first; the trends of all; and what could not be read.
+
+    Raises:
+        StoreError: there is no run.
+    """
+    lines: list[RunLine] = []
+    damaged: list[str] = []
+    measured: list[Measurement] = []
+    for run in existing_runs(results):
+        try:
+            rows = bulk.read_lean(Store.existing(results, run)).measurements
+        except StoreError as error:
+            damaged.append(f"{run}: {str(error).splitlines()[0]}")
+            continue
+        measured += [row for row in rows if row.final and row.metrics.throughput is not None]
+        lines.append(_line(results, run, rows))
+    return lines, trends_of(measured), damaged
+
+
+def since_last(store: Store) -> RunComparison | None:
+    """This run's newest invocation against what measured the same jobs last; None if nothing did.
+
+    Raises:
+        StoreError: the run cannot be read.
+    """
+    rows = bulk.read_lean(store).measurements
+    times: dict[str, float] = {}
+    for row in rows:
+        if row.metrics.throughput is not None:
+            at = row.recorded_at or row.ended_at or 0.0
+            times[row.invocation_id] = max(at, times.get(row.invocation_id, 0.0))
+    if not times:
+        return None
+    last = max(times, key=times.__getitem__)
+    now = newest_final([row for row in rows if row.invocation_id == last])
+    before = newest_final([row for row in rows if row.invocation_id != last])
+    for name, earlier in ((f"{store.run}, earlier", before), *_others(store)):
+        found = compare(earlier, now, names=(name, store.run))
+        if found.changes or found.turned:
+            return found
+    return None
+
+
+def _others(store: Store) -> Iterator[tuple[str, Sequence[Measurement]]]:
+    """The newest rows of the other runs beside this one, the run written last first."""
+    results = store.path.parent
+    names = [name for name in existing_runs(results) if name != store.run]
+    for name in names[:MOST_LOOKED_AT]:
+        try:
+            other = Store.existing(results, name)
+            if bulk.about_how_many(disk.names(other.tables_path)) <= MOST_ROWS:
+                yield name, newest_final(bulk.read_lean(other).measurements)
+        except (StoreError, OSError):
+            continue  # what cannot be read cannot be compared with
+
+
+def since_text(found: RunComparison, most: int = 3) -> str:
+    """``Since smoke-1: 1 slower (bf16 b=8 0.91×), 2 faster (…), 21 unchanged.``"""
+    from orchestrator.domain.labels import labels_of
+
+    labels = labels_of([one.after for one in found.every])
+    told = []
+    for word, sign in (("slower", -1), ("faster", 1)):
+        group = [c for c in found.changes if c.significant and (c.ratio.value - 1) * sign > 0]
+        if group:
+            names = [f"{labels[c.after.job_id]} {units.times(c.ratio.value)}" for c in group[:most]]
+            more = f" and {len(group) - most} more" if len(group) > most else ""
+            told.append(f"{len(group):,} {word} ({', '.join(names)}{more})")
+    same = sum(not change.significant for change in found.changes)
+    told += [f"{same:,} unchanged"] if same else []
+    told += [f"{len(found.broken):,} broken"] if found.broken else []
+    return f"Since {found.before}: {', '.join(told) or 'nothing to compare'}."
+
+
+def headline(trends: Trends) -> str:
+    """The answer: which jobs changed over the nights."""
+    nights, jobs = len(trends.nights), len(trends.trends)
+    if not jobs:
+        return "No job has been measured in two nights yet."
+    over = f"over {units.plural(nights, 'night')}"
+    changed = trends.changed
+    if not changed:
+        return f"None of {units.plural(jobs, 'job')} changed significantly {over}."
+    first = changed[0]
+    largest = max(first.changes, key=lambda one: abs(one.ratio - 1))
+    since = trends.nights[first.points[largest.at].night]
+    told = f"{first.label} is {units.times(largest.ratio)} since {since.run}"
+    return f"{len(changed):,} of {units.plural(jobs, 'job')} changed {over}: {told}."
+
+
+def render(results: Path, lines: Sequence[RunLine], trends: Trends, damaged: Sequence[str]) -> str:
+    """The page, which needs nothing else: no script, no network, no other file."""
+    from orchestrator.report.page import asset, environment
+
+    return (
+        environment()
+        .get_template("all.html.jinja")
+        .render(
+            results=str(results),
+            headline=headline(trends),
+            lines=lines,
+            trends=trends,
+            damaged=damaged,
+            changed=trends.changed,
+            same=[trend for trend in trends.trends if not trend.changes],
+            SHOWN_TRENDS=SHOWN_TRENDS,
+            spark=spark,
+            units=units,
+            style=asset("page.css"),
+        )
+    )
+
+
+def spark(trend: Trend, title: str) -> str:
+    """The series as a small drawing: points with intervals, a dashed line at each change."""
+    values = [point.value for point in trend.points]
+    ends = [v for point in trend.points for v in (point.low, point.high) if v is not None]
+    low, high = min(*values, *ends), max(*values, *ends)
+    room = (high - low) or 1.0
+    nights = [point.night for point in trend.points]
+    wide = max(1, nights[-1] - nights[0])
+
+    def x(night: float) -> float:
+        return EDGE + (WIDE - 2 * EDGE) * (night - nights[0]) / wide
+
+    def y(value: float) -> float:
+        return HIGH - EDGE - (HIGH - 2 * EDGE) * (value - low) / room
+
+    line = "M" + "L".join(f"{x(p.night):.1f} {y(p.value):.1f}" for p in trend.points)
+    bars = "".join(
+        f"M{x(p.night):.1f} {y(p.low):.1f}V{y(p.high):.1f}"
+        for p in trend.points
+        if p.low is not None and p.high is not None
+    )
+    marks = "".join(
+        f"M{(x(nights[one.at - 1]) + x(nights[one.at])) / 2:.1f} 0V{HIGH}" for one in trend.changes
+    )
+    dots = "".join(f"M{x(p.night) - 2:.1f} {y(p.value):.1f}a2 2 0 1 0 4 0a2 2 0 1 0-4 0z"
+                   for p in trend.points)  # fmt: skip
+    parts = [
+        f'<path class="ideal" d="{marks}"/>' if marks else "",
+        f'<g class="p2"><path class="bar" d="{bars}"/><path class="line" d="{line}"/>'
+        f'<path class="mark" d="{dots}"/></g>',
+        text_at(WIDE + 6, 12, units.number(high, 3), "small"),
+        text_at(WIDE + 6, HIGH - 2, units.number(low, 3), "small"),
+    ]
+    return svg(title, *parts, size=(WIDE + 56, HIGH), kind="curve spark")
+
+
+def _line(results: Path, run: str, rows: Sequence[Measurement]) -> RunLine:
+    newest = newest_final(rows)
+    raised = raised_by_job(newest)
+    contests = hold_contests(ranked(newest, raised), settings_of(newest, raised), brief=True)
+    fastest = ""
+    if contests:
+        best = max(contests, key=lambda one: one.contenders)
+        row = best.fastest
+        figure = f"{units.number(row.metrics.throughput)} {best.unit}"
+        fastest = (
+            f"{row.model} {row.precision} b={row.batch_size} on {best.setting.where}: {figure}"
+        )
+    ends = [at for row in rows if (at := row.recorded_at or row.ended_at) is not None]
+    page = f"{run}/{paths.REPORT}"
+    return RunLine(
+        run=run,
+        at=max(ends, default=None),
+        jobs=len(newest),
+        measured=sum(row.metrics.throughput is not None for row in newest),
+        fastest=fastest,
+        page=page if os.path.isfile(results / page) else "",
+    )

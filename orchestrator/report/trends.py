@@ -1,0 +1,220 @@
+"""Trends of jobs over many nights: where a job's speed changed, and how sure that is. Pure.
+
+A night is one invocation of a run. A job's series has its newest measured row of each night, on one
+device. A change point is the split of a series whose two parts differ most, held against the
+scatter within rows (their own intervals) and between nights; every part is then searched again.
+
+The scatter between nights is that of all jobs' steps from night to night, less what all jobs share
+(``comparison.between_runs``, on steps whose night's median is taken out). A split is the best of
+many, so its p-value is multiplied by their number; and many jobs are many chances of an accident,
+so what is called significant is chosen by Benjamini and Hochberg's rule over all jobs.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from orchestrator.domain.job import State
+from orchestrator.domain.labels import labels_of
+from orchestrator.domain.measurement import Measurement
+from orchestrator.report.comparison import ASSUMED_NOISE, ENOUGH_JOBS, LEAST_NOISE, significant
+from orchestrator.report.flags import barred, raised_on
+from orchestrator.report.ratio import KNOWN, rate_of
+from workloads.confidence import student_t_two_sided
+
+#: Of the changes called significant at most this share are expected to be false.
+LEVEL = 0.05
+#: Relative standard error of a row without an interval.
+UNKNOWN_ERROR = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Night:
+    """One invocation of a run."""
+
+    run: str
+    invocation_id: str
+    at: float  # its first row, seconds since the epoch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """A job's throughput in one night."""
+
+    night: int  # its place among all nights
+    value: float
+    error: float  # relative standard error, of the row's own repeats
+    low: float | None
+    high: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChangePoint:
+    """From the point with this number on the job is ``ratio`` times as fast as before it."""
+
+    at: int
+    ratio: float
+    p_value: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trend:
+    """The series of one job on one device, the oldest point first."""
+
+    label: str
+    device: str
+    emulated: bool
+    unit: str
+    points: tuple[Point, ...]
+    changes: tuple[ChangePoint, ...] = ()
+
+    @property
+    def overall(self) -> float:
+        """Times as fast in the last night as in the first."""
+        return self.points[-1].value / self.points[0].value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trends:
+    """All series with two points or more: those that changed first, the largest change first."""
+
+    nights: tuple[Night, ...]
+    trends: tuple[Trend, ...]
+    single: int  # jobs measured in one night only
+    noise: float  # relative standard deviation between nights that was assumed or found
+
+    @property
+    def changed(self) -> tuple[Trend, ...]:
+        """The series with a significant change."""
+        return tuple(trend for trend in self.trends if trend.changes)
+
+
+def trends_of(rows: Iterable[Measurement]) -> Trends:
+    """The trends of all measured rows of all runs.
+
+    Args:
+        rows: of any runs, in any order; samples are not looked at.
+    """
+    newest: dict[tuple[object, ...], dict[tuple[str, str], Measurement]] = {}
+    begun: dict[tuple[str, str], float] = {}
+    for row in rows:
+        at = row.recorded_at or row.ended_at or row.started_at
+        if at is None:
+            continue
+        night = (row.run, row.invocation_id)
+        begun[night] = min(at, begun.get(night, at))
+        rate = row.metrics.throughput
+        measured = row.final and row.state is State.SUCCEEDED and rate is not None
+        if not measured or not math.isfinite(rate or 0.0) or (rate or 0.0) <= 0:
+            continue
+        if barred(raised_on(row)):
+            continue
+        unit = row.metrics.throughput_unit
+        key = (row.job_id, row.device_name, row.emulated, row.batch_size, unit)
+        known = newest.setdefault(key, {}).get(night)
+        if known is None or at >= (known.recorded_at or known.ended_at or 0.0):
+            newest[key][night] = row
+    nights = sorted(begun, key=lambda night: (begun[night], night))
+    place = {night: number for number, night in enumerate(nights)}
+    series = [
+        [(place[night], group[night]) for night in sorted(group, key=place.__getitem__)]
+        for group in newest.values()
+    ]
+    several = [one for one in series if len(one) > 1]
+    labels = labels_of(list({one[-1][1].job_id: one[-1][1] for one in several}.values()))
+    found = [_trend(one, str(labels[one[-1][1].job_id])) for one in several]
+    noise, degrees = _noise(found)
+    return Trends(
+        nights=tuple(Night(run=run, invocation_id=i, at=begun[run, i]) for run, i in nights),
+        trends=tuple(_with_changes(found, noise, degrees)),
+        single=len(series) - len(several),
+        noise=noise,
+    )
+
+
+def _trend(rows: Sequence[tuple[int, Measurement]], label: str) -> Trend:
+    last = rows[-1][1]
+    return Trend(
+        label=label,
+        device=last.device_name or str(last.accelerator),
+        emulated=last.emulated,
+        unit=last.metrics.throughput_unit,
+        points=tuple(_point(night, row) for night, row in rows),
+    )
+
+
+def _point(night: int, row: Measurement) -> Point:
+    rate = rate_of(row.metrics, row.measure.confidence)
+    error = rate.error if rate is not None else None
+    return Point(
+        night=night,
+        value=row.metrics.throughput or 0.0,
+        error=UNKNOWN_ERROR if error is None else error,
+        low=row.metrics.throughput_low,
+        high=row.metrics.throughput_high,
+    )
+
+
+def _noise(trends: Sequence[Trend]) -> tuple[float, float]:
+    """Standard deviation of one night's logarithm beyond its own error, and its degrees of
+    freedom."""
+    steps: dict[tuple[int, int], list[tuple[float, float]]] = {}
+    for trend in trends:
+        for one, other in zip(trend.points, trend.points[1:], strict=False):
+            step = math.log(other.value / one.value)
+            steps.setdefault((one.night, other.night), []).append(
+                (step, one.error**2 + other.error**2)
+            )
+    left: list[tuple[float, float]] = []
+    for pairs in steps.values():
+        if len(pairs) >= ENOUGH_JOBS:  # else their median is as much noise as they are
+            middle = statistics.median(step for step, _ in pairs)
+            left += [(step - middle, error) for step, error in pairs]
+    if len(left) < ENOUGH_JOBS:
+        return ASSUMED_NOISE, KNOWN
+    spread = 1.4826 * statistics.median(abs(step) for step, _ in left)
+    within = statistics.median(error for _, error in left)
+    between = math.sqrt(max(0.0, spread**2 - within) / 2)
+    # The median of absolute deviations has about 37 % of the normal's efficiency.
+    return max(between, LEAST_NOISE), max(1.0, 0.37 * (len(left) - 1))
+
+
+def _with_changes(trends: Sequence[Trend], noise: float, degrees: float) -> Iterator[Trend]:
+    looked = [list(_splits(trend.points, 0, noise, degrees)) for trend in trends]
+    verdicts = iter(significant([one.p_value for found in looked for one in found], LEVEL))
+    told = []
+    for trend, found in zip(trends, looked, strict=True):
+        kept = [one for one in found if next(verdicts)]
+        told.append(replace(trend, changes=tuple(sorted(kept, key=lambda one: one.at))))
+
+    def size(trend: Trend) -> float:
+        return max((abs(math.log(one.ratio)) for one in trend.changes), default=0.0)
+
+    yield from sorted(told, key=lambda trend: (-size(trend), trend.label))
+
+
+def _splits(
+    points: Sequence[Point], start: int, noise: float, degrees: float
+) -> Iterator[ChangePoint]:
+    """The best split of these points, and those of its parts if it seems to be one."""
+    count = len(points)
+    if count < 2:
+        return
+    logs = [math.log(point.value) for point in points]
+    spreads = [point.error**2 + noise**2 for point in points]
+    best: tuple[float, int, float] | None = None
+    for at in range(1, count):
+        step = statistics.fmean(logs[at:]) - statistics.fmean(logs[:at])
+        error = math.sqrt(sum(spreads[:at]) / at**2 + sum(spreads[at:]) / (count - at) ** 2)
+        if best is None or abs(step) / error > best[0]:
+            best = (abs(step) / error, at, step)
+    assert best is not None
+    distance, at, step = best
+    p_value = min(1.0, (count - 1) * student_t_two_sided(distance, degrees))
+    yield ChangePoint(at=start + at, ratio=math.exp(step), p_value=p_value)
+    if p_value <= LEVEL:
+        yield from _splits(points[:at], start, noise, degrees)
+        yield from _splits(points[at:], start + at, noise, degrees)
