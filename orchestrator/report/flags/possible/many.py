@@ -218,7 +218,8 @@ class _Look:
         self._mark(own[over & ~np.isnan(asked[own])])
         self._mark(own[(read != length[own]) & ~np.isnan(length[own])])
         self._mark(own[item.sizes("output_text") > counts.LONGEST_TOKEN * written])
-        self._ids(written)
+        if self.item.has("output_ids"):  # rows of an earlier version kept none
+            self._ids(written)
         latency, first = item["latency_s"], item["ttft_s"]
         self._percentiles(own, latency, figures.LATENCY_PERCENTILES)
         longest = np.maximum.reduceat(self.timed["wall_s"], self.begins)[index]
@@ -268,6 +269,10 @@ class _Nested:
         self._values = column.flatten()
         lengths = column.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
         self.row = np.repeat(np.arange(len(column)), lengths)
+
+    def has(self, name: str) -> bool:
+        """Return whether the records have such a field, which came with a later version."""
+        return self._values.type.get_field_index(name) >= 0
 
     def array(self, name: str) -> Any:
         return self._values.field(name)
