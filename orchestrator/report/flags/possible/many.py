@@ -9,6 +9,7 @@ samples, and the checks themselves decide and say why. A test holds the two agai
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +17,7 @@ import numpy as np
 from orchestrator.domain.measurement import Measurement
 from orchestrator.report.flags.possible import card, counts, figures, times
 from orchestrator.report.flags.possible.recount import ROUNDING
+from workloads.api import Item, Sample
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -25,6 +27,9 @@ COLUMNS = ("samples", "items")
 
 #: Sums are made in another order here, so what is nearly at a limit is looked at, too.
 _STRICTER = 0.99
+
+#: Values that a record may lack: rows of a version that did not know the field have none.
+_OPTIONAL = {each.name for kind in (Sample, Item) for each in fields(kind) if each.default is None}
 
 Numbers = np.ndarray[Any, np.dtype[Any]]
 
@@ -278,9 +283,13 @@ class _Nested:
         return self._values.field(name)
 
     def __getitem__(self, name: str) -> Numbers:
+        if name in _OPTIONAL and not self.has(name):
+            return np.full(len(self.row), np.nan)
         return np.asarray(self.array(name).to_numpy(zero_copy_only=False))
 
     def valid(self, name: str) -> Numbers:
+        if name in _OPTIONAL and not self.has(name):
+            return np.zeros(len(self.row), bool)
         return np.asarray(self.array(name).is_valid().to_numpy(zero_copy_only=False))
 
     def sizes(self, name: str) -> Numbers:
