@@ -9,6 +9,7 @@ samples, and the checks themselves decide and say why. A test holds the two agai
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +17,7 @@ import numpy as np
 from orchestrator.domain.measurement import Measurement
 from orchestrator.report.flags.possible import card, counts, figures, times
 from orchestrator.report.flags.possible.recount import ROUNDING
+from workloads.api import Item, Sample
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -25,6 +27,9 @@ COLUMNS = ("samples", "items")
 
 #: Sums are made in another order here, so what is nearly at a limit is looked at, too.
 _STRICTER = 0.99
+
+#: Values that a record may lack: rows of a version that did not know the field have none.
+_OPTIONAL = {each.name for kind in (Sample, Item) for each in fields(kind) if each.default is None}
 
 Numbers = np.ndarray[Any, np.dtype[Any]]
 
@@ -218,7 +223,8 @@ class _Look:
         self._mark(own[over & ~np.isnan(asked[own])])
         self._mark(own[(read != length[own]) & ~np.isnan(length[own])])
         self._mark(own[item.sizes("output_text") > counts.LONGEST_TOKEN * written])
-        self._ids(written)
+        if self.item.has("output_ids"):  # rows of an earlier version kept none
+            self._ids(written)
         latency, first = item["latency_s"], item["ttft_s"]
         self._percentiles(own, latency, figures.LATENCY_PERCENTILES)
         longest = np.maximum.reduceat(self.timed["wall_s"], self.begins)[index]
@@ -269,13 +275,21 @@ class _Nested:
         lengths = column.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
         self.row = np.repeat(np.arange(len(column)), lengths)
 
+    def has(self, name: str) -> bool:
+        """Return whether the records have such a field, which came with a later version."""
+        return self._values.type.get_field_index(name) >= 0
+
     def array(self, name: str) -> Any:
         return self._values.field(name)
 
     def __getitem__(self, name: str) -> Numbers:
+        if name in _OPTIONAL and not self.has(name):
+            return np.full(len(self.row), np.nan)
         return np.asarray(self.array(name).to_numpy(zero_copy_only=False))
 
     def valid(self, name: str) -> Numbers:
+        if name in _OPTIONAL and not self.has(name):
+            return np.zeros(len(self.row), bool)
         return np.asarray(self.array(name).is_valid().to_numpy(zero_copy_only=False))
 
     def sizes(self, name: str) -> Numbers:
