@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -267,7 +267,7 @@ def compare(
     names: tuple[str, str] = ("", ""),
     confidence: float = 0.95,
     noise: float | None = None,
-    allow: frozenset[str] = frozenset(),
+    allow: Collection[str] = frozenset(),
 ) -> RunComparison:
     """Compare the newest final rows of two runs.
 
@@ -363,7 +363,7 @@ def _settings(row: Measurement, names: set[str], across_devices: bool) -> tuple[
 
 
 def differences(
-    before: Measurement, after: Measurement, allow: frozenset[str] = frozenset()
+    before: Measurement, after: Measurement, allow: Collection[str] = frozenset()
 ) -> tuple[tuple[Difference, ...], tuple[Difference, ...]]:
     """Differences between two rows of one job: those that forbid a comparison, and those that are
     only worth knowing."""
@@ -372,7 +372,7 @@ def differences(
     for rule in RULES:
         old, new = rule.value(before), rule.value(after)
         if old != new or (rule.only is not None and old != rule.only):
-            forgiven = rule.forgivable and bool({rule.key, rule.goes_with} & allow)
+            forgiven = rule.forgivable and (rule.key in allow or rule.goes_with in allow)
             found = Difference(key=rule.key, before=old, after=new)
             (blocking if rule.effect == "blocks" and not forgiven else warning).append(found)
     if before.job_id != after.job_id and set(before.parameters) != set(after.parameters):

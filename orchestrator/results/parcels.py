@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from orchestrator.errors import StoreError
+from orchestrator.host import output
 from orchestrator.results import disk, fragments, paths
 from orchestrator.results.finding import find_run
 from orchestrator.results.identity import id_at
@@ -108,10 +109,10 @@ def main(arguments: list[str] | None = None) -> int:
         store = find_run(args.run, args.results)
         have = json.loads(files.read_text(args.have)) if args.have else {}
     except StoreError as error:
-        print(f"{MARK} refused {json.dumps(str(error))}", flush=True)
+        output.say(f"{MARK} refused {json.dumps(str(error))}")
         return StoreError.exit_code
     for line in lines_of(store.path, have):
-        print(line, flush=True)
+        output.say(line)
     return 0
 
 

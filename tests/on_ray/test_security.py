@@ -58,14 +58,17 @@ def test_nothing_is_unpickled(package: str) -> None:
 
 
 def test_result_columns_hold_no_objects() -> None:
-    """Every column is a number, a truth value, a time or text, or a list or record of those:
-    there is no column of bytes in which an object could hide."""
+    """Every column is a number, a truth value, a time or text, or a list or record of those. The
+    one column of bytes is an image, which no library of ours opens: a browser is given what begins
+    as a PNG does."""
     import pyarrow as pa
 
     def check(kind: pa.DataType, name: str) -> None:
         if pa.types.is_nested(kind):
             for number in range(kind.num_fields):
                 check(kind.field(number).type, f"{name}.{kind.field(number).name}")
+            return
+        if name == "image":
             return
         assert not pa.types.is_binary(kind) and not pa.types.is_large_binary(kind), name
         assert not isinstance(kind, pa.BaseExtensionType), name

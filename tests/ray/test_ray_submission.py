@@ -233,7 +233,7 @@ def test_a_submitted_grid_is_found_again_and_followed(head: Head, tmp_path: Path
     followed = head.nightgrid("logs", "night-1", "--address", head.url, "--follow")
     assert followed.returncode == 0, followed.stdout + followed.stderr
     assert "\x1b[" not in followed.stdout and "\r" not in followed.stdout
-    assert followed.stdout.count("SUCCEEDED     tiny-chatglm3") == 2
+    assert followed.stdout.count("] SUCCEEDED  ") == 2
     assert "UNSUPPORTED" in followed.stdout and not followed.stderr, followed.stdout
     for package in uploaded(head):
         assert {name.split("/")[0] for name in package} <= {
@@ -287,7 +287,7 @@ def test_rays_own_submit_works_from_a_checkout(head: Head, tmp_path: Path) -> No
         timeout=patience(150),
     )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
-    assert done.stdout.count("SUCCEEDED     tiny-chatglm3") == 1
+    assert done.stdout.count("] SUCCEEDED  ") == 1
     assert list((head.home / "nightgrid-results" / "submitted" / "rows").glob("*.parquet"))
     packages = Path(head.environment["RAY_TMPDIR"]).glob("**/_ray_pkg_*.zip")
     assert not [package for package in packages if package.stat().st_size > 20 * 2**20]

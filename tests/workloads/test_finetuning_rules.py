@@ -118,12 +118,13 @@ def test_adapter_methods_are_the_ones_with_adapters() -> None:
     ("changes", "setting"),
     [
         ({}, None),
-        ({"cards": 2}, "cards"),
-        ({"method": "full"}, "method"),
+        ({"cards": 2}, None),
+        ({"method": "full"}, None),
+        ({"method": "vera"}, "method"),
         ({"optimizer": "adafactor"}, "optimizer"),
     ],
 )
-def test_optimum_habana_s_trainer_runs_lora_on_one_card_as_it_is(
+def test_optimum_habana_s_trainer_runs_lora_and_all_weights_on_any_cards(
     changes: dict[str, Any], setting: str | None
 ) -> None:
     """Everything else is for another engine, which the row names."""

@@ -41,7 +41,9 @@ def load_pipeline(source: ModelSource, *, kind: Any = None, **arguments: Any) ->
     quiet()
     chosen = diffusers.AutoPipelineForText2Image if kind is None else kind
     try:
-        pipeline = chosen.from_pretrained(source.path, **_without_checker(source), **arguments)
+        pipeline = chosen.from_pretrained(
+            source.path, trust_remote_code=False, **_without_checker(source), **arguments
+        )
     except OSError as error:
         raise DataMissing(f"cannot load the pipeline in {source.path}: {error}") from error
     except ValueError as error:

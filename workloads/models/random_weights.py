@@ -90,7 +90,9 @@ def make(loader: Any, config: Any, seed: int = 0, **arguments: Any) -> Any:
     if "quantization_config" not in arguments:
         return model
     weights = model.state_dict()
-    return type(model).from_pretrained(None, config=config, state_dict=weights, **arguments)
+    return type(model).from_pretrained(
+        None, config=config, state_dict=weights, trust_remote_code=False, **arguments
+    )
 
 
 def _files(directory: Path) -> Iterator[Path]:

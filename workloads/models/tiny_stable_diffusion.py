@@ -144,4 +144,4 @@ def _tokenizer(directory: Path, vocabulary: dict[str, int]) -> Any:
         text = json.dumps(content, ensure_ascii=False)
         (directory / name).write_text(text + "\n", encoding="utf-8")
     (directory / "merges.txt").write_text("#version: 0.2\n", encoding="utf-8")
-    return CLIPTokenizer.from_pretrained(directory)
+    return CLIPTokenizer.from_pretrained(directory, trust_remote_code=False)
