@@ -12,9 +12,18 @@ from benchmarks.__main__ import NAMES, main
 from benchmarks.placement import bound, makespan
 from benchmarks.setting import Setting
 
-#: Those that start Ray, or three processes that import large libraries, take half a minute of CPU
-#: each and more: `make bench` has them.
-LONG = ("images", "pretraining", "orchestration", "measuring", "grid", "emulated")
+#: Those that start Ray, or several processes that import large libraries, take a quarter of a minute
+#: of CPU each and more: `make bench` has them, and what they compute has tests of its own.
+LONG = (
+    "images",
+    "pretraining",
+    "summarization",
+    "intervals",
+    "orchestration",
+    "measuring",
+    "grid",
+    "emulated",
+)
 
 
 @pytest.mark.slow
@@ -36,8 +45,6 @@ def test_a_benchmark_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
             "nightgrid, packing apart, learned logits"
         ]
         assert far < 1e-3
-    if name == "summarization":
-        assert lines[1].met and len({tuple(each) for each in facts["positions"].values()}) == 1
 
 
 @pytest.mark.parametrize("name", NAMES)

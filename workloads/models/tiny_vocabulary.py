@@ -9,6 +9,8 @@ raise ``tiny_chatglm3.RECIPE``.
 
 from __future__ import annotations
 
+from functools import cache
+
 from workloads.models.chatglm3_tokenizer import Piece
 
 # Names and values of AdvertiseGen's attributes, and what adverts say about them.
@@ -45,6 +47,12 @@ _PUNCTUATION = "，。！？、；：“”‘’（）《》【】—…·～�
 
 def pieces() -> list[Piece]:
     """All pieces, in id order; scores fall with the id, as SentencePiece writes them."""
+    return list(_listed())
+
+
+@cache
+def _listed() -> tuple[Piece, ...]:
+    """The pieces, made once: a plan asks for their number with every job."""
     listed = [
         Piece(text="<unk>", score=0.0, kind="unknown"),
         Piece(text="<s>", score=0.0, kind="control"),
@@ -55,7 +63,7 @@ def pieces() -> list[Piece]:
     listed += [
         Piece(text=text, score=-float(rank), kind="normal") for rank, text in enumerate(normal)
     ]
-    return listed
+    return tuple(listed)
 
 
 def _words() -> list[str]:
