@@ -12,8 +12,8 @@ from benchmarks.__main__ import NAMES, main
 from benchmarks.placement import bound, makespan
 from benchmarks.setting import Setting
 
-#: Those that start Ray, or several processes that import large libraries, take a quarter of a minute
-#: of CPU each and more: `make bench` has them, and what they compute has tests of its own.
+#: Those that start Ray, or several processes that import large libraries, take 13 s of CPU each and
+#: more: `make bench` has them, and what they compute has tests of its own.
 LONG = (
     "images",
     "pretraining",
