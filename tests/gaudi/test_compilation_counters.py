@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
-from patience import patience
+from rows_of import rows_of
 
-TESTS = Path(__file__).resolve().parents[1]
 pytestmark = pytest.mark.timeout(600)
 
 
@@ -22,25 +17,7 @@ def rows(tiny_llama: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
     dataset = tmp_path_factory.mktemp("data") / "prompts.jsonl"
     lines = [json.dumps({"content": text, "summary": ""}) for text in ("a", "b b b", "c")]
     dataset.write_text("\n".join(lines) + "\n")
-    folders = [TESTS.parent, TESTS / "workloads", os.environ.get("PYTHONPATH", "")]
-    done = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("counted_jobs.py")), dataset, tiny_llama],
-        env={
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(map(str, folders)),
-            "PT_HPU_LAZY_MODE": "1",
-            "OMP_NUM_THREADS": "1",
-        },
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        timeout=patience(500),
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-6000:]
-    (line,) = [line for line in done.stdout.splitlines() if line.startswith("ROWS ")]
-    found: dict[str, dict[str, Any]] = json.loads(line.removeprefix("ROWS "))
-    return found
+    return rows_of("counted_jobs.py", dataset, tiny_llama)
 
 
 @pytest.mark.parametrize(("kind", "steps", "shapes"), [("generation", 6, 2), ("training", 3, 1)])

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
-from patience import patience
+from rows_of import rows_of
 
-TESTS = Path(__file__).resolve().parents[1]
 pytestmark = pytest.mark.timeout(600)
 
 
@@ -20,26 +14,9 @@ pytestmark = pytest.mark.timeout(600)
 def rows(request: pytest.FixtureRequest) -> dict[str, Any]:
     """What each job of ``masked_words.py`` measured, in a process of that mode."""
     mode = request.param
-    folders = [TESTS.parent, TESTS, TESTS / "workloads", os.environ.get("PYTHONPATH", "")]
-    done = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("masked_words.py")), mode],
-        env={
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(map(str, folders)),
-            "PT_HPU_LAZY_MODE": "1" if mode == "lazy" else "0",
-            "PT_ENABLE_INT64_SUPPORT": "1",
-            "OMP_NUM_THREADS": "1",
-        },
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        timeout=patience(500),
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-6000:]
-    (line,) = [line for line in done.stdout.splitlines() if line.startswith("ROWS ")]
-    found: dict[str, Any] = json.loads(line.removeprefix("ROWS "))
-    return found | {"mode": mode}
+    lazy = "1" if mode == "lazy" else "0"
+    variables = {"PT_HPU_LAZY_MODE": lazy, "PT_ENABLE_INT64_SUPPORT": "1"}
+    return rows_of("masked_words.py", mode, **variables) | {"mode": mode}
 
 
 def test_the_librarys_trainer_learns_what_our_loop_learns(rows: dict[str, Any]) -> None:

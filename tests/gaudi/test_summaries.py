@@ -2,42 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
-from patience import patience
+from rows_of import rows_of
 
-TESTS = Path(__file__).resolve().parents[1]
 pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture(scope="module")
 def rows() -> dict[str, Any]:
     """What each job of ``summaries.py`` measured, all in one process and three forked from it."""
-    folders = [TESTS.parent, TESTS, TESTS / "workloads", os.environ.get("PYTHONPATH", "")]
-    done = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("summaries.py"))],
-        env={
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(map(str, folders)),
-            "PT_HPU_LAZY_MODE": "1",
-            "OMP_NUM_THREADS": "1",
-        },
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        timeout=patience(500),
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-6000:]
-    (line,) = [line for line in done.stdout.splitlines() if line.startswith("ROWS ")]
-    found: dict[str, Any] = json.loads(line.removeprefix("ROWS "))
-    return found
+    return rows_of("summaries.py")
 
 
 def test_t5_is_trained_by_the_librarys_trainer_for_pairs(rows: dict[str, Any]) -> None:

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
-from patience import patience
+from rows_of import rows_of
 
-TESTS = Path(__file__).resolve().parents[1]
 pytestmark = pytest.mark.timeout(600)
 STEPS, BATCHES = 4, 4  # of each job, two batches of them left out
 
@@ -20,25 +14,7 @@ STEPS, BATCHES = 4, 4  # of each job, two batches of them left out
 @pytest.fixture(scope="module")
 def rows() -> dict[str, dict[str, Any]]:
     """Seven jobs in one process."""
-    folders = [TESTS.parent, TESTS / "workloads", os.environ.get("PYTHONPATH", "")]
-    done = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("image_jobs.py"))],
-        env={
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(map(str, folders)),
-            "PT_HPU_LAZY_MODE": "1",
-            "OMP_NUM_THREADS": "1",
-        },
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        timeout=patience(500),
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-6000:]
-    (line,) = [line for line in done.stdout.splitlines() if line.startswith("ROWS ")]
-    found: dict[str, dict[str, Any]] = json.loads(line.removeprefix("ROWS "))
-    return found
+    return rows_of("image_jobs.py")
 
 
 @pytest.mark.parametrize("name", ["usual", "collected", "unguided", "euler", "xl"])
