@@ -1,4 +1,4 @@
-"""transformers' Trainer on masked words; needs torch, transformers, peft and accelerate only.
+"""transformers' Trainer on masked words; needs torch, transformers and accelerate only.
 
     pretrain_peer.py MODEL_DIRECTORY CHUNKS.json own|given BATCH_SIZE LEARNING_RATE
 
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +18,10 @@ from transformers import (
     AutoModelForMaskedLM,
     AutoTokenizer,
     DataCollatorForLanguageModeling,
-    Trainer,
-    TrainingArguments,
 )
 
 from benchmarks.contender import serve
-from benchmarks.contenders.finetune_peer import Clock, in_order
+from benchmarks.contenders.timed_trainer import timed
 
 
 def main() -> None:
@@ -42,36 +39,14 @@ def main() -> None:
 
     def turn() -> dict[str, Any]:
         model = AutoModelForMaskedLM.from_pretrained(directory, dtype=torch.float32)
-        clock = Clock()
-        with tempfile.TemporaryDirectory() as output:
-            arguments = TrainingArguments(
-                output_dir=output,
-                per_device_train_batch_size=int(batch_size),
-                num_train_epochs=1,
-                learning_rate=float(rate),
-                logging_steps=1,
-                report_to=[],
-                save_strategy="no",
-                use_cpu=True,
-                remove_unused_columns=False,
-                disable_tqdm=True,
-                dataloader_pin_memory=False,
-            )
-            in_order(Trainer)(
-                model=model,
-                args=arguments,
-                train_dataset=rows,
-                data_collator=collator,
-                callbacks=[clock],
-            ).train()
-        assert clock.began is not None
-        return {
-            "work": len(rows),
-            "wall_s": clock.ended[0] - clock.began[0],
-            "cpu_s": clock.ended[1] - clock.began[1],
-            "losses": clock.losses,
-            "threads": torch.get_num_threads(),
-        }
+        return timed(
+            model,
+            rows,
+            collator,
+            per_device_train_batch_size=int(batch_size),
+            learning_rate=float(rate),
+            remove_unused_columns=False,
+        )
 
     serve(turn)
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ from transformers import (
 )
 
 from benchmarks.contender import serve
-from benchmarks.contenders.finetune_peer import Clock, in_order
+from benchmarks.contenders.timed_trainer import timed
 
 
 def main() -> None:
@@ -60,40 +59,20 @@ def main() -> None:
             positions.append(made["input_ids"].numel() + made["labels"].numel())
             return made
 
-        clock = Clock()
-        with tempfile.TemporaryDirectory() as output:
-            arguments = Seq2SeqTrainingArguments(
-                output_dir=output,
-                per_device_train_batch_size=int(batch_size),
-                num_train_epochs=1,
-                learning_rate=told["learning_rate"],
-                weight_decay=0.0,
-                gradient_checkpointing=told["gradient_checkpointing"],
-                gradient_checkpointing_kwargs={"use_reentrant": False},
-                logging_steps=1,
-                report_to=[],
-                save_strategy="no",
-                use_cpu=True,
-                disable_tqdm=True,
-                seed=0,
-                dataloader_pin_memory=False,
-            )
-            in_order(Seq2SeqTrainer)(
-                model=model,
-                args=arguments,
-                train_dataset=samples,
-                data_collator=collate,
-                callbacks=[clock],
-            ).train()
-        assert clock.began is not None
-        return {
-            "work": len(samples),
-            "wall_s": clock.ended[0] - clock.began[0],
-            "cpu_s": clock.ended[1] - clock.began[1],
-            "losses": clock.losses,
-            "positions": sum(positions),
-            "threads": torch.get_num_threads(),
-        }
+        done = timed(
+            model,
+            samples,
+            collate,
+            trainer=Seq2SeqTrainer,
+            arguments=Seq2SeqTrainingArguments,
+            per_device_train_batch_size=int(batch_size),
+            learning_rate=told["learning_rate"],
+            weight_decay=0.0,
+            gradient_checkpointing=told["gradient_checkpointing"],
+            gradient_checkpointing_kwargs={"use_reentrant": False},
+            seed=0,
+        )
+        return {**done, "positions": sum(positions)}
 
     serve(turn)
 
