@@ -30,7 +30,7 @@ _CLUSTER_GONE = ("control store", "driver", *_NODE_GONE)
 SAYS: Mapping[str, tuple[str, ...]] = {
     "kill a worker": ("SIGKILL",),
     "segfault a worker": ("SIGSEGV",),
-    "freeze a worker": ("hung",),
+    "freeze a worker": ("hung", "stopped by a signal"),  # of one card, of a gang
     "kill a node's agent": ("node ",),
     "kill a process server": ("process server", "node "),
     "kill a raylet": _NODE_GONE,

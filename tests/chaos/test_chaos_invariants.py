@@ -95,6 +95,10 @@ EXPLAINED = [
     # Dead before the attempt was sent to it, by a driver that had not heard of it.
     (failed(KILLED, started_at=999.0), fault("kill a worker", at=981.0, pid=70)),
     (failed("hung in warmup: no progress for 15 s"), fault("freeze a worker", at=991, pid=70)),
+    (
+        failed("stopped: the process 70 of this rank has been stopped by a signal for 5 s"),
+        fault("freeze a worker", at=991, pid=70),
+    ),
     (failed(NODE), fault("kill a raylet", card=None)),
     (failed(NODE, nodes=("hpu-1-7ace",)), fault("kill a raylet", card=None)),
     (failed(NODE), fault("freeze a raylet", at=960.0, until=992.0, card=None)),
