@@ -43,7 +43,7 @@ def results_here(args: argparse.Namespace) -> Path:
 
 class ResultsOption(argparse.Action):
     """``--results DIR``, or an address of an object store: then ``results_address`` has that, and
-    ``results`` the directory of the results themselves."""
+    ``results`` the directory of the results themselves. Either is named, whatever the grid says."""
 
     def __call__(
         self,
@@ -55,6 +55,7 @@ class ResultsOption(argparse.Action):
         text = str(values)
         namespace.results = default_results_dir() if is_address(text) else Path(text)
         namespace.results_address = text if is_address(text) else ""
+        namespace.results_named = True
 
 
 def add_set_argument(parser: argparse.ArgumentParser) -> None:

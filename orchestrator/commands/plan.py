@@ -23,6 +23,7 @@ from orchestrator.host import output
 from orchestrator.results.directory import default_address, default_results_dir
 
 if TYPE_CHECKING:
+    from orchestrator.domain.history import PastRow
     from orchestrator.planning.forecast import Forecast
     from orchestrator.planning.plan import Plan
 
@@ -48,10 +49,10 @@ def add_grid_arguments(parser: argparse.ArgumentParser, *, optional: bool = Fals
         metavar="DIR",
         action=ResultsOption,
         default=default_results_dir(),
-        help="where runs keep their rows (default: $NIGHTGRID_RESULTS, else ./results); with "
-        "s3://BUCKET/PREFIX or gs://… a copy goes there, too",
+        help="where runs keep their rows (default: the grid's `results:`, else $NIGHTGRID_RESULTS, "
+        "else ./results); with s3://BUCKET/PREFIX or gs://… a copy goes there, too",
     )
-    parser.set_defaults(results_address=default_address())
+    parser.set_defaults(results_address=default_address(), results_named=False)
     parser.add_argument(
         "--run",
         metavar="NAME",
@@ -92,8 +93,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
 
 
-def plan_of(args: argparse.Namespace) -> Plan:
-    """The plan for the command line's grid, nodes and results.
+def plan_of(args: argparse.Namespace) -> tuple[Plan, list[PastRow]]:
+    """The plan for the command line's grid, nodes and results, and the earlier rows of its run.
 
     Raises:
         GridError: the grid is refused.
@@ -105,6 +106,7 @@ def plan_of(args: argparse.Namespace) -> Plan:
 
     options = RunOptions(
         results=args.results,
+        results_named=args.results_named,
         name=args.run_name,
         overrides=tuple(args.overrides),
         emulate=args.emulate,
@@ -137,8 +139,8 @@ def _in_a_short_life() -> Iterator[None]:
 @_in_a_short_life()
 def run(args: argparse.Namespace) -> int:
     """Print the plan."""
-    plan = plan_of(args)
-    lines, found = _until(args, plan)
+    plan, history = plan_of(args)
+    lines, found = _until(args, plan, history)
     if args.json:
         from orchestrator.watching.plan_text import plan_json
 
@@ -153,17 +155,17 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _until(args: argparse.Namespace, plan: Plan) -> tuple[list[str], Forecast | None]:
+def _until(
+    args: argparse.Namespace, plan: Plan, history: list[PastRow]
+) -> tuple[list[str], Forecast | None]:
     """Consequences of a deadline for a run that starts now."""
     at = ends_at(args)
     if at is None:
         return [], None
     from orchestrator.domain.deadline import Deadline
-    from orchestrator.grid.reader import load_grid
-    from orchestrator.runtime.grid_plan import earlier_rows, forecast_of
+    from orchestrator.runtime.grid_plan import forecast_of
     from orchestrator.watching.plan_text import deadline_lines
 
     deadline = Deadline.of(at, now=time.time(), jobs=len(plan.jobs))
-    history = earlier_rows(args.results, args.run_name or load_grid(args.grid).name)
     found = forecast_of(plan, history, deadline)
     return list(deadline_lines(deadline, found)), found

@@ -27,7 +27,13 @@ from orchestrator.runtime.earlier import (
 )
 from orchestrator.runtime.grid_plan import forecast_of, grid_of, history_of, plan_run, startup_of
 from orchestrator.runtime.nodes import cards_by_kind, with_its_nodes
-from orchestrator.runtime.options import RunOptions, kept_options, seed_of, with_cards_of
+from orchestrator.runtime.options import (
+    RunOptions,
+    kept_options,
+    seed_of,
+    with_cards_of,
+    with_results_of,
+)
 
 if TYPE_CHECKING:
     from orchestrator.grid.model import Grid
@@ -83,6 +89,7 @@ def run_grid(
     from workloads.models import remote_code
 
     grid = grid_of(source, options)
+    options = with_results_of(grid, options)
     _check_models(grid, options.remote_code)
     store = Store.open(options.results, options.name or grid.name)
     _tell(options, run=store.run, results=str(options.results.resolve()))
