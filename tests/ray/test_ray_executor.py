@@ -32,7 +32,7 @@ from orchestrator.domain.failure import FailureClass
 from orchestrator.domain.job import Accelerator, State
 from orchestrator.domain.topology import legal_card_sets
 from orchestrator.host.processors import usable_cores
-from orchestrator.on_ray import calls, executor
+from orchestrator.on_ray import calls, worker_pool
 from orchestrator.on_ray.calls import answers_of
 from orchestrator.worker.messages import Ended
 from orchestrator.worker.wire import unpickled
@@ -239,7 +239,7 @@ def test_a_process_that_does_not_end_costs_its_card_until_it_does(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The process server is frozen, so that nothing can be killed: the attempt ends without."""
-    monkeypatch.setattr(executor, "STOP_PATIENCE_S", 8.0)
+    monkeypatch.setattr(worker_pool, "STOP_PATIENCE_S", 8.0)
     card = bench.node("gpu-1").cards[0]
     (worker,) = bench.start(card)
     attempt_id = bench.run((card,), [worker], "sleep:600")
@@ -267,7 +267,7 @@ def test_an_agent_that_does_not_answer_costs_its_node_until_it_is_claimed_anew(
     """It is frozen, and shows when it is to stop a worker."""
     import ray
 
-    monkeypatch.setattr(executor, "STOP_PATIENCE_S", 3.0)
+    monkeypatch.setattr(worker_pool, "STOP_PATIENCE_S", 3.0)
     node = bench.node("gpu-1")
     busy, idle = bench.start(*node.cards)
     attempt_id = bench.run((node.cards[0],), [busy], "sleep:600")
