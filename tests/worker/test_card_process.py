@@ -582,7 +582,7 @@ def test_forked_workers_have_what_was_imported_once(tmp_path: Path) -> None:
     fresh = open_server(tmp_path, "there_is_no_such_module")
     process = fresh.process()
     info = info_of(process)
-    assert "orchestrator.worker.card_process" in Path(f"/proc/{info.pid}/cmdline").read_text()
+    assert "orchestrator.worker.worker_main" in Path(f"/proc/{info.pid}/cmdline").read_text()
     close_server(fresh)
     assert not alive(info.pid)
 
