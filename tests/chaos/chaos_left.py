@@ -1,4 +1,4 @@
-"""What a run has left behind on its hosts once it is over: processes, cards, sockets, files."""
+"""The remains of a run on its hosts once it is over: processes, cards, sockets, files."""
 
 from __future__ import annotations
 

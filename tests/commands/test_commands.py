@@ -1,4 +1,4 @@
-"""What all commands have in common: help that teaches, JSON for scripts, one table of exit codes,
+"""Traits of all commands: help that teaches, JSON for scripts, one table of exit codes,
 errors that say what to do next. A new command has to take its place in these tables."""
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ TRIED_ELSEWHERE = {
 
 
 def has(*names: str) -> Callable[[Any], None]:
-    """Whether the printed object has these keys, among others."""
+    """Return whether the printed object has these keys, among others."""
 
     def check(printed: Any) -> None:
         assert set(names) <= set(printed), set(names) - set(printed)
@@ -94,7 +94,7 @@ JSON: dict[str, tuple[list[str], Callable[[Any], None]]] = {
 
 
 class JobServerStandIn:
-    """What the commands ask of a cluster's job server, with one job on it."""
+    """A cluster's job server as the commands use it, with one job."""
 
     def __init__(self, address: str | None) -> None:
         self.address = address or "http://head:8265"

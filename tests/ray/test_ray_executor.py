@@ -41,7 +41,7 @@ pytestmark = pytest.mark.ray
 
 
 def alive(pid: int) -> bool:
-    """Whether a process is there and not merely waiting to be collected."""
+    """Return whether a process is there and not merely waiting to be collected."""
     try:
         return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
     except OSError:
@@ -49,7 +49,7 @@ def alive(pid: int) -> bool:
 
 
 def gone_soon(pid: int, timeout_s: float = 5.0) -> bool:
-    """Whether a process ends within the time."""
+    """Return whether a process ends within the time."""
     deadline = time.monotonic() + patience(timeout_s)
     while alive(pid) and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -203,7 +203,7 @@ def test_a_killed_agent_takes_its_workers_along_and_its_node_comes_back(bench: B
 
 
 def brings_an_end(answer: bytes) -> bool:
-    """Whether an agent's answer says of an attempt that it has ended."""
+    """Return whether an agent's answer says of an attempt that it has ended."""
     return any(isinstance(response, Ended) for response in unpickled(answer).responses)
 
 
@@ -299,7 +299,7 @@ def test_an_agent_that_does_not_answer_costs_its_node_until_it_is_claimed_anew(
 
 
 def is_of(event: WorkerStopped, worker: WorkerReady) -> bool:
-    """Whether it is this worker's end."""
+    """Return whether it is this worker's end."""
     return event.worker_id == worker.worker_id
 
 
