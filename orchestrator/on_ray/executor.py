@@ -61,7 +61,7 @@ from orchestrator.worker.messages import (
 )
 from orchestrator.worker.wire import unpickled
 from workloads.devices.monitoring.telemetry import CardTelemetry
-from workloads.models import remote_code
+from workloads.models import protection, remote_code
 
 STOP_PATIENCE_S = 20.0  # for a stop to be confirmed
 _IDLE_S = 60.0  # that a run with cards has nothing to do on them before it counts as waiting
@@ -215,7 +215,8 @@ class RayExecutor:
             )
             return
         self._workers[command.worker_id] = Worker(worker_id=command.worker_id, card=command.card)
-        launch = launch_of(command, claim.node, claim.facts, self._factory, remote_code.passed_on())
+        passed_on = {**remote_code.passed_on(), **protection.passed_on()}
+        launch = launch_of(command, claim.node, claim.facts, self._factory, passed_on)
         claim.channel.put(Start(launch))
 
     def _started(self, response: Started) -> None:
