@@ -38,7 +38,7 @@ from orchestrator.worker.messages import (
     Stop,
 )
 from orchestrator.worker.wire import unpickled
-from workloads.models import remote_code
+from workloads.models import protection, remote_code
 
 STOP_PATIENCE_S = 20.0  # for a stop to be confirmed
 _GONE = "the worker was gone before it could start"
@@ -131,7 +131,8 @@ class WorkerPool:
             self._worker_stopped(command.worker_id, failure)
             return
         self._workers[command.worker_id] = Worker(worker_id=command.worker_id, card=command.card)
-        launch = launch_of(command, claim.node, claim.facts, self._factory, remote_code.passed_on())
+        passed_on = {**remote_code.passed_on(), **protection.passed_on()}
+        launch = launch_of(command, claim.node, claim.facts, self._factory, passed_on)
         claim.channel.put(Start(launch))
 
     def _started(self, response: Started) -> None:

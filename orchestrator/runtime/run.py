@@ -78,7 +78,7 @@ def run_grid(
     """
     from orchestrator.results.stop_file import forget_requests
     from orchestrator.results.store import Store
-    from workloads.models import remote_code
+    from workloads.models import protection, remote_code
 
     grid = grid_of(source, options)
     _check_models(grid, options.remote_code)
@@ -89,7 +89,11 @@ def run_grid(
         options = with_cards_of(store.path, options)
     store.adopt(*options.adopt)
     store.refuse_if_held()  # before the cluster is asked, which may be away
-    with remote_code.permitted(options.remote_code), _session(options, grid) as session:
+    with (
+        remote_code.permitted(options.remote_code),
+        protection.key_named(options.key_file),
+        _session(options, grid) as session,
+    ):
         session = with_its_nodes(options, session, say, store.path)
         session = replace(session, nodes=session.asked(session.nodes))
         _tell(options, address=session.address, cards=cards_by_kind(session.nodes))
