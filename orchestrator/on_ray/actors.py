@@ -24,7 +24,7 @@ from orchestrator.domain.executor import Progress
 from orchestrator.domain.job import Accelerator
 from orchestrator.errors import ClusterError
 from orchestrator.host import output
-from orchestrator.host.processors import usable_cores
+from orchestrator.host.processors import threads_of_card, usable_cores
 from orchestrator.worker.card_sampler import CardSampler
 from orchestrator.worker.host_facts import HostFacts
 from orchestrator.worker.leftovers import Owner, end_leftovers
@@ -88,10 +88,13 @@ class NodeAgent:
                 output.say(f"ended, of an earlier driver: {each.pid} {command}")
         session_logs = _ray_log_dir()
         logs = _writable(Path(log_dir), session_logs) if log_dir else session_logs
+        accelerator = Accelerator(kind)
         cores = len(usable_cores())
         path = self._path = f"{_socket_dir(session_logs.parent)}/s"
         # OpenMP reads its variable when torch is imported, which may be in the server.
-        threads = threads_asked() or max(1, cores // cards_on_host)
+        threads = threads_asked() or threads_of_card(
+            cores, cards_on_host, accelerator.spec.spare_cores
+        )
         environment = os.environ | environment_for(host_device().name, 0, threads=threads)
         environment["PYTHONPATH"] = os.pathsep.join(entry for entry in sys.path if entry)
         log_name = f"process-server-{socket.gethostname()}-{os.getpid()}.log"
@@ -108,7 +111,6 @@ class NodeAgent:
             os.close(log)
         _wait_for(path, self._server, str(logs / log_name))
         threading.Thread(target=self._watch, args=(self._server,), daemon=True).start()
-        accelerator = Accelerator(kind)
         cards = _cards_held(accelerator)
         return HostFacts(
             hostname=socket.gethostname(),
