@@ -16,6 +16,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 from orchestrator import __version__
@@ -72,7 +73,8 @@ class NodeAgent:
         cards_on_host: int,
         log_dir: str | None,
     ) -> HostFacts:
-        """Start the process server. It listens at once and forks once ``preload`` is imported.
+        """Start the process server. It listens at once and forks once that of ``preload`` is
+        imported which is installed here.
 
         Args:
             kind: of the cards, as grids name it.
@@ -99,9 +101,10 @@ class NodeAgent:
         environment["PYTHONPATH"] = os.pathsep.join(entry for entry in sys.path if entry)
         log_name = f"process-server-{socket.gethostname()}-{os.getpid()}.log"
         log = open_log(str(logs / log_name))
+        modules = [name for name in preload if find_spec(name.partition(".")[0])]
         try:
             self._server = subprocess.Popen(
-                [sys.executable, "-m", "orchestrator.worker.process_server", path, *preload],
+                [sys.executable, "-m", "orchestrator.worker.process_server", path, *modules],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,

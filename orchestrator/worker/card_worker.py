@@ -227,10 +227,11 @@ class CardWorker(CardHolder):
         side and together, and a card that fails here fails in the job."""
         import torch
 
-        from workloads.passport import measure_link, measure_passport
+        from workloads.passport import EMULATED_PIECE_S, PIECE_S, measure_link, measure_passport
 
         assert self.device is not None
-        self._passport = measure_passport(self.device)
+        piece_s = EMULATED_PIECE_S if self.config.emulated else PIECE_S
+        self._passport = measure_passport(self.device, piece_s=piece_s)
         size = len(attempt.cards)
         if size > 1:
             self._passport["link_bytes_per_s"] = measure_link(size, self.device)
