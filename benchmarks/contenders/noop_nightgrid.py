@@ -113,7 +113,7 @@ def main() -> None:
                 run="noop",
                 log_dir=store.path / "logs",
                 factory="benchmarks.contenders.noop_worker:NoopWorker",
-                preload=False,
+                preload=(),
             )
             executor = Together(stack.enter_context(contextlib.closing(ray)), workers)
             timed = Timed(store, workers)

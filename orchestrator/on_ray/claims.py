@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -114,7 +114,7 @@ class Claims:
         run: str,
         accelerators: Collection[Accelerator] | None,
         log_dir: Path | None,
-        preload: bool,
+        preload: Sequence[str],
         clock: Callable[[], float],
         calls: Calls,
         store: ControlStore,
@@ -288,7 +288,7 @@ class Claims:
         serve = (
             str(ray_node["NodeManagerAddress"]),
             node.accelerator.value,
-            PRELOAD if self._preload and _computes_on_cpu(node) else (),
+            self._preload if _computes_on_cpu(node) else (),
             cards_on_host,
             str(self._log_dir.resolve()) if self._log_dir else None,
         )

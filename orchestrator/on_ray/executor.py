@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,7 +34,7 @@ from orchestrator.domain.failure import Failure
 from orchestrator.domain.job import Accelerator
 from orchestrator.domain.topology import Card
 from orchestrator.on_ray.calls import Calls
-from orchestrator.on_ray.claims import Claim, Claims
+from orchestrator.on_ray.claims import PRELOAD, Claim, Claims
 from orchestrator.on_ray.control_store import ControlStore
 from orchestrator.on_ray.predecessors import end_predecessors
 from orchestrator.on_ray.run_queue import RunQueue
@@ -53,7 +53,8 @@ class RayExecutor:
         accelerators: claim only nodes with these kinds of cards; all when None.
         log_dir: where workers log, if every node can write there; else each node's Ray session.
         factory: "module:callable" that makes the worker inside its process.
-        preload: whether nodes that compute on the CPU import torch once and fork their workers.
+        preload: modules that nodes which compute on the CPU import once, before they fork their
+            workers; none: each worker is a fresh interpreter.
         clock: the clock of the events and of every timeout; it never jumps.
         queue: the run's place among the runs of the cluster; None: it is ours alone.
     """
@@ -65,7 +66,7 @@ class RayExecutor:
         accelerators: Collection[Accelerator] | None = None,
         log_dir: Path | None = None,
         factory: str = "orchestrator.worker.card_worker:CardWorker",
-        preload: bool = True,
+        preload: Sequence[str] = PRELOAD,
         clock: Callable[[], float] = time.monotonic,
         queue: RunQueue | None = None,
     ) -> None:

@@ -298,7 +298,8 @@ def _drive(
     with contextlib.ExitStack() as signals, contextlib.ExitStack() as stack:
         if any(planned.action is Action.RUN for planned in plan.jobs):
             say(f"starting on {session.description} …")
-            executor = stack.enter_context(session.executor(store.run, store.path / paths.LOGS))
+            opening = session.executor(store.run, store.path / paths.LOGS, plan.host_packages)
+            executor = stack.enter_context(opening)
         else:
             executor = stack.enter_context(contextlib.closing(InProcessExecutor([])))
         stop = signals.enter_context(StopSignal().on_signals())

@@ -118,7 +118,7 @@ class Case:
             run="case",
             accelerators=None,
             log_dir=None,
-            preload=False,
+            preload=(),
             clock=self.clock,
             calls=Calls(),
             store=self.store,  # type: ignore[arg-type]

@@ -443,7 +443,7 @@ from orchestrator.on_ray.cluster import emulate
 from orchestrator.on_ray.executor import RayExecutor
 
 with emulate(parse_emulation("1x2", [])) as cluster:
-    executor = RayExecutor(run="r", factory="fake_workers:FakeWorker", preload=False)
+    executor = RayExecutor(run="r", factory="fake_workers:FakeWorker", preload=())
     while True:
         for event in executor.events(1.0):
             if isinstance(event, NodeJoined):

@@ -72,7 +72,7 @@ def main() -> dict[str, Any]:
         executor = RayExecutor(
             run="two-servers",
             factory="fake_workers:FakeWorker",
-            preload=False,
+            preload=(),
             log_dir=home / "logs",
         )
 
