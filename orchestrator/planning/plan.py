@@ -9,6 +9,7 @@ from enum import Enum
 from orchestrator.domain.job import Job
 from orchestrator.domain.span import NOTHING, Span
 from orchestrator.domain.topology import Node
+from workloads.devices import host_device
 
 
 class Action(str, Enum):
@@ -44,6 +45,14 @@ class Plan:
     nodes: tuple[Node, ...]
     duration: Span = NOTHING  # from the command to the last row (``duration.py``)
     notes: tuple[str, ...] = ()  # what a reader should know, such as jobs asked for twice
+
+    @property
+    def host_packages(self) -> tuple[str, ...]:
+        """Packages that the precisions of its jobs need on a processor, each once."""
+        host = host_device()
+        precisions = {item.job.precision for item in self.jobs if item.action is Action.RUN}
+        needed = (host.precision(precision).packages for precision in precisions)
+        return tuple(sorted({name for packages in needed for name in packages}))
 
     def __repr__(self) -> str:
         counts = Counter(item.action for item in self.jobs)

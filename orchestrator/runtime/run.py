@@ -86,7 +86,7 @@ def run_grid(
     """
     from orchestrator.results.stop_file import forget_requests
     from orchestrator.results.store import Store
-    from workloads.models import remote_code
+    from workloads.models import protection, remote_code
 
     grid = grid_of(source, options)
     options = with_results_of(grid, options)
@@ -98,7 +98,11 @@ def run_grid(
         options = with_cards_of(store.path, options)
     store.adopt(*options.adopt)
     store.refuse_if_held()  # before the cluster is asked, which may be away
-    with remote_code.permitted(options.remote_code), _session(options, grid) as session:
+    with (
+        remote_code.permitted(options.remote_code),
+        protection.key_named(options.key_file),
+        _session(options, grid) as session,
+    ):
         session = with_its_nodes(options, session, say, store.path)
         session = replace(session, nodes=session.asked(session.nodes))
         _tell(options, address=session.address, cards=cards_by_kind(session.nodes))
@@ -316,7 +320,8 @@ def _drive(
     with contextlib.ExitStack() as signals, contextlib.ExitStack() as stack:
         if any(planned.action is Action.RUN for planned in plan.jobs):
             say(f"starting on {session.description} …")
-            executor = stack.enter_context(session.executor(store.run, store.path / paths.LOGS))
+            opening = session.executor(store.run, store.path / paths.LOGS, plan.host_packages)
+            executor = stack.enter_context(opening)
         else:
             executor = stack.enter_context(contextlib.closing(InProcessExecutor([])))
         stop = signals.enter_context(StopSignal().on_signals())

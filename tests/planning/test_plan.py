@@ -144,6 +144,13 @@ def test_unsupported_precisions_carry_the_tables_reason() -> None:
         assert entry.reason in planned.reason
 
 
+def test_packages_of_precisions_that_will_run_are_imported_once_on_a_processor() -> None:
+    """Before workers are forked: of int4, and not of fp8, which does not run on this card."""
+    made = one("engine: transformers\naxes: {precision: [fp32, fp8, int4]}")
+    plan = make_plan(made, EMULATED, [])
+    assert plan.host_packages == support("int4", "cpu").packages == ("bitsandbytes",)
+
+
 def test_an_emulated_card_must_also_manage_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the CPU cannot do is unsupported on emulated nodes only."""
     from orchestrator.planning import planner as planning
