@@ -155,8 +155,10 @@ def grid_to_resume(options: RunOptions) -> tuple[Path, str]:
 def _check_models(grid: Grid, named: Sequence[str]) -> None:
     """Refuse a permission for a model that the grid does not have: it is a slip of the pen."""
     from orchestrator.errors import GridError, Problem
+    from workloads.models.hub import split
 
-    models = sorted({job.model for job in grid.jobs()}) if named else []
+    known = {job.model for job in grid.jobs()} if named else set()
+    models = sorted(known | {split(model)[0] for model in known})
     problems = [
         Problem(
             file=grid.file,
