@@ -87,6 +87,7 @@ def startup_of(options: RunOptions) -> Startup:
         kind=kind,
         earlier_s=_earlier_starts(options.results, kind),
         processors=len(usable_cores()),
+        load=0.0 if kind == duration.CLUSTER else os.getloadavg()[0],
     )
 
 
