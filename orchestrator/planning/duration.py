@@ -40,8 +40,10 @@ class Startup:
 
     @property
     def slowdown(self) -> float:
-        """Factor by which one more program takes longer there than alone, while the load stays."""
-        return max(1.0, (self.load + 1) / self.processors)
+        """Factor by which one more program takes longer there than alone, while the load stays. The
+        load counts programs of a lower priority, too, and those that wait for a disk: so its root.
+        """
+        return sqrt(max(1.0, (self.load + 1) / self.processors))
 
     def span(self, cards: int) -> Span:
         """Range of the time to the first job, on so many cards."""

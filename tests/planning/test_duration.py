@@ -105,9 +105,9 @@ def test_the_start_is_learnt_from_earlier_ones_and_stands_before_the_work() -> N
 
 
 def test_a_busy_host_makes_the_longest_time_longer_and_leaves_the_shortest() -> None:
-    """Three programs on two processors: twice the time for a fourth, unless they end; of the work
+    """Seven programs on two processors: twice the time for an eighth, unless they end; of the work
     on real cards, which are not theirs, only the start."""
-    jobs, quiet, busy = planned(job("x")), Startup(processors=2), Startup(processors=2, load=3.0)
+    jobs, quiet, busy = planned(job("x")), Startup(processors=2), Startup(processors=2, load=7.0)
     emulated = [node(cards=1, emulated=True)]
     alone, beside = (duration(jobs, emulated, Estimator(), each) for each in (quiet, busy))
     assert beside == alone.times(1, 2, 2)
