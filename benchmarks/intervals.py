@@ -31,7 +31,7 @@ from benchmarks.figures import Goal, Line
 from benchmarks.night import environment
 from benchmarks.setting import Setting
 from orchestrator.domain.measurement import Measurement
-from orchestrator.report.flags import raised_by_job
+from orchestrator.report.flags import barred, raised_by_job
 from orchestrator.report.grouping import settings_of
 from orchestrator.report.replicates import join
 from orchestrator.results.tables import from_table
@@ -54,18 +54,31 @@ def run(setting: Setting) -> tuple[list[Line], dict[str, Any]]:
     joined: list[Mapping[str, Told]] = []
     single: list[Mapping[str, Told]] = []
     between: list[float] = []
-    flagged = 0
+    flagged, cells = 0, set[str]()
     for rows in _rows_of_runs(setting, grid, runs, replicates):
+        cells |= {row.job_id for row in rows if row.replicate == 1}
         raised = raised_by_job(rows)
         flagged += len(raised)
-        found = join(rows, settings_of(rows, raised), raised)
-        joined.append({cell.replicates[0].job_id: _told(cell.row) for cell in found.cells})
-        single.append({row.job_id: _told(row) for row in rows if row.replicate == 1})
-        between += [
-            cell.spread.between / cell.spread.mean
-            for cell in found.cells
-            if cell.spread is not None
+        unusable = {job_id for job_id, flags in raised.items() if barred(flags)}
+        if setting.smoke:  # it has to work on a busy machine, too
+            unusable.clear()
+        # A flagged row says that its figure does not hold, and ranks nowhere. A cell that has no
+        # others, or one alone, has no interval over processes that anybody is shown.
+        found = [
+            cell
+            for cell in join(rows, settings_of(rows, raised), raised).cells
+            if cell.spread is not None and unusable.isdisjoint(row.job_id for row in cell.counted)
         ]
+        joined.append({cell.replicates[0].job_id: _told(cell.row) for cell in found})
+        single.append(
+            {r.job_id: _told(r) for r in rows if r.replicate == 1 and r.job_id not in unusable}
+        )
+        between += [cell.spread.between / cell.spread.mean for cell in found if cell.spread]
+    if not all(coverage(told)[1] for told in (joined, single)):
+        raise RuntimeError(
+            f"{flagged} rows are flagged, and no cell has two that are not, in two runs; repeat "
+            "it on a quiet machine"
+        )
     root = math.sqrt(runs / (runs - 1))
     plain, pairs = coverage(joined)
     widened, _ = coverage(joined, root)
@@ -85,16 +98,16 @@ def run(setting: Setting) -> tuple[list[Line], dict[str, Any]]:
     ]
     return lines, {
         "runs": runs,
-        "cells": len(joined[0]),
+        "cells": len(cells),
         "fresh processes a run": replicates,
-        "pairs of run and cell": pairs,
+        "pairs of run and cell, each of two processes or more": pairs,
         "covered where runs scatter alike, not widened, %": round(100 * expected, 1),
         "median standard deviation between processes, %": round(
             100 * statistics.median(between), 2
         ),
         "median half width over processes, %": _half_width(joined),
         "median half width within one process, %": _half_width(single),
-        "rows flagged": flagged,
+        "rows flagged, and left out": f"{flagged} of {runs * replicates * len(cells)}",
     }
 
 
@@ -108,10 +121,12 @@ def coverage(runs: Sequence[Mapping[str, Told]], widen: float = 1.0) -> tuple[fl
     for every in by_cell.values():
         for number, (mean, low, high) in enumerate(every):
             others = [other for at, (other, _, _) in enumerate(every) if at != number]
+            if not others:
+                continue
             distance = statistics.fmean(others) - mean
             covered += widen * (low - mean) <= distance <= widen * (high - mean)
             pairs += 1
-    return covered / pairs, pairs
+    return (covered / pairs if pairs else 0.0), pairs
 
 
 def _half_width(runs: Sequence[Mapping[str, Told]]) -> float:
