@@ -44,7 +44,7 @@ class Together:
         self._ready: list[Event] | None = []
 
     def events(self, timeout_s: float) -> list[Event]:
-        """What happened; of workers that are ready nothing before all of them are."""
+        """Events since the last call; of workers that are ready nothing before all of them are."""
         happened = self._executor.events(timeout_s)
         if self._ready is None:
             return happened

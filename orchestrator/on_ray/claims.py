@@ -266,9 +266,14 @@ class Claims:
         for claim in self.joined():
             if absent_s > _ABSENCE_S:
                 claim.channel.heard_at = min(claim.channel.heard_at + absent_s, now)
-            if now - claim.channel.heard_at > patience_s:
-                silence = f"its agent has not answered for {patience_s:.0f} s"
-                self.lose(claim, node_lost(silence))
+            self.lose_if_silent(claim, patience_s)
+
+    def lose_if_silent(self, claim: Claim, patience_s: float) -> bool:
+        """Give up a node whose agent has been silent for so long; True if it was."""
+        silent = self._clock() - claim.channel.heard_at > patience_s
+        if silent:
+            self.lose(claim, node_lost(f"its agent has not answered for {patience_s:.0f} s"))
+        return silent
 
     def _bereft_s(self, now: float, silent_s: float) -> float:
         """Time since the last of our nodes was lost while the control store is silent."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from orchestrator.domain.job import Job
+from orchestrator.domain.span import NOTHING, Span
 from orchestrator.domain.topology import Node
 from workloads.devices import host_device
 
@@ -42,6 +43,7 @@ class Plan:
     grid_name: str
     jobs: tuple[PlannedJob, ...]
     nodes: tuple[Node, ...]
+    duration: Span = NOTHING  # from the command to the last row (``duration.py``)
     notes: tuple[str, ...] = ()  # what a reader should know, such as jobs asked for twice
 
     @property

@@ -72,7 +72,7 @@ def tiny(number: int = 1, precision: str = "fp32", **parameters: Scalar) -> Atte
 
 
 def details(outcome: RankOutcome) -> dict[str, str]:
-    """What the workload saw."""
+    """The workload's view of the process."""
     assert outcome.result is not None, outcome.failure
     return dict(outcome.result.details)
 
