@@ -137,10 +137,13 @@ def newest_rows(results: Path, run: str) -> tuple[Measurement, ...]:
     from orchestrator.report.grouping import newest_final, settings_of
     from orchestrator.report.replicates import join
     from orchestrator.results.finding import find_run
+    from orchestrator.results.passports import spread_between_runs
 
-    rows = newest_final(find_run(run, results).measurements())
+    store = find_run(run, results)
+    rows = newest_final(store.measurements())
     raised = raised_by_job(rows)
-    return join(rows, settings_of(rows, raised), raised).rows
+    differ = spread_between_runs(store.path)
+    return join(rows, settings_of(rows, raised), raised, runs=differ).rows
 
 
 def share(text: str) -> float:

@@ -139,7 +139,7 @@ def _read(store: Store, read: Callable[[], Contents]) -> tuple[Summary, tuple[Me
     from orchestrator.report.progress import underway_of
     from orchestrator.report.reference_data import reference
     from orchestrator.report.summary import summarize
-    from orchestrator.results.passports import slow_cards_of
+    from orchestrator.results.passports import slow_cards_of, spread_between_runs
 
     status = read_status(store)  # before the rows, so that it never counts more of them
     contents = read()
@@ -149,6 +149,7 @@ def _read(store: Store, read: Callable[[], Contents]) -> tuple[Summary, tuple[Me
         underway=underway_of(status, time.time()),
         reference=reference(),
         slow_cards=slow_cards_of(store.path),
+        runs_differ=spread_between_runs(store.path),
         planned=status.total if status is not None else None,
     )
     return summary, contents.measurements
