@@ -209,7 +209,8 @@ def _table(
     contests = hold_contests(fit, settings, brief=True)
     # A table has one unit; were there two, the one with more rows is ranked.
     largest = max(contests, key=lambda contest: contest.contenders, default=None)
-    unit = largest.unit if largest is not None else ""
+    units = [row.metrics.throughput_unit for row in rows if row.metrics.throughput_unit]
+    unit = largest.unit if largest is not None else next(iter(units), "")  # all are flagged
     own = [contest for contest in contests if contest.unit == unit]
     figures = [row.metrics.throughput for row in fit if row.metrics.throughput_unit == unit]
     values = [value for value in figures if value and math.isfinite(value) and value > 0]
