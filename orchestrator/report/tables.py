@@ -77,6 +77,11 @@ class Table:
         return round(value / self.top, 3)
 
 
+def uneven(values: Sequence[float]) -> bool:
+    """Return whether the highest value would bleach the others on a scale that starts at zero."""
+    return bool(values) and median(values) < PALE * max(values)
+
+
 def tables_of(
     rows: Sequence[Measurement],
     settings: Mapping[str, Setting],
@@ -231,7 +236,7 @@ def _table(
         flagged=frozenset({row.job_id for row in rows} - {row.job_id for row in fit}),
         low=min(values, default=0.0),
         top=top,
-        log=bool(values) and median(values) < PALE * top,
+        log=uneven(values),
     )
 
 
