@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
     from orchestrator.domain.measurement import Measurement
     from orchestrator.report.summary import Summary
-    from orchestrator.results.store import Contents, Store
+    from orchestrator.results.store import Store
+    from orchestrator.results.stored_run import Contents
     from orchestrator.runtime.status import RunStatus
 
 
