@@ -130,6 +130,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_priority_argument(parser)
     add_deadline_arguments(parser)
     add_notify_argument(parser)
+    parser.add_argument(
+        "--log-to",
+        metavar="TRACKER",
+        action="append",
+        default=[],
+        help="give every row, as it comes, to mlflow=URI (default: $MLFLOW_TRACKING_URI) or "
+        "wandb=[ENTITY/]PROJECT (without a key: its offline mode); may be repeated",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -238,6 +246,7 @@ def _asked(args: argparse.Namespace, charge: Charge | None) -> tuple[Path, RunOp
     options = RunOptions(
         results=args.results,
         results_address=args.results_address,
+        log_to=tuple(args.log_to),
         name=args.run_name,
         overrides=tuple(args.overrides),
         emulate=args.emulate,
