@@ -205,11 +205,12 @@ class GridReader:
         settings = replace(inherited, **good)
         if settings.min_repeats > settings.max_repeats:
             blamed = "min_repeats" if "min_repeats" in good else "max_repeats"
+            other = "max_repeats" if blamed == "min_repeats" else "min_repeats"
             self.complain(
                 (*path, blamed),
                 f"min_repeats ({settings.min_repeats}) is more than max_repeats "
                 f"({settings.max_repeats})",
-                "max_repeats is 20 unless it is set",
+                f"set {other} as well: it is {getattr(MeasureSettings(), other)} unless it is set",
             )
             return inherited  # said once; experiments need not repeat it
         return settings

@@ -204,6 +204,14 @@ BAD: list[tuple[str, str | bytes, int | None, int | None, str, str]] = [
     # Measure
     ("unknown measure key", ONE + "measure: {warm_up: 1}\n", 5, 11, '"warm_up"', "mean warmup?"),
     ("measure out of range", ONE + "measure: {confidence: 95}\n", 5, 23, "95: should be less", ""),
+    (
+        "fewer than the fewest",
+        ONE + "    measure: {max_repeats: 2}\n",
+        5,
+        28,
+        "(3) is more than max_repeats (2)",
+        "set min_repeats as well: it is 3 unless it is set",
+    ),
     ("contradiction", ONE + "    measure: {min_repeats: 50}\n", 5, 28, "(50) is more than", "20"),
     # Cards
     ("illegal card count", ONE + "    cards: 3\n", 5, 12, "no job can have 3 HPU", "1, 2, 4, 8"),
