@@ -209,7 +209,8 @@ def _writing(path: Path, act: Callable[[], T]) -> T:
 def _text(name: str, tokenizer: str, description: Description) -> str:
     total = sum(description.counts.values())
     counts = ", ".join(f"{name} {count:,}" for name, count in description.counts.items())
-    lines = [f"{name}: {total:,} examples ({counts})"]
+    each = f" ({counts})" if len(description.counts) > 1 else ""
+    lines = [f"{name}: {total:,} example{'s' * (total != 1)}{each}"]
     if description.synthetic:
         lines.append("SYNTHETIC: these texts were made up by a program")
     lines.append(f"length in tokens of {tokenizer}, without the prompt layout")

@@ -89,6 +89,21 @@ def test_when_nothing_was_measured_failures_come_first() -> None:
     assert printed(summary).rstrip().endswith(told)
 
 
+def test_measured_rows_that_all_have_a_flag_are_shown_with_the_reason() -> None:
+    """A busy machine disturbs every row: tables and flags are there, and nothing claims that
+    nothing was measured."""
+    rows = [replace(measured(9.0, batch_size=size), processor_wait_share=0.76) for size in (1, 2)]
+    failed = Night(emulated=False).add(a_job(batch_size=4), State.FAILED, reason="no driver")
+    summary = summarize([*rows, failed])
+    (told,) = answers(summary)
+    assert told == (
+        "Nothing can be ranked: of 2 measured jobs 2 are flagged (2 disturbed), as in: it waited "
+        "for a processor for 76% of its timed part; the most is 5%."
+    )
+    for text in (printed(summary), to_markdown(summary)):
+        assert text.count("9.000") == 2 and "Flagged rows" in text and "no driver" in text
+
+
 def test_versions_and_cards_are_printed_when_asked_for() -> None:
     """The terminal is for the answer; --verbose has the rest."""
     summary = summarize(every_state(items=1))
