@@ -24,6 +24,7 @@ def main() -> None:
             "samples": int(steps) * int(batch_size),
             "max_length": int(max_length),
             "learning_rate": float(rate),
+            "optimizer": "adamw-fused",  # the Trainer's default
         },
     )
     alone = Alone()

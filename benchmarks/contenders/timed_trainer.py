@@ -27,7 +27,7 @@ def _in_order(trainer: Any) -> Any:
 
 
 class _Clock(TrainerCallback):
-    """When steps end, and their losses."""
+    """Ends of steps, and their losses."""
 
     def __init__(self) -> None:
         self.ended: list[tuple[float, float]] = []
