@@ -138,6 +138,7 @@ def run(
     overrides: Sequence[str] = (),
     results: str | os.PathLike[str] | None = None,
     results_address: str = "",
+    log_to: Sequence[str] = (),
     card_memory_bytes: int | None = None,
     retry_failed: bool = False,
     force: bool = False,
@@ -166,6 +167,7 @@ def run(
         overrides: ``PATH=VALUE`` each, set in the grid's file as ``--set`` does.
         results: directory of runs; None: the grid's, else NIGHTGRID_RESULTS, else ``./results``.
         results_address: a bucket to which a copy goes, ``s3://BUCKET/PREFIX``.
+        log_to: trackers that get every row, ``mlflow`` or ``mlflow=DESTINATION``.
         card_memory_bytes: memory of an emulated card; None: its share of this machine's.
         retry_failed: also run what failed earlier.
         force: run everything, measured already or not.
@@ -196,6 +198,7 @@ def run(
         results=Path(results) if results is not None else default_results_dir(),
         results_address=results_address or default_address(),
         results_named=results is not None or bool(results_address),
+        log_to=tuple(log_to),
         name=name,
         overrides=tuple(overrides),
         emulate=emulate,
