@@ -66,8 +66,8 @@ def duration(
     planned: Iterable[PlannedJob], nodes: Sequence[Node], estimator: Estimator, startup: Startup
 ) -> Span:
     """Range of the seconds that these jobs take on these nodes, from the command to the last
-    row. What computes on this host is slowed down by what does so already; it may be over soon, so
-    the shortest time stays."""
+    row. What computes on this host is slowed down by what does so already, which rows of it tell
+    themselves; it may be over soon, so the shortest time stays."""
     working = work(planned, nodes, estimator, startup.processors)
     if working == NOTHING:
         return NOTHING
@@ -76,7 +76,7 @@ def duration(
     if not startup.earlier_s:  # which were taken under loads of their own
         start = start.times(*slow)
     here = any(node.emulated or node.accelerator.spec.host for node in nodes)
-    return start + (working.times(*slow) if here else working)
+    return start + (working.times(*slow) if here and not estimator.knows_rows else working)
 
 
 def work(

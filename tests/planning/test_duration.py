@@ -111,6 +111,9 @@ def test_a_busy_host_makes_the_longest_time_longer_and_leaves_the_shortest() -> 
     emulated = [node(cards=1, emulated=True)]
     alone, beside = (duration(jobs, emulated, Estimator(), each) for each in (quiet, busy))
     assert beside == alone.times(1, 2, 2)
+    known = knowing(past(job("x"), 20.0))  # on the same host
+    alone, beside = (duration(jobs, emulated, known, each) for each in (quiet, busy))
+    assert beside.high_s - alone.high_s == pytest.approx(quiet.span(1).high_s)
     alone, beside = (duration(jobs, [REAL], Estimator(), each) for each in (quiet, busy))
     assert beside.high_s - alone.high_s == pytest.approx(quiet.span(1).high_s)
 
