@@ -100,6 +100,8 @@ def test_measured_rows_that_all_have_a_flag_are_shown_with_the_reason() -> None:
     )
     for text in (printed(summary), to_markdown(summary)):
         assert text.count("9.000") == 2 and "Flagged rows" in text and "no driver" in text
+    page = render(summary, [*rows, failed])
+    assert page.index('id="tables"') < page.index('id="flagged"') < page.index('id="causes"')
 
 
 def test_versions_and_cards_are_printed_when_asked_for() -> None:
