@@ -297,9 +297,7 @@ def _measure_and_report(
         with _report_in_any_case(options.name or grid.name, options):
             outcome = run_grid(grid, options, output.say)
         if not outcome.result.finished:
-            output.say(
-                f"Interrupted ({outcome.result.reason}). The same command goes on from here."
-            )
+            output.say(f"Interrupted ({outcome.result.reason}). The same command resumes the run.")
             return outcome, None, ()
     page, document = _report(outcome.store, as_json=as_json, verbose=verbose)
     if outcome.mirror is not None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from orchestrator.domain.measurement import Measurement
-from orchestrator.report import units
+from orchestrator.report import cells, units
 from orchestrator.report.contests import Contest, Verdict
 from orchestrator.report.grouping import precision_rank
 from orchestrator.report.head_to_head import HeadToHead
@@ -36,6 +36,15 @@ def answers(summary: Summary) -> tuple[str, ...]:
     if more > 0:
         told.append(f"{units.plural(more, 'more result')} in the table.")
     return tuple(told)
+
+
+def best_text(contest: Contest, chosen: str) -> str:
+    """The fastest setting of a contest in one line; ``chosen`` is its label."""
+    row = contest.fastest
+    figure = f"{cells.figure(row)} {contest.unit} {cells.plus_minus(row)}".rstrip()
+    tied = f" (tied with {len(contest.tied)} more)" if contest.tied else ""
+    rank = "Best" if contest.winner else "Fastest"
+    return f"{rank} of {row.model}, {contest.setting.where}: {chosen}, {figure}{tied}"
 
 
 def place(contest: Contest) -> str:

@@ -55,6 +55,7 @@ from orchestrator.report.steps import StepTime, step_times_of
 from orchestrator.report.tables import Table, tables_of
 from orchestrator.report.timeline import Timeline, timeline_of
 from orchestrator.report.units import plural
+from workloads.confidence import ALIKE, Spread
 
 #: Text of a cell without a number, short enough for a column of figures.
 SHORT_STATE: Mapping[State, str] = {
@@ -202,6 +203,7 @@ def summarize(
     underway: Underway | None = None,
     reference: Reference | None = None,
     slow_cards: Sequence[SlowCard] = (),
+    runs_differ: Spread = ALIKE,
     planned: int | None = None,
 ) -> Summary:
     """The summary of one run's rows, in the order in which they were written.
@@ -212,13 +214,14 @@ def summarize(
         underway: how far the run is, where it is not finished.
         reference: what others published, to compare with.
         slow_cards: of the run, by their passports.
+        runs_differ: the spread of the cards' speed from run to run.
         planned: jobs of the run's last plan, where its driver said so.
     """
     reference = reference or Reference()
     rows = newest_final(measurements)
     raised = raised_by_job(rows)
     settings = settings_of(rows, raised)
-    joined = join(rows, settings, raised)
+    joined = join(rows, settings, raised, runs=runs_differ)
     fit = ranked(joined.rows, raised)
     labels = _labels(rows, joined)
     counted = Counter(row.state for row in rows)

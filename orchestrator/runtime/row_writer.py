@@ -254,6 +254,6 @@ class RowWriter:
         where = "they are printed above"
         if places:
             where = f"kept in {', '.join(sorted(places))}, from where the next `nightgrid run "
-            where += "--resume` on this host brings them home"
+            where += "--resume` on this host moves them back"
         if left:
             self.view.line(f"rows that are not written, {why}: {len(left)}; {where}")

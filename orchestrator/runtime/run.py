@@ -139,7 +139,8 @@ def grid_to_resume(options: RunOptions) -> tuple[Path, str]:
         StoreError: there is no such run.
     """
     from orchestrator.errors import StoreError
-    from orchestrator.results.store import Store, runs
+    from orchestrator.results.store import Store
+    from orchestrator.results.stored_run import runs
 
     known = runs(options.results)
     if options.name is None and not known:

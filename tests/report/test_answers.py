@@ -15,11 +15,13 @@ from orchestrator.domain.labels import labels_of
 from orchestrator.domain.measurement import Measurement
 from orchestrator.report import units
 from orchestrator.report.answers import answers
+from orchestrator.report.figures import throughput_curve
 from orchestrator.report.heat_map import heat_map
 from orchestrator.report.markdown import to_markdown
 from orchestrator.report.page import render
 from orchestrator.report.summary import Summary, summarize
 from orchestrator.report.terminal import print_summary
+from orchestrator.results.schema import OUT_OF_RANGE
 
 
 def measured(rate: float, half: float | None = 1.0, **changes: object) -> Measurement:
@@ -210,6 +212,11 @@ def test_one_value_does_not_bleach_the_rest() -> None:
     assert "logarithmic" in heat_map(table, "t")
     (even,) = summarize(rows[:3]).tables
     assert not even.log and [even.heat(row) for row in rows[:3]] == [0.25, 0.5, 1.0]
+    flagged = replace(rows[3], details={OUT_OF_RANGE: "x"})
+    (odd,) = summarize([*rows[:3], flagged]).tables
+    assert not odd.log and "logarithmic" in throughput_curve(odd, "t"), "its point is drawn"
+    (alone,) = summarize([flagged]).tables
+    assert alone.unit == flagged.metrics.throughput_unit != ""
 
 
 # ------------------------------------------------------------------ training, shared facts
