@@ -77,7 +77,8 @@ def run(args: argparse.Namespace) -> int:
         NotComparable: no pair of rows may be compared.
     """
     from orchestrator.errors import NotComparable
-    from orchestrator.report.comparison import RULES, compare
+    from orchestrator.report.comparability import RULES
+    from orchestrator.report.comparison import compare
 
     forgivable = [rule.key for rule in RULES if rule.effect == "blocks" and rule.forgivable]
     for key in args.allow:

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
     from orchestrator.domain.measurement import Measurement
     from orchestrator.report.summary import Summary
-    from orchestrator.results.store import Contents, Store
+    from orchestrator.results.store import Store
+    from orchestrator.results.stored_run import Contents
     from orchestrator.runtime.status import RunStatus
 
 
@@ -177,7 +178,7 @@ def write_aside(path: Path, content: str | bytes | Iterable[str]) -> Path:
     if not path.name or "\0" in str(path):
         raise StoreError(f"{str(path)!r} does not name a file to write")
     if os.path.lexists(path) and not os.path.isfile(path):  # a device would be replaced, for one
-        raise StoreError(f"cannot write {path}: it is there and no ordinary file")
+        raise StoreError(f"cannot write {path}: it exists and is not a regular file")
     aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

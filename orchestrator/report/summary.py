@@ -169,6 +169,11 @@ class Summary:
         return sum(count for state, count in self.counts.items() if state not in SETTLED)
 
     @property
+    def measured(self) -> int:
+        """Jobs that have a figure, if a flagged one."""
+        return self.counts.get(State.SUCCEEDED, 0)
+
+    @property
     def verdict(self) -> str:
         """Say in one sentence whether the night finished."""
         if self.underway is not None:
@@ -176,18 +181,18 @@ class Summary:
         if not self.rows:
             return "No row has been written yet."
         jobs = len(self.rows)
-        measured = self.counts.get(State.SUCCEEDED, 0)
         if self.planned is not None and jobs < self.planned:
             missing = plural(self.planned - jobs, "job")
             damaged = plural(len(self.damaged), "file")
             why = f"; {damaged} could not be read" if self.damaged else ""
-            return f"{missing} of {self.planned:,} planned have no row{why}; {measured:,} measured."
+            told = f"{missing} of {self.planned:,} planned have no row{why}"
+            return f"{told}; {self.measured:,} measured."
         if not self.unsettled:
             every = "The only job has" if jobs == 1 else f"All {jobs:,} jobs have"
-            return f"{every} an answer; {measured:,} measured."
+            return f"{every} an answer; {self.measured:,} measured."
         return (
             f"{plural(self.unsettled, 'job')} of {jobs:,} ended without an answer; "
-            f"{measured:,} measured."
+            f"{self.measured:,} measured."
         )
 
 

@@ -56,7 +56,7 @@ def read_passports(run: Path) -> tuple[Passport, ...]:
 
 def earlier_passports(run: Path) -> tuple[Passport, ...]:
     """The passports of the other runs beside this one, of the newest."""
-    from orchestrator.results.store import runs
+    from orchestrator.results.stored_run import runs
 
     with contextlib.suppress(StoreError):
         others = [name for name in runs(run.parent) if name != run.name][:_MOST_RUNS]
