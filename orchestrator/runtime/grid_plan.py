@@ -94,7 +94,7 @@ def startup_of(options: RunOptions) -> Startup:
 def _earlier_starts(results: Path, kind: str) -> tuple[float, ...]:
     """Seconds from the command to the first attempt of the newest runs that say so."""
     from orchestrator.results import disk, paths
-    from orchestrator.results.store import runs
+    from orchestrator.results.stored_run import runs
     from orchestrator.runtime.status import RunStatus
     from workloads.files import SMALL_BYTES
 
