@@ -118,6 +118,7 @@ def filled(results: Path) -> None:
         store.append(row())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cluster_lost", [False, True], ids=["it hangs", "its cluster is lost"])
 def test_a_driver_that_cannot_report_has_another_process_do_it(
     cluster_lost: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
