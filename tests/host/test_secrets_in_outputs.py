@@ -71,6 +71,7 @@ def raise_it(*_: Any) -> NoReturn:
     raise RuntimeError(told())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("broken", ["the workload", "the executor"])
 def test_no_secret_of_an_error_gets_out(
     leaky: list[str],

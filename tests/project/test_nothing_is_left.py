@@ -12,6 +12,7 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pytest
 from guardian import VARIABLE
 from patience import until
 
@@ -99,6 +100,7 @@ class Session:
         return [(int(pid), int(port)) for pid, port in map(str.split, lines)]
 
 
+@pytest.mark.slow
 def test_all_that_tests_start_ends_with_pytest(tmp_path: Path) -> None:
     """Interrupted, terminated, killed, or at its end: nothing runs, nothing listens."""
     ways = {"INT": signal.SIGINT, "TERM": signal.SIGTERM, "KILL": signal.SIGKILL, "end": None}
