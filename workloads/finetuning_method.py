@@ -24,6 +24,16 @@ DEFAULT_LEARNING_RATE = {"full": 5e-5, "qat": 5e-5, "vera": 1e-2}
 ADAPTER_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
 
 
+#: The setting of every workload that makes a model.
+SAVE_MODEL = setting(
+    None,
+    role="neutral",
+    produces="model",
+    pattern=ADAPTER_NAME,
+    description="Name to keep the model under that comes out; jobs with `model: NAME` wait for it.",
+)
+
+
 class TrainingParameters(DatasetParameters):
     """Settings of all training: at which rate, on how much data, for how long."""
 
@@ -117,6 +127,7 @@ class MethodParameters(TrainingParameters):
         pattern=ADAPTER_NAME,
         description="Name to keep the trained adapter under, for `adapter:` of text-generation.",
     )
+    save_model: str | None = SAVE_MODEL
 
 
 #: Steps of a job that is asked only whether its batch fits: the first allocates the optimizer's
@@ -144,4 +155,6 @@ def method_for(parameters: Mapping[str, Any], *, probe: bool) -> MethodParameter
     method = method_of(parameters)
     if not probe:
         return method
-    return method.model_copy(update={"steps": PROBE_STEPS, "save_adapter": None})
+    return method.model_copy(
+        update={"steps": PROBE_STEPS, "save_adapter": None, "save_model": None}
+    )

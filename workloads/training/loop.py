@@ -22,6 +22,8 @@ from workloads.engines import find_engine
 from workloads.errors import BadConfiguration
 from workloads.finetuning_method import MethodParameters, method_for
 from workloads.measure import Measured, instruments_of, measure
+from workloads.models.loading import ModelSource
+from workloads.models.saved import save_trained
 from workloads.parallel.layout import Layout, tensor_size
 from workloads.tasks.base import TaskSpec
 from workloads.techniques import chosen
@@ -131,7 +133,9 @@ def _run(request: Request, context: JobContext, ending: contextlib.ExitStack) ->
             metrics["held_out_loss"] = held_out.loss(
                 steps, training, data, source.held_out, context.collective.gather
             )
-        kept, converted = _finish(request, context, method, training, steps, make)
+        kept, converted = _finish(
+            request, context, method, training, loaded.base.source, steps, make
+        )
         details |= kept
         metrics |= converted
     return Result(
@@ -362,26 +366,33 @@ def _finish(
     context: JobContext,
     method: MethodParameters,
     training: Training,
+    source: ModelSource,
     steps: Steps,
     make: Any,
 ) -> tuple[dict[str, str], dict[str, float]]:
-    """Keep what remains of the trained model: an adapter under its name, or converted
-    weights and the loss that they have."""
+    """Keep what remains of the trained model: an adapter or the whole model under its name, or
+    converted weights and the loss that they have."""
     details: dict[str, str] = {}
     metrics: dict[str, float] = {}
+    origin = {
+        "model": request.model,
+        "method": method.method,
+        "precision": request.precision,
+        "dataset": request.dataset,
+        "steps": method.steps,
+    }
     if method.save_adapter:
-        origin = {
-            "model": request.model,
-            "method": method.method,
-            "precision": request.precision,
-            "dataset": request.dataset,
-            "steps": method.steps,
-        }
         with training.gathered():
             if context.rank == 0:
                 where = adapters.save_adapter(training.model, method.save_adapter, origin)
                 details["saved_adapter"] = str(where)
         context.collective.barrier()  # ranks end together, and with them the gang
+    if method.save_model:
+        with training.gathered():
+            if context.rank == 0:
+                where = save_trained(training.model, source, method.save_model, origin)
+                details["saved_model"] = str(where)
+        context.collective.barrier()
     if method.method.startswith("qat"):
         training.wrapper = None
         training.model, details["converted"] = methods.converted(training.model)
