@@ -26,6 +26,7 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from workloads.metrics import Metric
 from workloads.parallel.layout import Layout
 from workloads.parameters import WorkloadParameters
 from workloads.refusal import Asked, Refusal
@@ -182,6 +183,10 @@ class Training:
     #: The ways in which the cards exchange what they computed.
     exchanges: list[Exchange] = field(default_factory=list)
     compile_s: float = 0.0  # spent on compiling before the first step
+    #: Loss on the examples that are held out, as the model is now, asked for by all ranks together;
+    #: None where none are held out.
+    held_out_loss: Callable[[], float] | None = None
+    metrics: dict[str, float] = field(default_factory=dict)  # for the row
     enter_phase: Callable[[Phase], None] = lambda phase: None
     ending: ExitStack = field(default_factory=ExitStack)
 
@@ -205,6 +210,8 @@ class Technique(WorkloadParameters):
     order: ClassVar[int] = 1000
     #: Functions of a task (``workloads/tasks``) without which it has nothing to act on.
     needs: ClassVar[tuple[str, ...]] = ()
+    #: Figures that it adds to rows of workloads that train (``Training.metrics``).
+    metrics: ClassVar[tuple[Metric, ...]] = ()
 
     def refusals(self, asked: Asked) -> Iterable[Refusal]:
         """Objections to this technique, as it is set, in this job. Pure; no torch."""

@@ -100,9 +100,7 @@ def _run(request: Request, context: JobContext, ending: contextlib.ExitStack) ->
     # Ranks that share a batch drop out each its own; those that split matrices drop out together.
     seed = layout.data_rank
     context.device.seed(seed)
-    training, whole = _training(
-        request, context, method, techniques, loaded, layout, data, source.encoded.samples
-    )
+    training, whole = _training(request, context, method, techniques, loaded, layout, data, source)
     make = batch_maker(data, source.encoded.samples, layout.data_rank)
     steps = Steps(training, techniques, data, data.feed(make))
     for technique in techniques:
@@ -127,12 +125,11 @@ def _run(request: Request, context: JobContext, ending: contextlib.ExitStack) ->
         "host_memory_peak": host_memory.method,
     }
     metrics, flag = _losses(measured.samples, context.collective.gather, steps.evaluate(make(0)))
+    metrics |= training.metrics
     details |= flag
     if not request.probe:
-        if source.held_out:
-            metrics["held_out_loss"] = held_out.loss(
-                steps, training, data, source.held_out, context.collective.gather
-            )
+        if training.held_out_loss is not None:
+            metrics["held_out_loss"] = training.held_out_loss()
         kept, converted = _finish(
             request, context, method, training, loaded.base.source, steps, make
         )
@@ -244,7 +241,7 @@ def _training(
     loaded: _Loaded,
     layout: Layout,
     data: DataPlan,
-    samples: Sequence[Learnable],
+    source: _Samples,
 ) -> tuple[Training, _Whole]:
     """The model with everything that the techniques do to it, and its optimizer."""
     import torch
@@ -283,12 +280,17 @@ def _training(
             **({"remote_code": "allowed"} if loaded.base.source.remote_code else {}),
         },
     )
+    if source.held_out and not request.probe:
+        plain = Steps(training, (), data, iter(()))
+        training.held_out_loss = lambda: held_out.loss(
+            plain, training, data, source.held_out, context.collective.gather
+        )
     for technique in techniques:
         technique.on_model(training)
     if not training.trainable():
         raise BadConfiguration("nothing is left to train: everything is frozen")
     whole = _Whole(
-        flops_per_token=flops_per_token(training.task, training.model, samples),
+        flops_per_token=flops_per_token(training.task, training.model, source.encoded.samples),
         trainable=sum(parameter.numel() for parameter in training.trainable()),
     )
     for technique in techniques:
