@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,17 @@ import numpy as np
 import pytest
 import torch
 from finetuning_cases import asked, refuse, train, trained
+from generation_cases import Worker
+from generation_cases import request as generation
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from workloads import text_generation
+from workloads.errors import BadConfiguration
+from workloads.generation import sparse
 from workloads.models.loading import load_causal_model, open_model
 from workloads.refusal import Refusal
+from workloads.registry import find_workload
 from workloads.techniques.sparsity import share_at
 from workloads.training import pruning, weight_sharing
 
@@ -60,6 +67,21 @@ def test_two_of_every_four_inputs_stay() -> None:
     assert ((kept != 0).sum(2) == 2).all()
     largest = weight.abs().view(12, -1, 4).topk(2, dim=2).values.sum(2)
     torch.testing.assert_close(kept.abs().sum(2), largest)
+
+
+def test_sparse_kernels_take_what_is_two_of_four_and_nothing_else() -> None:
+    """Where no kernels are, the row says so; a dense model is refused before it is compressed."""
+    weight = torch.randn(8, 16)
+    assert not sparse.is_two_of_four(weight)
+    assert sparse.is_two_of_four(weight * pruning.two_of_four_mask(weight))
+    with pytest.raises(BadConfiguration, match=r"q_proj has more than two values.*sparsity: 2:4"):
+        sparse.use_kernels(load_causal_model(open_model("tiny-chatglm3")))
+    spec = find_workload("text-generation")
+    parameters = spec.validate({"sparse_kernels": True}, "transformers")
+    for device, refused_there in (("cpu", True), ("cuda", False), ("hpu", True)):
+        job = replace(asked(device=device), parameters=parameters)
+        found = [one for one in refuse(job, "text-generation") if one.setting == "sparse_kernels"]
+        assert bool(found) is refused_there and all(one.unsupported for one in found)
 
 
 @given(st.integers(1, 60), st.floats(0.01, 0.99))
@@ -125,6 +147,11 @@ def test_masks_outlast_the_optimizer_and_the_saved_model_has_them() -> None:
     assert metrics["pruned_loss"] != metrics["dense_loss"]
     assert metrics["held_out_loss"] != metrics["pruned_loss"]
     assert "dense arithmetic" in result.details["sparsity"]
+    made = text_generation.run(
+        generation("advertisegen-synthetic", model="half", prompts=1, output_tokens=2),
+        Worker().context(),
+    )
+    assert made.details["sparsity"] == result.details["sparsity"]
 
 
 def test_prune_share_and_code() -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -35,6 +36,7 @@ from workloads.models.loading import (
     load_tokenizer,
     open_model,
 )
+from workloads.models.saved import origin_of
 from workloads.registry import task_for
 from workloads.training import adapters
 
@@ -165,6 +167,12 @@ def load(request: Request, device: Device) -> TransformersEngine:
         from workloads.generation import packed
 
         packed.pack(model)
+    if told := origin_of(Path(source.path)).get("sparsity"):
+        details["sparsity"] = str(told)
+    if request.settings.get("sparse_kernels"):
+        from workloads.generation import sparse
+
+        details["sparsity"] = sparse.use_kernels(model)
     positions = getattr(model.config, "max_position_embeddings", None)
     common: dict[str, Any] = {
         "model": model,

@@ -187,6 +187,7 @@ class Training:
     #: None where none are held out.
     held_out_loss: Callable[[], float] | None = None
     metrics: dict[str, float] = field(default_factory=dict)  # for the row
+    origin: dict[str, str] = field(default_factory=dict)  # kept with a model that is saved
     enter_phase: Callable[[Phase], None] = lambda phase: None
     ending: ExitStack = field(default_factory=ExitStack)
 

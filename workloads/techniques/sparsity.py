@@ -263,7 +263,8 @@ class Sparsity(Technique):
             zeros = sum(int((layer.weight == 0).sum()) for layer in layers.values())
             total = sum(layer.weight.numel() for layer in layers.values())
             training.metrics["zero_share"] = zeros / total
-            training.details["sparsity"] = self._told(zeros / total, len(layers))
+            told = self._told(zeros / total, len(layers))
+            training.details["sparsity"] = training.origin["sparsity"] = told
 
     def _prune(self, training: Training, state: _Pruned, share: float) -> None:
         """Set the masks for a share, or remove channels where that is done at once."""

@@ -382,6 +382,7 @@ def _finish(
         "precision": request.precision,
         "dataset": request.dataset,
         "steps": method.steps,
+        **training.origin,
     }
     if method.save_adapter:
         with training.gathered():
