@@ -1,7 +1,8 @@
-"""What every test gets: laws are checked without a time limit per example, since CI is shared, and
-there on the same examples each time; at a desk each run tries others, and finds new ones. Garbage
-is looked for among what a test made, since looking through all libraries took half of a job. What
-tests start ends with them, time limits grow with the load, and SIGINT is a signal like others."""
+"""The ground of every test: laws are checked without a time limit per example, since CI is shared,
+and there on the same examples each time; at a desk each run tries others, and finds new ones.
+Garbage is looked for among what a test made, since looking through all libraries took half of a
+job. What tests start ends with them, time limits grow with the load, and SIGINT is a signal like
+others."""
 
 from __future__ import annotations
 
@@ -89,7 +90,7 @@ def pretrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module", autouse=True)
 def _thawed() -> Iterator[None]:
-    """What a module's tests left behind can be collected after it."""
+    """Let the remains of a module's tests be collected after it."""
     yield
     gc.unfreeze()
 
