@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from workloads.errors import BadConfiguration
 from workloads.finetuning_method import ADAPTER_METHODS, MethodParameters, method_of
 from workloads.models import targets
-from workloads.models.catalog import refuse_name
+from workloads.models.model_rules import saving_refusals
 from workloads.parallel.layout import tensor_size
 from workloads.precision import quantized, support
 from workloads.refusal import Asked, Refusal
@@ -93,10 +93,7 @@ def _saving(asked: Asked, method: MethodParameters) -> Iterator[Refusal]:
     """A model can be kept whose weights are all there, in numbers that a checkpoint has."""
     if method.save_model is None:
         return
-    if taken := refuse_name(method.save_model):
-        yield Refusal(
-            setting="save_model", reason=taken, hint="choose a name that nothing else has"
-        )
+    yield from saving_refusals(asked.model, method.save_model)
     if method.method in ADAPTER_METHODS:
         yield Refusal(
             setting="save_model",

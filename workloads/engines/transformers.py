@@ -105,6 +105,7 @@ SPEC = EngineSpec(
             settings=GenerationSettings,
         ),
         "train": Ability(function="workloads.training.loop:run"),
+        "quantize": Ability(function="workloads.quantization:run", tasks=("causal-lm",)),
     },
     install="pip install transformers",
     packages=(Package(name="transformers", module="transformers"),),

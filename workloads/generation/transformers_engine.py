@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -142,8 +142,11 @@ def load(request: Request, device: Device) -> TransformersEngine:
     tokenizer = load_tokenizer(source)
     config = load_config(source)
     weights.check_shapes(config, request.precision, device.name)
-    if "quantization_config" in arguments:
+    stored = precisions.quantized_already(config)
+    if "quantization_config" in arguments or stored:
         arguments["device_map"] = {"": device.torch_device}
+    if stored:  # the checkpoint says how
+        arguments.pop("quantization_config", None)
     task = task_for(request.workload, source.entry)
     model = task.function("load")(source, attn_implementation=attention, **arguments)
     if "device_map" not in arguments:
@@ -155,6 +158,9 @@ def load(request: Request, device: Device) -> TransformersEngine:
     pad_token_id = pad_token_id_of(model, tokenizer)
     model.generation_config = GenerationConfig(pad_token_id=pad_token_id)
     found_weights = weights.inspect(model, request.precision, device.name)
+    if stored:
+        how = origin_of(Path(source.path)).get("quantization", "as the checkpoint is")
+        found_weights = replace(found_weights, detail=f"quantised: {how}; the rest in 16 bits")
     details = {"attention": attention, "architecture": type(model).__name__}
     if source.remote_code:
         details["remote_code"] = "allowed"

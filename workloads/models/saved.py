@@ -53,8 +53,18 @@ def origin_of(directory: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def save_trained(model: Any, source: ModelSource, name: str, origin: Mapping[str, Any]) -> Path:
+def save_trained(
+    model: Any,
+    source: ModelSource,
+    name: str,
+    origin: Mapping[str, Any],
+    *,
+    written: Path | None = None,
+) -> Path:
     """Keep a model that was made from another one under a name; ``origin`` says how.
+
+    Args:
+        written: a directory in which the model lies already, as its library has written it.
 
     Raises:
         DataMissing: the directory cannot be written to.
@@ -63,7 +73,10 @@ def save_trained(model: Any, source: ModelSource, name: str, origin: Mapping[str
     def fill(directory: Path) -> None:
         if source.random_weights:
             model.config.random_weights = True  # a little training makes no sense of them
-        model.save_pretrained(directory, safe_serialization=True)
+        if written is None:
+            model.save_pretrained(directory, safe_serialization=True)
+        else:
+            shutil.copytree(written, directory, dirs_exist_ok=True)
         copy_tokenizer(Path(source.tokenizer_path), directory)
         write_origin(directory, origin)
 

@@ -176,6 +176,7 @@ def _load(
         device=device,
         model_arguments=methods.loading_arguments(method.method, request.precision, device),
         tokenizer_arguments={},
+        method=method.method,
         fresh=request.parameters.get("initial_weights") == "fresh",
         ending=ending,
     )
@@ -282,9 +283,9 @@ def _training(
         },
     )
     if source.held_out and not request.probe:
-        plain = Steps(training, (), data, iter(()))
-        training.held_out_loss = lambda: held_out.loss(
-            plain, training, data, source.held_out, context.collective.gather
+        plain, gather = Steps(training, (), data, iter(())), context.collective.gather
+        training.held_out_loss = lambda objective=None: held_out.loss(
+            plain, training, data, source.held_out, gather, objective
         )
     for technique in techniques:
         technique.on_model(training)
