@@ -241,7 +241,8 @@ def learn_rounding(
         from auto_round import AutoRound
     except ImportError as error:
         raise Unsupported(
-            f"method auto-round needs the package auto-round, for Python 3.11 and newer: {error}"
+            "method auto-round needs the package auto-round, for Python 3.11 and newer: "
+            f"pip install 'nightgrid[auto-round]' ({error})"
         ) from error
     directory = ending.enter_context(tempfile.TemporaryDirectory(dir=cache_root()))
     learner = AutoRound(

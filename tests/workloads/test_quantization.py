@@ -3,6 +3,7 @@ other jobs run."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from generation_cases import request as generation
 from workloads import quantization, text_generation
 from workloads.api import Request, Result
 from workloads.devices import device_for
-from workloads.errors import BadConfiguration
+from workloads.errors import BadConfiguration, Unsupported
 from workloads.models.loading import load_causal_model, load_tokenizer, open_model
 from workloads.registry import find_workload
 
@@ -85,8 +86,11 @@ def test_a_model_in_fewer_bits_is_kept_and_runs(numbers: str, precision: str, sh
 
 
 def test_a_quantised_model_is_not_quantised_again_nor_run_as_something_else() -> None:
-    """By its own configuration, and by what its matrices are stored in."""
+    """By its own configuration, in the plan too, and by what its matrices are stored in."""
     quantize(save_model="once")
+    job = replace(asked(model="once"), parameters=find_workload("quantization").validate({}))
+    found = [one for one in refuse(job, "quantization") if one.setting == "model"]
+    assert found and "quantised already" in found[0].reason
     with pytest.raises(BadConfiguration, match="once is quantised already"):
         quantize(model="once")
     with pytest.raises(BadConfiguration, match="int8"):
@@ -129,6 +133,15 @@ def test_corrected_biases_bring_mean_outputs_back() -> None:
     assert result.metrics["corrected_layers"] == len(means)
 
 
+def test_a_method_whose_package_is_missing_says_how_to_get_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The row is UNSUPPORTED, with the command."""
+    monkeypatch.setitem(sys.modules, "auto_round", None)
+    with pytest.raises(Unsupported, match=r"pip install 'nightgrid\[auto-round\]'"):
+        quantize(method="auto-round", numbers="int4")
+
+
 @pytest.mark.parametrize(
     ("given", "setting", "reason"),
     [
@@ -154,11 +167,3 @@ def test_what_cannot_be_quantised_is_refused(given: Any, setting: str, reason: s
     job = replace(asked(**fields), parameters=parameters)
     found = refuse(job, "quantization")
     assert any(one.setting == setting and reason in one.reason and one.hint for one in found), found
-
-
-def test_a_checkpoint_that_is_quantised_is_refused_in_the_plan(tmp_path: Path) -> None:
-    """By its config.json."""
-    quantize(save_model="early")
-    job = replace(asked(model="early"), parameters=find_workload("quantization").validate({}))
-    found = [one for one in refuse(job, "quantization") if one.setting == "model"]
-    assert found and "quantised already" in found[0].reason
