@@ -119,11 +119,12 @@ class Distillation(Technique):
         le=100,
         description="Temperature T of both distributions. Left out: 2.",
     )
-    teacher_logits: Literal["computed", "kept"] = setting(
-        "computed",
+    teacher_logits: Literal["computed", "kept"] | None = setting(
+        None,
         role="choice",
         description="computed asks the teacher in every step; kept writes its 64 largest logits of "
-        "each learned position into the node's cache, once, and reads them from there.",
+        "each learned position into the node's cache, once, and reads them from there. Left out: "
+        "computed.",
     )
 
     _taught: list[_Taught] = PrivateAttr(default_factory=list)
@@ -213,7 +214,7 @@ class Distillation(Technique):
                 hint="write strategy: ddp",
                 unsupported=True,
             )
-        if self.teacher_logits == "computed":
+        if self.teacher_logits != "kept":
             return
         if pairs:
             reason, hint = "this version keeps logits of models that are one decoder", "computed"
@@ -268,7 +269,7 @@ class Distillation(Technique):
         return model
 
     def on_data(self, data: DataPlan) -> None:
-        if self.teacher_logits == "computed" or not self._taught:
+        if self.teacher_logits != "kept" or not self._taught:
             return
         taught = self._taught[0]
         arrange, collate = data.arrange, data.collate
