@@ -40,9 +40,10 @@ class JobFields(Settings):
         always_in_id=True,
         min_length=1,
         description=f"An embedded model ({', '.join(MODELS)}), a directory that transformers or "
-        "diffusers loads, a Hugging Face Hub id, random:chatglm3-6b (random:DIR): a known shape "
-        "with random weights, made on the card, before anything is downloaded; or the name under "
-        "which a job saves one (save_model), for which the job then waits.",
+        "diffusers loads, an id of the Hugging Face hub (org/name, org/name@REVISION: a job has "
+        "the commit that it means), random:chatglm3-6b (random:DIR): a known shape with random "
+        "weights, made on the card, before anything is downloaded; or the name under which a job "
+        "saves one (save_model), for which the job then waits.",
     )
     dataset: str = setting(
         "advertisegen-synthetic",

@@ -174,6 +174,7 @@ def test_a_student_is_saved_and_may_have_a_teacher_of_its_own() -> None:
             "teacher_logits",
             "one sample a row",
         ),
+        ({"student_layers": 2, "logits": "chunked"}, "logits", "compared by logits"),
         (
             {"student_layers": 2, "cards": 2, "strategy": "tensor-parallel"},
             "method",

@@ -27,7 +27,7 @@ Clock = Callable[[], float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorageSpeed:
-    """What was measured beneath a directory; a rate covers what its part did in its time."""
+    """Rates measured beneath a directory; each covers what its part did in its time."""
 
     directory: str
     write_bytes_per_s: float  # of one file, until it was durable
@@ -93,7 +93,7 @@ def measure(
 def _timed(
     clock: Clock, part: Callable[[Callable[[], bool]], int], limit_s: float
 ) -> tuple[int, float]:
-    """What a part got done, and its seconds; it asks whether its time is over."""
+    """Work that a part got done, and its seconds; it asks whether its time is over."""
     began = clock()
     done = part(lambda: clock() - began >= limit_s)
     return done, max(clock() - began, 1e-9)

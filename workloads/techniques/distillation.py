@@ -214,6 +214,12 @@ class Distillation(Technique):
                 hint="write strategy: ddp",
                 unsupported=True,
             )
+        if asked.parameters.get("logits") == "chunked":
+            yield Refusal(
+                setting="logits",
+                reason="a teacher is compared by logits, which chunked never has",
+                hint="write logits: all or learned",
+            )
         if self.teacher_logits != "kept":
             return
         if pairs:
