@@ -11,17 +11,30 @@ from typing import Any, Literal
 from workloads.parameters import DatasetParameters
 from workloads.settings import setting
 
-Method = Literal["full", "lora", "vera", "dora", "qlora", "qat", "qat-lora"]
+Method = Literal["full", "lora", "vera", "dora", "qlora", "qat", "qat-lora", "distill"]
 
 #: Methods that train a small adapter over a frozen model.
 ADAPTER_METHODS = ("lora", "vera", "dora", "qlora", "qat-lora")
 
+#: Methods that train the model's own weights.
+WHOLE_METHODS = ("full", "qat", "distill")
+
 #: VeRA's two shared random matrices want a large rank; its trained vectors a large rate.
 DEFAULT_RANK = {"vera": 256}
-DEFAULT_LEARNING_RATE = {"full": 5e-5, "qat": 5e-5, "vera": 1e-2}
+DEFAULT_LEARNING_RATE = {"full": 5e-5, "qat": 5e-5, "distill": 5e-5, "vera": 1e-2}
 
 #: Adapters are directories; names must do on every file system.
 ADAPTER_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
+
+
+#: The setting of every workload that makes a model.
+SAVE_MODEL = setting(
+    None,
+    role="neutral",
+    produces="model",
+    pattern=ADAPTER_NAME,
+    description="Name to keep the model under that comes out; jobs with `model: NAME` wait for it.",
+)
 
 
 class TrainingParameters(DatasetParameters):
@@ -34,7 +47,7 @@ class TrainingParameters(DatasetParameters):
         gt=0,
         le=10,
         description="Learning rate of the first step, and of all unless a schedule lowers it. Left "
-        "out: 2e-4 for adapters, 5e-5 for full and qat, 1e-2 for vera.",
+        "out: 2e-4 for adapters, 5e-5 for full, qat and distill, 1e-2 for vera.",
     )
     steps: int = setting(
         20,
@@ -75,7 +88,8 @@ class MethodParameters(TrainingParameters):
         always_in_id=True,
         description="full trains all weights; lora, dora and vera an adapter; qlora an adapter "
         "over a 4-bit (NF4) base; qat all weights under fake quantization to int4 weights and int8 "
-        "activations; qat-lora an adapter over such a base.",
+        "activations; qat-lora an adapter over such a base; distill all weights of a student, "
+        "from a teacher's distribution.",
     )
     rank: int | None = setting(
         None,
@@ -117,6 +131,7 @@ class MethodParameters(TrainingParameters):
         pattern=ADAPTER_NAME,
         description="Name to keep the trained adapter under, for `adapter:` of text-generation.",
     )
+    save_model: str | None = SAVE_MODEL
 
 
 #: Steps of a job that is asked only whether its batch fits: the first allocates the optimizer's
@@ -144,4 +159,6 @@ def method_for(parameters: Mapping[str, Any], *, probe: bool) -> MethodParameter
     method = method_of(parameters)
     if not probe:
         return method
-    return method.model_copy(update={"steps": PROBE_STEPS, "save_adapter": None})
+    return method.model_copy(
+        update={"steps": PROBE_STEPS, "save_adapter": None, "save_model": None}
+    )

@@ -12,6 +12,8 @@ from collections.abc import Iterable, Iterator
 from workloads.errors import BadConfiguration
 from workloads.finetuning_method import ADAPTER_METHODS, MethodParameters, method_of
 from workloads.models import targets
+from workloads.models.model_rules import saving_refusals
+from workloads.parallel.layout import tensor_size
 from workloads.precision import quantized, support
 from workloads.refusal import Asked, Refusal
 from workloads.techniques import chosen
@@ -27,6 +29,7 @@ def refuse(asked: Asked) -> tuple[Refusal, ...]:
         *_precision(asked, method),
         *_quantization(asked, method),
         *_adapter(asked, method),
+        *_saving(asked, method),
     ]
     for technique in chosen(asked.parameters):
         found += technique.refusals(asked)
@@ -84,6 +87,32 @@ def _adapter(asked: Asked, method: MethodParameters) -> Iterable[Refusal]:
     if method.targets is not None:
         found += _targets(asked, method.targets)
     return found
+
+
+def _saving(asked: Asked, method: MethodParameters) -> Iterator[Refusal]:
+    """A model can be kept whose weights are all there, in numbers that a checkpoint has."""
+    if method.save_model is None:
+        return
+    yield from saving_refusals(asked.model, method.save_model)
+    if method.method in ADAPTER_METHODS:
+        yield Refusal(
+            setting="save_model",
+            reason=f"method {method.method} trains an adapter over a model that stays as it is",
+            hint="write save_adapter, or method: full",
+        )
+    elif method.method == "qat":
+        yield Refusal(
+            setting="save_model",
+            reason="method qat ends in int4 weights, which this version keeps in no checkpoint",
+            hint="train with method: full and quantise in a job of workload: quantization",
+        )
+    if tensor_size(asked.parameters, asked.cards) > 1:
+        yield Refusal(
+            setting="save_model",
+            reason="each card holds a part of every matrix, and this version puts none together",
+            hint="write strategy: ddp",
+            unsupported=True,
+        )
 
 
 def _targets(asked: Asked, wanted: str) -> Iterator[Refusal]:

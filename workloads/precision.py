@@ -182,7 +182,7 @@ def finish_loading(model: Any, precision: str, device: str) -> None:
     Called directly and not through transformers' ``TorchAoConfig``: transformers 4.55 with torchao
     0.18 takes that, says nothing, and leaves the model in bf16.
     """
-    if "torchao" not in support(precision, device).packages:
+    if "torchao" not in support(precision, device).packages or quantized_already(model.config):
         return
     import torch
     from torchao.quantization import quantize_
@@ -193,6 +193,11 @@ def finish_loading(model: Any, precision: str, device: str) -> None:
         return isinstance(module, torch.nn.Linear) and module is not output
 
     quantize_(model, _torchao(precision, device), linear_inside)
+
+
+def quantized_already(config: Any) -> bool:
+    """Tell if a checkpoint says how it is quantised: it is loaded as it is."""
+    return bool(getattr(config, "quantization_config", None))
 
 
 def dtype_keyword() -> str:

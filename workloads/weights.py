@@ -92,6 +92,15 @@ def stored_format(tensor: torch.Tensor) -> str:
     return str(largest.dtype).removeprefix("torch.")
 
 
+def _in_format(tensor: torch.Tensor, precision: str) -> bool:
+    """Tell if a matrix is stored in a quantised format: a byte each for torchao's int4 on a CPU,
+    which is of that format and not of its size."""
+    stored = stored_format(tensor)
+    if stored == "int8" and getattr(tensor, "target_dtype", None) is not None:
+        return precision == str(tensor.target_dtype).removeprefix("torch.")  # type: ignore[attr-defined]
+    return stored == _STORAGE.get(precision)
+
+
 def inspect(model: nn.Module, precision: str, device: str, engine: str = "") -> ModelWeights:
     """Read the storage of all weights and make sure that they are in ``precision``.
 
@@ -103,9 +112,7 @@ def inspect(model: nn.Module, precision: str, device: str, engine: str = "") -> 
     packed = packed_layers(model)
     in_packed = sum(buffers[0].numel() * _IN_AN_INT32 for buffers in packed.values())
     quantized = in_packed + sum(
-        logical_count(tensor)
-        for tensor in matrices.values()
-        if stored_format(tensor) == _STORAGE.get(precision)
+        logical_count(tensor) for tensor in matrices.values() if _in_format(tensor, precision)
     )
     count = in_packed + sum(logical_count(tensor) for tensor in parameters.values())
     share = quantized / count if count else 0.0
@@ -204,9 +211,7 @@ def _require_quantized(
         if "Linear" in type(module).__name__ and module is not output
     ]
     weights = {f"{name}.weight" for name in linear} & set(matrices)
-    left_out = sorted(
-        name for name in weights if stored_format(matrices[name]) != _STORAGE[precision]
-    )
+    left_out = sorted(name for name in weights if not _in_format(matrices[name], precision))
     if left_out or not (weights or packed):
         what = (
             f"{len(left_out)} of its {len(weights)} linear layers are not (e.g. {left_out[0]} is "

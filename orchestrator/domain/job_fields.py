@@ -36,12 +36,14 @@ class JobFields(Settings):
     model: str = setting(
         role="work",
         loads=True,
+        consumes="model",
         always_in_id=True,
         min_length=1,
         description=f"An embedded model ({', '.join(MODELS)}), a directory that transformers or "
         "diffusers loads, an id of the Hugging Face hub (org/name, org/name@REVISION: a job has "
-        "the commit that it means), or random:chatglm3-6b (random:DIR): a known shape "
-        "with random weights, made on the card, before anything is downloaded.",
+        "the commit that it means), random:chatglm3-6b (random:DIR): a known shape with random "
+        "weights, made on the card, before anything is downloaded; or the name under which a job "
+        "saves one (save_model), for which the job then waits.",
     )
     dataset: str = setting(
         "advertisegen-synthetic",

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -78,6 +78,15 @@ class Vocabulary:
             pin_model=pinned_model,
             pin_revision=pinned_revision,
         )
+
+    def with_models(self, names: Callable[[], Collection[str]]) -> Vocabulary:
+        """The same, and models besides that have these names, which are asked for only where a
+        model is not found: jobs of the grid save them."""
+        if self.find_model is None:
+            return self
+        model = _also(names, self.find_model)
+        configuration = self.find_configuration and _also(names, self.find_configuration)
+        return replace(self, find_model=model, find_configuration=configuration, checked={})
 
     def parameter_names(self, workload: str | None = None) -> tuple[str, ...]:
         """The settings of one workload and of the engines that can run it; of all workloads when
@@ -198,6 +207,22 @@ class Vocabulary:
                 where = ".".join(map(str, detail["loc"]))
                 faults.append(Fault(f"{where}: {detail['msg']}" if where else detail["msg"]))
             return {}, faults
+
+
+def _also(
+    names: Callable[[], Collection[str]], find: Callable[[str], object]
+) -> Callable[[str], object]:
+    from workloads.errors import WorkloadError
+
+    def found(name: str) -> object:
+        try:
+            return find(name)
+        except WorkloadError:
+            if name in names():
+                return name
+            raise
+
+    return found
 
 
 def _validated(model: type[BaseModel], name: str, value: Scalar) -> tuple[Scalar, Fault | None]:

@@ -8,7 +8,7 @@ problems of its own is not expanded: that would only complain about their conseq
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from orchestrator.planning.planner import card_problems, refusal_problems
 from workloads.devices import own_devices
 from workloads.errors import WorkloadError
 from workloads.measure_settings import MeasureSettings
+from workloads.settings import declarations
 
 #: From the kinds of card that a grid names to the nodes it would run on.
 NodesFor = Callable[[Sequence[Accelerator]], Sequence[Node]]
@@ -71,6 +72,29 @@ MEANT = {
 }
 
 
+def saved_names(data: Any, vocabulary: Vocabulary) -> frozenset[str]:
+    """The names under which a document's jobs save models, wherever in it they stand."""
+    settings = {
+        name
+        for entry in vocabulary.workloads.values()
+        for model in entry.setting_models()
+        for name, declared in declarations(model).items()
+        if declared.produces == "model"
+    }
+
+    def within(part: Any, named: bool) -> Iterator[str]:
+        if isinstance(part, Mapping):
+            for key, value in part.items():
+                yield from within(value, key in settings)
+        elif isinstance(part, list):
+            for value in part:
+                yield from within(value, named)
+        elif named and isinstance(part, str):
+            yield part
+
+    return frozenset(within(data, False))
+
+
 def _pruned(raw: Mapping[str, Any], refused: Iterable[Path_]) -> dict[str, Any]:
     """``raw`` without the keys and list entries at the paths that were refused."""
     good = dict(raw)
@@ -90,7 +114,7 @@ class GridReader:
         self, document: Document, vocabulary: Vocabulary, nodes_for: NodesFor | None = None
     ) -> None:
         self.document = document
-        self.vocabulary = vocabulary
+        self.vocabulary = vocabulary.with_models(lambda: saved_names(document.data, vocabulary))
         self.nodes_for = nodes_for
         self.problems: list[Problem] = []
         self.old_names: dict[str, None] = {}
@@ -271,7 +295,8 @@ class GridReader:
 
     def _exists(self, thing: Thing) -> bool:
         kind, name = thing
-        find = {"adapter": self.vocabulary.find_adapter}.get(kind)
+        finders = {"adapter": self.vocabulary.find_adapter, "model": self.vocabulary.find_model}
+        find = finders.get(kind)
         if find is None:
             return True  # cannot be told on this machine
         try:

@@ -2,8 +2,9 @@
 
 Nobody writes the order down. A setting that ``consumes`` a kind of thing names one, and the job
 needs the job of the same grid whose setting ``produces`` it under that name: ``adapter: NAME`` and
-``save_adapter: NAME``. A name that no job of the grid saves must exist already. What runs in a
-precision that needs a calibration waits for it (``implied_jobs.py``).
+``save_adapter: NAME``, ``model: NAME`` and ``save_model: NAME``. A name that no job of the grid
+saves must exist already. What runs in a precision that needs a calibration waits for it
+(``implied_jobs.py``).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 from orchestrator.domain.job import Job
+from orchestrator.domain.job_fields import FIELDS
 from orchestrator.errors import Problem
 from orchestrator.planning.implied_jobs import (
     calibrated,
@@ -36,7 +38,10 @@ def things(
 ) -> Iterator[tuple[Job, str, Thing]]:
     """The jobs that save a thing under a name, or take one: each with the setting that says so."""
     known: dict[tuple[object, ...], list[tuple[str, Thing]]] = {}  # thousands share parameters
+    of_all = [(name, kind) for name, each in FIELDS.items() if (kind := getattr(each, way))]
     for job in jobs:
+        for name, kind in of_all:
+            yield job, name, (kind, getattr(job, name))
         key = (id(job.parameters), job.workload, job.engine)
         if key not in known:
             declared = registry.declared(job.workload, job.engine)
@@ -123,7 +128,9 @@ def problems_of_needs(grid: Grid, exists: Callable[[Thing], bool]) -> list[Probl
         if (job.experiment, thing) in problems:
             continue
         kind, wanted = thing
-        if thing not in saved and not exists(thing):
+        if thing not in saved and (setting in FIELDS or exists(thing)):
+            continue  # fields were looked at when they were read
+        if thing not in saved:
             names = [name for other, name in saved if other == kind]
             close = difflib.get_close_matches(wanted, names, n=1, cutoff=0.5)
             message = f"no job of this grid saves {kind} {wanted!r}, and there is none"

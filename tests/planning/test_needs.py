@@ -331,3 +331,53 @@ def test_what_others_wait_for_goes_first() -> None:
     cluster.play_out()
     order = [row.job.dataset for row in cluster.rows]
     assert order[0] == "first" and order.index("gang") <= 4
+
+
+MODELS = """\
+name: chain
+defaults: {{accelerator: HPU, precision: fp32}}
+experiments:
+  - name: with the model
+    workload: text-generation
+    model: {wanted}
+    quality: true
+  - name: training
+    workload: finetuning
+    model: tiny-chatglm3
+    method: full
+    axes: {{steps: {steps}}}
+    save_model: tuned
+"""
+
+
+def test_a_job_with_a_saved_model_waits_for_it_and_so_does_its_reference(tmp_path: Path) -> None:
+    """A name that a job of the grid saves needs no model of that name beforehand."""
+    path = tmp_path / "grid.yaml"
+    path.write_text(MODELS.format(wanted="tuned", steps="[8]"))
+    grid = load_grid(path)
+    planned = make_plan(grid, parse_emulation("1x8", grid.accelerators()), []).jobs
+    needs = {item.job.workload: item.needs for item in planned}
+    saver = next(item.job.job_id for item in planned if item.job.workload == "finetuning")
+    assert needs == {
+        "text-generation": (saver,),
+        "quality-reference": (saver,),
+        "finetuning": (),
+    }
+
+
+@pytest.mark.parametrize(
+    ("wanted", "steps", "says"),
+    [
+        ("tuned2", "[8]", "there is no model named 'tuned2'.*save_model: tuned2"),
+        ("tuned", "[8, 9]", "2 jobs of this grid save model 'tuned'"),
+    ],
+)
+def test_a_model_that_nobody_or_everybody_saves_is_refused(
+    tmp_path: Path, wanted: str, steps: str, says: str
+) -> None:
+    """Where the file names it, and before anything starts."""
+    path = tmp_path / "grid.yaml"
+    path.write_text(MODELS.format(wanted=wanted, steps=steps))
+    with pytest.raises(GridError, match=says) as refused:
+        load_grid(path)
+    assert [problem.line for problem in refused.value.problems] == [6]

@@ -113,6 +113,7 @@ SPEC = DeviceSpec(
             *("pinned_memory", "pinned_offload", "paged_memory"),
             *("fused_optimizer", "optimizers_8bit", "loss_scaling", "matmul_precision"),
             *("flash_attention_2", "xformers", "fp8_products", "nf4_any_width"),
+            "sparse_2_4",
             *("overlapped_exchange", "contiguous_gradients", "reduce_scatter"),
         }
     ),

@@ -79,6 +79,8 @@ def _refuse_training(asked: Asked) -> Iterator[Refusal]:
     method = method_of(asked.parameters)
     if method.method not in ("lora", "full"):
         yield refusal("method", f"LoRA and all weights, not {method.method}")
+    if method.save_model:
+        yield refusal("save_model", "adapters that are kept, not whole models")
     if method.held_out:
         yield refusal("held_out", "without a loss on examples that are held out")
     for kind in all_techniques():

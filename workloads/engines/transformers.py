@@ -20,10 +20,20 @@ class GenerationSettings(GaudiSettings):
         description="Keep the matrices of linear layers in oneDNN's own layout (CPU only, fp32, "
         "bf16 and fp16): the same arithmetic with less time for reading them.",
     )
+    sparse_kernels: bool = setting(
+        False,
+        role="choice",
+        loads=True,
+        description="Multiply by the card's kernels for 2:4 sparsity (CUDA, bf16 and fp16), with a "
+        "model whose weights are such (`sparsity: 2:4`): half of the arithmetic and 9/16 of the "
+        "bytes.",
+    )
 
 
 #: Precisions whose matrices lie in memory as torch's linear layers have them.
 PACKABLE = ("fp32", "bf16", "fp16")
+#: Precisions that kernels for 2:4 sparsity multiply in.
+SPARSE_IN = ("bf16", "fp16")
 
 
 def _refuse_generation(asked: Asked) -> Iterator[Refusal]:
@@ -31,6 +41,8 @@ def _refuse_generation(asked: Asked) -> Iterator[Refusal]:
     compiles for a card are plain models."""
     if asked.parameters.get("packed_weights"):
         yield from _refuse_packing(asked)
+    if asked.parameters.get("sparse_kernels"):
+        yield from _refuse_sparse_kernels(asked)
     if asked.parameters.get("hpu_mode") != "compile" or asked.on.can("dynamic_shapes"):
         return
     if asked.precision not in PACKABLE:
@@ -66,6 +78,20 @@ def _refuse_packing(asked: Asked) -> Iterator[Refusal]:
     yield Refusal(setting="packed_weights", reason=reason, unsupported=True)
 
 
+def _refuse_sparse_kernels(asked: Asked) -> Iterator[Refusal]:
+    if not asked.on.can("sparse_2_4"):
+        reason = f"{asked.device} has no kernels for 2:4 sparsity: zeros cost as much as numbers"
+    elif asked.precision not in SPARSE_IN:
+        reason = f"the kernels for 2:4 take {' and '.join(SPARSE_IN)}, not {asked.precision}"
+    elif asked.parameters.get("adapter") or (asked.parameters.get("tensor_parallel") or 1) > 1:
+        reason = "adapters and tensor parallelism need the plain matrices"
+    else:
+        return
+    yield Refusal(
+        setting="sparse_kernels", reason=reason, hint="leave sparse_kernels out", unsupported=True
+    )
+
+
 SPEC = EngineSpec(
     name="transformers",
     summary="transformers' own generate, and Nightgrid's own training loop.",
@@ -79,6 +105,7 @@ SPEC = EngineSpec(
             settings=GenerationSettings,
         ),
         "train": Ability(function="workloads.training.loop:run"),
+        "quantize": Ability(function="workloads.quantization:run", tasks=("causal-lm",)),
     },
     install="pip install transformers",
     packages=(Package(name="transformers", module="transformers"),),

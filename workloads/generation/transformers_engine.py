@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -35,6 +36,7 @@ from workloads.models.loading import (
     load_tokenizer,
     open_model,
 )
+from workloads.models.saved import origin_of
 from workloads.registry import task_for
 from workloads.training import adapters
 
@@ -161,8 +163,11 @@ def load(request: Request, device: Device) -> TransformersEngine:
     tokenizer = load_tokenizer(source)
     config = load_config(source)
     weights.check_shapes(config, request.precision, device.name)
-    if "quantization_config" in arguments:
+    stored = precisions.quantized_already(config)
+    if "quantization_config" in arguments or stored:
         arguments["device_map"] = {"": device.torch_device}
+    if stored:  # the checkpoint says how
+        arguments.pop("quantization_config", None)
     task = task_for(request.workload, source.entry)
     model = task.function("load")(source, attn_implementation=attention, **arguments)
     if "device_map" not in arguments:
@@ -174,6 +179,9 @@ def load(request: Request, device: Device) -> TransformersEngine:
     pad_token_id = pad_token_id_of(model, tokenizer)
     model.generation_config = GenerationConfig(pad_token_id=pad_token_id)
     found_weights = weights.inspect(model, request.precision, device.name)
+    if stored:
+        how = origin_of(Path(source.path)).get("quantization", "as the checkpoint is")
+        found_weights = replace(found_weights, detail=f"quantised: {how}; the rest in 16 bits")
     details = {"attention": attention, "architecture": type(model).__name__}
     if source.remote_code:
         details["remote_code"] = "allowed"
@@ -186,6 +194,12 @@ def load(request: Request, device: Device) -> TransformersEngine:
         from workloads.generation import packed
 
         packed.pack(model)
+    if told := origin_of(Path(source.path)).get("sparsity"):
+        details["sparsity"] = str(told)
+    if request.settings.get("sparse_kernels"):
+        from workloads.generation import sparse
+
+        details["sparsity"] = sparse.use_kernels(model)
     positions = getattr(model.config, "max_position_embeddings", None)
     common: dict[str, Any] = {
         "model": model,

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from workloads.cache import cache_root
 from workloads.errors import DataMissing, WorkloadError
-from workloads.models import hub, random_weights, smollm2
+from workloads.models import hub, random_weights, saved, smollm2
 from workloads.models.chatglm3 import is_original, sizes_of
 from workloads.models.checkpoint_files import read_config, read_pipeline_index, weight_files
 from workloads.models.checkpoint_kind import (
@@ -83,8 +83,8 @@ def find_model(name: str, *, weights: bool = True) -> ModelEntry:
         return _embedded(name)
     if name.startswith(random_weights.PREFIX):
         return _random(name)
-    path = Path(name).expanduser()
-    if os.path.exists(path):
+    path = directory_here(name)
+    if path is not None:
         return _directory(name, path, weights)
     if _HUB_ID.fullmatch(name):
         return _hub(name)
@@ -98,8 +98,8 @@ def checkpoint_kind(name: str) -> CheckpointKind | None:
     try:
         if name.startswith(random_weights.PREFIX):
             return _random(name).checkpoint
-        path = Path(name).expanduser()
-        if os.path.exists(path):
+        path = directory_here(name)
+        if path is not None:
             index = read_pipeline_index(path)
             return kind_of(read_config(path)) if index is None else kind_of_pipeline(index)
         if not _HUB_ID.fullmatch(name):
@@ -131,10 +131,24 @@ def pipeline_index(name: str) -> dict[str, Any] | None:
     return fetched if is_pipeline_index(fetched) else None
 
 
+def directory_here(name: str) -> Path | None:
+    """The path that a name is, or the directory of a model that was saved under it, if it exists
+    on this machine."""
+    path = Path(name).expanduser()
+    return path if os.path.exists(path) else saved.find_saved(name)
+
+
+def refuse_name(name: str) -> str:
+    """Reason why no model may be saved under a name: another one has it. Empty if none has."""
+    if name in EMBEDDED:
+        return f"{name} is an embedded model"
+    return f"there is a directory {name}" if os.path.exists(name) else ""
+
+
 def directory_of(name: str) -> Path | None:
     """The directory in which a model lies on this machine, if it is no embedded one."""
-    path = Path(name).expanduser()
-    if name not in EMBEDDED and os.path.exists(path):
+    path = directory_here(name)
+    if name not in EMBEDDED and path is not None:
         return path
     return hub.cached_snapshot(name) if _HUB_ID.fullmatch(name) else None
 
@@ -148,7 +162,8 @@ def _unknown(name: str) -> str:
     hint = f"; did you mean {' or '.join(close)}?" if close else "."
     return (
         f"there is no model named {name!r}{hint} A model is an embedded one "
-        f"({', '.join(EMBEDDED)}), a directory, a hub id (org/name), or random:ARCHITECTURE."
+        f"({', '.join(EMBEDDED)}), a directory, a hub id (org/name), random:ARCHITECTURE, or what "
+        f"a job saves (save_model: {name})."
     )
 
 

@@ -158,6 +158,8 @@ def _load(loader: Any, title: str, source: ModelSource, arguments: Mapping[str, 
         )
     except OSError as error:
         raise DataMissing(f"cannot load the model in {source.path}: {error}") from error
+    except ImportError as error:  # a quantised checkpoint names its library
+        raise Unsupported(f"the model in {source.path} needs a package: {error}") from error
     except ValueError as error:
         if refusal := remote_code.refusal(source.entry.name, error):
             raise refusal from error

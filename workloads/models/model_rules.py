@@ -10,7 +10,7 @@ from typing import Any
 
 from workloads.engines import ENGINES
 from workloads.errors import WorkloadError
-from workloads.models.catalog import MADE, ModelEntry, find_model
+from workloads.models.catalog import MADE, ModelEntry, find_model, refuse_name
 from workloads.models.checkpoint_files import has_tokenizer, protected_files, read_config
 from workloads.models.checkpoint_kind import CheckpointKind
 from workloads.models.hub import fetched_config
@@ -25,6 +25,26 @@ def no_tokenizer(directory: str, kind: CheckpointKind) -> tuple[str, str]:
         if glm
         else "put tokenizer.json, or the files it is made of, of the model's own repository there"
     )
+
+
+def saving_refusals(model: str, name: str | None) -> Iterator[Refusal]:
+    """Objections to keeping what a job makes of ``model`` under a name; None: it keeps nothing."""
+    if name is None:
+        return
+    if taken := refuse_name(name):
+        yield Refusal(
+            setting="save_model", reason=taken, hint="choose a name that nothing else has"
+        )
+    try:
+        sealed = protected_files(Path(find_model(model, weights=False).location))
+    except (WorkloadError, OSError):
+        return
+    if sealed:
+        yield Refusal(
+            setting="save_model",
+            reason=f"{model} is protected, and what is saved would lie in the clear",
+            hint="leave save_model out, or train from the weights in the clear",
+        )
 
 
 def text_refusals(asked: Asked) -> Iterator[Refusal]:

@@ -13,7 +13,7 @@ import importlib
 import json
 import os
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -81,12 +81,19 @@ def linear_names(model: str) -> frozenset[str] | None:
 
     Nothing is loaded, and torch is not imported: for planning.
     """
+    if model == SMOLLM2:
+        return frozenset(_LLAMA)
+    shapes = linear_shapes(model)
+    return None if shapes is None else frozenset(name.rsplit(".", 1)[-1] for name in shapes)
+
+
+def linear_shapes(model: str) -> dict[str, tuple[int, int]] | None:
+    """Outputs and inputs of a model's linear layers, by name, by what its files say; None if that
+    cannot be told. For planning, like ``linear_names``."""
     try:
         entry = find_model(model)
         if entry.name in MADE:
             return _from_shapes(importlib.import_module(MADE[entry.name]).native_shapes().items())
-        if entry.name == SMOLLM2:
-            return frozenset(_LLAMA)
         directory = Path(entry.location)
         if not os.path.isdir(directory):
             return None  # on a hub, not downloaded
@@ -101,16 +108,30 @@ def linear_names(model: str) -> frozenset[str] | None:
         return None
 
 
-def _from_shapes(shapes: Iterable[tuple[str, Iterable[int]]]) -> frozenset[str]:
+def config_here(model: str) -> dict[str, Any] | None:
+    """config.json of a model by what is on this machine; None where it cannot be told."""
+    try:
+        entry = find_model(model, weights=False)
+        if entry.name in MADE:
+            maker = importlib.import_module(MADE[entry.name])
+            found: dict[str, Any] = maker.config() if hasattr(maker, "config") else {}
+            return found
+        directory = Path(entry.location)
+        return read_config(directory) if os.path.isdir(directory) else None
+    except (WorkloadError, OSError):
+        return None
+
+
+def _from_shapes(shapes: Iterable[tuple[str, Sequence[int]]]) -> dict[str, tuple[int, int]]:
     """Matrices called ``….layer.weight`` inside layers; embeddings and heads lie outside."""
-    return frozenset(
-        name.split(".")[-2]
+    return {
+        name.removesuffix(".weight"): (shape[0], shape[1])
         for name, shape in shapes
         if name.endswith(".weight")
-        and len(list(shape)) == 2
+        and len(shape) == 2
         and any(part.isdigit() for part in name.split("."))
         and not name.endswith("_bias.weight")  # a table of relative positions
-    )
+    }
 
 
 def _safetensors_shapes(file: Path) -> list[tuple[str, list[int]]]:

@@ -17,6 +17,7 @@ SPEC = TaskSpec(
         "encode": "workloads.training.samples:encode",
         "collate": "workloads.training.rows:collate",
         "loss": "workloads.training.losses:next_token_loss",
+        "aligned": "workloads.training.losses:aligned_next_tokens",
         "positions": "workloads.training.losses:next_token_positions",
         "pack": "workloads.training.rows:pack",
         "check_packing": "workloads.training.rows:check_packing",

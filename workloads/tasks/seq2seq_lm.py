@@ -20,6 +20,7 @@ SPEC = TaskSpec(
         "encode": "workloads.training.pairs:encode",
         "collate": "workloads.training.pairs:collate",
         "loss": "workloads.training.losses:target_loss",
+        "aligned": "workloads.training.losses:aligned_targets",
         "generator": "workloads.generation.encoder_decoder:generator",
         "flops": "workloads.training.pairs:flops",
     },

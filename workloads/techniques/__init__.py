@@ -8,7 +8,7 @@ schema, the plan and fine-tuning find it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import fields, replace
 from functools import cache
@@ -19,6 +19,7 @@ from pydantic.fields import FieldInfo
 
 from workloads.declared import Declared
 from workloads.finetuning_method import MethodParameters
+from workloads.metrics import Metric
 from workloads.parameters import WorkloadParameters
 from workloads.refusal import Asked
 from workloads.settings import Declaration, Value
@@ -60,6 +61,19 @@ def chosen(parameters: Mapping[str, Any]) -> tuple[Technique, ...]:
     )
 
 
+def technique_metrics(tasks: Sequence[str]) -> tuple[Metric, ...]:
+    """The figures that techniques add to rows of a workload with these tasks."""
+    return tuple(metric for kind in _able(tasks) for metric in kind.metrics)
+
+
+def _able(tasks: Sequence[str]) -> Iterator[type[Technique]]:
+    """The techniques for which one of these tasks has all functions that they need."""
+    functions = [set(TASKS[task].functions) for task in tasks]
+    for kind in all_techniques():
+        if any(there.issuperset(kind.needs) for there in functions):
+            yield kind
+
+
 def with_techniques(
     name: str,
     base: type[WorkloadParameters],
@@ -75,11 +89,9 @@ def with_techniques(
         tasks: of the workload.
         defaults: of settings whose default is another one in this workload.
     """
-    able = [set(TASKS[task].functions) for task in tasks]
     found: dict[str, Any] = {
         setting: (info.annotation, _with_default(info, setting, defaults or {}))
-        for kind in all_techniques()
-        if any(functions.issuperset(kind.needs) for functions in able)
+        for kind in _able(tasks)
         for setting, info in kind.model_fields.items()
     }
     return create_model(name, __base__=base, __doc__=base.__doc__, **found)

@@ -24,8 +24,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 
+from workloads.metrics import Metric
 from workloads.parallel.layout import Layout
 from workloads.refusal import Asked, Refusal
 from workloads.settings import Settings
@@ -49,6 +50,10 @@ class Loading:
     tokenizer_arguments: dict[str, Any]  # of ``AutoTokenizer.from_pretrained``
     #: Given model and tokenizer as loaded: whether they are what was asked for.
     checks: list[Callable[[Any, Any], None]] = field(default_factory=list)
+    #: Given the model as loaded, its tokenizer and its task: the model that is trained.
+    changes: list[Callable[[Any, Any, TaskSpec], Any]] = field(default_factory=list)
+    method: str = ""  # of fine-tuning
+    source: Any = None  # ModelSource, once it is open
     fresh: bool = False  # not to load weights, but to draw them
     details: dict[str, str] = field(default_factory=dict)  # for the row
     ending: ExitStack = field(default_factory=ExitStack)
@@ -63,6 +68,14 @@ class Inputs:
     attention_mask: torch.Tensor | None = None
     position_ids: torch.Tensor | None = None
     decoder_input_ids: torch.Tensor | None = None  # of models with an encoder and a decoder
+    #: A teacher's largest logits and their ids, [rows, positions, kept]; no model is given them.
+    guide_values: torch.Tensor | None = None
+    guide_ids: torch.Tensor | None = None
+
+    def arguments(self) -> dict[str, torch.Tensor]:
+        """Those that a model is called with, by name."""
+        beside = ("labels", "guide_values", "guide_ids")
+        return {name: tensor for name, tensor in self.tensors().items() if name not in beside}
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Those that there are, by name."""
@@ -134,6 +147,17 @@ class DataPlan:
     ending: ExitStack = field(default_factory=ExitStack)
 
 
+#: A micro-batch, its logits and the positions that they are of (None: all) -> summed loss.
+Objective: TypeAlias = "Callable[[Inputs, torch.Tensor, torch.Tensor | None], torch.Tensor]"
+
+
+class HeldOutLoss(Protocol):
+    """Mean loss of the learned tokens of held-out examples."""
+
+    def __call__(self, objective: Objective | None = None) -> float:
+        """By the objective; None: by the task's loss."""
+
+
 @dataclass(slots=True, kw_only=True)
 class Training:
     """One job's model in training. Functions may be replaced, lists added to."""
@@ -161,6 +185,9 @@ class Training:
     positions: Callable[[torch.Tensor], torch.Tensor | None] = lambda labels: None
     #: Logits, labels and the positions that the logits are of (None: all) -> summed loss.
     loss: Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
+    #: A micro-batch, its logits and their positions -> summed loss that is learned from; None: the
+    #: task's, ``loss``.
+    objective: Objective | None = None
     #: The loss of a micro-batch -> its gradients, added to those there are.
     backward: Callable[[torch.Tensor], None]
     #: Called when all gradients of a step are there, as they are (without a scale), before
@@ -182,6 +209,11 @@ class Training:
     #: The ways in which the cards exchange what they computed.
     exchanges: list[Exchange] = field(default_factory=list)
     compile_s: float = 0.0  # spent on compiling before the first step
+    #: Loss on the examples that are held out, as the model is now, by an objective or the task's
+    #: loss (None); asked for by all ranks together. None where none are held out.
+    held_out_loss: HeldOutLoss | None = None
+    metrics: dict[str, float] = field(default_factory=dict)  # for the row
+    origin: dict[str, str] = field(default_factory=dict)  # kept with a model that is saved
     enter_phase: Callable[[Phase], None] = lambda phase: None
     ending: ExitStack = field(default_factory=ExitStack)
 
@@ -189,6 +221,23 @@ class Training:
     def called(self) -> Any:
         """Callable that a batch is given to."""
         return self.model if self.wrapper is None else self.wrapper
+
+    def logits(
+        self, model: Any, inputs: Inputs, kept: torch.Tensor | None, **more: Any
+    ) -> torch.Tensor:
+        """Logits of a micro-batch by a model, at the positions that are needed (None: at all)."""
+        if kept is not None:
+            more["logits_to_keep"] = kept
+        with ExitStack() as around:
+            for enter in self.around_forward:
+                around.enter_context(enter())
+            return model(**inputs.arguments(), **self.task.forward, **more).logits  # type: ignore[no-any-return]
+
+    def plain_loss(
+        self, inputs: Inputs, logits: torch.Tensor, kept: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Summed loss of the task, whatever the objective."""
+        return self.loss(logits, inputs.labels, kept)
 
     def trainable(self) -> list[torch.nn.Parameter]:
         """The parameters that the optimizer gets."""
@@ -205,6 +254,8 @@ class Technique(Settings):
     order: ClassVar[int] = 1000
     #: Functions of a task (``workloads/tasks``) without which it has nothing to act on.
     needs: ClassVar[tuple[str, ...]] = ()
+    #: Figures that it adds to rows of workloads that train (``Training.metrics``).
+    metrics: ClassVar[tuple[Metric, ...]] = ()
 
     def refusals(self, asked: Asked) -> Iterable[Refusal]:
         """Objections to this technique, as it is set, in this job. Pure; no torch."""

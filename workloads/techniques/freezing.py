@@ -11,13 +11,10 @@ from collections.abc import Iterable
 from typing import Any, ClassVar
 
 from workloads.errors import BadConfiguration
-from workloads.finetuning_method import method_name
+from workloads.finetuning_method import WHOLE_METHODS, method_name
 from workloads.refusal import Asked, Refusal
 from workloads.settings import setting
 from workloads.techniques.base import Technique, Training
-
-#: Methods that train the model's own weights.
-_WHOLE_MODEL = ("full", "qat")
 
 
 class Freezing(Technique):
@@ -44,14 +41,14 @@ class Freezing(Technique):
 
     def refusals(self, asked: Asked) -> Iterable[Refusal]:
         method = method_name(asked.parameters)
-        if method in _WHOLE_MODEL:
+        if method in WHOLE_METHODS:
             return
         for name in ("freeze_embeddings", "freeze_layers"):
             if getattr(self, name):
                 yield Refusal(
                     setting=name,
                     reason=f"with method {method} the model's own weights are frozen already",
-                    hint=f"freeze with method {' or '.join(_WHOLE_MODEL)}, or leave it out",
+                    hint=f"freeze with method {' or '.join(WHOLE_METHODS)}, or leave it out",
                 )
 
     def on_model(self, training: Training) -> None:

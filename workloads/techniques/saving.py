@@ -20,7 +20,7 @@ from pydantic import PrivateAttr
 
 from workloads.cache import cache_root
 from workloads.errors import BadConfiguration
-from workloads.finetuning_method import method_name
+from workloads.finetuning_method import WHOLE_METHODS, method_name
 from workloads.owned_directory import abandoned_directories, make_owned_directory
 from workloads.refusal import Asked, Refusal
 from workloads.settings import setting
@@ -67,7 +67,7 @@ class Saving(Technique):
             return
         frozen = parameters.get("freeze_layers") or parameters.get("freeze_embeddings")
         method = method_name(parameters)
-        whole = method in ("full", "qat") and not frozen
+        whole = method in WHOLE_METHODS and not frozen
         if self.save_mode == "incremental" and whole:
             yield Refusal(
                 setting="save_mode",

@@ -12,19 +12,17 @@ replaces it.
 from __future__ import annotations
 
 import difflib
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from workloads.cache import build_aside, cache_root, file_lock
+from workloads.cache import cache_root
 from workloads.errors import BadConfiguration, DataMissing, Unsupported
 from workloads.models.checkpoint_files import refuse_odd_files
+from workloads.models.saved import keep, write_origin
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-#: What Nightgrid says of an adapter, beside peft's own files.
-ORIGIN = "nightgrid.json"
 
 
 def adapters_root() -> Path:
@@ -60,21 +58,13 @@ def save_adapter(model: Any, name: str, origin: Mapping[str, Any]) -> Path:
     Raises:
         DataMissing: the directory cannot be written to.
     """
-    final = adapters_root() / name
 
-    def build(directory: Path) -> None:
+    def fill(directory: Path) -> None:
         # The embeddings are the base model's own; peft would ask a hub whether they changed.
         model.save_pretrained(directory, safe_serialization=True, save_embedding_layers=False)
-        text = json.dumps(dict(origin), indent=2, ensure_ascii=False)
-        (directory / ORIGIN).write_text(text + "\n", encoding="utf-8")
+        write_origin(directory, origin)
 
-    try:
-        final.parent.mkdir(parents=True, exist_ok=True)
-        with file_lock(final.with_name(f".{name}.lock")):
-            build_aside(final, build, replace=True)
-    except OSError as error:
-        raise DataMissing(f"the adapter cannot be kept in {final}: {error}") from error
-    return final
+    return keep("adapter", adapters_root() / name, fill)
 
 
 def attach(model: Any, name: str) -> str:

@@ -58,7 +58,7 @@ def load_base(workload: str, name: str, precision: str, loading: Loading) -> Bas
     lacking = device.lacks(precision)
     if lacking:
         raise Unsupported(f"{precision}: {lacking}")
-    source = open_model(name, weights=not loading.fresh)
+    source = loading.source = open_model(name, weights=not loading.fresh)
     task = registry.task_for(workload, source.entry)
     weights.check_shapes(load_config(source), precision, device.name)
     tokenizer = load_tokenizer(source, **loading.tokenizer_arguments)
@@ -71,6 +71,8 @@ def load_base(workload: str, name: str, precision: str, loading: Loading) -> Bas
     precisions.finish_loading(model, precision, device.name)
     for check in loading.checks:
         check(model, tokenizer)
+    for change in loading.changes:
+        model = change(model, tokenizer, task)
     if new := getattr(model, "new_weights", ()):
         loading.details["new_weights"] = ", ".join(new)
     pad = getattr(tokenizer, "pad_token_id", None)

@@ -14,7 +14,7 @@ from typing import Any
 
 from workloads.data.examples import Example
 from workloads.errors import BadConfiguration
-from workloads.techniques.base import DataPlan, Training
+from workloads.techniques.base import DataPlan, Objective, Training
 from workloads.training import rows
 from workloads.training.samples import Learnable
 from workloads.training.step import Steps, batch_maker
@@ -43,8 +43,10 @@ def loss(
     data: DataPlan,
     samples: Sequence[Learnable],
     gather: Callable[[Any], list[Any]],
+    objective: Objective | None = None,
 ) -> float:
     """Mean loss of the learned tokens of these samples, as the model is now, without dropout.
+    It is the task's unless an objective is given, whatever is trained by.
 
     They are read in batches of training's size, in their order; the last one is filled from the
     first samples. Every rank computes its part.
@@ -57,7 +59,7 @@ def loss(
     try:
         for number in range(batches):
             step = make(number)
-            mean = steps.evaluate(step)
+            mean = steps.evaluate(step, objective or training.plain_loss)
             summed += mean * step.loss_tokens
             tokens += step.loss_tokens
     finally:

@@ -22,6 +22,8 @@ from workloads.engines import find_engine
 from workloads.errors import BadConfiguration
 from workloads.finetuning_method import MethodParameters, method_for
 from workloads.measure import Measured, instruments_of, measure
+from workloads.models.loading import ModelSource
+from workloads.models.saved import save_trained
 from workloads.parallel.layout import Layout, tensor_size
 from workloads.tasks.base import TaskSpec
 from workloads.techniques import chosen
@@ -98,9 +100,7 @@ def _run(request: Request, context: JobContext, ending: contextlib.ExitStack) ->
     # Ranks that share a batch drop out each its own; those that split matrices drop out together.
     seed = layout.data_rank
     context.device.seed(seed)
-    training, whole = _training(
-        request, context, method, techniques, loaded, layout, data, source.encoded.samples
-    )
+    training, whole = _training(request, context, method, techniques, loaded, layout, data, source)
     make = batch_maker(data, source.encoded.samples, layout.data_rank)
     steps = Steps(training, techniques, data, data.feed(make))
     for technique in techniques:
@@ -126,13 +126,14 @@ def _run(request: Request, context: JobContext, ending: contextlib.ExitStack) ->
     }
     metrics, flag = _losses(measured.samples, context.collective.gather, steps.evaluate(make(0)))
     metrics |= loaded.base.source.metrics()
+    metrics |= training.metrics
     details |= flag
     if not request.probe:
-        if source.held_out:
-            metrics["held_out_loss"] = held_out.loss(
-                steps, training, data, source.held_out, context.collective.gather
-            )
-        kept, converted = _finish(request, context, method, training, steps, make)
+        if training.held_out_loss is not None:
+            metrics["held_out_loss"] = training.held_out_loss()
+        kept, converted = _finish(
+            request, context, method, training, loaded.base.source, steps, make
+        )
         details |= kept
         metrics |= converted
     return Result(
@@ -175,6 +176,7 @@ def _load(
         device=device,
         model_arguments=methods.loading_arguments(method.method, request.precision, device),
         tokenizer_arguments={},
+        method=method.method,
         fresh=request.parameters.get("initial_weights") == "fresh",
         ending=ending,
     )
@@ -241,7 +243,7 @@ def _training(
     loaded: _Loaded,
     layout: Layout,
     data: DataPlan,
-    samples: Sequence[Learnable],
+    source: _Samples,
 ) -> tuple[Training, _Whole]:
     """The model with everything that the techniques do to it, and its optimizer."""
     import torch
@@ -280,12 +282,17 @@ def _training(
             **({"remote_code": "allowed"} if loaded.base.source.remote_code else {}),
         },
     )
+    if source.held_out and not request.probe:
+        plain, gather = Steps(training, (), data, iter(())), context.collective.gather
+        training.held_out_loss = lambda objective=None: held_out.loss(
+            plain, training, data, source.held_out, gather, objective
+        )
     for technique in techniques:
         technique.on_model(training)
     if not training.trainable():
         raise BadConfiguration("nothing is left to train: everything is frozen")
     whole = _Whole(
-        flops_per_token=flops_per_token(training.task, training.model, samples),
+        flops_per_token=flops_per_token(training.task, training.model, source.encoded.samples),
         trainable=sum(parameter.numel() for parameter in training.trainable()),
     )
     for technique in techniques:
@@ -363,26 +370,34 @@ def _finish(
     context: JobContext,
     method: MethodParameters,
     training: Training,
+    source: ModelSource,
     steps: Steps,
     make: Any,
 ) -> tuple[dict[str, str], dict[str, float]]:
-    """Keep what remains of the trained model: an adapter under its name, or converted
-    weights and the loss that they have."""
+    """Keep what remains of the trained model: an adapter or the whole model under its name, or
+    converted weights and the loss that they have."""
     details: dict[str, str] = {}
     metrics: dict[str, float] = {}
+    origin = {
+        "model": request.model,
+        "method": method.method,
+        "precision": request.precision,
+        "dataset": request.dataset,
+        "steps": method.steps,
+        **training.origin,
+    }
     if method.save_adapter:
-        origin = {
-            "model": request.model,
-            "method": method.method,
-            "precision": request.precision,
-            "dataset": request.dataset,
-            "steps": method.steps,
-        }
         with training.gathered():
             if context.rank == 0:
                 where = adapters.save_adapter(training.model, method.save_adapter, origin)
                 details["saved_adapter"] = str(where)
         context.collective.barrier()  # ranks end together, and with them the gang
+    if method.save_model:
+        with training.gathered():
+            if context.rank == 0:
+                where = save_trained(training.model, source, method.save_model, origin)
+                details["saved_model"] = str(where)
+        context.collective.barrier()
     if method.method.startswith("qat"):
         training.wrapper = None
         training.model, details["converted"] = methods.converted(training.model)

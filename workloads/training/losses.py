@@ -10,6 +10,23 @@ if TYPE_CHECKING:
     import torch
 
 
+def aligned_next_tokens(
+    logits: torch.Tensor, labels: torch.Tensor, kept: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits [positions, vocabulary], or whatever else a position has, and the label of each."""
+    of_next, next_labels = logits[:, :-1], labels[:, 1:]
+    if kept is not None:
+        of_next, next_labels = logits, next_labels[:, kept]
+    return of_next.flatten(0, 1), next_labels.flatten()
+
+
+def aligned_targets(
+    logits: torch.Tensor, labels: torch.Tensor, kept: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """As ``aligned_next_tokens`` where nothing is shifted."""
+    return logits.flatten(0, 1), labels.flatten()
+
+
 def next_token_loss(
     logits: torch.Tensor, labels: torch.Tensor, kept: torch.Tensor | None = None
 ) -> torch.Tensor:
@@ -22,12 +39,10 @@ def next_token_loss(
     """
     import torch
 
-    of_next, next_labels = logits[:, :-1], labels[:, 1:]
-    if kept is not None:
-        of_next, next_labels = logits, next_labels[:, kept]
+    of_next, next_labels = aligned_next_tokens(logits, labels, kept)
     return torch.nn.functional.cross_entropy(
-        of_next.flatten(0, 1).float(),
-        next_labels.flatten(),
+        of_next.float(),
+        next_labels,
         ignore_index=NOT_LEARNED,
         reduction="sum",
     )

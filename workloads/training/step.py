@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 from workloads.measure import Observation
 from workloads.parallel.layout import Layout
-from workloads.techniques.base import DataPlan, Inputs, StepBatch, Technique, Training
+from workloads.techniques.base import (
+    DataPlan,
+    Inputs,
+    Objective,
+    StepBatch,
+    Technique,
+    Training,
+)
 from workloads.training import rows
 from workloads.training.samples import Learnable, SampleFormat
 
@@ -162,26 +169,21 @@ class Steps:
         training.device.synchronize()
         return {*step.shape}
 
-    def loss(self, inputs: Inputs) -> torch.Tensor:
-        """Summed loss of a micro-batch on the card."""
-        arguments = inputs.tensors()
-        labels = arguments.pop("labels")
-        kept = self._training.positions(labels)
-        more = {**self._training.task.forward}
-        if kept is not None:
-            more["logits_to_keep"] = kept
-        with contextlib.ExitStack() as around:
-            for enter in self._training.around_forward:
-                around.enter_context(enter())
-            logits = self._training.called(**arguments, **more).logits
-        return self._training.loss(logits, labels, kept)
+    def loss(self, inputs: Inputs, objective: Objective | None = None) -> torch.Tensor:
+        """Summed loss of a micro-batch on the card, by training's objective unless told."""
+        training = self._training
+        kept = training.positions(inputs.labels)
+        logits = training.logits(training.called, inputs, kept)
+        chosen = objective or training.objective or training.plain_loss
+        return chosen(inputs, logits, kept)
 
-    def evaluate(self, step: StepBatch) -> float:
+    def evaluate(self, step: StepBatch, objective: Objective | None = None) -> float:
         """The loss on a batch as the model is now; nothing is learned."""
         import torch
 
+        parts = step.micro_batches
         with torch.no_grad():
-            total = sum(float(self.loss(self._data.move(part))) for part in step.micro_batches)
+            total = sum(float(self.loss(self._data.move(part), objective)) for part in parts)
         return total / step.loss_tokens
 
 

@@ -10,7 +10,7 @@ from workloads.finetuning_method import MethodParameters
 from workloads.finetuning_rules import refuse
 from workloads.metrics import SAMPLES
 from workloads.seq2seq_settings import Seq2SeqParameters
-from workloads.techniques import with_techniques
+from workloads.techniques import technique_metrics, with_techniques
 from workloads.workloads.base import WorkloadSpec
 
 TASKS = ("causal-lm", "seq2seq-lm")
@@ -30,5 +30,6 @@ SPEC = WorkloadSpec(
     ability="train",
     tasks=TASKS,
     throughput=SAMPLES,
+    metrics=technique_metrics(TASKS),
     refuse=refuse,
 )

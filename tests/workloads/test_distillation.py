@@ -1,0 +1,188 @@
+"""Distillation: the loss as it is written, students as they are asked for, logits that are kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from finetuning_cases import asked, losses, refuse, train, trained
+
+from workloads.models.loading import load_causal_model, open_model
+from workloads.training import students, teaching
+
+SMALL: dict[str, Any] = {
+    "method": "distill",
+    "samples": 8,
+    "steps": 3,
+    "max_length": 48,
+    "held_out": 4,
+    "learning_rate": 1e-3,
+    "student_layers": 2,
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Models are kept in a directory of this module's own."""
+    with pytest.MonkeyPatch.context() as patch:
+        root = tmp_path_factory.mktemp("shared")
+        patch.setenv("NIGHTGRID_MODELS", str(root))
+        yield root
+
+
+# ---------------------------------------------------------------- the loss
+
+
+def test_the_divergence_is_that_of_torch_over_learned_positions() -> None:
+    """With the whole distribution, and with the largest logits where those are all there are."""
+    torch.manual_seed(0)
+    student, teacher = torch.randn(9, 40), torch.randn(9, 40) * 3
+    labels = torch.tensor([-100, -100, 4, 5, 6, 7, 8, 9, -100])
+    here = labels != -100
+    reference = torch.nn.functional.kl_div(
+        torch.log_softmax(student[here] / 2, -1),
+        torch.log_softmax(teacher[here] / 2, -1),
+        reduction="sum",
+        log_target=True,
+    )
+    torch.testing.assert_close(teaching.summed_kl(student, teacher, labels, 2.0), reference)
+    largest = teacher.topk(40, dim=-1)
+    found = teaching.summed_kl_of_largest(student, largest.values, largest.indices, labels, 2.0)
+    torch.testing.assert_close(found, reference)
+    some = teacher.topk(8, dim=-1)
+    left = torch.log_softmax(some.values[here] / 2, -1)
+    of_student = torch.log_softmax(student[here] / 2, -1).gather(-1, some.indices[here])
+    torch.testing.assert_close(
+        teaching.summed_kl_of_largest(student, some.values, some.indices, labels, 2.0),
+        (left.exp() * (left - of_student)).sum(),
+    )
+
+
+def test_training_learns_from_what_plain_torch_computes() -> None:
+    """The first step's loss is α·T²·KL + (1 − α)·cross entropy of the untrained student, by models
+    that are loaded here and a batch that is padded here."""
+    from workloads.data.catalog import load_dataset
+    from workloads.finetuning_method import method_of
+    from workloads.models.loading import load_tokenizer
+    from workloads.training.rows import padded
+    from workloads.training.samples import encode_samples
+
+    result = trained(**SMALL, distillation_alpha=0.7, temperature=3.0)
+    source = open_model("tiny-chatglm3")
+    teacher = load_causal_model(source, dtype=torch.float32).eval()
+    student = students.make_student(teacher, 2, None)
+    reading = method_of({"samples": 8, "max_length": 48, "held_out": 4}).reading()
+    examples = load_dataset("advertisegen-synthetic", reading).examples
+    samples = encode_samples(examples, 4, load_tokenizer(source), source, 48)
+    batch = padded(samples, 0)
+    with torch.no_grad():
+        ours, theirs = (m(**batch.arguments()).logits[:, :-1] for m in (student, teacher))
+    labels = batch.labels[:, 1:]
+    here = labels != -100
+    plain = torch.nn.functional.cross_entropy(ours[here], labels[here])
+    divergence = torch.nn.functional.kl_div(
+        torch.log_softmax(ours[here] / 3, -1),
+        torch.log_softmax(theirs[here] / 3, -1),
+        reduction="batchmean",
+        log_target=True,
+    )
+    wanted = float(0.7 * 9 * divergence + 0.3 * plain)
+    assert losses(result)[0] == pytest.approx(wanted, rel=1e-4)
+
+
+def test_a_row_tells_of_teacher_and_student() -> None:
+    """With the teacher alone (alpha 1) the student comes nearer to it where it learned; the figures
+    of both stand in the row."""
+    near = {**SMALL, "learning_rate": 1e-4}
+    metrics = train(**near, distillation_alpha=1.0, temperature=1.0).metrics
+    assert metrics["first_batch_loss_after"] < metrics["first_batch_loss_before"]
+    assert metrics["held_out_kl"] > 0 and metrics["held_out_kl_before"] > 0
+    assert 0 < metrics["teacher_share"] < 1
+    assert metrics["student_parameters"] < metrics["teacher_parameters"]
+    assert metrics["held_out_loss"] > 0 and metrics["teacher_held_out_loss"] > 0
+
+
+# ---------------------------------------------------------------- kept logits
+
+
+def test_kept_logits_teach_the_same_and_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With all of a small vocabulary kept the losses are those of the teacher itself; a second job
+    reads what the first has written, whatever its temperature."""
+    monkeypatch.setattr(teaching, "LARGEST", 100_000)
+    usual = {**SMALL, "distillation_alpha": 0.7, "temperature": 3.0}
+    computed = trained(**usual)
+    first = train(**usual, teacher_logits="kept")
+    assert losses(first) == pytest.approx(losses(computed), rel=1e-4)
+    assert "computed in" in first.details["teacher_logits"]
+    second = train(**{**usual, "temperature": 1.0, "steps": 1}, teacher_logits="kept")
+    assert second.details["teacher_logits"].endswith("read")
+
+
+def test_the_largest_64_of_each_position_are_kept() -> None:
+    """No more, and learned positions alone."""
+    result = train(**{**SMALL, "steps": 1, "held_out": 0}, teacher_logits="kept")
+    assert result.details["teacher_logits"].startswith("64 largest of ")
+
+
+# ---------------------------------------------------------------- students
+
+
+def test_students_keep_layers_or_width() -> None:
+    """Copied layers are the teacher's; a narrower student runs, and has its heads' size."""
+    teacher = load_causal_model(open_model("tiny-chatglm3"), dtype=torch.float32)
+    student = students.make_student(teacher, 2, None)
+    theirs, ours = teacher.state_dict(), student.state_dict()
+    assert students.layers_kept(4, 2) == [0, 2]
+    for name in ("self_attn.q_proj.weight", "mlp.down_proj.weight"):
+        torch.testing.assert_close(ours[f"model.layers.1.{name}"], theirs[f"model.layers.2.{name}"])
+    torch.testing.assert_close(ours["lm_head.weight"], theirs["lm_head.weight"])
+    size = students.head_size(teacher.config)
+    narrow: Any = students.make_student(teacher, 6, 2 * size)
+    assert narrow.config.num_attention_heads == 2 and narrow.config.num_hidden_layers == 6
+    assert narrow.dtype == torch.float32
+    assert narrow(input_ids=torch.tensor([[5, 9, 77]])).logits.isfinite().all()
+
+
+def test_a_student_is_saved_and_may_have_a_teacher_of_its_own() -> None:
+    """The student of one job is the model of the next, which names its teacher."""
+    train(**{**SMALL, "steps": 1}, save_model="student")
+    assert load_causal_model(open_model("student")).config.num_hidden_layers == 2
+    again = {**SMALL, "steps": 1, "student_layers": None, "model": "student"}
+    result = train(**again, teacher="tiny-chatglm3")
+    assert result.details["teacher"] == "tiny-chatglm3, random weights"
+
+
+# ---------------------------------------------------------------- refused in the plan
+
+
+@pytest.mark.parametrize(
+    ("given", "setting", "reason"),
+    [
+        ({}, "method", "nothing says how they differ"),
+        ({"teacher": "tiny-chatglm3"}, "teacher", "is the student as well"),
+        ({"teacher": "tiny-t5"}, "teacher", "vocabulary"),
+        ({"student_layers": 9}, "student_layers", "4 layers to copy"),
+        ({"student_layers": 4}, "student_layers", "would be its teacher"),
+        ({"student_hidden": 33}, "student_hidden", "do not divide 33"),
+        ({"student_layers": 2, "teacher": "tiny-t5"}, "student_layers", "as it is"),
+        ({"student_layers": 2, "method": "full"}, "student_layers", "only method distill"),
+        (
+            {"student_layers": 2, "teacher_logits": "kept", "padding": "packing"},
+            "teacher_logits",
+            "one sample a row",
+        ),
+        ({"student_layers": 2, "logits": "chunked"}, "logits", "compared by logits"),
+        (
+            {"student_layers": 2, "cards": 2, "strategy": "tensor-parallel"},
+            "method",
+            "no teacher beside split matrices",
+        ),
+    ],
+)
+def test_what_teaches_nothing_is_refused(given: Any, setting: str, reason: str) -> None:
+    """The setting is named, the reason, and what would be right."""
+    found = refuse(asked(**{"method": "distill", "precision": "fp32", **given}))
+    assert any(one.setting == setting and reason in one.reason and one.hint for one in found), found

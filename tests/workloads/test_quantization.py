@@ -1,0 +1,169 @@
+"""Quantization as a step: fewer bits that are counted, quality before and after, models that
+other jobs run."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from finetuning_cases import asked, refuse
+from generation_cases import ONCE, Worker
+from generation_cases import request as generation
+
+from workloads import quantization, text_generation
+from workloads.api import Request, Result
+from workloads.devices import device_for
+from workloads.errors import BadConfiguration, Unsupported
+from workloads.models.loading import load_causal_model, load_tokenizer, open_model
+from workloads.registry import find_workload
+
+SMALL: dict[str, Any] = {"samples": 4, "length": 32, "held_out": 4}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Models are kept in a directory of this module's own."""
+    with pytest.MonkeyPatch.context() as patch:
+        root = tmp_path_factory.mktemp("shared")
+        patch.setenv("NIGHTGRID_MODELS", str(root))
+        yield root
+
+
+def quantize(model: str = "tiny-chatglm3", **given: Any) -> Result:
+    """Run a small job in bf16."""
+    spec = find_workload("quantization")
+    job = Request(
+        workload="quantization",
+        model=model,
+        dataset="advertisegen-synthetic",
+        precision="bf16",
+        batch_size=4,
+        engine="transformers",
+        measure=ONCE,
+        residency_key="quantization",
+        parameters=spec.validate({**SMALL, **given}),
+    )
+    return quantization.run(job, Worker().context())
+
+
+@pytest.mark.parametrize(
+    ("numbers", "precision", "share"),
+    [("int8", "int8", 0.7), ("fp8", "fp8", 0.7), ("int4", "int4", 0.75), ("nf4", "int4", 0.5)],
+)
+def test_a_model_in_fewer_bits_is_kept_and_runs(numbers: str, precision: str, share: float) -> None:
+    """It is smaller as stored, predicts nearly the same, is read back in its own numbers, and jobs
+    with its precision generate with it."""
+    result = quantize(numbers=numbers, save_model=f"in-{numbers}")
+    metrics = result.metrics
+    assert metrics["model_bytes_after"] < metrics["model_bytes_before"]
+    linear = sum(
+        p.numel() * 2
+        for name, p in load_causal_model(open_model("tiny-chatglm3")).named_parameters()
+        if "proj" in name and p.dim() == 2
+    )
+    saved = metrics["model_bytes_before"] - metrics["model_bytes_after"]
+    assert saved > linear * (1 - share), "linear layers shrink by what their numbers say"
+    assert 0.5 < metrics["token_agreement"] <= 1
+    assert metrics["held_out_loss"] == pytest.approx(metrics["held_out_loss_before"], rel=0.2)
+    made = text_generation.run(
+        generation(
+            "advertisegen-synthetic",
+            model=f"in-{numbers}",
+            precision=precision,
+            prompts=1,
+            output_tokens=2,
+        ),
+        Worker().context(),
+    )
+    # bitsandbytes holds the scales of a layer in other tensors once they came from a file
+    assert made.weight_bytes == pytest.approx(metrics["model_bytes_after"], rel=0.02)
+    assert numbers in made.precision_detail
+
+
+def test_a_quantised_model_is_not_quantised_again_nor_run_as_something_else() -> None:
+    """By its own configuration, in the plan too, and by what its matrices are stored in."""
+    quantize(save_model="once")
+    job = replace(asked(model="once"), parameters=find_workload("quantization").validate({}))
+    found = [one for one in refuse(job, "quantization") if one.setting == "model"]
+    assert found and "quantised already" in found[0].reason
+    with pytest.raises(BadConfiguration, match="once is quantised already"):
+        quantize(model="once")
+    with pytest.raises(BadConfiguration, match="int8"):
+        text_generation.run(
+            generation("advertisegen-synthetic", model="once", precision="bf16", prompts=1),
+            Worker().context(),
+        )
+
+
+def test_corrected_biases_bring_mean_outputs_back() -> None:
+    """Over the calibration texts each corrected layer's mean output is the plain layer's again."""
+    source = open_model("tiny-chatglm3")
+    plain = load_causal_model(source, dtype=torch.float32).eval()
+    rough = load_causal_model(source, dtype=torch.float32).eval()
+    for name, parameter in rough.named_parameters():
+        if name.endswith("proj.weight"):
+            parameter.data = (parameter.data * 8).round() / 8
+    texts = quantization.calibration_texts(
+        quantization.load_dataset("advertisegen-synthetic").examples,
+        load_tokenizer(source),
+        3,
+        24,
+    )
+    means = quantization.mean_outputs(plain, texts, device_for("cpu"))
+    assert means.keys() == {
+        n for n, m in plain.named_modules() if getattr(m, "bias", None) is not None
+    }
+
+    def lost() -> float:
+        """Largest difference of a layer's output, for the mean of its inputs."""
+        return max(
+            float((rough.get_submodule(n)(x) - plain.get_submodule(n)(x)).detach().abs().max())
+            for n, (x, _) in means.items()
+        )
+
+    before = lost()
+    assert quantization.correct_biases(rough, means) == len(means)
+    assert lost() < 1e-4 < before
+    result = quantize(bias_correction=True)
+    assert result.metrics["corrected_layers"] == len(means)
+
+
+def test_a_method_whose_package_is_missing_says_how_to_get_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The row is UNSUPPORTED, with the command."""
+    monkeypatch.setitem(sys.modules, "auto_round", None)
+    with pytest.raises(Unsupported, match=r"pip install 'nightgrid\[auto-round\]'"):
+        quantize(method="auto-round", numbers="int4")
+
+
+@pytest.mark.parametrize(
+    ("given", "setting", "reason"),
+    [
+        ({"method": "gptq", "numbers": "int4"}, "method", "without wheels"),
+        ({"method": "auto-round"}, "numbers", "stores int4"),
+        ({"iters": 3}, "iters", "learns nothing"),
+        ({"group_size": 32}, "group_size", "no groups"),
+        ({"numbers": "int4", "group_size": 40}, "group_size", "groups of 40 do not divide the"),
+        ({"samples": 100_000, "length": 4096}, "samples", "tokens, and what"),
+        ({"held_out": 9999}, "held_out", "none would be left"),
+        ({"save_model": "tiny-t5"}, "save_model", "embedded model"),
+        ({"precision": "int8"}, "precision", "is quantised"),
+        ({"cards": 2}, "cards", "one card"),
+        ({"batch_size": "max"}, "batch_size", "nothing is searched"),
+        ({"device": "hpu"}, "numbers", "no kernels for"),
+    ],
+)
+def test_what_cannot_be_quantised_is_refused(given: Any, setting: str, reason: str) -> None:
+    """In the plan; the setting is named, the reason, and what would be right."""
+    fields = {n: given[n] for n in ("precision", "cards", "batch_size", "device") if n in given}
+    own = {name: value for name, value in given.items() if name not in fields}
+    parameters = find_workload("quantization").validate(own)
+    job = replace(asked(**fields), parameters=parameters)
+    found = refuse(job, "quantization")
+    assert any(one.setting == setting and reason in one.reason and one.hint for one in found), found

@@ -1,0 +1,84 @@
+"""Models that jobs save under a name: found by other jobs, and the same model again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from finetuning_cases import asked, refuse, train
+from generation_cases import Worker
+from generation_cases import request as generation
+
+from workloads import text_generation
+from workloads.errors import DataMissing
+from workloads.models import saved
+from workloads.models.catalog import find_model
+from workloads.models.loading import load_causal_model, load_tokenizer, open_model
+
+
+@pytest.fixture(scope="module", autouse=True)
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Models are kept in a directory of this module's own."""
+    with pytest.MonkeyPatch.context() as patch:
+        root = tmp_path_factory.mktemp("shared")
+        patch.setenv("NIGHTGRID_MODELS", str(root))
+        yield root
+
+
+def test_a_saved_model_is_the_trained_one_and_generates(
+    shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its weights are those at the end of training, its tokenizer that of its origin, and jobs
+    name it like any model."""
+    trained: list[torch.Tensor] = []
+    save = saved.save_trained
+
+    def watching(model: torch.nn.Module, *rest: object) -> Path:
+        trained.extend(parameter.detach().clone() for parameter in model.parameters())
+        return save(model, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("workloads.training.loop.save_trained", watching)
+    result = train(method="full", steps=1, samples=4, save_model="tuned", learning_rate=0.1)
+    assert result.details["saved_model"] == str(shared / "tuned")
+    origin = json.loads((shared / "tuned" / saved.ORIGIN).read_text())
+    assert origin["model"] == "tiny-chatglm3" and origin["method"] == "full"
+    source = open_model("tuned")
+    assert source.random_weights, "a step of training makes no sense of random weights"
+    again = load_causal_model(source, dtype=torch.float32)
+    for kept, was in zip(again.parameters(), trained, strict=True):
+        torch.testing.assert_close(kept, was, rtol=0, atol=0)
+    before = load_tokenizer(open_model("tiny-chatglm3"))
+    assert load_tokenizer(source)("类型#裤")["input_ids"] == before("类型#裤")["input_ids"]
+    made = text_generation.run(
+        generation("advertisegen-synthetic", model="tuned", prompts=1, output_tokens=2),
+        Worker().context(),
+    )
+    assert len(made.samples) > 0
+
+
+def test_an_unknown_name_says_how_to_save_one() -> None:
+    """The message names the setting by which a job saves a model of that name."""
+    with pytest.raises(DataMissing, match="save_model: tunde"):
+        find_model("tunde")
+
+
+def test_only_whole_models_are_saved_and_under_names_of_their_own() -> None:
+    """Refused in the plan: names that something has, adapters, int4 weights, split matrices."""
+    for given, setting, reason in (
+        ({"method": "full", "save_model": "tiny-bert"}, "save_model", "embedded model"),
+        ({"method": "full", "save_model": "tests"}, "save_model", "there is a directory tests"),
+        ({"method": "lora", "save_model": "m"}, "save_model", "trains an adapter"),
+        ({"method": "qat", "save_model": "m"}, "save_model", "int4 weights"),
+        (
+            {"method": "full", "save_model": "m", "cards": 2, "tensor_parallel": 2},
+            "save_model",
+            "a part of every matrix",
+        ),
+    ):
+        assert any(
+            one.setting == setting and reason in one.reason and one.hint
+            for one in refuse(asked(**given))  # type: ignore[arg-type]
+        ), given

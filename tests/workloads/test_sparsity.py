@@ -1,0 +1,261 @@
+"""Sparsity and weight sharing: masks that hold, channels that go, codes that read back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from finetuning_cases import asked, refuse, train, trained
+from generation_cases import Worker
+from generation_cases import request as generation
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from workloads import text_generation
+from workloads.errors import BadConfiguration
+from workloads.generation import sparse
+from workloads.models.loading import load_causal_model, open_model
+from workloads.refusal import Refusal
+from workloads.registry import find_workload
+from workloads.techniques.sparsity import share_at
+from workloads.training import pruning, weight_sharing
+
+PLAIN: dict[str, Any] = {
+    "method": "full",
+    "samples": 4,
+    "max_length": 64,
+    "held_out": 4,
+    "learning_rate": 1e-3,
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Models are kept in a directory of this module's own."""
+    with pytest.MonkeyPatch.context() as patch:
+        root = tmp_path_factory.mktemp("shared")
+        patch.setenv("NIGHTGRID_MODELS", str(root))
+        yield root
+
+
+# ---------------------------------------------------------------- patterns
+
+
+@given(st.integers(1, 40), st.integers(1, 40), st.floats(0.01, 0.99), st.integers(0, 9))
+@settings(max_examples=40, deadline=None)
+def test_magnitude_counts_to_the_weight_and_takes_the_smallest(
+    rows: int, columns: int, share: float, seed: int
+) -> None:
+    """Equal weights are no exception: exactly the share goes."""
+    torch.manual_seed(seed)
+    weight = torch.randint(-3, 4, (rows, columns)).float()
+    mask = pruning.magnitude_mask(weight, share)
+    assert int((~mask).sum()) == round(share * rows * columns)
+    if mask.any() and not mask.all():
+        assert weight[~mask].abs().max() <= weight[mask].abs().min()
+
+
+def test_two_of_every_four_inputs_stay() -> None:
+    """The largest two, in every group of every row."""
+    weight = torch.randn(12, 32)
+    kept = (weight * pruning.two_of_four_mask(weight)).view(12, -1, 4)
+    assert ((kept != 0).sum(2) == 2).all()
+    largest = weight.abs().view(12, -1, 4).topk(2, dim=2).values.sum(2)
+    torch.testing.assert_close(kept.abs().sum(2), largest)
+
+
+def test_sparse_kernels_take_what_is_two_of_four_and_nothing_else() -> None:
+    """Where no kernels are, the row says so; a dense model is refused before it is compressed."""
+    weight = torch.randn(8, 16)
+    assert not sparse.is_two_of_four(weight)
+    assert sparse.is_two_of_four(weight * pruning.two_of_four_mask(weight))
+    with pytest.raises(BadConfiguration, match=r"q_proj has more than two values.*sparsity: 2:4"):
+        sparse.use_kernels(load_causal_model(open_model("tiny-chatglm3")))
+    spec = find_workload("text-generation")
+    parameters = spec.validate({"sparse_kernels": True}, "transformers")
+    for device, refused_there in (("cpu", True), ("cuda", False), ("hpu", True)):
+        job = replace(asked(device=device), parameters=parameters)
+        found = [one for one in refuse(job, "text-generation") if one.setting == "sparse_kernels"]
+        assert bool(found) is refused_there and all(one.unsupported for one in found)
+
+
+@given(st.integers(1, 60), st.floats(0.01, 0.99))
+def test_the_gradual_share_grows_to_its_end(steps: int, final: float) -> None:
+    """It never falls, and the last quarter of the steps learns with the whole of it."""
+    shares = [share_at(step, steps, final) for step in range(steps)]
+    assert shares == sorted(shares) and shares[-1] == pytest.approx(final)
+    assert shares[min(steps - 1, max(1, round(steps * 0.75)) - 1)] == pytest.approx(final)
+
+
+# ---------------------------------------------------------------- codes
+
+
+@given(st.lists(st.integers(0, 40), min_size=1, max_size=3000), st.integers(0, 3))
+@settings(max_examples=40, deadline=None)
+def test_a_code_reads_back_and_is_within_a_bit_of_the_entropy(seen: list[int], skew: int) -> None:
+    """Whatever the counts, one symbol alone too; no symbol's code begins another's."""
+    symbols = np.array(seen + [seen[0]] * 700 * skew, np.int32)
+    coded = weight_sharing.encode(symbols, 41)
+    np.testing.assert_array_equal(weight_sharing.decode(coded), symbols)
+    counts = np.bincount(symbols)
+    bits = float((coded.lengths[: counts.size] * counts).sum()) / symbols.size
+    assert weight_sharing.entropy_bits(counts) <= bits + 1e-9
+    assert bits <= weight_sharing.entropy_bits(counts) + 1
+    assert len(coded.data) == -(-round(bits * symbols.size) // 8)
+    used = coded.lengths[coded.lengths > 0].astype(float)
+    assert (2.0**-used).sum() == (1 if used.size > 1 else 0.5)  # Kraft: complete
+
+
+def test_shared_values_are_means_of_their_weights_and_zeros_stay() -> None:
+    """k-means has settled: each weight has the nearest value, each value is its weights' mean."""
+    weights = np.random.default_rng(0).normal(size=(64, 64)).astype(np.float32)
+    weights[:, :20] = 0
+    found = weight_sharing.share(weights, 3)
+    assert found.values.size == 9
+    flat = weights.ravel()
+    np.testing.assert_array_equal(found.symbols == 0, flat == 0)
+    for symbol in range(1, 9):
+        assert flat[found.symbols == symbol].mean() == pytest.approx(found.values[symbol], abs=1e-2)
+    held = flat[flat != 0]
+    near = np.abs(held[:, None] - found.values[None, 1:]).argmin(1) + 1
+    assert (near == found.symbols[flat != 0]).mean() > 0.99
+
+
+# ---------------------------------------------------------------- in training
+
+
+def _layers(name: str) -> dict[str, torch.nn.Linear]:
+    return pruning.layers(load_causal_model(open_model(name), dtype=torch.float32))
+
+
+def test_masks_outlast_the_optimizer_and_the_saved_model_has_them() -> None:
+    """Momentum would bring weights back: after the steps every group still has two zeros, and the
+    others have learned."""
+    result = train(**PLAIN, steps=2, sparsity="2:4", save_model="half")
+    for name, layer in _layers("half").items():
+        groups = (layer.weight == 0).view(layer.out_features, -1, 4).sum(2)
+        assert (groups >= 2).all(), name
+    metrics = result.metrics
+    assert metrics["zero_share"] == pytest.approx(0.5, abs=1e-3)
+    # fp32: two values and four bits where there were four values
+    assert metrics["layer_bytes_after"] / metrics["layer_bytes_before"] == pytest.approx(68 / 128)
+    assert metrics["pruned_loss"] != metrics["dense_loss"]
+    assert metrics["held_out_loss"] != metrics["pruned_loss"]
+    assert "dense arithmetic" in result.details["sparsity"]
+    made = text_generation.run(
+        generation("advertisegen-synthetic", model="half", prompts=1, output_tokens=2),
+        Worker().context(),
+    )
+    assert made.details["sparsity"] == result.details["sparsity"]
+
+
+def test_prune_share_and_code() -> None:
+    """The gradual share is whole at the end, a layer has as many values as bits give, and the code
+    is smaller than the weights by what its bits say."""
+    result = train(
+        **PLAIN,
+        steps=4,
+        sparsity="magnitude",
+        sparsity_share=0.6,
+        sparsity_schedule="gradual",
+        cluster_bits=3,
+        save_model="coded",
+    )
+    metrics = result.metrics
+    assert metrics["zero_share"] == pytest.approx(0.6, abs=1e-3)
+    for name, layer in _layers("coded").items():
+        assert len(layer.weight.unique()) <= 9, name
+    assert metrics["entropy_bits"] <= metrics["coded_bits"] <= metrics["entropy_bits"] + 1
+    ratio = metrics["layer_bytes_after"] / metrics["layer_bytes_before"]
+    assert metrics["coded_bits"] / 32 < ratio < metrics["coded_bits"] / 32 * 1.1
+    assert {"dense_loss", "unshared_loss", "held_out_loss"} <= metrics.keys()
+    assert "pruned_loss" not in metrics, "gradual pruning has no moment before learning"
+
+
+@pytest.mark.parametrize("schedule", ["once", "gradual"])
+def test_removed_channels_leave_a_smaller_dense_model(schedule: str) -> None:
+    """It loads like any model, has fewer operations, and does what the pruned one did: its loss is
+    the same with channels masked as with channels gone."""
+    whole = pruning.feed_forwards(load_causal_model(open_model("tiny-chatglm3")))[0].channels
+    result = train(
+        **PLAIN,
+        steps=2,
+        sparsity="channels",
+        sparsity_share=0.25,
+        sparsity_schedule=schedule,
+        save_model=f"narrow-{schedule}",
+    )
+    model = load_causal_model(open_model(f"narrow-{schedule}"), dtype=torch.float32)
+    left = round(whole * 0.75 / 8) * 8
+    assert model.config.intermediate_size == left
+    assert {part.channels for part in pruning.feed_forwards(model)} == {left}
+    metrics = result.metrics
+    assert metrics["layer_bytes_after"] == sum(
+        layer.weight.numel() * 4 for layer in pruning.layers(model).values()
+    )
+    assert metrics["layer_bytes_after"] < metrics["layer_bytes_before"]
+    if schedule == "once":
+        dense = trained(**PLAIN, steps=2)
+        assert result.train_flops_per_token < dense.train_flops_per_token  # type: ignore[operator]
+
+
+def test_channels_that_are_gone_are_those_that_a_mask_would_zero() -> None:
+    """A fused matrix has two parts, and rows of both go."""
+    source = open_model("tiny-chatglm3")
+    masked = load_causal_model(source, dtype=torch.float32).eval()
+    smaller = load_causal_model(source, dtype=torch.float32).eval()
+    for part in pruning.feed_forwards(masked):
+        for layer, mask in list(part.masks(40)):
+            layer.weight.data.mul_(mask)
+    pruning.remove_channels(smaller, 40)
+    ids = torch.tensor([[5, 9, 77, 12, 300, 41, 8, 9]])
+    with torch.no_grad():
+        torch.testing.assert_close(
+            smaller(input_ids=ids).logits, masked(input_ids=ids).logits, rtol=1e-4, atol=1e-4
+        )
+
+
+# ---------------------------------------------------------------- refused in the plan
+
+
+@pytest.mark.parametrize(
+    ("given", "setting", "reason"),
+    [
+        ({"sparsity_share": 0.5}, "sparsity_share", "nothing is pruned"),
+        ({"sparsity": "magnitude", "method": "lora"}, "sparsity", "base that is frozen"),
+        ({"sparsity": "2:4", "sparsity_share": 0.7}, "sparsity_share", "one half"),
+        ({"sparsity": "2:4", "sparsity_schedule": "gradual"}, "sparsity_schedule", "two of every"),
+        ({"sparsity": "magnitude", "sparsity_share": 0.9999999}, "sparsity_share", "leaves none"),
+        ({"sparsity": "channels", "sparsity_share": 0.999}, "sparsity_share", "leaves none"),
+        (
+            {"sparsity": "channels", "cards": 2, "strategy": "tensor-parallel"},
+            "sparsity",
+            "a part of every matrix",
+        ),
+        ({"cluster_bits": 4, "method": "qat"}, "cluster_bits", "in a way of its own"),
+    ],
+)
+def test_what_cannot_be_pruned_is_refused(given: Any, setting: str, reason: str) -> None:
+    """The setting is named, the reason, and what would be right."""
+    found = refuse(asked(**{"method": "full", "precision": "fp32", **given}))
+    assert _refused(found, setting, reason), found
+
+
+def test_two_of_four_names_the_layer_that_it_does_not_divide(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By the shapes in the checkpoint's files, before anything is loaded."""
+    monkeypatch.setattr(
+        "workloads.techniques.sparsity.linear_shapes", lambda model: {"layers.3.wide": (8, 30)}
+    )
+    found = refuse(asked(method="full", precision="fp32", sparsity="2:4"))
+    assert _refused(found, "sparsity", "the 30 inputs of layers.3.wide")
+
+
+def _refused(found: tuple[Refusal, ...], setting: str, reason: str) -> bool:
+    return any(one.setting == setting and reason in one.reason and one.hint for one in found)

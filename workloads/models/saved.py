@@ -1,0 +1,112 @@
+"""Models that jobs keep under a name, for other jobs with ``model: NAME``.
+
+A model is a directory as transformers writes it, with the tokenizer of the model that it was made
+from and a note of its origin. The name's directory lies under ``NIGHTGRID_MODELS``, else under
+``models`` in the node's cache: **nodes that share neither need NIGHTGRID_MODELS set to a directory
+on storage that all of them see.** It is written aside and renamed, so a name that exists is
+complete; making the model again replaces it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from workloads.cache import build_aside, cache_root, file_lock
+from workloads.errors import DataMissing
+
+if TYPE_CHECKING:
+    from workloads.models.loading import ModelSource
+
+#: Says of a saved model, or of an adapter, what it was made from.
+ORIGIN = "nightgrid.json"
+
+#: Files that go with a tokenizer, whatever library wrote them.
+_BESIDE_WEIGHTS = frozenset({".json", ".model", ".txt", ".jinja"})
+_OF_WEIGHTS = frozenset({"config.json", "generation_config.json", ORIGIN})
+
+
+def models_root() -> Path:
+    """The directory of all saved models on this machine; need not exist."""
+    named = os.environ.get("NIGHTGRID_MODELS")
+    return Path(named).expanduser() if named else cache_root() / "models"
+
+
+def find_saved(name: str) -> Path | None:
+    """The directory of a saved model of this name; None where there is none."""
+    if os.sep in name or name.startswith("."):
+        return None
+    directory = models_root() / name
+    return directory if (directory / "config.json").is_file() else None
+
+
+def origin_of(directory: Path) -> dict[str, Any]:
+    """The note that was kept with a saved model; empty for any other directory."""
+    try:
+        found = json.loads((directory / ORIGIN).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def save_trained(
+    model: Any,
+    source: ModelSource,
+    name: str,
+    origin: Mapping[str, Any],
+    *,
+    written: Path | None = None,
+) -> Path:
+    """Keep a model that was made from another one under a name; ``origin`` says how.
+
+    Args:
+        written: a directory in which the model lies already, as its library has written it.
+
+    Raises:
+        DataMissing: the directory cannot be written to.
+    """
+
+    def fill(directory: Path) -> None:
+        if source.random_weights:
+            model.config.random_weights = True  # a little training makes no sense of them
+        if written is None:
+            model.save_pretrained(directory, safe_serialization=True)
+        else:
+            shutil.copytree(written, directory, dirs_exist_ok=True)
+        copy_tokenizer(Path(source.tokenizer_path), directory)
+        write_origin(directory, origin)
+
+    return keep("model", models_root() / name, fill)
+
+
+def keep(what: str, final: Path, fill: Callable[[Path], None]) -> Path:
+    """Write a named directory in one step; one of that name is replaced.
+
+    Raises:
+        DataMissing: it cannot be written.
+    """
+    try:
+        final.parent.mkdir(parents=True, exist_ok=True)
+        with file_lock(final.with_name(f".{final.name}.lock")):
+            build_aside(final, fill, replace=True)
+    except OSError as error:
+        raise DataMissing(f"the {what} cannot be kept in {final}: {error}") from error
+    return final
+
+
+def write_origin(directory: Path, origin: Mapping[str, Any]) -> None:
+    """Write the note that says what a directory's model or adapter was made from."""
+    text = json.dumps(dict(origin), indent=2, ensure_ascii=False)
+    (directory / ORIGIN).write_text(text + "\n", encoding="utf-8")
+
+
+def copy_tokenizer(source: Path, target: Path) -> None:
+    """Copy the files beside a model's weights that a tokenizer may be made of."""
+    for file in sorted(source.iterdir()):
+        of_weights = file.name in _OF_WEIGHTS or file.name.endswith(".index.json")
+        if file.suffix in _BESIDE_WEIGHTS and not of_weights and file.is_file():
+            shutil.copyfile(file, target / file.name)

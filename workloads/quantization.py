@@ -1,0 +1,356 @@
+"""Quantization as a step: a model in fewer bits, compared with itself, and kept for other jobs.
+
+The plain model reads the held-out examples and, for the correction of biases, the calibration
+texts; then the same checkpoint is loaded into fewer bits and reads them again. The difference of
+losses, and the share of predictions that stay, say what the bits were worth. How fast the result is
+say the jobs that run it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from workloads import precision as precisions
+from workloads import weights
+from workloads.api import JobContext, Request, Result, Sample
+from workloads.cache import cache_root
+from workloads.data.catalog import load_dataset
+from workloads.data.examples import Example, text_of
+from workloads.errors import BadConfiguration, Unsupported
+from workloads.models.loading import ModelSource, load_config, load_tokenizer, open_model
+from workloads.models.saved import save_trained
+from workloads.refusal import Asked, require
+from workloads.registry import find_workload, refusals, task_for
+from workloads.training.held_out import split
+from workloads.training.rows import padded
+from workloads.training.samples import NOT_LEARNED, TrainingSample, encode_samples
+from workloads.workloads.quantization import INT4_GROUP, QuantizationParameters
+
+if TYPE_CHECKING:
+    import torch
+
+    from workloads.devices.base import Device
+
+#: The library's own, unless a job says otherwise.
+AUTO_ROUND_ITERS = 200
+
+#: The precision of jobs that run a model stored in these numbers.
+PRECISION = {"int8": "int8", "fp8": "fp8", "int4": "int4", "nf4": "int4"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Read:
+    """Loss and predictions of a model on the held-out examples."""
+
+    loss: float
+    predictions: torch.Tensor  # the likeliest token at every learned position
+
+
+def run(request: Request, context: JobContext) -> Result:
+    """Quantise, compare and keep; see ``workloads.api.Workload``."""
+    with contextlib.ExitStack() as ending:
+        return _run(request, context, ending)
+
+
+def _run(request: Request, context: JobContext, ending: contextlib.ExitStack) -> Result:
+    import torch
+
+    parameters = QuantizationParameters.model_validate(dict(request.parameters))
+    device = context.device
+    _require(request, device)
+    context.enter_phase("load")
+    context.resident(f"{request.residency_key}|quantised", lambda: None)  # others make room
+    device.release_memory()
+    device.seed(0)
+    began = context.clock()
+    source = open_model(request.model)
+    if getattr(load_config(source), "quantization_config", None):
+        raise BadConfiguration(f"{request.model} is quantised already")
+    load = task_for(request.workload, source.entry).function("load")
+    tokenizer = load_tokenizer(source)
+    dataset = load_dataset(request.dataset, parameters.reading())
+    rest, held = split(dataset.examples, parameters.held_out, request.dataset)
+    texts = calibration_texts(rest, tokenizer, parameters.samples, parameters.length)
+    samples = encode_samples(held, len(held), tokenizer, source, parameters.length)
+    dtype = precisions.compute_dtype(request.precision)
+    plain = load(source, **{precisions.dtype_keyword(): dtype}).to(device.torch_device).eval()
+    before = weights.inspect(plain, request.precision, device.name)
+    plain_read = read(plain, samples, request.batch_size, device)
+    outputs = mean_outputs(plain, texts, device) if parameters.bias_correction else {}
+    if parameters.bias_correction and not outputs:
+        raise Unsupported(f"bias_correction: no linear layer of {request.model} has a bias")
+    load_s = context.clock() - began
+
+    context.enter_phase("measure")
+    began, cpu_began = context.clock(), context.cpu_clock()
+    made, extra = source, {}
+    if parameters.method == "auto-round":
+        made = replace(
+            source, path=str(learn_rounding(plain, tokenizer, parameters, texts, ending))
+        )
+    else:
+        extra = {"quantization_config": _config(parameters, dtype)}
+    del plain
+    gc.collect()
+    device.release_memory()
+    model = load(
+        made,
+        device_map={"": device.torch_device},
+        **{precisions.dtype_keyword(): dtype},
+        **extra,
+    ).eval()
+    corrected = correct_biases(model, outputs)
+    device.synchronize()
+    wall_s = context.clock() - began
+    after = weights.inspect(model, PRECISION[parameters.numbers], device.name)
+    found = read(model, samples, request.batch_size, device)
+    details = {
+        "quantization": f"{parameters.method}, {parameters.numbers}",
+        "architecture": type(model).__name__,
+    }
+    if parameters.bias_correction:
+        details["bias_correction"] = f"{corrected} layers with a bias"
+    if parameters.save_model and not request.probe:
+        context.enter_phase("finish")
+        origin = {
+            "model": request.model,
+            "quantization": details["quantization"],
+            "precision": PRECISION[parameters.numbers],
+        }
+        details["saved_model"] = str(
+            save_trained(
+                model, source, parameters.save_model, origin, written=_written(made, source)
+            )
+        )
+    same = (found.predictions == plain_read.predictions).float().mean()
+    return Result(
+        samples=(
+            Sample(
+                repeat=0,
+                batch=0,
+                warmup=False,
+                complete=True,
+                wall_s=wall_s,
+                cpu_s=context.cpu_clock() - cpu_began,
+                items=len(texts),
+                input_tokens=sum(map(len, texts)),
+                output_tokens=0,
+                computed_tokens=0,
+            ),
+        ),
+        stop_reason="max_repeats",
+        load_s=load_s,
+        weight_bytes=after.weight_bytes,
+        parameter_count=after.parameter_count,
+        random_weights=source.random_weights,
+        synthetic_data=dataset.synthetic,
+        precision_detail=f"{details['quantization']}; the rest in {request.precision}",
+        metrics={
+            "quantize_s": wall_s,
+            "model_bytes_before": float(before.weight_bytes),
+            "model_bytes_after": float(after.weight_bytes),
+            "held_out_loss_before": plain_read.loss,
+            "held_out_loss": found.loss,
+            "token_agreement": float(torch.as_tensor(same)),
+            "corrected_layers": float(corrected),
+        },
+        details=details,
+    )
+
+
+def _require(request: Request, device: Device) -> None:
+    spec = find_workload(request.workload)
+    asked = Asked(
+        model=request.model,
+        dataset=request.dataset,
+        precision=request.precision,
+        device=device.name,
+        batch_size=request.batch_size,
+        cards=1,
+        parameters={**request.parameters, **request.settings},
+        engine=request.engine,
+    )
+    require(refusals(spec, asked))
+
+
+def calibration_texts(
+    examples: Sequence[Example], tokenizer: Any, count: int, length: int
+) -> list[list[int]]:
+    """Ids of ``count`` texts of exactly ``length`` tokens: the examples, one after the other.
+
+    Raises:
+        BadConfiguration: the examples have fewer tokens.
+    """
+    ids: list[int] = []
+    for example in examples:
+        ids += tokenizer(text_of(example), add_special_tokens=False)["input_ids"]
+        if len(ids) >= count * length:
+            return [ids[start : start + length] for start in range(0, count * length, length)]
+    raise BadConfiguration(
+        f"{count} calibration texts of {length} tokens are {count * length:,} tokens, and the "
+        f"dataset has {len(ids):,}; write fewer samples, or a smaller length"
+    )
+
+
+def read(model: Any, samples: Sequence[TrainingSample], batch: int, device: Device) -> _Read:
+    """Loss and predictions of a model at the learned positions of samples."""
+    import torch
+
+    total, predictions = 0.0, []
+    with torch.no_grad():
+        for start in range(0, len(samples), batch):
+            inputs = padded(samples[start : start + batch], 0)
+            given = {n: t.to(device.torch_device) for n, t in inputs.arguments().items()}
+            logits = model(**given, use_cache=False).logits[:, :-1].float()
+            labels = inputs.labels[:, 1:].to(logits.device)
+            here = labels != NOT_LEARNED
+            loss = torch.nn.functional.cross_entropy(logits[here], labels[here], reduction="sum")
+            total += float(loss)
+            predictions.append(logits[here].argmax(-1).cpu())
+    found = torch.cat(predictions)
+    return _Read(loss=total / max(len(found), 1), predictions=found)
+
+
+# ---------------------------------------------------------------- quantising
+
+
+def _written(made: ModelSource, source: ModelSource) -> Path | None:
+    """The directory that a library has written a model into; None: it is in memory alone."""
+    return Path(made.path) if made is not source else None
+
+
+def learn_rounding(
+    plain: Any,
+    tokenizer: Any,
+    parameters: QuantizationParameters,
+    texts: Sequence[Sequence[int]],
+    ending: contextlib.ExitStack,
+) -> Path:
+    """Let AutoRound learn how each block's weights are rounded; the directory that it wrote.
+
+    Raises:
+        Unsupported: the package is missing.
+    """
+    try:
+        from auto_round import AutoRound
+    except ImportError as error:
+        raise Unsupported(
+            "method auto-round needs the package auto-round, for Python 3.11 and newer: "
+            f"pip install 'nightgrid[auto-round]' ({error})"
+        ) from error
+    directory = ending.enter_context(tempfile.TemporaryDirectory(dir=cache_root()))
+    learner = AutoRound(
+        plain,
+        tokenizer,
+        scheme="W4A16",
+        group_size=parameters.group_size or INT4_GROUP,
+        iters=AUTO_ROUND_ITERS if parameters.iters is None else parameters.iters,
+        nsamples=parameters.samples,
+        seqlen=parameters.length,
+        # Decoded and encoded again a text may get shorter, and shorter ones it leaves out.
+        dataset=[tokenizer.decode([*ids, *ids]) for ids in texts],
+        device_map=str(plain.device),
+        enable_torch_compile=False,
+    )
+    _, folders = learner.quantize_and_save(f"{directory}/model", format="auto_round")
+    return Path(folders[0] if isinstance(folders, (list, tuple)) else folders)
+
+
+def _config(parameters: QuantizationParameters, dtype: torch.dtype) -> Any:
+    """The library's configuration, which transformers takes and keeps in config.json.
+
+    Raises:
+        Unsupported: a package is missing.
+    """
+    import torch
+    from transformers import BitsAndBytesConfig, TorchAoConfig
+
+    if parameters.numbers == "nf4":
+        return BitsAndBytesConfig(
+            load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype
+        )
+    try:
+        from torchao.quantization import (
+            Float8WeightOnlyConfig,
+            Int8WeightOnlyConfig,
+            IntxWeightOnlyConfig,
+            PerGroup,
+        )
+    except ImportError as error:
+        raise Unsupported(f"quantization needs torchao: {error}") from error
+    if parameters.numbers == "int8":
+        return TorchAoConfig(Int8WeightOnlyConfig())
+    if parameters.numbers == "fp8":
+        return TorchAoConfig(Float8WeightOnlyConfig())
+    return TorchAoConfig(
+        IntxWeightOnlyConfig(
+            weight_dtype=torch.int4,  # type: ignore[attr-defined]
+            granularity=PerGroup(parameters.group_size or INT4_GROUP),
+        )
+    )
+
+
+# ---------------------------------------------------------------- biases
+
+#: A layer's mean input [1, inputs], and what the plain layer makes of it without its bias.
+MeanOutput = tuple["torch.Tensor", "torch.Tensor"]
+
+
+def mean_outputs(
+    model: Any, texts: Sequence[Sequence[int]], device: Device
+) -> dict[str, MeanOutput]:
+    """The mean input of each linear layer with a bias over texts, and its output, by name."""
+    import torch
+
+    layers = {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.Linear) and module.bias is not None
+    }
+    sums: dict[str, torch.Tensor] = {}
+    rows: dict[str, int] = {}
+
+    def summing(name: str) -> Any:
+        def hook(_: Any, given: tuple[torch.Tensor, ...]) -> None:
+            flat = given[0].detach().reshape(-1, given[0].shape[-1]).double()
+            sums[name] = sums.get(name, 0) + flat.sum(0)  # type: ignore[operator]
+            rows[name] = rows.get(name, 0) + len(flat)
+
+        return hook
+
+    with _hooked([layer.register_forward_pre_hook(summing(n)) for n, layer in layers.items()]):
+        for ids in texts:
+            with torch.no_grad():
+                model(input_ids=torch.tensor([ids], device=device.torch_device), use_cache=False)
+    found = {}
+    for name, layer in layers.items():
+        mean = (sums[name] / rows[name])[None].to(layer.weight.dtype)
+        with torch.no_grad():
+            found[name] = (mean, torch.nn.functional.linear(mean, layer.weight))
+    return found
+
+
+@contextlib.contextmanager
+def _hooked(handles: Sequence[Any]) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def correct_biases(model: Any, outputs: dict[str, MeanOutput]) -> int:
+    """Add to each layer's bias what its mean output lost; the number of layers."""
+    import torch
+
+    for name, (mean, wanted) in outputs.items():
+        layer = model.get_submodule(name)
+        with torch.no_grad():
+            layer.bias += (wanted - (layer(mean) - layer.bias))[0].to(layer.bias.dtype)
+    return len(outputs)
