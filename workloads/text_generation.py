@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from workloads.api import END_TOKEN_IDS, Item, JobContext, Request, Result
 from workloads.devices.monitoring.host_memory import HostMemoryPeak, resident_bytes
 from workloads.engines import engine_function, find_engine
-from workloads.engines.base import EngineLoader, Generated, GenerationEngine
+from workloads.engines.base import EngineLoader, Generated, GenerationEngine, figures_of
 from workloads.errors import BadConfiguration
 from workloads.generation.encoder_figures import figures
 from workloads.generation.texts import Texts
@@ -135,7 +135,7 @@ def run(request: Request, context: JobContext) -> Result:
         random_weights=engine.random_weights,
         synthetic_data=synthetic,
         precision_detail=engine.weights.detail,
-        metrics={**figures(measured.samples), **quality},
+        metrics={**figures_of(engine), **figures(measured.samples), **quality},
         details={
             **engine.details,
             **measured.details,

@@ -37,8 +37,8 @@ class Vocabulary:
     """The names that a grid may use, and the check of single values.
 
     ``workloads`` maps a name to an entry (``WorkloadSpec``). ``find_model``,
-    ``find_dataset`` and ``find_adapter`` raise when there is no such thing; None leaves names
-    unchecked, for a machine that is not the one where the grid will run.
+    ``find_dataset``, ``find_adapter`` and ``find_calibration`` raise when there is no such thing;
+    None leaves names unchecked, for a machine that is not the one where the grid will run.
     """
 
     workloads: Mapping[str, Any]
@@ -47,6 +47,7 @@ class Vocabulary:
     find_configuration: Callable[[str], object] | None = None  # of a model without weights
     find_dataset: Callable[[str], object] | None = None
     find_adapter: Callable[[str], object] | None = None
+    find_calibration: Callable[[str], object] | None = None
     checked: dict[tuple[object, ...], tuple[Scalar, Fault | None]] = field(
         default_factory=dict, repr=False, compare=False
     )
@@ -61,6 +62,7 @@ class Vocabulary:
             return cls(workloads=WORKLOADS, precisions=PRECISIONS)
         from workloads.data.catalog import find_dataset
         from workloads.models.catalog import find_model
+        from workloads.onnx_graphs.calibrations import find_calibration
         from workloads.training.adapters import find_adapter
 
         return cls(
@@ -70,6 +72,7 @@ class Vocabulary:
             find_configuration=partial(find_model, weights=False),
             find_dataset=find_dataset,
             find_adapter=find_adapter,
+            find_calibration=find_calibration,
         )
 
     def parameter_names(self, workload: str | None = None) -> tuple[str, ...]:

@@ -242,7 +242,11 @@ class GridReader:
 
     def _exists(self, thing: Thing) -> bool:
         kind, name = thing
-        find = {"adapter": self.vocabulary.find_adapter}.get(kind)
+        finders = {
+            "adapter": self.vocabulary.find_adapter,
+            "calibration": self.vocabulary.find_calibration,
+        }
+        find = finders.get(kind)
         if find is None:
             return True  # cannot be told on this machine
         try:
