@@ -35,7 +35,7 @@ $(VENV)/.installed-real: $(PINS)
 	@touch $@ $(VENV)/.installed-demo
 
 $(VENV)/.installed-test: $(PINS)
-	$(PYTHON) tools/install.py --venv $(VENV) --extras quant,real,report,deepspeed,dev --with-real-model
+	$(PYTHON) tools/install.py --venv $(VENV) --extras quant,onnx,real,report,deepspeed,dev --with-real-model
 	@touch $@ $(VENV)/.installed-demo $(VENV)/.installed-real
 
 demo: $(VENV)/.installed-demo

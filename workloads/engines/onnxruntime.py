@@ -119,8 +119,8 @@ def _precisions() -> dict[tuple[str, str], Support]:
         found["fp8", device] = unsupported("ONNX Runtime has no fp8 kernels for language models")
         found["int4", device] = unsupported("this version makes no 4-bit graphs; write int8")
     found["int8", "cpu"] = supported(
-        "int8 weights and activations of linear layers: dynamic ranges with one scale per matrix, "
-        "or (calibration) static ranges with one scale per output channel, in QDQ form"
+        "int8 weights and activations of linear layers but the output layer: dynamic ranges with "
+        "one scale per matrix, or (calibration) static ranges with one per output channel, in QDQ"
     )
     found["int8", "cuda"] = unsupported(
         "the CUDA provider has no integer products of linear layers, which would run on the host"

@@ -47,7 +47,7 @@ def run(request: Request, context: JobContext) -> Result:
         measure_ranges(graph, passes, directory / RANGES)
         origin = {
             "model": request.model,
-            "graph": engine.directory.name,
+            "measured": engine.directory.name,
             "dataset": request.dataset,
             "prompts": parameters.prompts,
             "output_tokens": parameters.output_tokens,
@@ -97,7 +97,7 @@ def measure_ranges(graph: Path, passes: _Passes, to: Path) -> None:
             passes,
             use_external_data_format=True,
             calibration_cache_path=to,
-            **static_arguments(),
+            **static_arguments(path),
         )
 
 

@@ -51,7 +51,7 @@ def find_calibration(name: str) -> Calibration:
     try:
         origin = json.loads((directory / ORIGIN).read_text(encoding="utf-8"))
         return Calibration(
-            ranges=directory / RANGES, graph=str(origin["graph"]), origin=dict(origin)
+            ranges=directory / RANGES, graph=str(origin["measured"]), origin=dict(origin)
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
         there = sorted(file.parent.name for file in calibrations_root().glob(f"*/{ORIGIN}"))

@@ -27,7 +27,7 @@ from workloads.models.loading import ModelSource, load_tokenizer, open_model
 from workloads.onnx_graphs import proof
 from workloads.onnx_graphs.export import GRAPH, Options, Sample, export, exported_directory
 from workloads.onnx_graphs.opened import open_graph
-from workloads.onnx_graphs.session import Graph
+from workloads.onnx_graphs.session import Execution, Graph
 from workloads.registry import task_for
 
 #: Beginnings of the names of a cache's tensors, as they enter and as they leave a graph.
@@ -191,15 +191,16 @@ def graph_directory(request: Request, source: ModelSource, tokenizer: Any, devic
         dtype = {precisions.dtype_keyword(): torch.float32}
         model = loader(source, attn_implementation="sdpa", **dtype).eval()
         proof.save(directory, _proof(model))
-        facts = {
+        facts = export(model, _sample(model), options, directory / GRAPH)
+        plain = Graph(directory / GRAPH, Execution(device=device, graph_optimization="basic"))
+        differs(DecoderGraph.of(plain), directory).check("fp32", directory / GRAPH)
+        return facts | {
             "architecture": type(model).__name__,
             "parameter_count": sum(each.numel() for each in model.parameters()),
             "positions": getattr(model.config, "max_position_embeddings", None),
             "end_token_ids": sorted(end_token_ids_of(model, tokenizer)),
             "pad_token_id": pad_token_id_of(model, tokenizer),
         }
-        export(model, _sample(model), options, directory / GRAPH)
-        return facts
 
     return exported_directory("decoder", source, options, build)
 

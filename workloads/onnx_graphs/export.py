@@ -94,19 +94,18 @@ def write_facts(directory: Path, facts: Mapping[str, Any]) -> None:
 
 
 def facts_of(directory: Path) -> dict[str, Any]:
-    """What is known of the graphs in a directory."""
+    """Facts that were noted of the graphs in a directory."""
     found: dict[str, Any] = json.loads((directory / FACTS).read_text(encoding="utf-8"))
     return found
 
 
-def export(model: Any, sample: Sample, options: Options, path: Path) -> None:
-    """Write a model of transformers as a graph, with its weights in a file beside it.
+def export(model: Any, sample: Sample, options: Options, path: Path) -> dict[str, Any]:
+    """Write a model of transformers as a graph, with its weights in a file beside it; what is to be
+    known of it.
 
     Raises:
         Unsupported: transformers has no exporter here, or cannot export this model.
     """
-    import onnx_ir
-
     try:
         from transformers.exporters.exporter_onnx import OnnxConfig, OnnxExporter
     except ImportError as error:
@@ -127,11 +126,20 @@ def export(model: Any, sample: Sample, options: Options, path: Path) -> None:
             raise Unsupported(
                 f"{type(model).__name__} cannot be exported to ONNX: {text:.300}"
             ) from error
+    return write_graph(found, options, path)
+
+
+def write_graph(graph: Any, options: Options, path: Path) -> dict[str, Any]:
+    """Write an exported graph, rewritten as the options say; what is to be known of it."""
+    import onnx_ir
+
+    facts = {}
     if options.reordering:
         from workloads.onnx_graphs.reordering import move_slices_forward
 
-        move_slices_forward(found)
-    onnx_ir.save(found, str(path), external_data=f"{path.name}.data")
+        facts["operators_passed_by_slices"] = move_slices_forward(graph)
+    onnx_ir.save(graph, str(path), external_data=f"{path.name}.data")
+    return facts
 
 
 def _shapes(model: Any, sample: Sample) -> dict[str, Any]:

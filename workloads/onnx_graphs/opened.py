@@ -35,7 +35,7 @@ class Opened:
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        """What was noted at export."""
+        """Facts that were noted at export."""
         return facts_of(self.directory)
 
     def weights(self) -> ModelWeights:
@@ -68,6 +68,8 @@ class Opened:
             "operators_exported": operators.told(exported),
             "operators_run": operators.told(run),
         }
+        if "operators_passed_by_slices" in self.facts:
+            details["operators_passed_by_slices"] = str(self.facts["operators_passed_by_slices"])
         if stored != exported:
             details["operators_changed_by_precision"] = operators.changes(exported, stored)
         if stored != run:

@@ -68,7 +68,7 @@ class Execution:
 
     @property
     def spins(self) -> bool:
-        """Whether its threads may wait in a loop: only where no other worker wants the cores."""
+        """Permission for threads to wait in a loop: only where no other worker wants the cores."""
         return torch.get_num_threads() >= (os.cpu_count() or 1)
 
     def options(self, written_to: Path | None = None) -> Any:
@@ -89,11 +89,11 @@ class Execution:
         return options
 
     def details(self) -> dict[str, str]:
-        """What rows say of it."""
+        """Details of the row."""
         import onnxruntime
 
         return {
-            "onnxruntime": onnxruntime.__version__,
+            "onnxruntime_version": onnxruntime.__version__,
             "providers": self.provider,
             "graph_optimization": self.graph_optimization,
             "threads": str(torch.get_num_threads()),

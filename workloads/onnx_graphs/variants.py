@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from workloads.cache import cached_directory
-from workloads.errors import BadConfiguration
+from workloads.errors import BadConfiguration, Unsupported
 from workloads.onnx_graphs.calibrations import find_calibration
 from workloads.onnx_graphs.export import GRAPH, facts_of, key_of, write_facts
 
@@ -82,10 +82,9 @@ def _to_dynamic_int8(source: Path, target: Path) -> None:
         quantize_dynamic(
             str(path),
             str(target),
-            op_types_to_quantize=list(_QUANTIZED),
+            nodes_to_quantize=linear_layers(path),
             weight_type=QuantType.QInt8,
             use_external_data_format=True,
-            extra_options={"MatMulConstBOnly": True},
         )
 
 
@@ -99,23 +98,44 @@ def _to_static_int8(source: Path, target: Path, ranges: Path) -> None:
             None,
             use_external_data_format=True,
             calibration_cache_path=ranges,
-            **static_arguments(),
+            **static_arguments(path),
         )
 
 
-def static_arguments() -> dict[str, Any]:
-    """Arguments of ``quantize_static`` that its calibration has to share."""
+def static_arguments(path: Path) -> dict[str, Any]:
+    """Arguments of ``quantize_static`` for a graph that its calibration has to share."""
     from onnxruntime.quantization import CalibrationMethod, QuantFormat, QuantType
 
     return {
         "quant_format": QuantFormat.QDQ,
-        "op_types_to_quantize": list(_QUANTIZED),
+        "nodes_to_quantize": linear_layers(path),
         "per_channel": True,
         "activation_type": QuantType.QUInt8,
         "weight_type": QuantType.QInt8,
         "calibrate_method": CalibrationMethod.MinMax,
-        "extra_options": {"MatMulConstBOnly": True},
     }
+
+
+def linear_layers(path: Path) -> list[str]:
+    """The nodes that multiply by weights, by name. The output layer stays as it is, as in other
+    engines, and so do the products of attention, which have no weights.
+
+    Raises:
+        Unsupported: there is none.
+    """
+    import onnx
+
+    graph = onnx.load(str(path), load_external_data=False).graph
+    weights = {tensor.name for tensor in graph.initializer}
+    outputs = {output.name for output in graph.output}
+    found = [
+        node.name
+        for node in graph.node
+        if node.op_type in _QUANTIZED and node.input[1] in weights and node.output[0] not in outputs
+    ]
+    if not found:
+        raise Unsupported(f"{path} has no linear layer that could be stored in 8 bits")
+    return found
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ class OnnxCalibrationParameters(DatasetParameters):
     """The measuring pass of a graph over texts, before static int8."""
 
     save_calibration: str = setting(
+        "activations",
         role="work",
         produces="calibration",
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$",
