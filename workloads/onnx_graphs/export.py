@@ -25,6 +25,7 @@ import torch
 
 from workloads import phases
 from workloads.cache import cached_directory
+from workloads.engines.onnxruntime import SPEC
 from workloads.errors import Unsupported
 from workloads.models.layouts import fingerprint
 from workloads.models.loading import ModelSource
@@ -33,7 +34,7 @@ GRAPH, FACTS = "graph.onnx", "facts.json"
 #: Raise when exports become something else: it is in the cache's keys.
 _RECIPE = 1
 #: Packages whose versions change what is exported.
-_PACKAGES = ("torch", "transformers", "diffusers", "onnx", "onnxscript", "onnxruntime")
+_PACKAGES = ("torch", "transformers", "diffusers", *(each.name for each in SPEC.packages))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
