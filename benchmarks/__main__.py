@@ -26,6 +26,7 @@ from benchmarks.setting import Setting
 NAMES = (
     "command_line",
     "scheduling",
+    "estimates",
     "results",
     "generation",
     "finetuning",
@@ -81,7 +82,7 @@ def main() -> int:
 
 
 def _python_of(environment: Path) -> tuple[Path, Path | None]:
-    """Where its Python would be; and again if it is there."""
+    """The path of its Python; and again if it is there."""
     python = environment / "bin" / "python"
     return python, python if python.exists() else None
 

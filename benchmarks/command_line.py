@@ -1,4 +1,4 @@
-"""How long the command line thinks: ``nightgrid --help``, and the plan of 10,000 jobs."""
+"""The time that the command line thinks: ``nightgrid --help``, and the plan of 10,000 jobs."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def serve(turn: Callable[[], Mapping[str, Any]]) -> None:
 
 
 def forget_peak() -> None:
-    """What ``peak_bytes`` tells begins anew."""
+    """Begin anew what ``peak_bytes`` tells."""
     with contextlib.suppress(OSError):  # the peak is then one of the whole life
         Path("/proc/self/clear_refs").write_text("5")
 

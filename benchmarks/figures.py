@@ -1,4 +1,4 @@
-"""What turns of contenders amount to: medians, ratios and their spread. Pure."""
+"""The sum of contenders' turns: medians, ratios and their spread. Pure."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any, Literal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goal:
-    """What the ratio of a line should be; ``shown`` for one that is only to be seen."""
+    """The goal for the ratio of a line; ``shown`` for one that is only to be seen."""
 
     kind: Literal["at least", "at most", "within", "shown"] = "shown"
     value: float = 0.0
 
     def met(self, ratio: float) -> bool | None:
-        """Whether a ratio reaches it; None where there is no goal. ``within`` is a distance
+        """Return whether a ratio reaches it; None where there is no goal. ``within`` is a distance
         from 1."""
         if self.kind == "at least":
             return ratio >= self.value
@@ -73,13 +73,13 @@ class Line:
 
     @property
     def met(self) -> bool | None:
-        """Whether the goal is reached."""
+        """Return whether the goal is reached."""
         return self.goal.met(self.ratio)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What one benchmark found: its lines, and what must be known to read them."""
+    """The findings of one benchmark: its lines, and what must be known to read them."""
 
     name: str
     title: str

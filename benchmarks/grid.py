@@ -38,7 +38,7 @@ _PEER = "optimum-benchmark --multirun, launcher=process"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """What a command took, and the seconds of each timed pass of each cell."""
+    """A command's duration, and the seconds of each timed pass of each cell."""
 
     took_s: float
     cells: Mapping[str, Sequence[float]]

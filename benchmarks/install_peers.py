@@ -53,7 +53,7 @@ def _environment(directory: Path) -> Path:
 
 
 def _install(python: Path, *wanted: str | Path) -> int:
-    """What pip says in the end."""
+    """Run pip; its last words."""
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     return subprocess.run([*pip, *wanted], env=environment, check=False).returncode

@@ -1,4 +1,4 @@
-"""What a run was made on: cores, memory, load, versions."""
+"""The machine of a run: cores, memory, load, versions."""
 
 from __future__ import annotations
 

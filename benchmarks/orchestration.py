@@ -1,4 +1,4 @@
-"""What a job costs when it does nothing: no-op jobs on emulated cards.
+"""The cost of a job that does nothing: no-op jobs on emulated cards.
 
 *Nightgrid* is the real schedule, driver, store and Ray executor with workers that are processes
 beneath their actors, as always; only what the worker runs is nothing, and it imports no torch.

@@ -1,4 +1,4 @@
-"""What a benchmark is given: how big it should be, where it may write, which Pythons there are."""
+"""The conditions of a benchmark: its size, a directory to write in, the Pythons there are."""
 
 from __future__ import annotations
 

@@ -40,6 +40,7 @@ COMMANDS: dict[str, str] = {
     "verify": "do a grid's engines compute what stock transformers computes? exit code for CI",
     "describe": "parameters, layers and memory of a model",
     "convert": "turn a ChatGLM3 checkpoint into one that transformers loads natively",
+    "protect": "encrypt a model's weight files, which a run opens with --key-file",
     "dataset": "lengths of a dataset, and a small sample of it",
     "schema": "print the JSON Schema of grid files, the result columns, or the precisions",
     "completion": "print a script that completes commands in bash, zsh or fish",

@@ -144,6 +144,7 @@ def run(
     ends_at: float | datetime | None = None,
     budget: bool = False,
     remote_code: Sequence[str] = (),
+    key_file: Path | str | None = None,
     passports: bool = True,
     priority: int = 0,
     quiet: bool = False,
@@ -171,6 +172,7 @@ def run(
         ends_at: when the report must be there; a number is seconds since the epoch.
         budget: ``ends_at`` is so long from now: if the clock is set meanwhile, it does not move.
         remote_code: models of the grid that may run the Python code that comes with them.
+        key_file: of the key to models written by ``nightgrid protect``, on every node.
         passports: measure each card's speed before its first job.
         priority: among the runs that wait for cards of one cluster; higher goes first.
         quiet: print nothing.
@@ -204,6 +206,7 @@ def run(
         ends_at=ends_at.timestamp() if isinstance(ends_at, datetime) else ends_at,
         budget=budget,
         remote_code=tuple(remote_code),
+        key_file=Path(key_file).absolute() if key_file is not None else None,
         passports=passports,
         priority=priority,
         quiet=quiet,

@@ -1,7 +1,8 @@
-"""What every test gets: laws are checked without a time limit per example, since CI is shared, and
-there on the same examples each time; at a desk each run tries others, and finds new ones. Garbage
-is looked for among what a test made, since looking through all libraries took half of a job. What
-tests start ends with them, time limits grow with the load, and SIGINT is a signal like others."""
+"""The ground of every test: laws are checked without a time limit per example, since CI is shared,
+and there on the same examples each time; at a desk each run tries others, and finds new ones.
+Garbage is looked for among what a test made, since looking through all libraries took half of a
+job. What tests start ends with them, time limits grow with the load, and SIGINT is a signal like
+others."""
 
 from __future__ import annotations
 
@@ -61,11 +62,24 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """In one of several processes, what takes long comes first."""
+    """In one of several processes, what takes long comes first. In CI a test on a real cluster
+    that failed is run once more: dozens of processes and their faults meet in another order each
+    time. Its first failure is printed all the same. At a desk it fails at once."""
+    if "CI" in os.environ and config.pluginmanager.hasplugin("rerunfailures"):
+        for item in items:
+            if item.get_closest_marker("ray"):
+                item.add_marker(pytest.mark.flaky(reruns=1))
     if hasattr(config, "workerinput"):
         from lanes import rank
 
         items.sort(key=lambda item: rank(item.path))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print why a test was run once more."""
+    for report in terminalreporter.getreports("rerun"):
+        terminalreporter.section(f"failed, and was run once more: {report.nodeid}", yellow=True)
+        terminalreporter.write_line(str(report.longrepr))
 
 
 @pytest.fixture(scope="session")
@@ -76,7 +90,7 @@ def pretrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module", autouse=True)
 def _thawed() -> Iterator[None]:
-    """What a module's tests left behind can be collected after it."""
+    """Let the remains of a module's tests be collected after it."""
     yield
     gc.unfreeze()
 

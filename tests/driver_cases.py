@@ -1,4 +1,4 @@
-"""What tests of the driver and of the live views share: a small cluster, jobs, and an executor
+"""Helpers for tests of the driver and of the live views: a small cluster, jobs, and an executor
 without processes that obeys the protocol, refuses what no schedule may ask, and can be told to
 fail."""
 
@@ -181,7 +181,7 @@ class FakeExecutor:
             self._later(0.1, lambda: self._go(command.worker_id))
 
     def events(self, timeout_s: float) -> list[Event]:
-        """What is due; waits in virtual time."""
+        """Events that are due; waits in virtual time."""
         self._faults("events")
         if not self._events:
             until = self._clock.now + timeout_s

@@ -58,7 +58,7 @@ class _Seen:
 
 @dataclass(slots=True)
 class Guardian:
-    """What was noted of the processes that descend from pytest."""
+    """Notes on the processes that descend from pytest."""
 
     pytest: Identity
     mark: bytes
@@ -90,8 +90,8 @@ class Guardian:
         return [pid for pid in ours if not table[pid].zombie]
 
     def _marked(self, seen: _Seen) -> bool:
-        """Whether a process has inherited the mark; asked again of the young, who may be between
-        their fork and their program."""
+        """Return whether a process has inherited the mark; asked again of the young, who may be
+        between their fork and their program."""
         known = self.looked_at.get(seen.identity)
         if known is None or not known:
             with (

@@ -49,7 +49,7 @@ def sample(**changes: Any) -> Sample:
 
 
 def worker(**changes: Any) -> WorkerInfo:
-    """What a worker on an emulated card says of itself."""
+    """The statement of a worker on an emulated card."""
     values: dict[str, Any] = {
         "worker_id": "w",
         "node_name": "hpu-1",
@@ -66,7 +66,7 @@ def worker(**changes: Any) -> WorkerInfo:
 
 
 def rank(number: int = 0, result: Result | None = None, **changes: Any) -> RankOutcome:
-    """How one rank ended: well, and after ten seconds."""
+    """One rank's outcome: a good one, after ten seconds."""
     values: dict[str, Any] = {
         "rank": number,
         "state": State.SUCCEEDED,
@@ -87,7 +87,7 @@ def attempt(of: Job, cards: int = 1, number: int = 1) -> Attempt:
 
 
 def outcome(of: Attempt, *ranks: RankOutcome, state: State = State.SUCCEEDED) -> Outcome:
-    """What became of an attempt."""
+    """An attempt's outcome."""
     return Outcome(attempt_id=of.attempt_id, state=state, ranks=ranks)
 
 

@@ -16,7 +16,7 @@ MOST = 12.0
 
 
 def busyness() -> float:
-    """How many times longer work takes here now than on an idle machine: 1 to ``MOST``."""
+    """The factor by which work takes longer now than on an idle machine: 1 to ``MOST``."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     tasks = os.getloadavg()[0] / (cores or 1)
     return min(MOST, max(1.0, 1.0 + tasks, 1.0 / max(0.01, 1.0 - _waiting())))

@@ -1,4 +1,4 @@
-"""What tests of the schedule share: jobs, nodes, fixed estimates, and a hand-driven cluster that
+"""Helpers for tests of the schedule: jobs, nodes, fixed estimates, and a hand-driven cluster that
 checks the invariants at every step."""
 
 from __future__ import annotations

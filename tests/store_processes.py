@@ -1,4 +1,4 @@
-"""What other processes do to a store in the tests: write, compact, and die at a chosen moment."""
+"""Acts of other processes on a store in the tests: write, compact, and die at a chosen moment."""
 
 from __future__ import annotations
 

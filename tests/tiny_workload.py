@@ -43,7 +43,7 @@ def register(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Config:
-    """What a generation config is to the worker: something on a model that jobs may change."""
+    """A generation config as the worker sees it: something on a model that jobs may change."""
 
     def __init__(self) -> None:
         self.max_length = 20

@@ -91,7 +91,7 @@ def parser() -> MarkdownIt:
 
 
 def anchor(heading: str) -> str:
-    """What a heading is called in links, as code hosts do it: ``What's new?`` is ``whats-new``."""
+    """The name of a heading in links, as code hosts do it: ``What's new?`` is ``whats-new``."""
     return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
 
 

@@ -13,6 +13,16 @@ from workloads.settings import Settings, setting
 class WorkloadParameters(Settings):
     """Base of the parameters of all workloads (``workloads/settings.py``)."""
 
+    threads: int | None = setting(
+        None,
+        role="choice",
+        ge=1,
+        le=4096,
+        description="Threads that each of the job's processes computes with on its host's "
+        "processor. Left out: an even share of the host's cores among its cards, on a CPU card of "
+        "all cores but one.",
+    )
+
 
 class DatasetParameters(WorkloadParameters):
     """Parameters of workloads that read a dataset: how it is read."""

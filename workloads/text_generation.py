@@ -135,7 +135,12 @@ def run(request: Request, context: JobContext) -> Result:
         random_weights=engine.random_weights,
         synthetic_data=synthetic,
         precision_detail=engine.weights.detail,
-        metrics={**figures_of(engine), **figures(measured.samples), **quality},
+        metrics={
+            **figures_of(engine),
+            **figures(measured.samples),
+            **quality,
+            **(engine.source.metrics() if load_s else {}),
+        },
         details={
             **engine.details,
             **measured.details,

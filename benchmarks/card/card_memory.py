@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 
 MIB = 2**20
-WORKER, SERVER = "orchestrator.worker.card_process", "orchestrator.worker.process_server"
+WORKER, SERVER = "orchestrator.worker.worker_main", "orchestrator.worker.process_server"
 
 
 def workers() -> list[psutil.Process]:

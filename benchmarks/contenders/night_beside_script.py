@@ -67,7 +67,7 @@ def main() -> None:
 
 
 def _figures(row: Measurement, start_s: float | None) -> dict[str, Any]:
-    """What the script tells of its turns, of an attempt; None for the start of a warm worker."""
+    """The script's account of its turns, of an attempt; None for the start of a warm worker."""
     passes: dict[int, list[Any]] = {}
     for _, sample in row.samples:
         if not sample.warmup and sample.complete:

@@ -44,7 +44,7 @@ class Together:
         self._ready: list[Event] | None = []
 
     def events(self, timeout_s: float) -> list[Event]:
-        """What happened; of workers that are ready nothing before all of them are."""
+        """Events since the last call; of workers that are ready nothing before all of them are."""
         happened = self._executor.events(timeout_s)
         if self._ready is None:
             return happened
@@ -113,7 +113,7 @@ def main() -> None:
                 run="noop",
                 log_dir=store.path / "logs",
                 factory="benchmarks.contenders.noop_worker:NoopWorker",
-                preload=False,
+                preload=(),
             )
             executor = Together(stack.enter_context(contextlib.closing(ray)), workers)
             timed = Timed(store, workers)

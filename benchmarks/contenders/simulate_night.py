@@ -17,7 +17,7 @@ LOAD_S = 20.0
 
 
 class Known:
-    """What is expected of each job, by its number."""
+    """The expectations of each job, by its number."""
 
     def estimate(self, job: Job) -> Estimate:
         return Estimate(load_s=LOAD_S, run_s=shape(int(job.dataset))[2], margin=2.0)

@@ -26,7 +26,7 @@ def _in_order(trainer: Any) -> Any:
 
 
 class _Clock(TrainerCallback):
-    """When steps begin and end, and their losses."""
+    """Begins and ends of steps, and their losses."""
 
     def __init__(self) -> None:
         self.began: tuple[float, float] | None = None

@@ -32,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--lora-rank", type=_positive, default=8, metavar="R", help="default: 8")
     parser.add_argument("--json", action="store_true", help="everything, for machines")
     parser.add_argument("--svg", type=Path, metavar="FILE", help="write the picture as SVG")
+    parser.add_argument("--pptx", type=Path, metavar="FILE", help="write it as a slide")
 
 
 def _positive(text: str) -> int:
@@ -44,13 +45,16 @@ def run(args: argparse.Namespace) -> int:
     """Describe, then print."""
     from orchestrator.report import write_aside
     from workloads.models.description import describe_model
-    from workloads.models.picture import draw_svg, picture_of
+    from workloads.models.drawing import draw_svg
+    from workloads.models.picture import picture_of
+    from workloads.models.slide import draw_slide
 
     description = describe_model(args.model, lora_rank=args.lora_rank)
-    if args.svg is not None:
-        title = f"{description.model}: {description.parameters:,} parameters"
-        write_aside(args.svg, draw_svg(picture_of(description), title))
-        output.say_aside(f"wrote {args.svg}")
+    title = f"{description.model}: {description.parameters:,} parameters"
+    for file, drawn in ((args.svg, draw_svg), (args.pptx, draw_slide)):
+        if file is not None:
+            write_aside(file, drawn(picture_of(description), title))
+            output.say_aside(f"wrote {file}")
     if args.json:
         output.say_json(dataclasses.asdict(description), indent=2, ensure_ascii=False)
         return 0

@@ -16,8 +16,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.commands.options import add_results_argument
 from orchestrator.host import output
-from orchestrator.results.directory import default_results_dir
 
 if TYPE_CHECKING:
     from orchestrator.doctor.facts import ClusterFacts, Finding
@@ -75,13 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=120.0,
         help="a node that has not answered by then is silent (default: 120)",
     )
-    parser.add_argument(
-        "--results",
-        metavar="DIR",
-        type=Path,
-        default=default_results_dir(),
-        help="where the driver would write rows (default: $NIGHTGRID_RESULTS, else ./results)",
-    )
+    add_results_argument(parser, "where the driver would write rows")
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
 
 

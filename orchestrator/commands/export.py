@@ -133,11 +133,10 @@ def _rows(results: Path, run: str) -> Iterator[Measurement]:
 
 def _bundle(path: Path) -> Atlas:
     from orchestrator.report.atlas import LARGEST_BYTES, from_json
+    from workloads import files
 
     try:
-        if path.stat().st_size > LARGEST_BYTES:
-            raise StoreError(f"{path} is larger than {LARGEST_BYTES // 2**20} MiB")
-        text = path.read_text(encoding="utf-8")
+        text = files.read_text(path, limit_bytes=LARGEST_BYTES)
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise StoreError(f"cannot read {path}: {reason}") from error

@@ -8,18 +8,23 @@ from datetime import datetime
 from pathlib import Path
 
 from orchestrator.domain.deadline import parse_budget, parse_deadline
-from orchestrator.results.directory import default_results_dir, is_address
+from orchestrator.results.directory import default_address, default_results_dir, is_address
 
 
-def add_results_argument(parser: argparse.ArgumentParser) -> None:
-    """``--results DIR``: where runs lie."""
+def add_results_argument(
+    parser: argparse.ArgumentParser, what: str = "where runs lie", *, addresses: bool = False
+) -> None:
+    """``--results DIR``: ``what`` lies there. Addresses are taken as ``ResultsOption`` says."""
     parser.add_argument(
         "--results",
         metavar="DIR",
-        type=Path,
         default=default_results_dir(),
-        help="where runs lie (default: $NIGHTGRID_RESULTS, else ./results)",
+        help=f"{what} (default: $NIGHTGRID_RESULTS, else ./results)"
+        + ("; with s3://BUCKET/PREFIX or gs://… a copy goes there, too" if addresses else ""),
+        **({"action": ResultsOption} if addresses else {"type": Path}),
     )
+    if addresses:
+        parser.set_defaults(results_address=default_address())
 
 
 def add_place_arguments(parser: argparse.ArgumentParser) -> None:

@@ -13,14 +13,13 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from orchestrator.commands.options import (
-    ResultsOption,
     add_deadline_arguments,
+    add_results_argument,
     add_set_argument,
     ends_at,
 )
 from orchestrator.grid.shipped import found
 from orchestrator.host import output
-from orchestrator.results.directory import default_address, default_results_dir
 
 if TYPE_CHECKING:
     from orchestrator.planning.forecast import Forecast
@@ -43,15 +42,7 @@ def add_grid_arguments(parser: argparse.ArgumentParser, *, optional: bool = Fals
         metavar="SPEC",
         help="emulated nodes: 2x8 is two nodes of eight cards; also 2x8:GPU or 1x8:HPU,1x2:CPU",
     )
-    parser.add_argument(
-        "--results",
-        metavar="DIR",
-        action=ResultsOption,
-        default=default_results_dir(),
-        help="where runs keep their rows (default: $NIGHTGRID_RESULTS, else ./results); with "
-        "s3://BUCKET/PREFIX or gs://… a copy goes there, too",
-    )
-    parser.set_defaults(results_address=default_address())
+    add_results_argument(parser, "where runs keep their rows", addresses=True)
     parser.add_argument(
         "--run",
         metavar="NAME",

@@ -11,7 +11,7 @@ from math import isnan, nan
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orchestrator.commands.options import add_verbose_argument
+from orchestrator.commands.options import add_results_argument, add_verbose_argument
 from orchestrator.errors import StoreError
 from orchestrator.host import output
 from orchestrator.host.visible import visible_json
@@ -40,12 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EPILOG
     parser.add_argument("run_name", nargs="?", metavar="RUN", help="default: the newest run")
-    parser.add_argument(
-        "--results",
-        type=Path,
-        metavar="DIR",
-        help="where runs lie (default: $NIGHTGRID_RESULTS, else ./results)",
-    )
+    add_results_argument(parser)
     parser.add_argument(
         "--format",
         choices=FORMATS,
@@ -132,11 +127,10 @@ def _every_run(args: argparse.Namespace) -> int:
         StoreError: there is no run, or the page cannot be written.
     """
     from orchestrator.report import all_runs
-    from orchestrator.results.directory import default_results_dir
 
     if args.run_name or args.format not in (None, "html") or args.figures:
         raise StoreError("--all is a page over all runs: name no RUN, no --format, no --figures")
-    results = args.results or default_results_dir()
+    results = args.results
     lines, trends, damaged = all_runs.read_all(results)
     page = all_runs.render(results, lines, trends, damaged)
     if args.output == STANDARD_OUTPUT:

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator import exit_codes
@@ -27,8 +28,6 @@ from orchestrator.host.clock import CallAt, Interval
 from orchestrator.results import paths
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from orchestrator.grid.model import Grid
     from orchestrator.results.store import Store
     from orchestrator.runtime.options import RunOptions
@@ -108,6 +107,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         help="let this model of the grid run the Python code that comes with it; may be repeated",
+    )
+    parser.add_argument(
+        "--key-file",
+        type=Path,
+        metavar="FILE",
+        help="the key to models written by `nightgrid protect`: a file of each node, mode 0600",
     )
     parser.add_argument(
         "--no-passports",
@@ -248,6 +253,7 @@ def _asked(args: argparse.Namespace, charge: Charge | None) -> tuple[Path, RunOp
         force=args.force,
         quiet=args.quiet,
         remote_code=tuple(args.remote_code),
+        key_file=args.key_file.absolute() if args.key_file is not None else None,
         resume=args.resume or (charge is not None and charge.again),
         adopt=tuple(args.adopt),
         passports=not args.no_passports,

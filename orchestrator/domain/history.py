@@ -23,6 +23,7 @@ class PastRow:
     cards: int
     busy_s: float | None  # from start to end of the attempt
     load_s: float | None
+    queued_s: float | None = None  # of busy_s, waiting for a turn on processors that others use
     reason: str = ""
     attempt_number: int = 0  # 0 when the job never ran
     parameters: tuple[tuple[str, Scalar], ...] = ()  # the workload's own, sorted by name

@@ -161,7 +161,8 @@ class Measurement:
         """A figure that the workload reported; rows of version 0.1.0 have it among ``details``."""
         if name in self.workload_metrics:
             return self.workload_metrics[name]
+        told = self.details.get(name)
         try:
-            return float(self.details[name])
-        except (KeyError, ValueError):
+            return None if told is None else float(told)
+        except ValueError:
             return None

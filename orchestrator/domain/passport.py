@@ -37,6 +37,7 @@ class Passport:
     accelerator: str
     device_name: str
     emulated: bool
+    threads: int | None = None  # that computed, where they are the host's
     matmul_flops: float | None = None
     copy_bytes_per_s: float | None = None
     link_bytes_per_s: float | None = None
@@ -79,10 +80,9 @@ def slow_cards(now: Sequence[Passport], before: Iterable[Passport] = ()) -> tupl
         peers = [
             other
             for other in newest.values()
-            if other is not card
-            and (other.node, other.device_name) == (card.node, card.device_name)
+            if other is not card and other.node == card.node and _alike(other, card)
         ]
-        own = [e for e in earlier.get(card.card, ()) if e.device_name == card.device_name]
+        own = [each for each in earlier.get(card.card, ()) if _alike(each, card)]
         for figure in FIGURES:
             for others, than, least in (
                 (peers, "the other cards of its node", 1),
@@ -93,6 +93,11 @@ def slow_cards(now: Sequence[Passport], before: Iterable[Passport] = ()) -> tupl
                 if slow is not None and (known is None or slow.share < known.share):
                     found[card.card] = slow
     return tuple(sorted(found.values(), key=lambda slow: slow.share))
+
+
+def _alike(one: Passport, other: Passport) -> bool:
+    """Return whether both are of one product and of as many threads."""
+    return (one.device_name, one.threads) == (other.device_name, other.threads)
 
 
 def _with_known(newer: Passport, older: Passport | None) -> Passport:

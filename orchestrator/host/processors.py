@@ -27,6 +27,12 @@ def usable_cores() -> tuple[int, ...]:
     return tuple(cores[: max(1, math.floor(min(quota, len(cores))))])
 
 
+def threads_of_card(cores: int, cards: int, spare: int) -> int:
+    """Threads of each of the cards that share a host's cores: an even share of those that are not
+    spared for the rest of the host, at least one."""
+    return max(1, (cores - spare) // cards)
+
+
 def _siblings(number: int) -> str:
     """The hardware threads of a core as the kernel lists them; alone where it does not."""
     try:

@@ -25,6 +25,8 @@ def visible(text: str) -> str:
 def visible_json(text: str) -> str:
     """JSON that says the same, with control and format characters as JSON escapes; for JSON alone,
     where they stand in strings and nowhere else."""
+    if text.replace("\n", "").isprintable():
+        return text
     lines = text.split("\n")
     return "\n".join(line if line.isprintable() else _escaped_line(line) for line in lines)
 

@@ -16,6 +16,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 from orchestrator import __version__
@@ -24,7 +25,7 @@ from orchestrator.domain.executor import Progress
 from orchestrator.domain.job import Accelerator
 from orchestrator.errors import ClusterError
 from orchestrator.host import output
-from orchestrator.host.processors import usable_cores
+from orchestrator.host.processors import threads_of_card, usable_cores
 from orchestrator.worker.card_sampler import CardSampler
 from orchestrator.worker.host_facts import HostFacts
 from orchestrator.worker.leftovers import Owner, end_leftovers
@@ -72,7 +73,8 @@ class NodeAgent:
         cards_on_host: int,
         log_dir: str | None,
     ) -> HostFacts:
-        """Start the process server. It listens at once and forks once ``preload`` is imported.
+        """Start the process server. It listens at once and forks once that of ``preload`` is
+        imported which is installed here.
 
         Args:
             kind: of the cards, as grids name it.
@@ -88,17 +90,21 @@ class NodeAgent:
                 output.say(f"ended, of an earlier driver: {each.pid} {command}")
         session_logs = _ray_log_dir()
         logs = _writable(Path(log_dir), session_logs) if log_dir else session_logs
+        accelerator = Accelerator(kind)
         cores = len(usable_cores())
         path = self._path = f"{_socket_dir(session_logs.parent)}/s"
         # OpenMP reads its variable when torch is imported, which may be in the server.
-        threads = threads_asked() or max(1, cores // cards_on_host)
+        threads = threads_asked() or threads_of_card(
+            cores, cards_on_host, accelerator.spec.spare_cores
+        )
         environment = os.environ | environment_for(host_device().name, 0, threads=threads)
         environment["PYTHONPATH"] = os.pathsep.join(entry for entry in sys.path if entry)
         log_name = f"process-server-{socket.gethostname()}-{os.getpid()}.log"
         log = open_log(str(logs / log_name))
+        modules = [name for name in preload if find_spec(name.partition(".")[0])]
         try:
             self._server = subprocess.Popen(
-                [sys.executable, "-m", "orchestrator.worker.process_server", path, *preload],
+                [sys.executable, "-m", "orchestrator.worker.process_server", path, *modules],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
@@ -108,7 +114,6 @@ class NodeAgent:
             os.close(log)
         _wait_for(path, self._server, str(logs / log_name))
         threading.Thread(target=self._watch, args=(self._server,), daemon=True).start()
-        accelerator = Accelerator(kind)
         cards = _cards_held(accelerator)
         return HostFacts(
             hostname=socket.gethostname(),

@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -114,7 +114,7 @@ class Claims:
         run: str,
         accelerators: Collection[Accelerator] | None,
         log_dir: Path | None,
-        preload: bool,
+        preload: Sequence[str],
         clock: Callable[[], float],
         calls: Calls,
         store: ControlStore,
@@ -266,9 +266,14 @@ class Claims:
         for claim in self.joined():
             if absent_s > _ABSENCE_S:
                 claim.channel.heard_at = min(claim.channel.heard_at + absent_s, now)
-            if now - claim.channel.heard_at > patience_s:
-                silence = f"its agent has not answered for {patience_s:.0f} s"
-                self.lose(claim, node_lost(silence))
+            self.lose_if_silent(claim, patience_s)
+
+    def lose_if_silent(self, claim: Claim, patience_s: float) -> bool:
+        """Give up a node whose agent has been silent for so long; True if it was."""
+        silent = self._clock() - claim.channel.heard_at > patience_s
+        if silent:
+            self.lose(claim, node_lost(f"its agent has not answered for {patience_s:.0f} s"))
+        return silent
 
     def _bereft_s(self, now: float, silent_s: float) -> float:
         """Time since the last of our nodes was lost while the control store is silent."""
@@ -283,7 +288,7 @@ class Claims:
         serve = (
             str(ray_node["NodeManagerAddress"]),
             node.accelerator.value,
-            PRELOAD if self._preload and _computes_on_cpu(node) else (),
+            self._preload if _computes_on_cpu(node) else (),
             cards_on_host,
             str(self._log_dir.resolve()) if self._log_dir else None,
         )

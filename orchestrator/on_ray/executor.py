@@ -7,8 +7,7 @@ accounts are right, nobody else gets a card there, and which card a worker gets 
 
 Requests to a node wait until ``events`` is entered and go there in one call; one other call for
 each node brings its responses (``agent_channel.py``). A Ray call costs more than all else that a
-short job costs, and so a hundred jobs do not need a hundred. Nothing here waits for a single
-worker, so a thousand can start, run and die side by side.
+short job costs, and so a hundred jobs do not need a hundred.
 """
 
 from __future__ import annotations
@@ -16,14 +15,11 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from orchestrator.domain.attempt import RankOutcome, WorkerInfo
 from orchestrator.domain.events import (
-    AttemptEnded,
     CardsHeld,
     ClusterSilent,
     Event,
@@ -32,41 +28,21 @@ from orchestrator.domain.events import (
     RunAttempt,
     StartWorker,
     StopWorker,
-    WorkerReady,
-    WorkerStopped,
 )
 from orchestrator.domain.executor import Progress
-from orchestrator.domain.failure import Failure, FailureClass
-from orchestrator.domain.job import Accelerator, State
+from orchestrator.domain.failure import Failure
+from orchestrator.domain.job import Accelerator
 from orchestrator.domain.topology import Card
 from orchestrator.on_ray.calls import Calls
-from orchestrator.on_ray.claims import Claim, Claims
+from orchestrator.on_ray.claims import PRELOAD, Claim, Claims
 from orchestrator.on_ray.control_store import ControlStore
-from orchestrator.on_ray.failures import node_lost
 from orchestrator.on_ray.predecessors import end_predecessors
 from orchestrator.on_ray.run_queue import RunQueue
-from orchestrator.on_ray.workers import Running, Worker
-from orchestrator.worker.card_process import Order
-from orchestrator.worker.launch import launch_of
-from orchestrator.worker.messages import (
-    Ended,
-    Halted,
-    Listen,
-    Listened,
-    ResponseBatch,
-    Run,
-    Start,
-    Started,
-    Stop,
-)
-from orchestrator.worker.wire import unpickled
+from orchestrator.on_ray.worker_pool import WorkerPool
+from orchestrator.worker.messages import ResponseBatch
 from workloads.devices.monitoring.telemetry import CardTelemetry
-from workloads.models import remote_code
 
-STOP_PATIENCE_S = 20.0  # for a stop to be confirmed
 _IDLE_S = 60.0  # that a run with cards has nothing to do on them before it counts as waiting
-_GONE = "the worker was gone before it could start"
-_GANG_STOPPED = "another rank of the gang ended early"
 
 
 class RayExecutor:
@@ -77,7 +53,8 @@ class RayExecutor:
         accelerators: claim only nodes with these kinds of cards; all when None.
         log_dir: where workers log, if every node can write there; else each node's Ray session.
         factory: "module:callable" that makes the worker inside its process.
-        preload: whether nodes that compute on the CPU import torch once and fork their workers.
+        preload: modules that nodes which compute on the CPU import once, before they fork their
+            workers; none: each worker is a fresh interpreter.
         clock: the clock of the events and of every timeout; it never jumps.
         queue: the run's place among the runs of the cluster; None: it is ours alone.
     """
@@ -89,7 +66,7 @@ class RayExecutor:
         accelerators: Collection[Accelerator] | None = None,
         log_dir: Path | None = None,
         factory: str = "orchestrator.worker.card_worker:CardWorker",
-        preload: bool = True,
+        preload: Sequence[str] = PRELOAD,
         clock: Callable[[], float] = time.monotonic,
         queue: RunQueue | None = None,
     ) -> None:
@@ -98,15 +75,17 @@ class RayExecutor:
         Raises:
             ControlStoreLost: Ray's control store went meanwhile.
         """
-        self._factory = factory
         self._clock = clock
-        self._workers: dict[str, Worker] = {}
-        self._running: dict[str, Running] = {}
         self._busy_at = clock()  # when something ran, the last time
-        self._progress: dict[str, Progress] = {}  # by worker id
         self._telemetry: dict[str, Mapping[Card, CardTelemetry]] = {}  # by node id
         self._calls = Calls()
         self._events: deque[Event] = deque()
+        self._pool = WorkerPool(
+            claim_of=lambda node_id: self.claims.of(node_id),
+            factory=factory,
+            clock=clock,
+            tell=self._events.append,
+        )
         self._store = ControlStore()
         for name in end_predecessors():
             logging.getLogger(__name__).warning("ended, of an earlier driver of the run: %s", name)
@@ -133,15 +112,7 @@ class RayExecutor:
 
     def perform(self, command: StartWorker | StopWorker | RunAttempt) -> None:
         """Carry out one command without waiting for its end."""
-        if isinstance(command, StartWorker):
-            self._start(command)
-        elif isinstance(command, StopWorker):
-            worker = self._workers.get(command.worker_id)
-            if worker is not None:
-                worker.asked = True
-                self._stop(worker, command.reason)
-        else:
-            self._run_attempt(command)
+        self._pool.perform(command)
 
     def events(self, timeout_s: float) -> list[Event]:
         """Events since the last call; waits up to ``timeout_s`` for one.
@@ -157,7 +128,7 @@ class RayExecutor:
                 claim.channel.send()
             left = max(0.0, deadline - time.monotonic())
             self._wait(0.0 if self._events else min(left, self.claims.poll_interval_s))
-            self._give_up_waiting()
+            self._pool.give_up_stops(self.claims.lose_if_silent)
             if self._events or left == 0.0:
                 break
         happened = list(self._events)
@@ -166,7 +137,7 @@ class RayExecutor:
 
     def progress(self) -> Mapping[str, Progress]:
         """The busy workers, by worker id, as last heard."""
-        return dict(self._progress)
+        return dict(self._pool.progress)
 
     def telemetry(self) -> Mapping[Card, CardTelemetry]:
         """Latest telemetry of the cards of real nodes."""
@@ -180,7 +151,7 @@ class RayExecutor:
     @property
     def waiting(self) -> str:
         """The holders of the cards that the run waits for; empty while it has something to do."""
-        if self._running:
+        if self._pool.busy:
             self._busy_at = self._clock()
         if self.claims.joined() and self._clock() - self._busy_at < _IDLE_S:
             return ""
@@ -189,8 +160,6 @@ class RayExecutor:
     def close(self) -> None:
         """Stop every worker and release every card."""
         self.claims.close()
-        self._workers.clear()
-        self._running.clear()
         self._calls.clear()
 
     def _wait(self, timeout_s: float) -> None:
@@ -201,282 +170,24 @@ class RayExecutor:
             self._store.wait(timeout_s)
         self._store.collect()
 
-    # ------------------------------------------------------------ workers
-
-    def _start(self, command: StartWorker) -> None:
-        claim = self.claims.of(command.card.node_id)
-        if claim is None:  # it left while the command was on its way
-            failure = Failure(
-                failure_class=FailureClass.NODE_LOST,
-                message=f"node {command.card.node_id} is not there any more",
-            )
-            self._events.append(
-                WorkerStopped(at=self._clock(), worker_id=command.worker_id, failure=failure)
-            )
-            return
-        self._workers[command.worker_id] = Worker(worker_id=command.worker_id, card=command.card)
-        launch = launch_of(command, claim.node, claim.facts, self._factory, remote_code.passed_on())
-        claim.channel.put(Start(launch))
-
-    def _started(self, response: Started) -> None:
-        worker, value = self._workers.get(response.worker_id), response.value
-        if worker is None:
-            return
-        if isinstance(value, WorkerInfo):
-            worker.info = value
-            if not worker.stopping:
-                self._events.append(
-                    WorkerReady(at=self._clock(), worker_id=worker.worker_id, info=value)
-                )
-            return
-        if not worker.asked:
-            worker.failure = value
-        if not worker.stopping:
-            self._worker_gone(worker)
-
-    def _stop(self, worker: Worker, reason: str) -> None:
-        claim = self.claims.of(worker.card.node_id)
-        if worker.stopping or worker.gone or claim is None:
-            return
-        worker.stopping = True
-        worker.stop_deadline = self._clock() + STOP_PATIENCE_S
-        claim.channel.put(Stop(worker.worker_id, reason))
-
-    def _stopped(self, worker: Worker) -> None:
-        """Forget a stopped worker: a rank that has not ended by now is lost."""
-        self._end_rank_of(worker, "the worker was stopped before it could start")
-        self._worker_gone(worker)
-
-    def _give_up_waiting(self) -> None:
-        """Deal with stops that are not confirmed. A silent agent is given up, with its node; where
-        the agent responds, the process does not end, and costs its card until it does."""
-        now = self._clock()
-        for worker in list(self._workers.values()):
-            if worker.gone or worker.stop_deadline >= now:
-                continue
-            worker.stop_deadline = float("inf")
-            claim = self.claims.of(worker.card.node_id)
-            if claim is not None and now - claim.channel.heard_at > STOP_PATIENCE_S:
-                silence = f"its agent has not answered for {STOP_PATIENCE_S:.0f} s"
-                self.claims.lose(claim, node_lost(silence))
-                continue
-            if worker.failure is None:
-                message = f"the worker has not ended {STOP_PATIENCE_S:.0f} s after it was killed"
-                worker.failure = Failure(failure_class=FailureClass.HANG, message=message)
-            self._end_rank_of(worker, worker.failure.message)
-
-    def _end_rank_of(self, worker: Worker, message: str) -> None:
-        """Lose the worker's rank, if it has one."""
-        running = self._running.get(worker.attempt_id or "")
-        if running is not None:
-            rank = running.worker_ids.index(worker.worker_id)
-            self._rank_lost(running, rank, worker, message)
-
-    def _worker_gone(self, worker: Worker) -> None:
-        """Note that its process is gone. The event waits until its attempt ends on all ranks."""
-        worker.gone = True
-        if worker.attempt_id is not None:
-            return
-        if self._workers.pop(worker.worker_id, None) is not None:
-            failure = None if worker.asked else worker.failure
-            self._events.append(
-                WorkerStopped(at=self._clock(), worker_id=worker.worker_id, failure=failure)
-            )
-
-    # ------------------------------------------------------------ attempts
-
-    def _run_attempt(self, command: RunAttempt) -> None:
-        attempt = command.attempt
-        running = Running(attempt=attempt, worker_ids=command.worker_ids)
-        self._running[attempt.attempt_id] = running
-        workers = [self._workers.get(worker_id) for worker_id in command.worker_ids]
-        for worker in workers:
-            if worker is not None:
-                worker.attempt_id = attempt.attempt_id
-        first = workers[0]
-        claim = self.claims.of(first.card.node_id) if first is not None else None
-        if len(workers) == 1 or first is None or claim is None:
-            self._tell_ranks(running, None)
-            return
-        running.waiting = True
-        address = claim.facts.address
-        claim.channel.put(Listen(first.worker_id, attempt.attempt_id, address))
-
-    def _listened(self, response: Listened) -> None:
-        running = self._running.get(response.attempt_id)
-        if running is not None and running.waiting:
-            self._tell_ranks(running, response.rendezvous)
-
-    def _tell_ranks(self, running: Running, rendezvous: Any) -> None:
-        """Have every rank run. ``rendezvous`` may be the Failure to open one: they end with it."""
-        running.waiting = False
-        attempt = running.attempt
-        for rank, worker_id in enumerate(running.worker_ids):
-            worker = self._workers.get(worker_id)
-            claim = self.claims.of(worker.card.node_id) if worker is not None else None
-            if worker is None or claim is None or worker.stopping or worker.gone:
-                own = rendezvous if isinstance(rendezvous, Failure) else None
-                self._rank_lost(running, rank, worker, _GONE, own)
-                continue
-            order = Order(
-                attempt_id=attempt.attempt_id,
-                label=attempt.job.label,
-                kind=attempt.job.process_kind,
-                rank=rank,
-                attempt=attempt.to_json(),
-                rendezvous=rendezvous,
-            )
-            metered = None if claim.node.emulated else worker.card.index
-            claim.channel.put(Run(worker_id, order, metered))
-
-    def _ended(self, response: Ended) -> None:
-        self._progress.pop(response.worker_id, None)
-        worker = self._workers.get(response.worker_id)
-        running = self._running.get(response.attempt_id)
-        outcome = _outcome_of(response)
-        if worker is not None and response.process_gone:
-            if worker.failure is None and isinstance(outcome, RankOutcome):
-                worker.failure = outcome.failure
-            if not worker.stopping:
-                self._worker_gone(worker)
-        if running is None:
-            return
-        rank = running.worker_ids.index(response.worker_id)
-        if isinstance(outcome, RankOutcome):
-            self._rank_ended(running, rank, outcome)
-        else:
-            self._rank_lost(running, rank, worker, outcome)
-
-    def _halted(self, response: Halted) -> None:
-        """End a rank that does nothing any more, and with it its gang, which waits for it."""
-        worker = self._workers.get(response.worker_id)
-        if worker is None or worker.attempt_id != response.attempt_id:
-            return  # the attempt has ended meanwhile
-        if worker.failure is None:
-            worker.failure = Failure(failure_class=FailureClass.HANG, message=response.reason)
-        self._stop(worker, response.reason)
-
-    def _rank_lost(
-        self,
-        running: Running,
-        rank: int,
-        worker: Worker | None,
-        message: str,
-        failure: Failure | None = None,
-    ) -> None:
-        """Lose a rank that sends nothing more; ``message`` is the reason unless a better one is
-        known."""
-        failure = failure or (worker.failure if worker else None)
-        outcome = RankOutcome(
-            rank=rank,
-            state=State.LOST,
-            started_at=running.lasted.started_at,
-            ended_at=running.lasted.until_now(),
-            failure=failure or Failure(failure_class=FailureClass.CRASH, message=message),
-            worker=worker.info if worker else None,
-        )
-        self._rank_ended(running, rank, outcome)
-
-    def _rank_ended(self, running: Running, rank: int, outcome: RankOutcome) -> None:
-        """End one rank. The first that fails ends the gang: the others would wait for it."""
-        if rank in running.ended or running.attempt.attempt_id not in self._running:
-            return
-        running.ended[rank] = outcome
-        gang = len(running.worker_ids) > 1
-        if outcome.state is not State.SUCCEEDED and running.first is None:
-            running.first = outcome
-            if gang:
-                self._stop_gang(running, rank)
-        done = len(running.ended) == len(running.worker_ids)
-        if done and running.attempt.attempt_id in self._running:
-            self._attempt_ended(running)
-
-    def _stop_gang(self, running: Running, failed_rank: int) -> None:
-        for rank, worker_id in enumerate(running.worker_ids):
-            worker = self._workers.get(worker_id)
-            if worker is None or worker.gone:
-                continue
-            if worker.failure is None:
-                own = running.ended[rank].failure if rank == failed_rank else None
-                worker.failure = own or Failure(
-                    failure_class=FailureClass.COLLECTIVE, message=_GANG_STOPPED
-                )
-            self._stop(worker, _GANG_STOPPED)
-        if running.waiting:  # nobody was told to run, so nobody will say that it has ended
-            running.waiting = False
-            for rank, worker_id in enumerate(running.worker_ids):
-                self._rank_lost(running, rank, self._workers.get(worker_id), _GANG_STOPPED)
-
-    def _attempt_ended(self, running: Running) -> None:
-        del self._running[running.attempt.attempt_id]
-        self._events.append(AttemptEnded(at=self._clock(), outcome=running.outcome()))
-        for worker_id in running.worker_ids:
-            worker = self._workers.get(worker_id)
-            if worker is not None and worker.attempt_id == running.attempt.attempt_id:
-                worker.attempt_id = None
-                if worker.gone:
-                    self._worker_gone(worker)
-
     # ------------------------------------------------------------ nodes
 
     def _node_joined(self, claim: Claim) -> None:
         self._events.append(NodeJoined(at=self._clock(), node=claim.node))
 
     def _node_left(self, claim: Claim, failure: Failure) -> None:
-        """Everything on the node ends: attempts first, then workers, then the node."""
+        """Everything on the node ends, then the node."""
         reason, node_id = failure.message, claim.node.node_id
-        failure = replace(failure, message=f"node {claim.node.name} was lost: {reason}")
-        lost = [worker for worker in self._workers.values() if worker.card.node_id == node_id]
-        for worker in lost:
-            worker.gone = True
-            if worker.failure is None:
-                worker.failure = failure
-        for worker in lost:
-            self._end_rank_of(worker, failure.message)
+        message = f"node {claim.node.name} was lost: {reason}"
+        self._pool.lose(node_id, replace(failure, message=message))
         self._telemetry.pop(node_id, None)
-        for worker in lost:
-            self._progress.pop(worker.worker_id, None)
-            self._worker_gone(worker)
         self._events.append(NodeLeft(at=self._clock(), node_id=node_id, reason=reason))
 
     def _responded(self, claim: Claim, batch: ResponseBatch) -> None:
-        """Handle the responses of a node."""
-        for response in batch.responses:
-            if isinstance(response, Ended):
-                self._ended(response)
-            elif isinstance(response, Started):
-                self._started(response)
-            elif isinstance(response, Listened):
-                self._listened(response)
-            elif isinstance(response, Halted):
-                self._halted(response)
-            elif (worker := self._workers.get(response.worker_id)) is not None:
-                self._stopped(worker)
-        for worker_id, progress in (batch.progress or {}).items():
-            worker = self._workers.get(worker_id)
-            # An attempt that has ended meanwhile is not what the worker does.
-            if worker is not None and worker.attempt_id == progress.attempt_id:
-                self._progress[worker_id] = progress
+        self._pool.handle(batch)
         if batch.telemetry is not None:
             self._telemetry[claim.node.node_id] = {
                 card: batch.telemetry[card.index]
                 for card in claim.node.cards
                 if card.index in batch.telemetry
             }
-
-
-def _outcome_of(response: Ended) -> RankOutcome | str:
-    """The outcome of a rank with what its card took and said, or why there is none."""
-    outcome = response.outcome
-    if outcome is None:
-        return _GONE
-    if isinstance(outcome, bytes):
-        try:
-            outcome = unpickled(outcome)
-        except Exception as error:  # of another version, or with a workload's own class in it
-            return f"the outcome of the rank cannot be read: {error!r}"
-    assert isinstance(outcome, RankOutcome)
-    if response.readings and outcome.result is not None:
-        details = {**outcome.result.details, **response.readings}
-        outcome = replace(outcome, result=replace(outcome.result, details=details))
-    return replace(outcome, energy=response.energy) if response.energy is not None else outcome

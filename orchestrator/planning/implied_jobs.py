@@ -13,6 +13,7 @@ from functools import cache
 
 from orchestrator.domain.job import Job, Scalar
 from workloads.engines import ENGINES
+from workloads.settings import declarations
 
 
 def calibration_of(job: Job) -> Job | None:
@@ -65,8 +66,8 @@ def quality_reference_of(job: Job) -> Job | None:
 
     spec = find_workload(_REFERENCE)
     engine = default_engine(spec.ability)
-    shared = spec.parameters.model_fields.keys() - {"prompts", "output_tokens"}
-    given = {name: asked[name] for name in shared if name in asked}
+    work = {n for n, each in declarations(spec.parameters).items() if each.role == "work"}
+    given = {n: asked[n] for n in work - {"prompts", "output_tokens"} if n in asked}
     return Job(
         experiment=job.experiment,
         workload=_REFERENCE,

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from enum import Enum
 
 from orchestrator.domain.job import Job
+from orchestrator.domain.span import NOTHING, Span
 from orchestrator.domain.topology import Node
+from workloads.devices import host_device
 
 
 class Action(str, Enum):
@@ -41,7 +43,16 @@ class Plan:
     grid_name: str
     jobs: tuple[PlannedJob, ...]
     nodes: tuple[Node, ...]
+    duration: Span = NOTHING  # from the command to the last row (``duration.py``)
     notes: tuple[str, ...] = ()  # what a reader should know, such as jobs asked for twice
+
+    @property
+    def host_packages(self) -> tuple[str, ...]:
+        """Packages that the precisions of its jobs need on a processor, each once."""
+        host = host_device()
+        precisions = {item.job.precision for item in self.jobs if item.action is Action.RUN}
+        needed = (host.precision(precision).packages for precision in precisions)
+        return tuple(sorted({name for packages in needed for name in packages}))
 
     def __repr__(self) -> str:
         counts = Counter(item.action for item in self.jobs)

@@ -19,6 +19,7 @@ from orchestrator.domain.history import PastRow
 from orchestrator.domain.job import Accelerator, Job, State, supersedes
 from orchestrator.domain.topology import Node, legal_card_sets
 from orchestrator.errors import ClusterError, GridError, Problem
+from orchestrator.planning.duration import Startup, duration
 from orchestrator.planning.engine_choice import differences, software_of, with_engines
 from orchestrator.planning.implied_jobs import with_implied
 from orchestrator.planning.needs import with_needs
@@ -44,6 +45,7 @@ def make_plan(
     retry_failed: bool = False,
     force: bool = False,
     estimator: Estimator | None = None,
+    startup: Startup | None = None,
 ) -> Plan:
     """Decide what becomes of every job of the grid.
 
@@ -54,6 +56,7 @@ def make_plan(
         retry_failed: also run what failed earlier.
         force: run everything that can run, measured or not.
         estimator: how long a job takes; made from ``history`` by default.
+        startup: what is known of the time to the first job.
 
     Raises:
         GridError: a job asks for a number of cards that these nodes can never give it.
@@ -81,17 +84,28 @@ def make_plan(
     if problems:
         raise GridError(problems)
     notes = (*grid.notes, *notes, *differences(nodes))
-    return Plan(grid_name=grid.name, jobs=tuple(planned), nodes=tuple(nodes), notes=notes)
+    return Plan(
+        grid_name=grid.name,
+        jobs=tuple(planned),
+        nodes=tuple(nodes),
+        duration=duration(
+            planned, nodes, estimator_for(history, nodes, queued=False), startup or Startup()
+        ),
+        notes=notes,
+    )
 
 
-def estimator_for(history: Iterable[PastRow], nodes: Iterable[Node]) -> Estimator:
+def estimator_for(
+    history: Iterable[PastRow], nodes: Iterable[Node], *, queued: bool = True
+) -> Estimator:
     """Estimator of durations on these nodes, from earlier rows: those of emulated cards inform
-    plans for emulated ones, real rows plans for real ones."""
+    plans for emulated ones, real rows plans for real ones. ``queued`` counts a job's waiting for a
+    turn."""
     from orchestrator.scheduling.estimate import Estimator
 
     kinds = {node.emulated for node in nodes}
     footing = kinds.pop() if len(kinds) == 1 else None  # None: rows of both kinds inform
-    return Estimator.from_history(history, emulated=footing)
+    return Estimator.from_history(history, emulated=footing, queued=queued)
 
 
 def _newest_terminal(history: Iterable[PastRow]) -> dict[tuple[str, bool], PastRow]:
@@ -273,17 +287,3 @@ def legal_counts(nodes: Sequence[Node], accelerator: Accelerator) -> list[int]:
 def card_seconds(plan: Plan) -> float:
     """Busy time of all cards together, as estimated."""
     return sum(item.estimate_s * item.job.cards for item in plan.jobs)
-
-
-def duration_s(plan: Plan) -> float:
-    """Estimated time from start to end: each kind of card works off its own jobs, side by side.
-
-    No schedule can be faster than this, and ours comes close unless multi-card jobs leave gaps.
-    """
-    longest = 0.0
-    for kind in {node.accelerator for node in plan.nodes}:
-        cards = sum(len(node.card_indices) for node in plan.nodes if node.accelerator is kind)
-        items = [item for item in plan.jobs if item.job.accelerator is kind]
-        work = sum(item.estimate_s * item.job.cards for item in items)
-        longest = max([longest, work / max(cards, 1), *(item.estimate_s for item in items)])
-    return longest

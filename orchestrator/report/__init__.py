@@ -166,9 +166,9 @@ def read_status(store: Store) -> RunStatus | None:
     return as_it_stands(status, store.path)
 
 
-def write_aside(path: Path, text: str | Iterable[str]) -> Path:
-    """Write ``text``, whole or in parts, under a temporary name in the same directory, then rename
-    it to ``path``.
+def write_aside(path: Path, content: str | bytes | Iterable[str]) -> Path:
+    """Write text, whole or in parts, or bytes: under a temporary name in the same directory, which
+    is then renamed to ``path``.
 
     Raises:
         StoreError: the file cannot be written.
@@ -180,8 +180,12 @@ def write_aside(path: Path, text: str | Iterable[str]) -> Path:
     aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with os.fdopen(files.create(aside), "w", encoding="utf-8") as file:
-            file.writelines([text] if isinstance(text, str) else text)
+        with os.fdopen(files.create(aside), "wb") as file:
+            if isinstance(content, bytes):
+                file.write(content)
+            else:
+                texts = [content] if isinstance(content, str) else content
+                file.writelines(text.encode("utf-8") for text in texts)
         os.replace(aside, path)
     except OSError as error:
         raise StoreError(f"cannot write {path}: {error.strerror or error}") from error

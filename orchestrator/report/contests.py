@@ -196,8 +196,10 @@ def _verdict(ranked: Sequence[Measurement]) -> tuple[Verdict, tuple[Measurement,
 def _leaders(workload: str, rows: Sequence[Measurement]) -> Iterator[Leader]:
     """The best row by each figure that has a better way, and of which some row has less."""
     declared = registry.metrics_of(workload)
+    raw = any(row.samples for row in rows)  # of which figures may be derived
+    told_of = {name for row in rows for name in (*row.workload_metrics, *row.details)}
     for metric in declared.values():
-        if metric.better is None:
+        if metric.better is None or not (raw or metric.name in told_of):
             continue
         figures = ((figure_of(row, metric.name, declared), row) for row in rows)
         told = [(value, row) for value, row in figures if value is not None and isfinite(value)]

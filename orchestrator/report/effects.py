@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import geometric_mean
+from typing import TypeAlias
 
 from orchestrator.domain.declared import declared_of, usual_engine
 from orchestrator.domain.job import State
@@ -26,6 +27,7 @@ from orchestrator.report.ratio import Ratio, pooled, rate_of, ratio_of
 #: Every choice of a row but its batch size, by name.
 Choices = Mapping[str, str]
 Technique = frozenset[tuple[str, str]]
+Place = tuple[str, str, Technique]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +90,13 @@ def effects_of(rows: Sequence[Measurement], settings: Mapping[str, Setting]) -> 
     effects = []
     for work, group in groups.items():
         defaults = _defaults(work.workload, {settings[row.job_id].engine for row in group})
-        chosen = [(row, _choices(row, settings[row.job_id], defaults)) for row in group]
+        shared: dict[tuple[Setting, str], Choices] = {}  # rows of all batch sizes have them
+        chosen = []
+        for row in group:
+            own = settings[row.job_id], row.precision
+            if own not in shared:
+                shared[own] = _choices(row, own[0], defaults)
+            chosen.append((row, shared[own]))
         found: dict[tuple[_Change, Technique], list[Pair]] = {}
         for change, around, pair in _pairs(chosen, defaults):
             found.setdefault((change, around), []).append(pair)
@@ -117,6 +125,9 @@ class _Change:
     @property
     def undone(self) -> _Change:
         return _Change(self.name, self.after, self.before)
+
+
+_Step: TypeAlias = "tuple[_Change, Technique, Technique]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,28 +168,43 @@ def _candidates(
     """Every row with each other that has one choice as the baseline has it, and all others as the
     row. Those of the row's own experiment come first."""
     experiments: dict[str, list[Choices]] = {}
-    places: dict[tuple[str, str, Technique], Measurement] = {}
+    places: dict[Place, Measurement] = {}
+    own_places: list[Place] = []
+    techniques: dict[int, Technique] = {}
     for row, choices in chosen:
         experiments.setdefault(row.experiment, []).append(choices)
-        places.setdefault(_place(row, choices), row)
+        if id(choices) not in techniques:
+            techniques[id(choices)] = frozenset(choices.items())
+        own_places.append(_place(row, techniques[id(choices)]))
+        places.setdefault(own_places[-1], row)
     own = {name: baseline(group, defaults, share=0.5) for name, group in experiments.items()}
     of_all = baseline([choices for _, choices in chosen], defaults)
+    steps: dict[tuple[int, int], list[_Step]] = {}
     for base_of in (own.__getitem__, lambda _: of_all):
-        for row, choices in chosen:
-            if places[_place(row, choices)] is not row:
+        for (row, choices), place in zip(chosen, own_places, strict=True):
+            if places[place] is not row:
                 continue  # another row did exactly the same
             base = base_of(row.experiment)
-            changed = [name for name in choices if choices[name] != base[name]]
-            for name in changed:
-                other = places.get(_place(row, {**choices, name: base[name]}))
+            pair = id(choices), id(base)
+            if pair not in steps:
+                steps[pair] = _steps(choices, base)
+            for change, around, before in steps[pair]:
+                other = places.get(_place(row, before))
                 if other is not None:
-                    yield _Candidate(
-                        len(changed),
-                        _Change(name, base[name], choices[name]),
-                        frozenset((n, value) for n, value in choices.items() if n != name),
-                        row,
-                        other,
-                    )
+                    yield _Candidate(len(steps[pair]), change, around, row, other)
+
+
+def _steps(choices: Choices, base: Choices) -> list[_Step]:
+    """The choices that differ from the baseline's: the change, what stays, and what was before."""
+    return [
+        (
+            _Change(name, base[name], choices[name]),
+            frozenset((n, value) for n, value in choices.items() if n != name),
+            frozenset({**choices, name: base[name]}.items()),
+        )
+        for name in choices
+        if choices[name] != base[name]
+    ]
 
 
 def baseline(seen: Sequence[Choices], defaults: Choices, *, share: float = 0.0) -> Choices:
@@ -199,9 +225,9 @@ def baseline(seen: Sequence[Choices], defaults: Choices, *, share: float = 0.0) 
     return found
 
 
-def _place(row: Measurement, choices: Choices) -> tuple[str, str, Technique]:
+def _place(row: Measurement, technique: Technique) -> Place:
     """Unit, batch size and choices of a row: two rows of one place did the same."""
-    return row.metrics.throughput_unit, row.batch_size_requested, frozenset(choices.items())
+    return row.metrics.throughput_unit, row.batch_size_requested, technique
 
 
 def _batch(pair: Pair) -> tuple[bool, int]:

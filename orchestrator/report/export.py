@@ -15,13 +15,12 @@ from dataclasses import fields
 from functools import lru_cache
 from itertools import chain
 from json.encoder import encode_basestring_ascii
-from math import isfinite
 from operator import attrgetter
 
 from orchestrator.domain.measurement import Measurement, Metrics
 from orchestrator.report.contests import Contest, memory_kind, peak_memory_bytes
-from orchestrator.report.figure_data import figure_records
-from orchestrator.report.flags import raised_on
+from orchestrator.report.figure_data import Record, figure_records
+from orchestrator.report.flags import Raised, raised_on
 from orchestrator.report.safe import csv_field, finite
 from orchestrator.report.summary import Summary
 
@@ -74,8 +73,8 @@ def json_parts(summary: Summary) -> Iterator[str]:
         opening = ",\n"
         if name == "figures":
             yield from _figures(summary)
-        elif isinstance(value, Iterator):
-            yield from _list_parts(value, 1)
+        elif name == "rows":
+            yield from _list_parts(_row_texts(summary))
         else:
             yield _text(value, 1)
     yield "\n}\n"
@@ -83,15 +82,17 @@ def json_parts(summary: Summary) -> Iterator[str]:
 
 def document(summary: Summary) -> dict[str, object]:
     """The summary's findings and its rows as values that JSON knows."""
-    whole = _document(summary)
-    return whole | {
-        "figures": {name: list(records) for name, records in _figure_lists(summary)},
+    return _document(summary) | {
+        "figures": {
+            name: [_plain_record(one) for one in records]
+            for name, records in _figure_lists(summary)
+        },
         "rows": records(summary.rows),
     }
 
 
 def _document(summary: Summary) -> dict[str, object]:
-    """``document`` with rows that are made as they are asked for, and without its figures."""
+    """``document`` without its figures and rows."""
     return {
         "run": summary.run,
         "verdict": summary.verdict,
@@ -144,26 +145,25 @@ def _document(summary: Summary) -> dict[str, object]:
             fact.name: [value for value, _ in fact.values]
             for fact in (*summary.provenance.versions, *summary.provenance.facts)
         },
-        "rows": map(_record, summary.rows),
+        "rows": None,
     }
 
 
 def records(rows: Iterable[Measurement]) -> list[dict[str, object]]:
     """Each row as one mapping of plain values, without its raw samples."""
-    return [_record(row) for row in rows]
+    return [_plain_record(_flat(row)) for row in rows]
 
 
-def _record(row: Measurement) -> dict[str, object]:
-    return {name: _jsonable(value) for name, value in _flat(row).items()}
+def _plain_record(record: Mapping[str, object]) -> dict[str, object]:
+    return {name: _jsonable(value) for name, value in record.items()}
 
 
-def _figure_lists(summary: Summary) -> Iterator[tuple[str, Iterator[dict[str, object]]]]:
+def _figure_lists(summary: Summary) -> Iterator[tuple[str, Iterator[Record]]]:
     """The records of those of ``JSON_FIGURES`` that have some."""
     for name, _, records in figure_records(summary):
         first = next(records, None) if name in JSON_FIGURES else None
         if first is not None:
-            every = chain([first], records)
-            yield name, ({k: _jsonable(v) for k, v in one.items()} for one in every)
+            yield name, chain([first], records)
 
 
 def _figures(summary: Summary) -> Iterator[str]:
@@ -171,37 +171,64 @@ def _figures(summary: Summary) -> Iterator[str]:
     for name, records in _figure_lists(summary):
         yield f"{opening}    {_key(name)}: "
         opening = ",\n"
-        yield from _list_parts(records, 2)
+        yield from _list_parts((_text(one, 3) for one in records), 2)
     yield "{}" if opening == "{\n" else "\n  }"
 
 
-def _list_parts(values: Iterable[object], level: int) -> Iterator[str]:
+def _row_texts(summary: Summary) -> Iterator[str]:
+    """The rows as ``_text`` writes them; mappings that many of them share are written once."""
+    shared: dict[tuple[str, int], str] = {}  # by the id of a mapping, which its row keeps
+    for row in summary.rows:
+        parts = [_lines(_own(row, summary.raised.get(row.job_id, ())), 3)]
+        for prefix, mapping in _nested(row):
+            if prefix == "workload_metrics":  # each row's own
+                parts.append(_lines(_prefixed(prefix, mapping), 3))
+                continue
+            key = prefix, id(mapping)
+            if key not in shared:
+                shared[key] = _lines(_prefixed(prefix, mapping), 3)
+            parts.append(shared[key])
+        yield "{\n" + ",\n".join(filter(None, parts)) + "\n    }"
+
+
+def _list_parts(texts: Iterable[str], level: int = 1) -> Iterator[str]:
     """A list as ``json.dumps`` writes it with an indent of two, one value after the other."""
     opening = "[\n"
-    for value in values:
-        yield f"{opening}{'  ' * (level + 1)}{_text(value, level + 1)}"
+    for text in texts:
+        yield f"{opening}{'  ' * (level + 1)}{text}"
         opening = ",\n"
     yield "[]" if opening == "[\n" else f"\n{'  ' * level}]"
 
 
 def _text(value: object, level: int) -> str:
-    """A value as ``json.dumps`` writes it with an indent of two. Written out, since that function
-    takes its slow way where it indents."""
+    """``_jsonable`` of a value as ``json.dumps`` writes it with an indent of two. Written out,
+    since that function takes its slow way where it indents."""
+    kind = type(value)
     if value is None:
         return "null"
-    if type(value) is str:
-        return encode_basestring_ascii(value)
-    if type(value) is int or (type(value) is float and isfinite(value)):
+    if kind is str:
+        return encode_basestring_ascii(value)  # type: ignore[arg-type]
+    if kind is float:
+        return _number(value)  # type: ignore[arg-type]
+    if kind is int:
         return repr(value)
-    if isinstance(value, dict):
-        if not value:
-            return "{}"
-        inner = "  " * (level + 1)
-        lines = [f"{inner}{_key(name)}: {_text(one, level + 1)}" for name, one in value.items()]
-        return "{\n" + ",\n".join(lines) + "\n" + "  " * level + "}"
-    if isinstance(value, list):
-        return "".join(_list_parts(value, level))
-    return json.dumps(value, allow_nan=False)
+    if isinstance(value, Mapping):
+        return "{\n" + _lines(value, level + 1) + "\n" + "  " * level + "}" if value else "{}"
+    if isinstance(value, (list, tuple)):
+        return "".join(_list_parts((_text(one, level + 1) for one in value), level))
+    return json.dumps(_jsonable(value), allow_nan=False)
+
+
+def _lines(record: Mapping[str, object], level: int) -> str:
+    """The names and values of an object, each on a line."""
+    inner = "  " * level
+    return ",\n".join([f"{inner}{_key(name)}: {_text(v, level)}" for name, v in record.items()])
+
+
+def _number(value: float) -> str:
+    """``finite(value, 15)`` as JSON; most need no more than the one formatting."""
+    text = f"{value:.15g}"
+    return text if "." in text and "e" not in text else json.dumps(finite(value, 15))
 
 
 _key = lru_cache(maxsize=4096)(encode_basestring_ascii)
@@ -245,21 +272,35 @@ def _contest(contest: Contest) -> dict[str, object]:
 
 def _flat(row: Measurement) -> dict[str, object]:
     """A row without nesting: ``parameters.output_tokens``, ``versions.torch``."""
-    flat: dict[str, object] = dict(zip(_PLAIN_FIELDS, _plain_values(row), strict=True))
-    flat |= zip(_METRICS, _metric_values(row.metrics), strict=True)
-    flat["flags"] = "; ".join(map(str, raised_on(row)))
-    flat["peak_memory_bytes"] = peak_memory_bytes(row)
-    flat["peak_memory_of"] = memory_kind(row)
-    flat["work_per_joule"] = finite(row.metrics.work_per_joule)
-    nested: dict[str, Mapping[str, object]] = {
-        "parameters": row.parameters,
-        "versions": row.versions,
-        "workload_metrics": {name: finite(v) for name, v in row.workload_metrics.items()},
-        "details": row.details,
-    }
-    for prefix, mapping in nested.items():
-        flat |= {f"{prefix}.{name}": value for name, value in sorted(mapping.items())}
+    flat = _own(row, raised_on(row))
+    for prefix, mapping in _nested(row):
+        flat |= _prefixed(prefix, mapping)
     return flat
+
+
+def _own(row: Measurement, raised: Iterable[Raised]) -> dict[str, object]:
+    own: dict[str, object] = dict(zip(_PLAIN_FIELDS, _plain_values(row), strict=True))
+    own |= zip(_METRICS, _metric_values(row.metrics), strict=True)
+    own["flags"] = "; ".join(map(str, raised))
+    own["peak_memory_bytes"] = peak_memory_bytes(row)
+    own["peak_memory_of"] = memory_kind(row)
+    own["work_per_joule"] = finite(row.metrics.work_per_joule)
+    return own
+
+
+def _nested(row: Measurement) -> tuple[tuple[str, Mapping[str, object]], ...]:
+    """The mappings of a row, each with the word before its names."""
+    figures = {name: finite(value) for name, value in row.workload_metrics.items()}
+    return (
+        ("parameters", row.parameters),
+        ("versions", row.versions),
+        ("workload_metrics", figures),
+        ("details", row.details),
+    )
+
+
+def _prefixed(prefix: str, mapping: Mapping[str, object]) -> dict[str, object]:
+    return {f"{prefix}.{name}": value for name, value in sorted(mapping.items())}
 
 
 def _plain(value: object) -> str:

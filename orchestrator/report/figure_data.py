@@ -10,6 +10,7 @@ import csv
 import io
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 from orchestrator.domain.job import State
 from orchestrator.domain.measurement import Measurement
@@ -81,6 +82,7 @@ def plain(value: object) -> str:
     return csv_field(str(value))
 
 
+@lru_cache(maxsize=1024)
 def setting_record(setting: Setting) -> dict[str, object]:
     """The columns that say what work was done, and where."""
     return {

@@ -275,10 +275,9 @@ def _spans(timeline: Timeline) -> int:
 
 def _merged(lane: Lane, slot_s: float) -> Iterable[tuple[Span, int]]:
     """The spans of a lane, those that start within one slot of time and ended alike as one."""
-    slots: dict[object, tuple[Span, int]] = {}
+    slots: dict[object, tuple[Span, float, int]] = {}
     for span in lane.spans:
         key = (span.start // slot_s, span.row.state, span.row.purpose != "measure")
-        first, count = slots.get(key, (span, 0))
-        end = max(first.end, span.end)
-        slots[key] = (first if first.end == end else replace(first, end=end), count + 1)
-    return slots.values()
+        first, end, count = slots.get(key, (span, span.end, 0))
+        slots[key] = (first, max(end, span.end), count + 1)
+    return [(replace(first, end=end), count) for first, end, count in slots.values()]

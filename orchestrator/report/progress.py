@@ -26,6 +26,7 @@ class Underway:
     running: int  # attempts
     at: float
     eta_s: float | None
+    eta_range_s: tuple[float, float] | None  # while little of the run is done
     silent_s: float  # between the driver's last word and this report
     stopping: str
     driver_died: bool
@@ -54,9 +55,15 @@ class Underway:
             words.append(f"{self.running:,} running")
         if self.stopping:
             words.append(f"stopping: {self.stopping}")
+        elif self.eta_s and self.eta_range_s:
+            words.append(" to ".join(map(_rounded, self.eta_range_s)) + " left")
         elif self.eta_s:
-            words.append(f"about {seconds(float(max(1, round(self.eta_s))))} left")
+            words.append(f"about {_rounded(self.eta_s)} left")
         return f"Under way: {', '.join(words)}."
+
+
+def _rounded(value: float) -> str:
+    return seconds(float(max(1, round(value))))
 
 
 def as_it_stands(status: RunStatus, run: Path) -> RunStatus:
@@ -70,12 +77,14 @@ def underway_of(status: RunStatus | None, now: float) -> Underway | None:
     """The progress of a run at ``now``; None when it is finished, or nothing is known of it."""
     if status is None or status.finished:
         return None
+    low_s, high_s = status.eta_low_s, status.eta_high_s
     return Underway(
         done=status.done,
         total=status.total,
         running=status.running,
         at=status.at,
         eta_s=status.eta_s,
+        eta_range_s=None if low_s is None or high_s is None else (low_s, high_s),
         silent_s=max(0.0, now - status.at),
         stopping=status.stopping,
         driver_died=status.driver_died,

@@ -13,7 +13,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import PurePosixPath
+from typing import TypeAlias
 
 from orchestrator.domain.job import State
 from orchestrator.domain.measurement import Measurement
@@ -30,6 +32,9 @@ TASKS: dict[str, frozenset[str]] = {
     "text-generation": frozenset({"text-generation"}),
     "causal-lm-finetuning": frozenset({"finetuning"}),
 }
+
+#: Rows by batch size per card and number of cards.
+BySize: TypeAlias = "dict[tuple[int | None, int], list[Measurement]]"
 
 #: Devices over which the published comparison gives its speed-ups.
 REFERENCES = ("Gaudi1", "A100-80GB")
@@ -103,7 +108,18 @@ def against_published(
     for figure in published:
         key = (figure.task, figure.model, figure.dataset, figure.cards)
         groups.setdefault(key, []).append(figure)
-    return tuple(_comparison(group, rows) for group in groups.values())
+    alike = _by_size(rows)
+    return tuple(_comparison(group, alike) for group in groups.values())
+
+
+def _by_size(rows: Sequence[Measurement]) -> BySize:
+    """The succeeded rows by what a figure is compared by first: a large run has few rows of the
+    sizes of a figure."""
+    found: BySize = {}
+    for row in rows:
+        if row.state is State.SUCCEEDED:
+            found.setdefault((row.batch_size, row.cards), []).append(row)
+    return found
 
 
 def matches(row: Measurement, figure: Published) -> bool:
@@ -166,7 +182,7 @@ def speedup(metric: str, value: float, reference: float) -> float:
     return reference / value if metric == "latency" else value / reference
 
 
-def _comparison(figures: Sequence[Published], rows: Sequence[Measurement]) -> Comparison:
+def _comparison(figures: Sequence[Published], rows: BySize) -> Comparison:
     first = figures[0]
     lines: list[Line] = []
     emulated: set[str] = set()
@@ -174,8 +190,8 @@ def _comparison(figures: Sequence[Published], rows: Sequence[Measurement]) -> Co
     for figure in figures:
         lines.append(_line(figure, None, figures))
     for figure in figures:
-        for row in rows:
-            if row.state is not State.SUCCEEDED or row.job_id in seen or not matches(row, figure):
+        for row in rows.get((figure.batch_size, figure.cards), ()):
+            if row.job_id in seen or not matches(row, figure):
                 continue
             if row.emulated:
                 emulated.add(row.job_id)
@@ -261,5 +277,6 @@ def _last_part(dataset: str) -> str:
     return path.stem if path.suffix in ENDINGS else path.name
 
 
+@lru_cache(maxsize=4096)
 def _plain(name: str) -> str:
     return "".join(c for c in name.lower() if c.isalnum())

@@ -10,15 +10,18 @@ with it.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import MISSING, fields, replace
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import MISSING, Field, fields
 from functools import lru_cache
+from itertools import repeat
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.domain.job import Accelerator, State
 from orchestrator.domain.measurement import Measurement, Metrics
 from orchestrator.errors import SchemaMismatch, StoreError
-from orchestrator.results import disk, fragments
+from orchestrator.results import arrays, disk, fragments
 from orchestrator.results.fragments import Damage
 from orchestrator.results.older_tables import current
 from orchestrator.results.scan import scan_rows
@@ -38,6 +41,7 @@ _NAMES: dict[str, type[str]] = {"state": State, "accelerator": Accelerator}
 _DISTINCT = frozenset({"job_id", "attempt_id", "log"})
 #: By these a row is found again.
 _KEY = ("invocation_id", "attempt_id", "final", "state", "recorded_at")
+_FIELDS = tuple(field.name for field in fields(Measurement))
 #: Exceptions of a column with values that no row has.
 _UNEXPECTED = (ValueError, TypeError, KeyError, IndexError, AttributeError, ArithmeticError)
 
@@ -108,10 +112,11 @@ def with_raw(store: Store, rows: Iterable[Measurement], *names: str) -> Iterator
     empty = {name: rules_of(Measurement)[name][0].default for name in names}
     for found, batch in raw_batches(store, rows, *names):
         there = [name for name in names if name in batch.schema.names]  # older rows lack some
-        raw = {name: batch[name].to_pylist() for name in there}
-        for number, row in enumerate(found):
-            changes: dict[str, Any] = {n: value_of(n, raw[n][number]) or empty[n] for n in there}
-            yield replace(row, **changes)
+        columns = {name: map(attrgetter(name), found) for name in _FIELDS} | {
+            name: [value_of(name, each) or empty[name] for each in batch[name].to_pylist()]
+            for name in there
+        }
+        yield from _records(Measurement, len(found), columns)
 
 
 def raw_batches(
@@ -153,14 +158,7 @@ def _wanted(
         for number, key in enumerate(keys)
         if (row := wanted.pop(key, None)) is not None
     ]
-    return [row for _, row in found], batch.take(_indices([number for number, _ in found]))
-
-
-def _indices(numbers: list[int]) -> Any:
-    """Places in an array, as Arrow wants them."""
-    import pyarrow as pa
-
-    return pa.array(numbers, pa.int64())
+    return [row for _, row in found], batch.take(arrays.indices([number for number, _ in found]))
 
 
 def _rows(table: pa.Table, shared: dict[Any, Any]) -> list[Measurement]:
@@ -168,18 +166,35 @@ def _rows(table: pa.Table, shared: dict[Any, Any]) -> list[Measurement]:
     for name in table.column_names:
         column = _as_python(name, table[name].combine_chunks(), shared)
         values[name] = _defaulted(name, column)
-    metric_names = [name for name in values if name in _metric_names()]
-    of_metrics = [values.pop(name) for name in metric_names]
-    if of_metrics:
-        values["metrics"] = [
-            Metrics(**dict(zip(metric_names, each, strict=True)))
-            for each in zip(*of_metrics, strict=True)
-        ]
-    names = list(values)
-    return [
-        Measurement(**dict(zip(names, each, strict=True)))
-        for each in zip(*values.values(), strict=True)
-    ]
+    if not values.keys().isdisjoint(_metric_names()):
+        values["metrics"] = _records(Metrics, table.num_rows, values)
+    return _records(Measurement, table.num_rows, values)
+
+
+def _records(kind: Any, count: int, columns: Mapping[str, Iterable[Any]]) -> list[Any]:
+    """Records with these values; a column that is missing has its default. Slot by slot, since the
+    ``__init__`` of a frozen record takes five times as long.
+
+    Raises:
+        ValueError: a column is missing that has no default.
+    """
+    made = [object.__new__(kind) for _ in range(count)]
+    for name, (field, _) in rules_of(kind).items():
+        values = columns.get(name)
+        if values is None:
+            default = _default_of(field)
+            if default is MISSING:
+                raise ValueError(f"{name} is missing")
+            values = repeat(default)
+        deque(map(getattr(kind, name).__set__, made, values), maxlen=0)
+    return made
+
+
+def _default_of(field: Field[Any]) -> Any:
+    """The default of a field; ``MISSING`` where it has none."""
+    if field.default is MISSING and field.default_factory is not MISSING:
+        return field.default_factory()
+    return field.default
 
 
 def _as_python(name: str, column: Any, shared: dict[Any, Any]) -> list[Any]:
@@ -192,11 +207,11 @@ def _as_python(name: str, column: Any, shared: dict[Any, Any]) -> list[Any]:
     if kinds.is_string(kind):
         return column.to_pylist() if name in _DISTINCT else _repeated(column, shared, str)
     if kinds.is_boolean(kind) or kinds.is_int64(kind) or kinds.is_float64(kind):
-        return _numbers(column)
+        return arrays.as_list(column)
     if kinds.is_timestamp(kind):
         if kind.unit != "us":
             raise TypeError(f"{name} is in {kind.unit}")
-        microseconds = _numbers(column.cast("int64"))
+        microseconds = arrays.as_list(column.cast("int64"))
         return [None if each is None else each / 1_000_000 for each in microseconds]
     if kinds.is_map(kind):
         make = _parameters if name == "parameters" else dict
@@ -208,23 +223,11 @@ def _as_python(name: str, column: Any, shared: dict[Any, Any]) -> list[Any]:
     raise TypeError(f"{name} is {kind}")
 
 
-def _numbers(column: Any) -> list[Any]:
-    """A column of one plain kind. Through NumPy, since Arrow makes an object of every value."""
-    if column.null_count == len(column):
-        return [None] * len(column)
-    if not column.null_count:
-        return list(column.to_numpy(zero_copy_only=False).tolist())
-    nothing = False if str(column.type) == "bool" else 0
-    values = column.fill_null(nothing).to_numpy(zero_copy_only=False).tolist()
-    there = column.is_valid().to_numpy(zero_copy_only=False).tolist()
-    return [value if valid else None for value, valid in zip(values, there, strict=True)]
-
-
 def _repeated(column: Any, shared: dict[Any, Any], make: Callable[[str], Any]) -> list[Any]:
     """A column of texts, each different one made once."""
     coded = column.dictionary_encode()
     made = [_once(shared, (make, text), make, text) for text in coded.dictionary.to_pylist()]
-    return [None if code is None else made[code] for code in _numbers(coded.indices)]
+    return [None if code is None else made[code] for code in arrays.as_list(coded.indices)]
 
 
 def _tuples(column: Any, shared: dict[Any, Any]) -> list[Any]:
@@ -239,11 +242,11 @@ def _mappings(
 ) -> list[Any]:
     import pyarrow.types as kinds
 
-    ends, there = _numbers(column.offsets), _numbers(column.is_valid())
+    ends, there = arrays.as_list(column.offsets), arrays.as_list(column.is_valid())
     keys, items = _repeated(column.keys, shared, str), column.items
     # Figures are each row's own: looking for repetitions would cost, and keep what it looked at.
     own = kinds.is_float64(items.type)
-    told = _numbers(items) if own else _repeated(items, shared, str)
+    told = arrays.as_list(items) if own else _repeated(items, shared, str)
     values: list[Any] = []
     for number, valid in enumerate(there):
         low, high = ends[number], ends[number + 1]
@@ -310,10 +313,7 @@ def _columns() -> dict[str, Any]:
         for name, (field, optional) in rules_of(kind).items():
             if name == "metrics":
                 continue
-            default = field.default
-            if default is MISSING and field.default_factory is not MISSING:
-                default = field.default_factory()
-            columns[name] = _OPTIONAL if optional else default
+            columns[name] = _OPTIONAL if optional else _default_of(field)
     return columns
 
 

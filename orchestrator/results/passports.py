@@ -75,6 +75,7 @@ def _schema() -> pa.Schema:
     kinds: dict[Any, pa.DataType] = {
         str: pa.string(),
         int: pa.int64(),
+        int | None: pa.int64(),
         float: pa.float64(),
         bool: pa.bool_(),
         float | None: pa.float64(),

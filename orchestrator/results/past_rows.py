@@ -28,6 +28,7 @@ _COLUMNS = (
     "cards",
     "parameters",
     "load_s",
+    "queued_s",
     "reason",
     "started_at",
     "ended_at",
@@ -54,11 +55,11 @@ def cards_of_succeeded(directory: Path) -> Iterator[tuple[str, str, int]]:
 
 
 @lru_cache(maxsize=4096)
-def _parameters(
+def parameters_of(
     workload: str, engine: str, pairs: tuple[tuple[str, str], ...]
 ) -> tuple[tuple[str, Scalar], ...]:
-    """A job's parameters from their JSON, as a job of this version has them; most rows share theirs
-    with others."""
+    """Parameters of a job from their JSON, as a job of this version has them; most rows share
+    theirs with others."""
     said = {name: json.loads(text) for name, text in pairs}
     return tuple(sorted(as_declared(workload, engine, said).items()))
 
@@ -76,9 +77,10 @@ def _past_row(row: dict[str, Any]) -> PastRow:
         batch_size=row["batch_size"],
         accelerator=Accelerator(row["accelerator"]),
         cards=row["cards"],
-        parameters=_parameters(row["workload"], row["engine"], tuple(row["parameters"] or ())),
+        parameters=parameters_of(row["workload"], row["engine"], tuple(row["parameters"] or ())),
         busy_s=(ended - started).total_seconds() if started and ended else None,
         load_s=row["load_s"],
+        queued_s=row["queued_s"],
         reason=row["reason"] or "",
         attempt_number=row["attempt_number"],
     )

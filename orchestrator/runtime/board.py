@@ -10,6 +10,7 @@ import dataclasses
 from collections import Counter, defaultdict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from orchestrator.domain.events import (
     AttemptEnded,
@@ -29,6 +30,7 @@ from orchestrator.domain.executor import Progress
 from orchestrator.domain.job import Job, State
 from orchestrator.domain.labels import Label, labels_of
 from orchestrator.domain.measurement import Measurement
+from orchestrator.domain.span import NOTHING, Span
 from orchestrator.domain.topology import Card, CardSet, Node
 from orchestrator.planning.plan import Action, Plan
 from orchestrator.runtime.status import CardStatus, FailedAttempt, Rate, RunStatus
@@ -59,6 +61,9 @@ class Board:
     run: str
     plan: Plan
     started_at: float
+    start: str = ""  # how the run comes to its cards
+    _first_at: float | None = None  # when its first attempt began
+    _waited: bool = False  # for cards that others held
     _nodes: dict[str, Node] = field(default_factory=dict)
     _seats: dict[Card, _Seat] = field(default_factory=dict)
     _workers: dict[str, Card] = field(default_factory=dict)
@@ -158,6 +163,7 @@ class Board:
             self._workers[command.worker_id] = command.card
             self._seat(command.worker_id, "starting", at)
         elif isinstance(command, RunAttempt):
+            self._first_at = at if self._first_at is None else self._first_at
             for worker_id in command.worker_ids:
                 attempt = command.attempt
                 self._seat(worker_id, "start", at, self.label(attempt.job), attempt.attempt_id)
@@ -223,7 +229,7 @@ class Board:
                     key=lambda seat: (self.node_name(seat.card.node_id), seat.card),
                 )
             ),
-            eta_s=self._eta_s(now),
+            **self._times(now),
             stopping=self._stopping,
             paused=self.paused,
             trouble=self.trouble,
@@ -271,14 +277,42 @@ class Board:
             memory_used_bytes=read.memory_used_bytes,
         )
 
-    def _eta_s(self, now: float) -> float | None:
-        """Estimates say how the work done compares with the work to do; the time that the
-        former really took gives the scale, once a twentieth of it is done."""
+    def _times(self, now: float) -> dict[str, Any]:
+        """Fields of the status that tell of durations."""
+        self._waited = self._waited or bool(self.waiting)
+        first_s = (
+            None if self._first_at is None or self._waited else self._first_at - self.started_at
+        )
+        left = self._left(now)
+        ranged = left is not None and left.high_s > left.low_s
+        return {
+            "eta_s": left.middle_s if left else None,
+            "eta_low_s": left.low_s if left and ranged else None,
+            "eta_high_s": left.high_s if left and ranged else None,
+            "start": self.start,
+            "first_attempt_s": first_s,
+            "promised_low_s": self.plan.duration.low_s,
+            "promised_high_s": self.plan.duration.high_s,
+        }
+
+    def _left(self, now: float) -> Span | None:
+        """Time left: what was planned less what is over, until a twentieth of the work is done.
+        From then on the time since the first attempt gives the scale, as a range until a fifth is
+        done."""
         if not self._estimates:
-            return 0.0
+            return NOTHING
         if not self._card_s_to_do:
             return None
         left = sum(self._estimates.values())
-        if self._card_s_done >= 0.05 * self._card_s_to_do:
-            return (now - self.started_at) * left / self._card_s_done
-        return left / len(self._seats) if self._seats else None
+        if self._first_at is not None and self._card_s_done >= 0.05 * self._card_s_to_do:
+            middle_s = (now - self._first_at) * left / self._card_s_done
+            factor = 1.0 if self._card_s_done >= 0.2 * self._card_s_to_do else 2.0
+            return Span(low_s=middle_s / factor, middle_s=middle_s, high_s=middle_s * factor)
+        planned, over_s = self.plan.duration, now - self.started_at
+        if over_s >= planned.high_s:
+            return None
+        return Span(
+            low_s=max(0.0, planned.low_s - over_s),
+            middle_s=max(0.0, planned.middle_s - over_s, planned.low_s - over_s),
+            high_s=planned.high_s - over_s,
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from orchestrator.domain.history import PastRow
     from orchestrator.domain.topology import Node
     from orchestrator.grid.model import Grid
+    from orchestrator.planning.duration import Startup
     from orchestrator.planning.forecast import Forecast
     from orchestrator.planning.plan import Plan
     from orchestrator.results.store import Store
@@ -25,6 +27,9 @@ if TYPE_CHECKING:
 
 #: The nodes to plan for, given the kinds of card that a grid names.
 NodesFor = Callable[[Sequence[Accelerator]], "list[Node]"]
+
+#: Newest runs of the same results whose starts are looked at.
+MOST_STARTS = 10
 
 #: States of the jobs that --retry-failed runs again.
 _RETRIED = (State.FAILED, State.TIMED_OUT, State.OUT_OF_MEMORY, State.PRUNED)
@@ -57,7 +62,44 @@ def plan_grid(source: Grid | str | os.PathLike[str], options: RunOptions) -> Pla
         earlier_rows(options.results, options.name or grid.name),
         retry_failed=options.retry_failed,
         force=options.force,
+        startup=startup_of(options),
     )
+
+
+def startup_of(options: RunOptions) -> Startup:
+    """Knowledge of the time to a run's first job: how it comes to its cards, and how long that took
+    the newest runs of the same results that came to theirs so."""
+    from orchestrator.host.processors import usable_cores
+    from orchestrator.planning import duration
+
+    if options.in_process:
+        kind = duration.IN_PROCESS
+    elif options.emulate is None and (options.address or os.environ.get("RAY_ADDRESS")):
+        kind = duration.CLUSTER
+    else:
+        kind = duration.PRIVATE
+    return duration.Startup(
+        kind=kind,
+        earlier_s=_earlier_starts(options.results, kind),
+        processors=len(usable_cores()),
+    )
+
+
+def _earlier_starts(results: Path, kind: str) -> tuple[float, ...]:
+    """Seconds from the command to the first attempt of the newest runs that say so."""
+    from orchestrator.results import disk, paths
+    from orchestrator.results.store import runs
+    from orchestrator.runtime.status import RunStatus
+    from workloads.files import SMALL_BYTES
+
+    found = []
+    for run in runs(results)[:MOST_STARTS]:
+        with contextlib.suppress(OSError, ValueError):
+            text = disk.read(results / run / paths.STATUS, SMALL_BYTES).decode()
+            status = RunStatus.from_json(text)
+            if status.start == kind and status.first_attempt_s is not None:
+                found.append(status.first_attempt_s)
+    return tuple(found)
 
 
 def planned_nodes(accelerators: Sequence[Accelerator], emulate: str | None) -> list[Node]:
@@ -135,6 +177,7 @@ def plan_run(options: RunOptions, grid: Grid, session: Session, store: Store) ->
         retry_failed=retry_failed,
         force=force,
         estimator=estimator_for(history, session.nodes),
+        startup=startup_of(options),
     )
 
 

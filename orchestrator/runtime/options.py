@@ -38,6 +38,7 @@ class RunOptions:
     quiet: bool = False  # show no progress
     resume: bool = False  # go on with a run that exists, although its driver may only seem dead
     adopt: tuple[str, ...] = ()  # former run ids whose spilled rows are brought home
+    key_file: Path | None = None  # of the key to protected models, on every node
     remote_code: tuple[str, ...] = ()  # models that may run the Python code they come with
     ends_at: float | None = None  # when the report must be there, seconds since the epoch
     passports: bool = True  # whether each card's speed is taken before its first job

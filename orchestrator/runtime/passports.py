@@ -44,6 +44,7 @@ def _passports(record: RecordRow, run: str, at: float) -> list[Passport]:
         if not rank.passport or rank.worker is None:
             continue
         card = record.attempt.cards[rank.rank]
+        threads = rank.passport.get("threads")
         found.append(
             Passport(
                 run=run,
@@ -53,6 +54,7 @@ def _passports(record: RecordRow, run: str, at: float) -> list[Passport]:
                 accelerator=str(card.accelerator),
                 device_name=rank.worker.device_name,
                 emulated=rank.worker.emulated,
+                threads=None if threads is None else int(threads),
                 **{name: rank.passport.get(name) for name in FIGURES},
             )
         )

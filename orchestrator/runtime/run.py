@@ -25,7 +25,7 @@ from orchestrator.runtime.earlier import (
     final_states,
     owner_of,
 )
-from orchestrator.runtime.grid_plan import forecast_of, grid_of, history_of, plan_run
+from orchestrator.runtime.grid_plan import forecast_of, grid_of, history_of, plan_run, startup_of
 from orchestrator.runtime.nodes import cards_by_kind, with_its_nodes
 from orchestrator.runtime.options import RunOptions, kept_options, seed_of, with_cards_of
 
@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
 Say = Callable[[str], None]
 
+#: The longest that a driver can have been starting: longer, and a clock was set meanwhile.
+MOST_BEFORE_S = 600.0
 _ANSWERED = {State.SUCCEEDED, State.OUT_OF_MEMORY, State.PRUNED, State.UNSUPPORTED}
 
 
@@ -78,7 +80,7 @@ def run_grid(
     """
     from orchestrator.results.stop_file import forget_requests
     from orchestrator.results.store import Store
-    from workloads.models import remote_code
+    from workloads.models import protection, remote_code
 
     grid = grid_of(source, options)
     _check_models(grid, options.remote_code)
@@ -89,7 +91,11 @@ def run_grid(
         options = with_cards_of(store.path, options)
     store.adopt(*options.adopt)
     store.refuse_if_held()  # before the cluster is asked, which may be away
-    with remote_code.permitted(options.remote_code), _session(options, grid) as session:
+    with (
+        remote_code.permitted(options.remote_code),
+        protection.key_named(options.key_file),
+        _session(options, grid) as session,
+    ):
         session = with_its_nodes(options, session, say, store.path)
         session = replace(session, nodes=session.asked(session.nodes))
         _tell(options, address=session.address, cards=cards_by_kind(session.nodes))
@@ -188,6 +194,14 @@ def _again(options: RunOptions) -> bool:
     return options.charge is not None and options.charge.again
 
 
+def _under_way_s(options: RunOptions) -> float:
+    """Seconds since the command was typed, as far as that is known: a clock that was set since, or
+    a driver that died, would make more of it."""
+    if options.charge is None or _again(options):
+        return 0.0
+    return min(max(0.0, time.time() - options.charge.began), MOST_BEFORE_S)
+
+
 def _tell(options: RunOptions, **facts: object) -> None:
     """Tell the supervisor, if there is one."""
     if options.charge is not None:
@@ -271,7 +285,12 @@ def _drive(
     owner = Owner.of_this_process()
     assert owner is not None
     origin = provenance()
-    board = Board(run=store.run, plan=plan, started_at=time.monotonic())
+    board = Board(
+        run=store.run,
+        plan=plan,
+        started_at=time.monotonic() - _under_way_s(options),
+        start=startup_of(options).kind,
+    )
 
     def to_measurement(record: RecordRow) -> Measurement:
         row = measurement_of(
@@ -294,7 +313,8 @@ def _drive(
     with contextlib.ExitStack() as signals, contextlib.ExitStack() as stack:
         if any(planned.action is Action.RUN for planned in plan.jobs):
             say(f"starting on {session.description} …")
-            executor = stack.enter_context(session.executor(store.run, store.path / paths.LOGS))
+            opening = session.executor(store.run, store.path / paths.LOGS, plan.host_packages)
+            executor = stack.enter_context(opening)
         else:
             executor = stack.enter_context(contextlib.closing(InProcessExecutor([])))
         stop = signals.enter_context(StopSignal().on_signals())

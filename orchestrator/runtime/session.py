@@ -23,8 +23,9 @@ from orchestrator.scheduling.run_queue import QueueOptions
 from orchestrator.worker.leftovers import Owner
 from orchestrator.worker.memory_limit import share_of_host
 
-#: Opens an executor for a run of this name, which may log in this directory.
-OpenExecutor = Callable[[str, Path], contextlib.AbstractContextManager[Executor]]
+#: Opens an executor for a run of this name, which may log in this directory; workers that are
+#: forked have these modules, beside those that all jobs need.
+OpenExecutor = Callable[[str, Path, Sequence[str]], contextlib.AbstractContextManager[Executor]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +66,7 @@ def in_process_session(
     nodes = with_memory(parse_emulation(spec, accelerators), card_memory_bytes)
 
     @contextlib.contextmanager
-    def executor(run: str, log_dir: Path) -> Iterator[Executor]:
+    def executor(run: str, log_dir: Path, modules: Sequence[str]) -> Iterator[Executor]:
         from orchestrator.runtime.in_process import InProcessExecutor
 
         with contextlib.closing(InProcessExecutor(nodes)) as opened:
@@ -109,13 +110,16 @@ def _private_session(description: str, nodes: tuple[Node, ...]) -> Session:
     """Nodes of this machine, on a Ray that starts with the executor and ends with it."""
 
     @contextlib.contextmanager
-    def executor(run: str, log_dir: Path) -> Iterator[Executor]:
+    def executor(run: str, log_dir: Path, modules: Sequence[str]) -> Iterator[Executor]:
+        from orchestrator.on_ray.claims import PRELOAD
         from orchestrator.on_ray.cluster import emulate
         from orchestrator.on_ray.executor import RayExecutor
 
         with (
             emulate(nodes),
-            contextlib.closing(RayExecutor(run=run, log_dir=log_dir)) as opened,
+            contextlib.closing(
+                RayExecutor(run=run, log_dir=log_dir, preload=(*PRELOAD, *modules))
+            ) as opened,
         ):
             yield opened
 
@@ -135,7 +139,8 @@ def cluster_session(
     from orchestrator.on_ray.cluster import connect
 
     @contextlib.contextmanager
-    def executor(run: str, log_dir: Path) -> Iterator[Executor]:
+    def executor(run: str, log_dir: Path, modules: Sequence[str]) -> Iterator[Executor]:
+        from orchestrator.on_ray.claims import PRELOAD
         from orchestrator.on_ray.executor import RayExecutor
         from orchestrator.on_ray.run_queue import RunQueue
 
@@ -146,7 +151,9 @@ def cluster_session(
             kinds=tuple(kind.value for kind in accelerators or Accelerator),
             options=place,
         )
-        opening = RayExecutor(run=run, accelerators=accelerators, queue=queue)
+        opening = RayExecutor(
+            run=run, accelerators=accelerators, preload=(*PRELOAD, *modules), queue=queue
+        )
         with contextlib.closing(opening) as opened:
             yield opened
 

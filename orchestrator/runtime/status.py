@@ -77,6 +77,14 @@ class RunStatus:
     emulated: bool  # whether any card is
     cards: tuple[CardStatus, ...]
     eta_s: float | None  # None when unknown
+    eta_low_s: float | None = None  # while little of the run is done: the range that it is in
+    eta_high_s: float | None = None
+    #: How the run came to its cards (``duration.py``), and how long after the command its first
+    #: attempt began; None before that, and where it waited for cards that others held.
+    start: str = ""
+    first_attempt_s: float | None = None
+    promised_low_s: float | None = None  # from the command to the last row, as it was planned
+    promised_high_s: float | None = None
     stopping: str = ""  # the reason, once an end was asked for
     paused: str = ""  # why nothing new is started for now; empty while all is well
     waiting: str = ""  # for whose cards, while it has none or nothing to do on them
@@ -93,7 +101,9 @@ class RunStatus:
     def without_driver(self) -> RunStatus:
         """The status of a run whose driver has died: nothing runs, and nothing will."""
         idle = tuple(CardStatus(card=card.card) for card in self.cards)
-        return replace(self, driver_died=True, cards=idle, eta_s=None)
+        return replace(
+            self, driver_died=True, cards=idle, eta_s=None, eta_low_s=None, eta_high_s=None
+        )
 
     @property
     def elapsed_s(self) -> float:

@@ -17,19 +17,22 @@ from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import lru_cache
-from math import ceil, exp, log, sqrt
+from math import ceil, exp, log
 from typing import Protocol
 
 from orchestrator.domain.history import PastRow
 from orchestrator.domain.job import Accelerator, Job, Scalar, State
+from orchestrator.domain.span import Span
 from workloads.measure_settings import MeasureSettings
 
 #: Prior for loading a model when nothing is known, seconds.
-PRIOR_LOAD_S = 10.0
+PRIOR_LOAD_S = 4.0
 #: Prior for starting a worker process, seconds.
 PRIOR_START_S = 8.0
-#: Prior for one repeat, seconds; with the time limit it brackets the timed part.
-PRIOR_REPEAT_S = 0.5
+#: Prior for running: so many seconds times a power of the time limit, which is a bound of the
+#: timed part alone; and what a repeat needs at least.
+PRIOR_RUN_S, PRIOR_POWER = 3.2, 0.3
+LEAST_REPEAT_S = 0.01
 #: ``batch_size: max`` runs a handful of short probes before it measures.
 SEARCH_FACTOR = 3.0
 
@@ -71,6 +74,21 @@ _FIRST_MARGIN = {
     Distance.MODEL: 2.0,
     Distance.PRIOR: 1.5,  # not to be believed; but a first night that dares nothing learns nothing
 }
+
+
+#: Factors between which nine of ten times lie, while few rows tell (``python -m benchmarks
+#: estimates`` counts how often they do). A host that others use is slower one day than the next.
+_SPREAD = {
+    Distance.JOB: (0.25, 3.5),
+    Distance.SETTINGS: (0.25, 4.0),
+    Distance.PRECISION: (0.25, 4.0),
+    Distance.MODEL: (0.2, 5.0),
+    Distance.PRIOR: (0.15, 4.0),
+}
+#: The same for loading: the model has been loaded before, or not.
+_LOAD_SPREAD, _PRIOR_LOAD_SPREAD = (0.3, 4.0), (0.05, 4.0)
+#: The narrowest that rows can make them.
+_LEAST_SPREAD = (0.5, 2.0)
 
 
 class _Known(Protocol):
@@ -117,15 +135,19 @@ class Estimator:
     _errors: dict[Distance, _Sorted] = field(default_factory=dict)  # logarithms
 
     @classmethod
-    def from_history(cls, rows: Iterable[PastRow], *, emulated: bool | None = None) -> Estimator:
-        """Learn from successful final rows; ``emulated`` keeps only rows of that kind."""
+    def from_history(
+        cls, rows: Iterable[PastRow], *, emulated: bool | None = None, queued: bool = True
+    ) -> Estimator:
+        """Learn from successful final rows; ``emulated`` keeps only rows of that kind, and
+        ``queued`` says whether waiting for a turn is part of a job's time."""
         estimator = cls()
         for row in rows:
             if row.state is not State.SUCCEEDED or not row.final or row.busy_s is None:
                 continue
             if emulated is None or row.emulated == emulated:
                 load_s = row.load_s or 0.0  # 0 when the model was resident
-                run_s = max(0.0, row.busy_s - load_s)
+                waited_s = 0.0 if queued else row.queued_s or 0.0
+                run_s = max(0.0, row.busy_s - load_s - waited_s)
                 estimator._learn(row.job_id, row, row.batch_size, load_s, run_s)
         return estimator
 
@@ -146,6 +168,30 @@ class Estimator:
             run_s=SEARCH_FACTOR * run_s if searched else run_s,
             margin=self._margin(distance),
         )
+
+    def guess(self, job: Job) -> tuple[Span, Span]:
+        """Ranges of the seconds that ``job`` runs, and that its model takes to load."""
+        searched = not isinstance(job.batch_size, int)
+        if not self._runs:
+            return _prior_guess(job.measure, searched)
+        size = None if searched else int(job.batch_size)
+        distance, run_s = next(self._foretold(job.job_id, job, size, _prior_run_s(job.measure)))
+        low, high = self._spread(distance)
+        return (
+            _run_span(run_s, (low, high), searched),
+            _span(self._load_s(job.job_id, job), _LOAD_SPREAD),
+        )
+
+    def _spread(self, distance: Distance) -> tuple[float, float]:
+        """Factors between which nine of ten times at a distance lie."""
+        errors = self._errors.get(distance, _Sorted()).values
+        low, high = _SPREAD[distance]
+        outside = int((1 - COVERED) / 2 * (len(errors) + 1))  # rows beyond either end
+        if outside:
+            low, high = exp(errors[outside - 1]), exp(errors[-outside])
+        elif errors:
+            low, high = min(low, exp(errors[0])), max(high, exp(errors[-1]))
+        return min(low, _LEAST_SPREAD[0]), max(high, _LEAST_SPREAD[1])
 
     def _learn(
         self, job_id: str, known: _Known, size: int | None, load_s: float, run_s: float
@@ -233,8 +279,24 @@ def _prior(settings: MeasureSettings, searched: bool) -> Estimate:
     )
 
 
+@lru_cache(maxsize=64)
+def _prior_guess(settings: MeasureSettings, searched: bool) -> tuple[Span, Span]:
+    run = _run_span(_prior_run_s(settings), _SPREAD[Distance.PRIOR], searched)
+    return run, _span(PRIOR_LOAD_S, _PRIOR_LOAD_SPREAD)
+
+
+def _run_span(run_s: float, spread: tuple[float, float], searched: bool) -> Span:
+    span = _span(run_s, spread)
+    return span.times(1.0, SEARCH_FACTOR, 2 * SEARCH_FACTOR) if searched else span
+
+
+def _span(middle_s: float, spread: tuple[float, float]) -> Span:
+    low, high = spread
+    return Span(low_s=low * middle_s, middle_s=middle_s, high_s=high * middle_s)
+
+
 def _prior_run_s(settings: MeasureSettings) -> float:
-    """Between the fewest short repeats and the time limit, on a logarithmic scale."""
-    limit = max(settings.time_limit_s, 1e-3)
-    least = min((settings.warmup + settings.min_repeats) * PRIOR_REPEAT_S, limit)
-    return sqrt(max(least, 1e-3) * limit)
+    """By the time limit, of which large models need all and small ones little: fitted to runs on
+    cards and on processors, with limits of 1 s to 600 s."""
+    least = (settings.warmup + settings.min_repeats) * LEAST_REPEAT_S
+    return PRIOR_RUN_S * max(settings.time_limit_s, least) ** PRIOR_POWER

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.domain.job import State
 from orchestrator.runtime.status import CardStatus, FailedAttempt, RunStatus
-from orchestrator.watching.live_text import duration, printable, rate_texts, shortened
+from orchestrator.watching.live_text import duration, left_text, printable, rate_texts, shortened
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -159,7 +159,9 @@ def _failure_lines(failures: Sequence[FailedAttempt], now: float) -> RenderableT
 
 
 def _times(status: RunStatus) -> str:
-    left = f", about {duration(status.eta_s)} left" if status.eta_s else ""
+    left = ""
+    if status.eta_s:
+        left = f", {left_text(status.eta_s, status.eta_low_s, status.eta_high_s)} left"
     return f"{status.done}/{status.total}  {duration(status.elapsed_s)}{left}"
 
 

@@ -38,6 +38,13 @@ def duration(seconds: float) -> str:
     return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
 
 
+def left_text(middle_s: float, low_s: float | None, high_s: float | None) -> str:
+    """``about 3m05s``, or ``1m10s to 12m40s`` while little is known."""
+    if low_s is None or high_s is None:
+        return f"about {duration(middle_s)}"
+    return f"{duration(low_s)} to {duration(high_s)}"
+
+
 def summary_line(status: RunStatus) -> str:
     """Counts, cards, time: one line."""
     parts = [f"{status.done}/{status.total} jobs"]
@@ -50,7 +57,7 @@ def summary_line(status: RunStatus) -> str:
     parts += rate_texts(status)
     parts.append(f"{duration(status.elapsed_s)} so far")
     if status.eta_s and not status.finished:
-        parts.append(f"about {duration(status.eta_s)} left")
+        parts.append(f"{left_text(status.eta_s, status.eta_low_s, status.eta_high_s)} left")
     if status.paused:
         parts.append(f"PAUSED: {status.paused}")
     if status.waiting:

@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, TextIO
 
 from orchestrator.domain.job import Accelerator, Job, Scalar
 from orchestrator.domain.labels import MOST_NAMED
+from orchestrator.domain.span import Span
 from orchestrator.domain.topology import Node, legal_card_sets
 from orchestrator.host import output
 from orchestrator.planning.plan import Action, Plan, PlannedJob
-from orchestrator.planning.planner import card_seconds, duration_s
+from orchestrator.planning.planner import card_seconds
 from workloads.measure_settings import MeasureSettings
 
 if TYPE_CHECKING:
@@ -53,6 +54,15 @@ def duration_text(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60:02d} s"
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def span_text(span: Span) -> str:
+    """``about 4 min 10 s``; where it may be another by half and more, ``1 min 05 s to 12 min 30 s
+    (most likely 4 min 10 s)``."""
+    middle = duration_text(span.middle_s)
+    if span.high_s <= 1.5 * span.low_s or not span.high_s:
+        return f"about {middle}"
+    return f"{duration_text(span.low_s)} to {duration_text(span.high_s)} (most likely {middle})"
 
 
 def nodes_text(nodes: Sequence[Node]) -> str:
@@ -169,7 +179,7 @@ def summary_lines(plan: Plan) -> Iterator[str]:
     yield ", ".join(f"{counts[action]} {action}" for action in Action)
     busy = card_seconds(plan)
     yield (
-        f"about {duration_text(duration_s(plan))} from start to end; "
+        f"{span_text(plan.duration)} from the command to the last row; "
         f"{busy / 3600:.2f} card-hours ({duration_text(busy)} of one card)"
     )
     if (cost := _cost_of_replicates(plan)) is not None:
@@ -339,7 +349,9 @@ def plan_json(plan: Plan, found: Forecast | None = None) -> str:
             "jobs": len(plan.jobs),
             **{action.value: counts[action] for action in Action},
             "card_hours": card_seconds(plan) / 3600,
-            "duration_s": duration_s(plan),
+            "duration_s": plan.duration.middle_s,
+            "duration_low_s": plan.duration.low_s,
+            "duration_high_s": plan.duration.high_s,
             **({"replicates": asdict(cost)} if (cost := _cost_of_replicates(plan)) else {}),
         },
         "notes": list(plan.notes),

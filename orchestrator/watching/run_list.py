@@ -24,6 +24,8 @@ class RunEntry:
     done: int | None = None  # jobs that have ended
     total: int | None = None
     eta_s: float | None = None
+    eta_low_s: float | None = None  # the range that it is in, while little of the run is done
+    eta_high_s: float | None = None
     at: float | None = None  # when its driver last spoke, seconds since the epoch
     note: str = ""  # why it waits, was stopped or is in trouble
     best: str = ""  # the fastest setting of its first contest
@@ -73,6 +75,8 @@ def _entry(store: Store) -> RunEntry:
         done=status.done,
         total=status.total,
         eta_s=None if status.finished else status.eta_s,
+        eta_low_s=status.eta_low_s,
+        eta_high_s=status.eta_high_s,
         at=status.at,
         note=note or status.stopping or status.waiting or status.paused or status.trouble,
         best=best,
@@ -81,13 +85,15 @@ def _entry(store: Store) -> RunEntry:
 
 def entry_lines(entries: Sequence[RunEntry], now: float) -> list[str]:
     """The list as a table; the winner and the reason of each run stand below its line."""
-    from orchestrator.watching.live_text import duration
+    from orchestrator.watching.live_text import duration, left_text
 
     rows = [("run", "state", "jobs", "time left", "last heard of")]
     below: list[list[str]] = [[]]
     for each in entries:
         jobs = "" if each.total is None else f"{each.done}/{each.total}"
-        left = "" if each.eta_s is None else f"about {duration(each.eta_s)}"
+        left = ""
+        if each.eta_s is not None:
+            left = left_text(each.eta_s, each.eta_low_s, each.eta_high_s)
         heard = "" if each.at is None else f"{duration(now - each.at)} ago"
         rows.append((each.run, each.state or "?", jobs, left, heard))
         below.append([text for text in (each.best, each.note) if text])

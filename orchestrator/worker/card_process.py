@@ -1,36 +1,29 @@
-"""A worker process: one per card, it runs one attempt after another and stays warm between them.
+"""The handle of a worker process (``worker_main.py``) in whoever owns the card.
 
-``serve`` is the process itself: it builds the worker it is told to build, answers each request, and
-reports on its own which phase it is in. ``CardProcess`` is the handle in whoever owns the card. It
-survives everything the process may do: a crash, a kill or a hang of the process becomes a
-``RankOutcome`` with the signal and the end of the log. No Ray here and, before the first attempt,
-no torch.
+It survives everything the process may do: a crash, a kill or a hang of the process becomes a
+``RankOutcome`` with the signal and the end of the log. No Ray here.
 """
 
 from __future__ import annotations
 
-import contextlib
-import importlib
 import os
 import signal
 import socket
 import sys
 import threading
-import time
-import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
-from typing import Any, Protocol
+from typing import Any
 
-from orchestrator.domain.attempt import Attempt, RankOutcome, WorkerInfo
+from orchestrator.domain.attempt import RankOutcome, WorkerInfo
 from orchestrator.domain.executor import Progress
-from orchestrator.domain.failure import Failure, FailureClass, classify
+from orchestrator.domain.failure import Failure, FailureClass
 from orchestrator.domain.job import State
 from orchestrator.host.clock import Interval
-from orchestrator.worker.redaction import finish_output, redact, redact_output, redacted_end
+from orchestrator.worker.redaction import redacted_end
 from orchestrator.worker.served_process import ServedProcess
-from orchestrator.worker.wire import pickled
+from orchestrator.worker.wire import send
 from workloads import files
 
 #: Part of a log that a row keeps.
@@ -38,25 +31,6 @@ TAIL_BYTES = 4000
 #: Before it, for what is redacted as a whole: a key of many lines.
 _BEFORE_TAIL_BYTES = 1 << 16
 _REPORT_INTERVAL_S = 0.25
-
-
-class Worker(Protocol):
-    """The object that ``serve`` drives (``worker.CardWorker``)."""
-
-    def start(self) -> WorkerInfo:
-        """Acquire what the worker needs and say what it is."""
-
-    def listen(self, address: str) -> Any:
-        """Open the rendezvous of a gang's next attempt; for rank 0."""
-
-    def run(self, attempt: Attempt, rank: int, rendezvous: Any) -> RankOutcome:
-        """Run one rank of an attempt."""
-
-    def progress(self) -> Progress | None:
-        """Its current activity; called from another thread."""
-
-    def failure(self, error: BaseException) -> Failure:
-        """The record of what ``start`` or ``listen`` raised."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,108 +57,6 @@ class Order:
     rank: int
     attempt: str  # as JSON
     rendezvous: Any = None  # what ``listen`` gave, for a gang; a Failure ends the rank
-
-
-# ---------------------------------------------------------------- in the process
-
-
-def serve(fd: int) -> int:
-    """Build a worker and answer requests until the channel closes; the process's exit status."""
-    redact_output(os.environ)
-    try:
-        return _serve(fd)
-    finally:
-        finish_output()
-
-
-def _serve(fd: int) -> int:
-    ours = _Output()
-    channel = Connection(fd)
-    factory, config = channel.recv()
-    module, _, name = factory.partition(":")
-    worker: Worker | None = None
-    try:
-        worker = getattr(importlib.import_module(module), name)(config)
-        info = worker.start()
-    except Exception as error:
-        _print_traceback()
-        _send(channel, ("failed", worker.failure(error) if worker else failure_of(error)))
-        return 1
-    _send(channel, ("answer", info))
-    sending = threading.Lock()
-    threading.Thread(target=_report, args=(worker, channel, sending), daemon=True).start()
-    while True:
-        try:
-            method, arguments = channel.recv()
-        except EOFError:
-            return 0
-        try:
-            message = ("answer", _call(worker, method, arguments))
-        except Exception as error:
-            _print_traceback()
-            message = ("failed", worker.failure(error))
-        ours.restore()
-        with sending:
-            _send(channel, message)
-
-
-class _Output:
-    """Standard output and error as they were before a job, which may close or replace them."""
-
-    def __init__(self) -> None:
-        self._streams = sys.stdout, sys.stderr
-        self._files = [os.dup(fd) for fd in (1, 2)]
-
-    def restore(self) -> None:
-        """Let out what waits, and put back what the next job begins with."""
-        for stream in (sys.stdout, sys.stderr, *self._streams):
-            with contextlib.suppress(Exception):
-                stream.flush()
-        for fd, file in enumerate(self._files, 1):
-            os.dup2(file, fd)
-        sys.stdout, sys.stderr = self._streams
-
-
-def _print_traceback() -> None:
-    """Print the error that is being handled; the job may have closed or replaced the stream."""
-    with contextlib.suppress(Exception):
-        traceback.print_exc()
-
-
-def _call(worker: Worker, method: str, arguments: tuple[Any, ...]) -> Any:
-    if method == "listen":
-        return worker.listen(*arguments)
-    attempt, rank, rendezvous = arguments
-    return pickled(worker.run(Attempt.from_json(attempt), rank, rendezvous))
-
-
-def _send(channel: Connection, message: tuple[str, Any]) -> None:
-    """Send as ``Connection.send`` does, with the pickler that is in C alone."""
-    channel.send_bytes(pickled(message))
-
-
-def failure_of(error: Exception) -> Failure:
-    """The failure record of an exception that no worker was there to describe."""
-    text = redact(str(error).strip(), os.environ) or type(error).__name__
-    tail = redact("".join(traceback.format_exception(error)), os.environ)
-    return Failure(
-        failure_class=classify(error), message=text.splitlines()[0], tail=tail[-TAIL_BYTES:]
-    )
-
-
-def _report(worker: Worker, channel: Connection, sending: threading.Lock) -> None:
-    """Send each change of phase; a process that is stuck has reported where."""
-    last: Progress | None = None
-    while True:
-        time.sleep(_REPORT_INTERVAL_S)
-        now = worker.progress()
-        if now != last:
-            last = now
-            with contextlib.suppress(OSError), sending:
-                _send(channel, ("progress", now))
-
-
-# ---------------------------------------------------------------- in its owner
 
 
 class CardProcess:
@@ -230,7 +102,7 @@ class CardProcess:
         if self._stopped_because is not None:  # stopped while it was being started
             self._process.kill()
         try:
-            _send(self._channel, (self._launch.factory, self._config))
+            send(self._channel, (self._launch.factory, self._config))
             kind, value = self._receive()
         except (EOFError, OSError):
             return self._death("start-up")
@@ -326,7 +198,7 @@ class CardProcess:
     def _ask(self, method: str, *arguments: Any) -> tuple[str, Any]:
         if self._channel is None:
             raise EOFError("the process was never started")
-        _send(self._channel, (method, arguments))
+        send(self._channel, (method, arguments))
         return self._receive()
 
     def _receive(self) -> tuple[str, Any]:
@@ -393,10 +265,3 @@ def tail_of(log: str, environment: Mapping[str, str]) -> str:
         return ""
     text = data.decode("utf-8", errors="replace")
     return redacted_end(text, TAIL_BYTES, environment, cut=start > 0)
-
-
-if __name__ == "__main__":
-    # This module is __main__ here; what it sends must be of the importable one.
-    from orchestrator.worker.card_process import serve as importable_serve
-
-    sys.exit(importable_serve(int(sys.argv[1])))

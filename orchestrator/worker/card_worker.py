@@ -167,9 +167,10 @@ class CardWorker(CardHolder):
         self._resident.clean()
         settings = self.device.configure()
         request = request_of(attempt)
+        threads = self._set_threads(request.parameters.get("threads"))
         with (
             self._collective(attempt, rank, rendezvous) as collective,
-            self._in_turn(attempt, rank, collective),
+            self._in_turn(attempt, rank, collective, threads),
         ):
             if self.config.passport and not self._jobs_before:
                 self._take_passport(attempt)
@@ -209,17 +210,34 @@ class CardWorker(CardHolder):
             details={name: redact(text, os.environ) for name, text in details.items()},
         )
 
+    def _set_threads(self, asked: int | None) -> int:
+        """Give torch the threads that the job asks for; without, it has this worker's share."""
+        import torch
+
+        assert self._info is not None
+        if asked is not None and asked != torch.get_num_threads():
+            torch.set_num_threads(asked)
+            _warm_thread_pools()
+        threads = torch.get_num_threads()
+        self._info = dataclasses.replace(self._info, threads=threads)
+        return threads
+
     def _take_passport(self, attempt: Attempt) -> None:
         """Measure the card before its first job, in the job's turn. A gang's ranks do it side by
         side and together, and a card that fails here fails in the job."""
-        from workloads.passport import measure_link, measure_passport
+        import torch
+
+        from workloads.passport import EMULATED_PIECE_S, PIECE_S, measure_link, measure_passport
 
         assert self.device is not None
-        self._passport = measure_passport(self.device)
+        piece_s = EMULATED_PIECE_S if self.config.emulated else PIECE_S
+        self._passport = measure_passport(self.device, piece_s=piece_s)
         size = len(attempt.cards)
         if size > 1:
             self._passport["link_bytes_per_s"] = measure_link(size, self.device)
-        if not self.device.spec.can("host_cores"):
+        if self.device.spec.can("host_cores"):
+            self._passport["threads"] = torch.get_num_threads()
+        else:
             with contextlib.suppress(Exception):  # a tool that is missing costs no job
                 reading = self.device.telemetry().get(self.config.card.index)
                 if reading is not None and reading.sm_clock_mhz is not None:
@@ -256,14 +274,16 @@ class CardWorker(CardHolder):
             yield collective
 
     @contextlib.contextmanager
-    def _in_turn(self, attempt: Attempt, rank: int, collective: Collective) -> Iterator[None]:
+    def _in_turn(
+        self, attempt: Attempt, rank: int, collective: Collective, threads: int
+    ) -> Iterator[None]:
         """Keep the job's turn within the block, on a device that shares its host's cores."""
         assert self.device is not None
         if not self.device.spec.can("host_cores"):
             yield
             return
         self._enter(attempt.attempt_id, "queued")
-        with turn(collective, rank, self.config.threads, self._cores) as self._turn:
+        with turn(collective, rank, threads, self._cores) as self._turn:
             self._enter(attempt.attempt_id, "start")
             yield
 

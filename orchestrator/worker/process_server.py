@@ -186,18 +186,16 @@ class ProcessServer:
             os.chdir(request["cwd"])
             if not self.preloaded:
                 os.set_inheritable(channel, True)
-                command = [sys.executable, "-m", "orchestrator.worker.card_process", str(channel)]
+                command = [sys.executable, "-m", "orchestrator.worker.worker_main", str(channel)]
                 os.execve(sys.executable, command, request["environment"])
             os.environ.clear()
             os.environ.update(request["environment"])
             for path in reversed(request["environment"].get("PYTHONPATH", "").split(os.pathsep)):
                 if path and path not in sys.path:
                     sys.path.insert(0, path)
-            from orchestrator.worker import (
-                card_process,  # with torch, which the server may not have
-            )
+            from orchestrator.worker import worker_main  # with torch, which the server may not have
 
-            status = card_process.serve(channel)
+            status = worker_main.serve(channel)
         except BaseException:
             import traceback
 

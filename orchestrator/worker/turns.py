@@ -35,6 +35,7 @@ from typing import ClassVar
 from orchestrator.domain.processor import Turn
 from workloads import files
 from workloads.api import Collective
+from workloads.devices import host_device
 from workloads.process_stat import process_stat
 
 #: The file of the whole host; where another user keeps it closed, one of this user's own.
@@ -46,8 +47,6 @@ PATIENCE_S = 4 * 3600.0
 #: Between two looks of the first in the queue, and of others: each costs a tenth of a millisecond,
 #: on processors that somebody measures on.
 _FIRST_LOOK_S, _QUEUE_LOOK_S = 0.025, 0.2
-#: Cores that jobs leave to the rest of the host where they do not need them all.
-_SPARE_CORES = 1
 ROUND_S = 2.0  # after which the ranks of a waiting gang show that they live
 
 #: Places of bytes: a few for each core, of which one is locked unless its holder was stopped; the
@@ -175,7 +174,7 @@ class Place:
             try:
                 busy = [locks.awake_holder(*_bytes_of(core)) for core in self._cores]
                 free = [c for c, held in zip(self._cores, busy, strict=True) if held is None]
-                if len(free) >= min(self._wanted + _SPARE_CORES, len(busy)):
+                if len(free) >= min(self._wanted + host_device().spare_cores, len(busy)):
                     self._taken = tuple(filter(None, map(self._lane, free[: self._wanted])))
                     locks.unlock(self._place)
                     return True

@@ -1,4 +1,4 @@
-"""What two runs of the demonstration amount to, cell by cell."""
+"""Two runs of the demonstration, compared cell by cell."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What two commands that measure the same cells amount to."""
+"""Two commands that measure the same cells, compared."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a benchmark has measured outlives a failure of its evaluation, and is not measured twice."""
+"""A benchmark's measurements outlive a failure of its evaluation, and is not measured twice."""
 
 from __future__ import annotations
 

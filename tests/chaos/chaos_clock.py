@@ -14,7 +14,7 @@ STEP_S = 7200
 
 @dataclass(slots=True)
 class SteppedClock:
-    """What a process that was started with ``environment`` takes for the time of day."""
+    """The time of day for a process that was started with ``environment``."""
 
     offset: Path
     library: Path

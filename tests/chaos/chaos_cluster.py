@@ -130,13 +130,13 @@ class ChaosCluster:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the head answers and every node has its raylet."""
+        """Return whether the head answers and every node has its raylet."""
         there = [self._processes.get(name) for name in ("head", *self.names)]
         running = all(process is not None and process.poll() is None for process in there)
         return running and self._all_have_raylets() and self._head_answers()
 
     def _all_have_raylets(self) -> bool:
-        """Whether every `ray start` that runs has come as far as its raylet."""
+        """Return whether every `ray start` that runs has come as far as its raylet."""
         return all(
             process.poll() is not None or self.part(name, "raylet") is not None
             for name, process in self._processes.items()

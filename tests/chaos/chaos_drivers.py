@@ -41,7 +41,7 @@ class Drivers:
         return self.results / RUN
 
     def command(self, *more: str, results: Path | None = None) -> list[str]:
-        """What a user would type."""
+        """The command that a user would type."""
         return [
             *(sys.executable, str(ROOT / "tests" / "chaos" / "chaos_run.py"), "run"),
             *(str(self.grid), "--address", self.cluster.address),
@@ -151,14 +151,14 @@ class Drivers:
         return self.outputs[-1].read_text(errors="replace")[-3000:]
 
     def had_no_head(self) -> bool:
-        """Whether the last one was refused because no head answered when it came, as it should
-        be."""
+        """Return whether the last one was refused because no head answered when it came, as it
+        should be."""
         text = self.outputs[-1].read_text(errors="replace")
         return self.process.poll() == 3 and "no Ray cluster answers at" in text
 
     def had_no_room(self) -> bool:
-        """Whether the last one was refused because the disk was full when it came, as it should
-        be."""
+        """Return whether the last one was refused because the disk was full when it came, as it
+        should be."""
         text = self.outputs[-1].read_text(errors="replace")
         return (
             self.process.poll() == 4

@@ -12,7 +12,7 @@ _OF_NODES = ("kill a raylet", "kill a process server", "kill a node's agent", "f
 
 @dataclass(slots=True, kw_only=True)
 class Fault:
-    """What was done, when and to whom."""
+    """A fault: its kind, its time and its target."""
 
     kind: str
     at: float  # seconds since the epoch
@@ -25,7 +25,7 @@ class Fault:
 
     @property
     def hits_node(self) -> bool:
-        """Whether all workers of the node die of it."""
+        """Return whether all workers of the node die of it."""
         return self.kind in _OF_NODES
 
     @property
@@ -35,7 +35,7 @@ class Fault:
 
 
 def by_kind(faults: Sequence[Fault]) -> dict[str, int]:
-    """How many of each kind, the most frequent first."""
+    """Count those of each kind, the most frequent first."""
     counts: dict[str, int] = {}
     for fault in faults:
         counts[fault.kind] = counts.get(fault.kind, 0) + 1

@@ -72,7 +72,7 @@ class Injector:
 
     @property
     def is_calm(self) -> bool:
-        """Whether all of the cluster is there, as far as the faults so far go."""
+        """Return whether all of the cluster is there, as far as the faults so far go."""
         return self._outage is None and not self._away and self.cluster.is_whole
 
     def inject(self, kind: str) -> Fault | None:
@@ -294,7 +294,7 @@ class Injector:
         return fault
 
     def _is_over(self, outage: Fault) -> bool:
-        """Whether all is there again, and nothing of before is left that ends itself later."""
+        """Return whether all is there again, and nothing of before is left that is yet to end."""
         if outage.kind == "freeze the control store":
             return outage.until is not None
         lasted = time.time() - outage.at
@@ -316,7 +316,7 @@ def flip_a_bit(rows: Path, random_: random.Random) -> tuple[Path, str] | None:
 
 
 def _is_group_leader(pid: int) -> bool:
-    """Whether it is the worker itself and not a child of one."""
+    """Return whether it is the worker itself and not a child of one."""
     try:
         return os.getpgid(pid) == pid
     except ProcessLookupError:

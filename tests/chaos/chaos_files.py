@@ -49,11 +49,11 @@ class Canaries:
 
     @property
     def targets(self) -> list[Path]:
-        """Where a planted link may lead: to a file, and to a name that is not taken."""
+        """Targets of a planted link: to a file, and to a name that is not taken."""
         return [*sorted(self.directory.glob("canary-*")), self.directory / "nowhere"]
 
     def harmed(self) -> list[str]:
-        """What is no longer as it was."""
+        """Targets that are no longer as they were."""
         now = self._state()
         return [
             f"outside the run: {name}: {self._before.get(name, 'not there')} "
@@ -83,7 +83,7 @@ class FileFaults:
     refused: int = 0  # rivals
 
     def acts(self) -> dict[str, object]:
-        """How to inject each kind."""
+        """The function that injects each kind."""
         return {
             "start a second driver": self.start_a_second_driver,
             "open a copied run": self.open_a_copy,
@@ -134,7 +134,7 @@ class FileFaults:
         return fault
 
     def _rival(self, who: str, pid: int) -> subprocess.CompletedProcess | None:
-        """How another driver ended beside the one with this process id; None if it got the run,
+        """The end of another driver beside the one with this process id; None if it got the run,
         which it may have only once that one is gone."""
         holder = psutil.Process(pid) if psutil.pid_exists(pid) else None
         try:
@@ -283,7 +283,7 @@ def _overwrite(path: Path, data: bytes) -> None:
 
 
 def _holds(path: Path, data: bytes) -> bool:
-    """Whether a file is there and holds just this."""
+    """Return whether a file is there and holds just this."""
     with contextlib.suppress(OSError):
         return path.read_bytes() == data
     return False

@@ -48,5 +48,5 @@ experiments:
 
 
 def jobs_of(*, single: int, pairs: int, nodes: int) -> int:
-    """How many jobs such a grid has."""
+    """Count the jobs of such a grid."""
     return single + pairs + nodes + 7 + 6

@@ -180,7 +180,7 @@ class Night:
         }
 
     def figures(self) -> dict[str, Any]:
-        """What is known of the night so far."""
+        """Figures of the night so far."""
         faults = self.injector.faults
         return {
             "seed": self.seed,
@@ -247,7 +247,7 @@ class Night:
         return True
 
     def _head_went_lately(self) -> bool:
-        """Whether a fault has taken the head away in the last two minutes."""
+        """Return whether a fault has taken the head away in the last two minutes."""
         since = time.time() - _HEAD_AWAY_S
         faults = self.injector.faults
         return any(fault.kind in OF_CLUSTER and fault.at > since for fault in faults)
@@ -275,7 +275,7 @@ class Night:
         return Fault(kind="kill the driver under its supervisor", at=time.time(), pid=pid)
 
     def _any_lasts(self) -> bool:
-        """Whether a disk is full, or the driver is halted or has another time of day."""
+        """Return whether a disk is full, or the driver is halted or has another time of day."""
         kinds = ("fill the disk", "fill the log's disk", "freeze the driver", "step the clock")
         return any(f.kind in kinds and f.until is None for f in self.injector.faults)
 

@@ -1,4 +1,4 @@
-"""What must hold of the rows after a night of faults, and how long recovery took. Pure."""
+"""Laws of the rows after a night of faults, and times of recovery. Pure."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ _DRIVER_NAMED = re.compile(r"its driver, process (\d+) on ")
 
 
 def expected_end(row: Measurement) -> tuple[set[State], str]:
-    """How the job of this row must end, and what its reason must say."""
+    """The required end of this row's job, and a word of its reason."""
     behaviour = str(row.parameters["behaviour"])
     if behaviour == "grow":
         fits = (row.batch_size or 0) <= int(str(row.parameters["largest"]))
@@ -136,8 +136,8 @@ def wrong_ends(rows: Sequence[Measurement], faults: Sequence[Fault]) -> list[str
 
 
 def explained(row: Measurement, faults: Iterable[Fault]) -> bool:
-    """Whether a fault hit this attempt on its card, its node or its driver, in its time, and its
-    row says what the fault did."""
+    """Return whether a fault hit this attempt on its card, its node or its driver, in its time, and
+    its row says what the fault did."""
     return any(_explains(fault, row) for fault in faults)
 
 
@@ -172,8 +172,8 @@ def _explains(fault: Fault, row: Measurement) -> bool:
 
 
 def _on(node: str, row: Measurement) -> bool:
-    """Whether an attempt was on this server. One that comes back while Ray still knows it from
-    before gets a name like ``hpu-1-7ace``."""
+    """Return whether an attempt was on this server. One that comes back while Ray still knows it
+    from before gets a name like ``hpu-1-7ace``."""
     return any(name == node or name.startswith(f"{node}-") for name in row.nodes)
 
 

@@ -1,4 +1,4 @@
-"""What a run has left behind on its hosts once it is over: processes, cards, sockets, files."""
+"""The remains of a run on its hosts once it is over: processes, cards, sockets, files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from chaos_cluster import ChaosCluster
 
 _PATIENCE_S = 20.0
 #: Words in the command lines of processes that a run starts; Ray's own go on.
-_OURS = ("process_server", "NodeAgent", "SIG_IGN", "chaos_run.py", "card_process")
+_OURS = ("process_server", "NodeAgent", "SIG_IGN", "chaos_run.py", "worker_main")
 #: Set in the environment of all that a driver starts.
 _OWNED = b"NIGHTGRID_OWNER="
 

@@ -89,8 +89,9 @@ def plan(
     least: int = 0,
     kinds: Collection[str] = tuple(KINDS),
 ) -> list[tuple[float, str]]:
-    """When to inject what: one fault about every ``every_s`` seconds for so many seconds, and
-    ``least`` of each of ``kinds`` at the least. Heavy kinds come exactly ``least`` times."""
+    """The faults of a night with their times: one fault about every ``every_s`` seconds for so many
+    seconds, and ``least`` of each of ``kinds`` at the least. Heavy kinds come exactly ``least``
+    times."""
     unknown = set(kinds) - KINDS.keys()
     if unknown or least < 0 or seconds <= 0 or every_s <= 0:
         raise ValueError(f"no such plan: {sorted(unknown)}, {least=}, {seconds=}, {every_s=}")
@@ -122,7 +123,7 @@ def _spread(
 
 
 def counts(planned: Sequence[tuple[float, str]]) -> dict[str, int]:
-    """How many of each kind a plan has."""
+    """Count the faults of each kind in a plan."""
     found: dict[str, int] = {}
     for _, kind in planned:
         found[kind] = found.get(kind, 0) + 1

@@ -18,14 +18,14 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "night.md"
 
 
 def kinds_table() -> str:
-    """What is done."""
+    """The table of kinds of faults."""
     lines = ["| fault | how |", "|---|---|"]
     lines += [f"| {name} | {kind.how} |" for name, kind in KINDS.items()]
     return "\n".join(lines) + "\n"
 
 
 def markdown(figures: Mapping[str, Any]) -> str:
-    """What came of it."""
+    """The results as a page."""
     states = ", ".join(f"{count} {state}" for state, count in sorted(figures["states"].items()))
     lines = [
         "| figure | value |",

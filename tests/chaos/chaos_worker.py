@@ -33,7 +33,7 @@ _LOOK_S = 0.5
 
 
 class ChaosParameters(WorkloadParameters):
-    """What a job does, and for how long if it works."""
+    """The action of a job, and its duration if it works."""
 
     behaviour: Behaviour = setting("work", role="work", description="What the job does.")
     seconds: float = setting(5.0, role="work", description="How long it works.")

@@ -50,7 +50,7 @@ _DISK_BYTES, _LOG_BYTES = 192 * 2**20, 64 * 2**20
 
 
 def grid_counts(minutes: float) -> dict[str, int]:
-    """How many jobs keep the cards busy for so long."""
+    """Count the jobs that keep the cards busy for so long."""
     mean_s = sum(SECONDS) / 2
     pairs, nodes = 8, 3
     wide = (2 * pairs + 8 * nodes) * mean_s
@@ -123,7 +123,7 @@ def _teller(night: Night, output: Path) -> Callable[[str], None]:
 
 
 def report_problems(night: Night, figures: Mapping[str, Any]) -> list[str]:
-    """What is wrong with the report that a user would look at in the morning."""
+    """Faults of the report that a user would look at in the morning."""
     asked = ("report", RUN, "--results", str(night.results))
     done = night.drivers.nightgrid(*asked, timeout_s=300)
     if done.returncode != 0:

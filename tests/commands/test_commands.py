@@ -1,4 +1,4 @@
-"""What all commands have in common: help that teaches, JSON for scripts, one table of exit codes,
+"""Traits of all commands: help that teaches, JSON for scripts, one table of exit codes,
 errors that say what to do next. A new command has to take its place in these tables."""
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ TRIED_ELSEWHERE = {
 
 
 def has(*names: str) -> Callable[[Any], None]:
-    """Whether the printed object has these keys, among others."""
+    """Return whether the printed object has these keys, among others."""
 
     def check(printed: Any) -> None:
         assert set(names) <= set(printed), set(names) - set(printed)
@@ -88,13 +88,17 @@ JSON: dict[str, tuple[list[str], Callable[[Any], None]]] = {
     "export": (["out", "--to", "datasets"], has("destination", "written")),
     "describe": (["tiny-chatglm3"], has("model", "parameters", "memory", "tensors")),
     "convert": (["checkpoint", "converted"], has("path", "parameters", "bytes", "weight_files")),
+    "protect": (
+        ["model", "sealed", "--key-file", "key", "--new-key"],
+        has("path", "protected", "bytes", "took_s"),
+    ),
     "dataset": (["synthetic", "made", "--count", "4"], has("directory", "counts", "synthetic")),
     "schema": (["precisions"], lambda printed: has("precision", "device", "text")(printed[0])),
 }
 
 
 class JobServerStandIn:
-    """What the commands ask of a cluster's job server, with one job on it."""
+    """A cluster's job server as the commands use it, with one job."""
 
     def __init__(self, address: str | None) -> None:
         self.address = address or "http://head:8265"
@@ -177,6 +181,11 @@ def test_json_is_all_of_standard_output(
         from chatglm3_reference import random_state, write_checkpoint
 
         write_checkpoint(place / "checkpoint", random_state())
+    if command == "protect":
+        pytest.importorskip("cryptography")
+        (place / "model").mkdir()
+        for name in ("config.json", "model.safetensors"):
+            (place / "model" / name).write_text("{}")
     if command == "query":
         pytest.importorskip("duckdb")
     assert main([command, *arguments, "--json"]) == 0
@@ -343,6 +352,7 @@ WRONG: list[tuple[list[str], int, str]] = [
     (["describe", "no-such-model"], 1, "tiny-chatglm3"),
     (["describe", "tiny-chatglm3", "--lora-rank", "0"], 2, "whole number from 1"),
     (["convert", "nowhere", "out"], 1, "nowhere"),
+    (["protect", "nowhere", "out", "--key-file", "missing"], 1, "the key file missing cannot be"),
     (["dataset", "advertisegen", "nowhere"], 1, "nowhere"),
     (["dataset", "synthetic", "made", "--count", "none"], 2, "whole number from 1 to 10,000,000"),
     (["schema", "everything"], 2, "choose from"),

@@ -38,7 +38,7 @@ def place(tmp_path: Path) -> Path:
 
 
 def asked(shell: str, path: Path, words: list[str], place: Path) -> list[str]:
-    """What the shell offers after these words; the last is being typed."""
+    """The shell's offers after these words; the last is being typed."""
     if shutil.which(HERE[shell]) is None:
         pytest.skip(f"no {shell} on this machine")
     if shell == "bash":

@@ -41,7 +41,7 @@ GAUDI_VERSIONS = {
 
 
 def gaudi_probe(**changes: Any) -> Probe:
-    """What a Gaudi server should say."""
+    """The expected answers of a Gaudi server."""
     fields: dict[str, Any] = {
         "hostname": "gaudi-01",
         "python": "3.10.12",

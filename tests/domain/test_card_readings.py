@@ -1,4 +1,4 @@
-"""What a card said over a timed part, from readings of a real one."""
+"""Readings of a card over a timed part, from those of a real one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which sets of cards a job may be given."""
+"""The sets of cards that a job may be given."""
 
 from __future__ import annotations
 

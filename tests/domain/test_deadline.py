@@ -1,4 +1,4 @@
-"""What people write for a deadline or a budget, and what is kept in reserve."""
+"""Deadlines and budgets as people write them, and the reserve."""
 
 from __future__ import annotations
 

@@ -206,7 +206,7 @@ def test_equal_ranks_multiply_throughput(walls: list[float], ranks: int) -> None
 
 
 def result(**changes: object) -> Result:
-    """What one rank measured: three equal repeats."""
+    """One rank's result: three equal repeats."""
     values: dict = {
         "samples": tuple(s for _, s in repeats(1.0, 1.0, 1.0)),
         "items": (Item(index=0, input_tokens=5, output_tokens=9, latency_s=0.7),),

@@ -1,4 +1,4 @@
-"""What a process got of the processors, worked out from two readings."""
+"""A process's share of the processors, worked out from two readings."""
 
 from __future__ import annotations
 

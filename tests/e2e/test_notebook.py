@@ -203,7 +203,7 @@ def test_report_compare_and_query(night: Run) -> None:
 
 
 class Shown(HTMLParser):
-    """What stands in a notebook's HTML: every tag and all text."""
+    """The content of a notebook's HTML: every tag and all text."""
 
     def __init__(self, html: str) -> None:
         super().__init__()

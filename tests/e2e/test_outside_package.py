@@ -98,7 +98,7 @@ def grid(model: Path) -> dict[str, object]:
 
 @pytest.fixture(scope="module")
 def outside(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
-    """What the commands say of a run, and of it beside a copy."""
+    """The commands' output on a run, and on it beside a copy."""
     place = tmp_path_factory.mktemp("outside")
     information = place / "outside-1.dist-info"
     information.mkdir()

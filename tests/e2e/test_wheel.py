@@ -39,7 +39,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def nightgrid(installed: Path, here: Path, *words: str) -> str:
-    """What the command prints, run as the wheel's entry point in another directory."""
+    """The command's output, run as the wheel's entry point in another directory."""
     [about] = installed.glob("*.dist-info/entry_points.txt")
     points = ConfigParser()
     points.read(about)

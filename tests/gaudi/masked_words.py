@@ -62,7 +62,7 @@ def rank(number: int, port: int, mode: str, channel: Any) -> None:
 
 
 def gang(mode: str) -> list[dict[str, Any]]:
-    """What each of two ranks measured."""
+    """The results of each of two ranks."""
     fork = multiprocessing.get_context("fork")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

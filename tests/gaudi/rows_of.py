@@ -16,7 +16,7 @@ TESTS = HERE.parent
 
 
 def rows_of(script: str, *arguments: str | Path, **variables: str) -> dict[str, Any]:
-    """What the script printed as its rows, in lazy mode unless the variables say otherwise."""
+    """The rows that the script printed, in lazy mode unless the variables say otherwise."""
     folders = [TESTS.parent, TESTS, TESTS / "workloads", os.environ.get("PYTHONPATH", "")]
     done = subprocess.run(
         [sys.executable, str(HERE / script), *map(str, arguments)],

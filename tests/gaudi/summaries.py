@@ -87,7 +87,7 @@ def forked(function: Any, *arguments: Any) -> Any:
 
 
 def gang() -> list[dict[str, Any]]:
-    """What each of two ranks measured."""
+    """The results of each of two ranks."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

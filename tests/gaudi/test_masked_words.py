@@ -12,7 +12,7 @@ pytestmark = pytest.mark.timeout(600)
 
 @pytest.fixture(scope="module", params=["lazy", "compile"])
 def rows(request: pytest.FixtureRequest) -> dict[str, Any]:
-    """What each job of ``masked_words.py`` measured, in a process of that mode."""
+    """Results of each job of ``masked_words.py``, in a process of that mode."""
     mode = request.param
     lazy = "1" if mode == "lazy" else "0"
     variables = {"PT_HPU_LAZY_MODE": lazy, "PT_ENABLE_INT64_SUPPORT": "1"}

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.timeout(600)
 
 @pytest.fixture(scope="module")
 def rows() -> dict[str, Any]:
-    """What each job of ``summaries.py`` measured, all in one process and three forked from it."""
+    """Results of each job of ``summaries.py``, all in one process and three forked from it."""
     return rows_of("summaries.py")
 
 

@@ -47,7 +47,7 @@ def commands() -> list[str]:
 
 
 def reason_against(command: str) -> str | None:
-    """Why a command is not run here."""
+    """The reason for which a command is not run here."""
     words = command.split()
     return CANNOT.get(" ".join(words[:2])) or CANNOT.get(words[0])
 

@@ -228,7 +228,7 @@ def test_what_pyyaml_writes_is_read_back(data: dict[str, object]) -> None:
 
 
 def places(node: grid_nodes.Node) -> list[tuple[int, int, object]]:
-    """Where all that is written stands; the two parsers place an absent value differently."""
+    """The places of all that is written; the two parsers place an absent value differently."""
     if node.items is not None:
         return [(node.line, node.column, "[")] + [p for item in node.items for p in places(item)]
     if node.entries is None:

@@ -163,7 +163,7 @@ SETTINGS = st.sampled_from(
 
 
 def parent_of(document: Any, path: tuple[Any, ...]) -> Any:
-    """What holds the value at ``path``."""
+    """The holder of the value at ``path``."""
     for step in path[:-1]:
         document = document[step]
     return document

@@ -201,7 +201,7 @@ def words_of(command: str) -> list[str]:
 
 
 def asked(command: str, capsys: pytest.CaptureFixture[str]) -> tuple[str, str]:
-    """What a command prints on its two streams."""
+    """A command's output on its two streams."""
     try:
         code = main(words_of(command))
     except SystemExit as ended:  # of argparse

@@ -36,7 +36,7 @@ def _spend(busy: bool, channel: Connection) -> None:
 
 
 def _together(*busy: bool) -> list[ProcessorUse]:
-    """What processes got that computed or slept at the same time on one core."""
+    """Shares of processes that computed or slept at the same time on one core."""
     context = multiprocessing.get_context("fork")
     channels, processes = [], []
     for each in busy:

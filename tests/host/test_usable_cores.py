@@ -6,9 +6,12 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from orchestrator.host import processors
-from orchestrator.host.processors import usable_cores
+from orchestrator.host.processors import threads_of_card, usable_cores
+from workloads.devices import host_device, own_devices
 
 
 @pytest.fixture
@@ -51,3 +54,21 @@ def test_a_quota_of_the_control_group_limits_them(
     (host / "cpu" / "cpu.cfs_period_us").write_text("100000\n")
     (host / name).write_text(text + "\n")
     assert usable_cores() == cores
+
+
+@given(cores=st.integers(1, 256), cards=st.integers(1, 16), spare=st.integers(0, 2))
+def test_cards_share_the_cores_that_are_not_spared(cores: int, cards: int, spare: int) -> None:
+    """Each has a thread; where there are cores enough, all leave the spared ones free together."""
+    threads = threads_of_card(cores, cards, spare)
+    assert threads >= 1
+    if cores - spare >= cards:
+        assert cores - cards < threads * cards + spare <= cores
+    else:
+        assert threads == 1
+
+
+def test_a_cpu_card_leaves_a_core_to_the_rest_of_its_host() -> None:
+    """A card with memory of its own does not, nor one that is emulated in its name."""
+    spared = {spec.name: spec.spare_cores for spec in own_devices()}
+    assert spared == {name: int(name == host_device().name) for name in spared}
+    assert [threads_of_card(2, 1, spared[name]) for name in ("cpu", "hpu")] == [1, 2]

@@ -38,7 +38,7 @@ _FRAME = re.compile(r'File "([^"]+)", line (\d+),? in (\w+)')
 
 
 def signature(trouble: str) -> str:
-    """What findings of one cause have in common: the last place in our code, and the error."""
+    """The trait that findings of one cause share: the last place in our code, and the error."""
     frames = [
         f for f in _FRAME.findall(trouble) if "/orchestrator/" in f[0] or "/workloads/" in f[0]
     ]
@@ -54,7 +54,7 @@ def signature(trouble: str) -> str:
 
 
 class Findings:
-    """What was asked and what came of it."""
+    """Questions asked and their outcomes."""
 
     def __init__(self, *, loud: bool) -> None:
         self.loud = loud

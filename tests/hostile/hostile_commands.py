@@ -119,7 +119,7 @@ def commands() -> Mapping[str, argparse.ArgumentParser]:
 
 
 def reads_results(name: str) -> bool:
-    """Whether a command takes a results directory."""
+    """Return whether a command takes a results directory."""
     return any(action.dest == "results" for action in commands()[name]._actions)
 
 

@@ -190,7 +190,7 @@ def rows(random: Random, table: pa.Table) -> tuple[pa.Table, str]:
 
 
 def metadata(random: Random, table: pa.Table) -> tuple[pa.Table, str]:
-    """What the file says of itself."""
+    """The file's statement on itself."""
     meta = dict(table.schema.metadata or {})
     action = random.choice(["none", "version", "covers", "more"])
     if action == "none":

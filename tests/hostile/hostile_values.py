@@ -51,7 +51,7 @@ def nested_json(random: Random) -> str:
 
 
 def json_text(random: Random) -> str:
-    """What may stand where JSON is expected."""
+    """Text that may stand where JSON is expected."""
     return random.choice(
         [
             lambda: json.dumps(json_value(random)),
@@ -112,7 +112,7 @@ def mutated(random: Random, document: Any, changes: int | None = None) -> Any:
 
 
 def side_file(random: Random, sound: bytes) -> bytes:
-    """What may lie in the place of a small file: its JSON or text changed, or anything."""
+    """Content for the place of a small file: its JSON or text changed, or anything."""
     choice = random.random()
     if choice < 0.6:
         try:

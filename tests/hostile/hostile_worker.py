@@ -44,7 +44,7 @@ Told = dict[str, Any]
 
 
 def limit_s() -> float:
-    """How long a command may take: ten seconds, and more on a machine that is busy with others."""
+    """The time limit of a command: ten seconds, and more on a machine that is busy with others."""
     return LIMIT_S * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
@@ -127,7 +127,7 @@ def _make_deterministic(base: Path) -> None:
 
 
 def _stop_before_clusters() -> None:
-    """What would start or join a cluster is refused: everything before it is real."""
+    """Refuse to start or join a cluster: everything before it is real."""
     from orchestrator.errors import ClusterError
     from orchestrator.on_ray import cluster
     from orchestrator.runtime import session
@@ -280,7 +280,7 @@ def listing(directory: Path) -> dict[str, tuple[Any, ...]]:
 
 
 def _changes(was: dict[str, Any], now: dict[str, Any], line: list[str]) -> str:
-    """What changed, but for the page that a report writes and for directories that hold it."""
+    """The changes, but for the page that a report writes and for directories that hold it."""
     names = sorted(name for name in was.keys() | now.keys() if was.get(name) != now.get(name))
     allowed = {"report.html"} if line[0] == "report" else set()
     wrong = [

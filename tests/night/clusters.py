@@ -124,14 +124,14 @@ class NightExecutor:
         return Watched(schedule, self)
 
     def heard(self, event: Event) -> None:
-        """What the schedule is about to be told."""
+        """Note the event that the schedule is about to be told."""
         self.books.heard(event)
         self.night.tally.clock_steps += isinstance(event, ClockSet) and bool(event.by_s)
         if isinstance(event, WorkerOverdue) and event.worker_id in self.books.started:
             self.suspects.add(self.books.started[event.worker_id][0])
 
     def decided(self, commands: list[Command]) -> None:
-        """What the schedule has said."""
+        """Note the schedule's commands."""
         for command in commands:
             if isinstance(command, Wake):
                 heappush(self.books.wakes, command.at)
@@ -243,7 +243,7 @@ class NightExecutor:
         return replace(event, outcome=replace(event.outcome, failure=failure))
 
     def _is_silent(self, outcome: Outcome) -> bool:
-        """Whether an attempt hangs; that it was stopped is heard."""
+        """Return whether an attempt hangs; that it was stopped is heard."""
         return outcome.attempt_id in self.hung and outcome.state is not State.LOST
 
     def _ended(self, outcome: Outcome, at: float) -> None:
@@ -276,7 +276,7 @@ class NightExecutor:
 
 
 class Books:
-    """What one driver did and when, kept to judge what it does next; by the night's true clock."""
+    """A driver's acts and their times, kept to judge the next; by the night's true clock."""
 
     def __init__(self, night: Night) -> None:
         self.night = night

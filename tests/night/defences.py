@@ -1,4 +1,4 @@
-"""What protects a night, one by one, and how each is taken away for the tests.
+"""The defences of a night, and a way to take each away for the tests.
 
 Taking one away puts another part in its place; the programme itself knows nothing of it. Then some
 night must break, and the seed says which: a check that nothing can fail would prove nothing.
@@ -117,7 +117,7 @@ def _start_while_full() -> contextlib.AbstractContextManager[Any]:
 
 
 def _count_late_rows() -> contextlib.AbstractContextManager[Any]:
-    """What an attempt brings after it was given up counts as any result."""
+    """Count a result that comes after its attempt was given up."""
 
     def counted(command: Command) -> Command:
         late = isinstance(command, RecordRow) and command.reason.startswith("came after")
@@ -154,7 +154,7 @@ def _free_at_once() -> contextlib.AbstractContextManager[Any]:
 
 
 def _half_writes() -> contextlib.AbstractContextManager[Any]:
-    """What a write did not take is not written again."""
+    """Never write again the part that a write did not take."""
     write = SimulatedDisk.write
 
     def once(disk: SimulatedDisk, handle: int, data: bytes | memoryview) -> int:
@@ -213,7 +213,7 @@ def _deaf_to_clocks() -> contextlib.AbstractContextManager[Any]:
 
 
 def _watch_by_the_time_of_day() -> contextlib.AbstractContextManager[Any]:
-    """How long a worker has been in its phase is counted by the time of day, and all of a pause
+    """Count a worker's time in its phase by the time of day, and all of a pause
     counts: else a step forward would pass for a pause of the driver."""
 
     def watchdog(night: Night) -> Watchdog | None:

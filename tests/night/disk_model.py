@@ -167,7 +167,7 @@ class SimulatedDisk:
         return data
 
     def is_there(self, path: Path) -> bool:
-        """Whether it is a file or a directory."""
+        """Return whether it is a file or a directory."""
         if path in self.directories:
             return True
         parent = self.directories.get(path.parent)

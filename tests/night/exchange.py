@@ -68,7 +68,7 @@ class Remote:
         self.node, self.act = node, act
 
     def options(self, **_: Any) -> Remote:
-        """Which make no difference here."""
+        """Options; they make no difference here."""
         return self
 
     def remote(self, *arguments: Any) -> Callable[[], Any]:

@@ -67,7 +67,8 @@ _DISK_CALLS = (
 
 
 class Night:
-    """What outlives a driver: time, cards, processes, the store, and what was promised of it."""
+    """The things that outlive a driver: time, cards, processes, the store, and what was promised of
+    it."""
 
     def __init__(self, shape: Shape) -> None:
         self.shape = shape
@@ -126,7 +127,7 @@ class Night:
         return self.now
 
     def set_by(self) -> float:
-        """How far the time of day has been set since the night began."""
+        """The shift of the time of day since the night began."""
         return sum(by_s for at, by_s in self.shape.clock_steps if at <= self.now)
 
     def wall(self) -> float:
@@ -134,8 +135,8 @@ class Night:
         return EPOCH_S + self.now + self.set_by()
 
     def knows_end(self) -> bool:
-        """Whether a driver must know how much time is left: it needs a while to see that the clock
-        was set, which moves a deadline and no budget."""
+        """Return whether a driver must know how much time is left: it needs a while to see that the
+        clock was set, which moves a deadline and no budget."""
         steps = () if self.shape.budget else self.shape.clock_steps
         return not any(at <= self.now < at + NOTICED_S for at, _ in steps)
 
@@ -147,14 +148,14 @@ class Night:
         return ends - (self.now - self.began if self.shape.budget else self.wall() - EPOCH_S)
 
     def trips(self) -> bool:
-        """Whether a call fails for a moment."""
+        """Return whether a call fails for a moment."""
         fails = self.shape.flaky > 0 and self.flakiness.random() < self.shape.flaky
         self.tally.tripped += fails
         return fails
 
     @property
     def is_full(self) -> bool:
-        """Whether the disk is full now."""
+        """Return whether the disk is full now."""
         full = self.shape.full
         return full is not None and full[0] <= self.now < full[1]
 
@@ -207,7 +208,7 @@ class Night:
         return self.tally
 
     def _spilled(self) -> bool:
-        """Whether the real store has put rows on the other disk."""
+        """Return whether the real store has put rows on the other disk."""
         return self.disk.is_there(ELSEWHERE) and bool(self.disk.names(ELSEWHERE))
 
     @contextlib.contextmanager
@@ -367,7 +368,8 @@ class Night:
     # ------------------------------------------------------------ what is tried in between
 
     def _end_leftovers(self, number: int) -> None:
-        """What ``worker.leftovers`` and the nodes' agents do before any card is given out."""
+        """End leftovers as ``worker.leftovers`` and the nodes' agents do, before any card is given
+        out."""
         self.end_leftovers()
 
     def end_leftovers(self) -> None:
@@ -429,7 +431,7 @@ class Night:
         return rows
 
     def _is_of_note(self, row: Measurement) -> bool:
-        """Whether a row is what an attempt's note stands for."""
+        """Return whether a row is what an attempt's note stands for."""
         if row.state != State.LOST or row.attempt_id not in self.noted:
             return False
         return any(row == row_of(note) for note in self.noted[row.attempt_id])
@@ -455,13 +457,13 @@ class Night:
             must(not missing, f"attempts that began and left no row: {sorted(missing)[:3]}")
 
     def _too_few_cards(self, job: Job) -> bool:
-        """Whether bad cards may have left no set for it, let as many of its workers down as a job
-        may have, or put their node out of use, as half of a server's cards do."""
+        """Return whether bad cards may have left no set for it, let as many of its workers down as
+        a job may have, or put their node out of use, as half of a server's cards do."""
         return bool(self.shape.faults.bad_cards) and (job.cards > 1 or self.most_bad >= 4)
 
     @property
     def replay(self) -> str:
-        """How to see this night again."""
+        """The command that replays this night."""
         kind = " --on-disk" if self.shape.on_disk else ""
         return f"python tests/night/replay.py {self.shape.seed}{kind}"
 

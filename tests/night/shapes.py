@@ -33,8 +33,8 @@ def must(holds: bool, message: str) -> None:
 
 
 def is_late(row: Measurement) -> bool:
-    """Whether a row is what a node brought after its attempt had been given up: a second row of the
-    attempt, which counts for nothing."""
+    """Return whether a row is what a node brought after its attempt had been given up: a second row
+    of the attempt, which counts for nothing."""
     return not row.final and row.reason.startswith("came after the attempt was given up")
 
 
@@ -56,7 +56,7 @@ TWO_HOURS_S = 7200.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """What a night is like, all of it drawn from its seed."""
+    """The shape of a night, all of it drawn from its seed."""
 
     seed: int
     on_disk: bool
@@ -157,7 +157,8 @@ class Shape:
 
 
 def _clock_steps(draw: Random) -> tuple[tuple[float, float], ...]:
-    """When the time of day is set in a night, and by how much: by hours, by little, or often."""
+    """Times at which the time of day is set in a night, and the steps: by hours, by little, or
+    often."""
     kind = draw.choice(["never", "hours", "little", "often"])
     count = {"never": 0, "hours": 1, "little": 1, "often": 6}[kind]
     sizes = {
@@ -169,7 +170,7 @@ def _clock_steps(draw: Random) -> tuple[tuple[float, float], ...]:
 
 @dataclass(slots=True)
 class Tally:
-    """What a night, or many, came to."""
+    """The sum of a night, or of many."""
 
     nights: int = 0
     events: int = 0

@@ -79,7 +79,7 @@ class Channel:
 
     @property
     def heard_at(self) -> float:
-        """When the agent last said something."""
+        """The time of the agent's last words."""
         return self._clock.now if self._heard_at is None else self._heard_at
 
     @heard_at.setter
@@ -118,7 +118,7 @@ class Case:
             run="case",
             accelerators=None,
             log_dir=None,
-            preload=False,
+            preload=(),
             clock=self.clock,
             calls=Calls(),
             store=self.store,  # type: ignore[arg-type]

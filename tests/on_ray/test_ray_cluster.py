@@ -1,4 +1,4 @@
-"""Which nodes a cluster offers, and how an address is judged, without any Ray running."""
+"""Nodes of a cluster and verdicts on addresses, without any Ray running."""
 
 from __future__ import annotations
 

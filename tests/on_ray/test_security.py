@@ -1,4 +1,4 @@
-"""What may run code, what may leave its directory: nothing that was not asked for."""
+"""Files that may run code or leave their directory: nothing that was not asked for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `nightgrid submit` takes along: the program, the grid, what the grid names; never a home
+"""The luggage of `nightgrid submit`: the program, the grid, what the grid names; never a home
 directory, and no file that is named as secrets are unless it is named."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which engine runs a job whose grid names none: by the kind of card and what its nodes have."""
+"""The engine for a job whose grid names none: by the kind of card and what its nodes have."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tests start ends with them, also when pytest is killed: the real conftest over a small
+"""Processes of tests end with them, also when pytest is killed: the real conftest over a small
 session that leaves everything it can."""
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def test_that_leaves_things():
 
 
 def alive(pid: int) -> bool:
-    """Whether a process runs; one that is dead and not waited for does not."""
+    """Return whether a process runs; one that is dead and not waited for does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
@@ -61,7 +61,7 @@ def alive(pid: int) -> bool:
 
 
 def listens(port: int) -> bool:
-    """Whether somebody accepts connections there."""
+    """Return whether somebody accepts connections there."""
     with socket.socket() as asking:
         return asking.connect_ex(("127.0.0.1", port)) == 0
 
@@ -91,7 +91,7 @@ class Session:
         )
 
     def left(self) -> list[tuple[int, int]]:
-        """What it has started: process and port, 0 for none."""
+        """Its children: process and port, 0 for none."""
         ready = self.directory / "ready"
         assert until(lambda: ready.exists() or self.process.poll() is not None, 60)
         assert ready.exists(), self.process.communicate()[0]

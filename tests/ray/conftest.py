@@ -35,7 +35,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
             executor = RayExecutor(
                 run="test",
                 factory="fake_workers:FakeWorker",
-                preload=False,
+                preload=(),
                 log_dir=tmp_path_factory.mktemp("logs"),
             )
             with contextlib.closing(executor):

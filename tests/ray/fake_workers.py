@@ -118,7 +118,7 @@ class FakeWorker:
         )
 
     def asked(self, attempt: Attempt) -> tuple[str, str, str]:
-        """What to do: action, separator, argument."""
+        """The order: action, separator, argument."""
         return attempt.job.model.partition(":")
 
     def work(self, attempt: Attempt, seconds: float) -> None:
@@ -126,7 +126,7 @@ class FakeWorker:
         time.sleep(seconds)
 
     def samples(self) -> tuple[Sample, ...]:
-        """What was measured."""
+        """The measured samples."""
         return ()
 
 

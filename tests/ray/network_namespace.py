@@ -15,7 +15,7 @@ _WAIT = "import sys; print('here', flush=True); sys.stdin.read()"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OtherHost:
-    """Where strangers run.
+    """The host of strangers.
 
     Attributes:
         gateway: the address of this machine as it is seen from there.

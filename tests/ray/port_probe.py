@@ -1,4 +1,4 @@
-"""What a port answers to a stranger: `python port_probe.py TOKEN PORT...`, JSON.
+"""A port's answers to a stranger: `python port_probe.py TOKEN PORT...`, JSON.
 
 Every method of Ray's gRPC services is called, as is every path of its HTTP servers, without a token
 (TOKEN empty) or with a wrong one. For each port: "http" or "grpc", what asks for a token, and what

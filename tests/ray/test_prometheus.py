@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 
 def scraped(bench: Bench) -> str:
-    """What the node of this very process exports now."""
+    """The metrics that the node of this very process exports now."""
     import ray
 
     mine = ray.get_runtime_context().get_node_id()

@@ -32,7 +32,7 @@ from orchestrator.domain.failure import FailureClass
 from orchestrator.domain.job import Accelerator, State
 from orchestrator.domain.topology import legal_card_sets
 from orchestrator.host.processors import usable_cores
-from orchestrator.on_ray import calls, executor
+from orchestrator.on_ray import calls, worker_pool
 from orchestrator.on_ray.calls import answers_of
 from orchestrator.worker.messages import Ended
 from orchestrator.worker.wire import unpickled
@@ -41,7 +41,7 @@ pytestmark = pytest.mark.ray
 
 
 def alive(pid: int) -> bool:
-    """Whether a process is there and not merely waiting to be collected."""
+    """Return whether a process is there and not merely waiting to be collected."""
     try:
         return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
     except OSError:
@@ -49,7 +49,7 @@ def alive(pid: int) -> bool:
 
 
 def gone_soon(pid: int, timeout_s: float = 5.0) -> bool:
-    """Whether a process ends within the time."""
+    """Return whether a process ends within the time."""
     deadline = time.monotonic() + patience(timeout_s)
     while alive(pid) and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -203,7 +203,7 @@ def test_a_killed_agent_takes_its_workers_along_and_its_node_comes_back(bench: B
 
 
 def brings_an_end(answer: bytes) -> bool:
-    """Whether an agent's answer says of an attempt that it has ended."""
+    """Return whether an agent's answer says of an attempt that it has ended."""
     return any(isinstance(response, Ended) for response in unpickled(answer).responses)
 
 
@@ -239,7 +239,7 @@ def test_a_process_that_does_not_end_costs_its_card_until_it_does(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The process server is frozen, so that nothing can be killed: the attempt ends without."""
-    monkeypatch.setattr(executor, "STOP_PATIENCE_S", 8.0)
+    monkeypatch.setattr(worker_pool, "STOP_PATIENCE_S", 8.0)
     card = bench.node("gpu-1").cards[0]
     (worker,) = bench.start(card)
     attempt_id = bench.run((card,), [worker], "sleep:600")
@@ -267,7 +267,7 @@ def test_an_agent_that_does_not_answer_costs_its_node_until_it_is_claimed_anew(
     """It is frozen, and shows when it is to stop a worker."""
     import ray
 
-    monkeypatch.setattr(executor, "STOP_PATIENCE_S", 3.0)
+    monkeypatch.setattr(worker_pool, "STOP_PATIENCE_S", 3.0)
     node = bench.node("gpu-1")
     busy, idle = bench.start(*node.cards)
     attempt_id = bench.run((node.cards[0],), [busy], "sleep:600")
@@ -299,7 +299,7 @@ def test_an_agent_that_does_not_answer_costs_its_node_until_it_is_claimed_anew(
 
 
 def is_of(event: WorkerStopped, worker: WorkerReady) -> bool:
-    """Whether it is this worker's end."""
+    """Return whether it is this worker's end."""
     return event.worker_id == worker.worker_id
 
 
@@ -443,7 +443,7 @@ from orchestrator.on_ray.cluster import emulate
 from orchestrator.on_ray.executor import RayExecutor
 
 with emulate(parse_emulation("1x2", [])) as cluster:
-    executor = RayExecutor(run="r", factory="fake_workers:FakeWorker", preload=False)
+    executor = RayExecutor(run="r", factory="fake_workers:FakeWorker", preload=())
     while True:
         for event in executor.events(1.0):
             if isinstance(event, NodeJoined):

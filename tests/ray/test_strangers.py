@@ -1,4 +1,4 @@
-"""What strangers can do to an emulated cluster, from another host or as another user here."""
+"""Attempts of strangers on an emulated cluster, from another host or as another user here."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ WIDTHS = (8, 4, 2)
 
 
 class Known:
-    """What jobs take is what they are told to sleep."""
+    """The estimates: jobs take what they are told to sleep."""
 
     def estimate(self, job: Job) -> Estimate:
         return Estimate(load_s=0.1, run_s=float(job.model.partition(":")[2]))
@@ -72,7 +72,7 @@ def main() -> dict[str, Any]:
         executor = RayExecutor(
             run="two-servers",
             factory="fake_workers:FakeWorker",
-            preload=False,
+            preload=(),
             log_dir=home / "logs",
         )
 

@@ -1,4 +1,4 @@
-"""What tests of the report share: the page of a large run, which takes seconds to make."""
+"""Helpers for tests of the report: the page of a large run, which takes seconds to make."""
 
 from __future__ import annotations
 

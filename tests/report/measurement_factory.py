@@ -247,7 +247,7 @@ def step_time(job: Job, batch: int) -> float:
 
 
 def fits(job: Job, batch: int) -> bool:
-    """Whether the model and its cache fit into the card."""
+    """Return whether the model and its cache fit into the card."""
     need = PARAMETERS.get(job.model, 1e9) * BYTES.get(job.precision, 2.0) + batch * 1.1 * GIB
     return need < DEVICES[job.accelerator][1] * 0.95
 

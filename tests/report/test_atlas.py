@@ -180,7 +180,11 @@ def test_a_bundle_that_cannot_be_read_costs_nothing(
     """Exit code 4 and a sentence; the file that was there stays."""
     (tmp_path / "mine.json").write_text("mine")
     options = ["--atlas", str(ROOT / "grids/gaudi-atlas.yaml"), "--results", str(tmp_path / "none")]
-    for wrong, words in (("missing.json", "cannot read"), ("mine.json", "is no bundle")):
+    for wrong, words in (
+        ("missing.json", "cannot read"),
+        ("mine\0.json", "not a file name"),
+        ("mine.json", "is no bundle"),
+    ):
         merge = ["--merge", str(tmp_path / wrong)]
         assert main(["export", str(tmp_path / "mine.json"), *options, *merge]) == 4
         assert words in capsys.readouterr().err

@@ -82,7 +82,7 @@ def test_settings_are_told_apart_as_before(settings: list[Setting]) -> None:
 
 
 def calls(act: Callable[[], object]) -> int:
-    """How many functions are called, those in C included: a measure that no load changes."""
+    """Count the functions that are called, those in C included: a measure that no load changes."""
     count = 0
 
     def note(_frame: FrameType, event: str, _argument: object) -> None:
@@ -192,7 +192,7 @@ def large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
 
 
 def data_of(page: str) -> dict[str, Any]:
-    """What a page's scripts draw from."""
+    """The data that a page's scripts draw from."""
     found = re.search(r"<script[^>]*application/json[^>]*>(.*?)</script>", page, re.DOTALL)
     assert found is not None
     return dict(json.loads(found[1]))

@@ -22,7 +22,7 @@ from orchestrator.report.terminal import print_summary
 
 
 def printed(summary: Summary, width: int = 80, colour: bool = False) -> str:
-    """What the terminal shows."""
+    """The terminal's output."""
     file = io.StringIO()
     system = "standard" if colour else None
     console = Console(file=file, width=width, force_terminal=colour, color_system=system)

@@ -1,4 +1,4 @@
-"""Where the time of a training step goes."""
+"""The parts of a training step's time."""
 
 from __future__ import annotations
 

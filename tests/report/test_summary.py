@@ -1,4 +1,4 @@
-"""What the summary says of a run's rows."""
+"""The summary of a run's rows."""
 
 from __future__ import annotations
 

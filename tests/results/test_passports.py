@@ -48,6 +48,7 @@ def test_a_card_is_held_against_its_like_only() -> None:
     assert not slow_cards([*cards, passport(4, 0.92e12)])
     assert not slow_cards([*cards, passport(4, 0.5e12, node="hpu-2")])
     assert not slow_cards([*cards, passport(4, 0.5e12, device_name="Gaudi3")])
+    assert not slow_cards([*cards, passport(4, 0.5e12, threads=1)])  # of one, not of two
     emulated = [replace(each, emulated=True) for each in (*cards, passport(4, 0.55e12))]
     assert not slow_cards(emulated)
     assert slow_cards([*emulated, passport(5, 0.45e12, emulated=True)])

@@ -29,7 +29,7 @@ def filled(results: Path, count: int) -> Store:
 
 
 def numbers(store: Store) -> list[int]:
-    """Which rows the store shows, by their batch size."""
+    """The rows that the store shows, by their batch size."""
     return [(measurement.batch_size or 0) - 1 for measurement in store.measurements()]
 
 

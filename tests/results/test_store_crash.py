@@ -19,7 +19,7 @@ from orchestrator.results.store import Store
 
 
 def numbers(store: Store) -> list[int]:
-    """Which rows the store shows, by their batch size."""
+    """The rows that the store shows, by their batch size."""
     return sorted((m.batch_size or 0) - 1 for m in store.measurements(samples=False))
 
 

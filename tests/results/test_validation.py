@@ -1,4 +1,4 @@
-"""What a row file may hold, column by column: the columns are those of the schema, walked."""
+"""The allowed content of a row file, column by column, by a walk over the schema."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is done for a driver that died without a word: its page, and telling who asked."""
+"""The aftermath of a driver that died without a word: its page, and telling who asked."""
 
 from __future__ import annotations
 

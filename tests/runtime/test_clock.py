@@ -59,7 +59,7 @@ class Stepped:
         )
 
     def status(self) -> dict[str, Any]:
-        """What the driver wrote last."""
+        """The driver's last status."""
         try:
             status: dict[str, Any] = json.loads((self.home / "night" / "status.json").read_text())
         except OSError:

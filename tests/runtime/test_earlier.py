@@ -1,4 +1,4 @@
-"""What earlier drivers of a run have left that counts on."""
+"""Remains of a run's earlier drivers that still count."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where rows go that find no room."""
+    """The place of rows that find no room."""
     place = tmp_path / "elsewhere"
     monkeypatch.setattr(paths, "spill_directories", lambda run_id: [place])
     return place
@@ -123,7 +123,7 @@ class Night:
         )
 
     def succeeded(self) -> int:
-        """How many jobs have their one final row, as readers see it."""
+        """Count the jobs that have their one final row, as readers see it."""
         rows = self.store.measurements()
         final = [each.job_id for each in rows if each.final]
         assert len(final) == len(set(final))

@@ -1,4 +1,4 @@
-"""What is left when a driver dies: its attempts become rows, its processes are ended."""
+"""The remains of a driver that died: its attempts become rows, its processes are ended."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_attempts_of_a_dead_driver_become_rows_once(tmp_path: Path) -> None:
 
 
 def begun_log(store: Store) -> Path:
-    """Where the store notes what has begun."""
+    """The store's log of attempts that have begun."""
     return store.path / "begun.log"
 
 

@@ -47,7 +47,7 @@ with Store.open(Path(sys.argv[1]).parent, Path(sys.argv[1]).name) as store:
 
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where rows go that find no room, instead of the directories of this host."""
+    """The place of rows that find no room, instead of the directories of this host."""
     place = tmp_path_factory.mktemp("elsewhere")
     monkeypatch.setenv("TMPDIR", str(place))
     monkeypatch.setattr(tempfile, "tempdir", None)
@@ -76,7 +76,7 @@ def working_driver(run: Path) -> Iterator[int]:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process runs (a zombie does not)."""
+    """Return whether a process runs (a zombie does not)."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
@@ -84,7 +84,7 @@ def is_alive(pid: int) -> bool:
 
 
 def drive(run: Path, *adopt: str) -> tuple[Store, list[str]]:
-    """What every driver does before it starts anything; the store, and what it said."""
+    """Do what every driver does before it starts anything; the store, and its words."""
     said: list[str] = []
     with (
         Store.open(run.parent, run.name).adopt(*adopt) as store,

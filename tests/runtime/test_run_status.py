@@ -22,6 +22,7 @@ from orchestrator.domain.events import (
 from orchestrator.domain.executor import Progress
 from orchestrator.domain.job import State
 from orchestrator.domain.measurement import Metrics
+from orchestrator.domain.span import Span
 from orchestrator.planning.plan import Action, Plan, PlannedJob
 from orchestrator.results.derive import measurement_of
 from orchestrator.runtime.board import KEPT_FAILURES, Board
@@ -112,12 +113,39 @@ def test_reused_and_skipped_jobs_are_done_from_the_start() -> None:
     assert (status.done, status.counts) == (2, {"reused": 1, "skipped": 1})
 
 
-def test_the_time_left_follows_the_time_that_the_work_took() -> None:
-    """A quarter done in 30 s leaves 90 s, whatever the estimates were in absolute terms."""
-    board = board_with_a_running_job(jobs=4)
-    assert board.status(MOMENT, {}).eta_s == pytest.approx(4 * 10.0 / 2)  # estimates, two cards
-    board.did(RecordRow(job=job(1), state=State.SUCCEEDED, reason="", final=True), MOMENT + 30)
-    assert board.status(MOMENT + 30, {}).eta_s == pytest.approx(90.0)
+def test_the_time_left_is_the_planned_range_until_the_work_itself_tells() -> None:
+    """At first the plan less what is over, past its end nothing; from a twentieth of the work on
+    the time since the first attempt, at 5 s, gives the scale, as a range until a fifth is done."""
+    board = board_with_a_running_job(jobs=16)
+    planned = Span(low_s=20.0, middle_s=60.0, high_s=200.0)
+    board.plan = dataclasses.replace(board.plan, duration=planned)
+    begun = board.status(MOMENT + 6, {})
+    assert (begun.eta_low_s, begun.eta_s, begun.eta_high_s) == (14.0, 54.0, 194.0)
+    assert (begun.first_attempt_s, begun.promised_low_s, begun.promised_high_s) == (5.0, 20, 200)
+    assert board.status(MOMENT + 201, {}).eta_s is None
+
+    def done(batch: int, at: float) -> RunStatus:
+        row = RecordRow(job=job(batch), state=State.SUCCEEDED, reason="", final=True)
+        board.did(row, MOMENT + at)
+        return board.status(MOMENT + at, {})
+
+    first = done(1, 15)
+    assert (first.eta_low_s, first.eta_s, first.eta_high_s) == (75.0, 150.0, 300.0)
+    fourth = [done(batch, 45) for batch in (2, 3, 4)][-1]
+    assert (fourth.eta_low_s, fourth.eta_s) == (None, pytest.approx(120.0))
+
+
+def test_a_start_that_waited_for_others_tells_nothing_of_starts() -> None:
+    """Its time to the first attempt is theirs."""
+    board = Board(run="night", plan=plan(job(1)), started_at=MOMENT)
+    board.waiting = "run other has all cards"
+    server = node()
+    board.saw(NodeJoined(at=MOMENT, node=server))
+    board.did(StartWorker(worker_id="w1", card=server.cards[0]), MOMENT)
+    board.status(MOMENT, {})
+    board.waiting = ""
+    board.did(RunAttempt(attempt=attempt(job(1), server.cards[0]), worker_ids=("w1",)), MOMENT + 5)
+    assert board.status(MOMENT + 6, {}).first_attempt_s is None
 
 
 def test_rates_are_the_work_of_finished_jobs_over_their_timed_seconds() -> None:

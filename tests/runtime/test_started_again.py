@@ -1,4 +1,4 @@
-"""What a driver does otherwise when the one before it died: in this process, without Ray."""
+"""The changed behaviour of a driver after one that died: in this process, without Ray."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ experiments:
 
 @pytest.fixture
 def pipe() -> Iterator[int]:
-    """Where facts are told; nobody reads them."""
+    """The pipe in which facts are told; nobody reads them."""
     reading, writing = os.pipe()
     yield writing
     os.close(writing)
@@ -146,7 +146,7 @@ def supervised_command(
     *more: str,
     started_by: tuple[str, ...] = ("-m", "orchestrator"),
 ) -> list[str] | None:
-    """What a process would have its child run, that was started so."""
+    """The command that a process started so would have its child run."""
     typed = [*TYPED, *more]
     monkeypatch.setattr(sys, "argv", ["nightgrid", *typed])
     monkeypatch.setattr(sys, "orig_argv", ["python3", *started_by, *typed])

@@ -1,4 +1,4 @@
-"""Whether a driver that died is started again: the rules, each with a case for and against."""
+"""The rules by which a driver that died is started again, each with a case for and against."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LOST = Life(returncode=3, own_end=True, drove=True, why_again="the control store
 def answer(
     *lives: Life, stops: int = 0, ends_at: float | None = None
 ) -> Return | StartAgain | GiveUp:
-    """What is decided after these lives."""
+    """The decision after these lives."""
     return decide(lives, stops=stops, now=NOW, ends_at=ends_at)
 
 

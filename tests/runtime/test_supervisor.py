@@ -55,12 +55,12 @@ class Supervised:
 
     @property
     def lives(self) -> list[dict[str, Any]]:
-        """What each driver was told."""
+        """The arguments of each driver."""
         return _lines(self.place / "lives.jsonl")
 
     @property
     def told(self) -> list[dict[str, Any]]:
-        """What was to be reported."""
+        """The reports that were to be made."""
         return _lines(self.place / "told.jsonl")
 
     def end(self) -> tuple[int, str, str]:
@@ -86,7 +86,7 @@ def eventually(holds: Callable[[], bool]) -> None:
 
 
 def is_gone(pid: int) -> bool:
-    """Whether a process has ended; a zombie has."""
+    """Return whether a process has ended; a zombie has."""
     try:
         return "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text()
     except OSError:

@@ -1,4 +1,4 @@
-"""Which cells of a grid go first: one for each configuration, the most telling one."""
+"""The cells of a grid that go first: one for each configuration, the most telling one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from orchestrator.scheduling.anchors import anchors
 
 
 def technique_of(this: Job) -> tuple[object, ...]:
-    """What makes a configuration, spelt out."""
+    """The parts of a configuration, spelt out."""
     techniques = tuple(pair for pair in this.parameters if pair[0] != "output_tokens")
     fixed = (this.model, this.workload, this.dataset, this.precision, this.engine, this.isolation)
     return (*fixed, this.accelerator, this.cards, techniques)

@@ -1,4 +1,4 @@
-"""Which rank explains the end of a gang, and what the row tells of the others."""
+"""The rank that explains the end of a gang, and the row's words on the others."""
 
 from __future__ import annotations
 

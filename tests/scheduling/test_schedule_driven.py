@@ -92,7 +92,7 @@ def drive(*jobs: Job, fits: int = 4, stop: StopSignal | None = None) -> list[Mea
 
 
 def finals(rows: list[Measurement]) -> Counter[State]:
-    """How the jobs ended."""
+    """The final states of the jobs."""
     return Counter(row.state for row in rows if row.final)
 
 

@@ -1,4 +1,4 @@
-"""What becomes of failed attempts, their workers and their cards."""
+"""The fate of failed attempts, their workers and their cards."""
 
 from __future__ import annotations
 

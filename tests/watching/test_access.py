@@ -1,4 +1,4 @@
-"""Who may see the watch page: tokens beyond loopback, and no stranger's page on it."""
+"""Access to the watch page: tokens beyond loopback, and no stranger's page on it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the watch page is told, from real files that change under its hands."""
+"""The feed of the watch page, from real files that change under its hands."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def receiver() -> Iterator[Receiver]:
 
 
 def said(hook: Any, notice: Notice = NOTICE) -> str:
-    """What is said after telling one hook."""
+    """The output after one hook was told."""
     lines: list[str] = []
     tell_all([hook], notice, lines.append)
     return "\n".join(lines)

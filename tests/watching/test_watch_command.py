@@ -55,7 +55,7 @@ def watching(
 
 
 def status_of(url: str) -> int:
-    """How a request is answered."""
+    """The status that answers a request."""
     try:
         with urllib.request.urlopen(url, timeout=patience(10)) as answer:
             return int(answer.status)

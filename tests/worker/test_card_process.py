@@ -127,7 +127,7 @@ def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Server]:
 
 
 def alive(pid: int) -> bool:
-    """Whether a process is there and not merely waiting to be collected."""
+    """Return whether a process is there and not merely waiting to be collected."""
     try:
         return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
     except OSError:
@@ -142,7 +142,7 @@ def info_of(process: CardProcess) -> WorkerInfo:
 
 
 def eventually(condition: Callable[[], bool], timeout_s: float = 10.0) -> bool:
-    """Whether the condition comes true in time."""
+    """Return whether the condition comes true in time."""
     deadline = time.monotonic() + patience(timeout_s)
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -441,7 +441,7 @@ def stubborn(file: Path, then: str) -> str:
 
 
 def pids_in(file: Path) -> list[int]:
-    """What a stubborn worker has started; one of the four has ended already."""
+    """The processes of a stubborn worker; one of the four has ended already."""
     assert eventually(file.exists, 60)
     pids = [int(pid) for pid in file.read_text().split()]
     assert len(pids) == 4 and sum(map(alive, pids)) == 3
@@ -582,7 +582,7 @@ def test_forked_workers_have_what_was_imported_once(tmp_path: Path) -> None:
     fresh = open_server(tmp_path, "there_is_no_such_module")
     process = fresh.process()
     info = info_of(process)
-    assert "orchestrator.worker.card_process" in Path(f"/proc/{info.pid}/cmdline").read_text()
+    assert "orchestrator.worker.worker_main" in Path(f"/proc/{info.pid}/cmdline").read_text()
     close_server(fresh)
     assert not alive(info.pid)
 

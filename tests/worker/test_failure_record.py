@@ -1,4 +1,4 @@
-"""What a worker caught becomes a record of the right class, and lets go of the job's memory."""
+"""A worker's exception becomes a record of the right class, and lets go of the job's memory."""
 
 from __future__ import annotations
 

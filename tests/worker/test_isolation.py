@@ -28,7 +28,7 @@ class Model:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Loaded:
-    """What an engine keeps: a model and things beside it, frozen."""
+    """An engine's belongings: a model and things beside it, frozen."""
 
     model: Model
     name: str = "tiny"

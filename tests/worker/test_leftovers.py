@@ -1,4 +1,4 @@
-"""What a killed driver left running is found by more than its environment, and nobody else is hit.
+"""The processes of a killed driver are found by more than its environment, and nobody else is hit.
 
 All processes here are real; none is Ray's (``ray/test_ray_executor.py`` has those).
 """
@@ -70,7 +70,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 @pytest.fixture
 def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where private directories lie, for this test alone."""
+    """The directory of private directories, for this test alone."""
     base = tmp_path / "base"
     base.mkdir()
     monkeypatch.setattr(private_directory, "base_directories", lambda: [base])

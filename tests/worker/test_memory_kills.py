@@ -1,4 +1,4 @@
-"""Which of the kernel's counts of memory kills a node's process server follows."""
+"""The kernel's counts of memory kills that a node's process server follows."""
 
 from __future__ import annotations
 

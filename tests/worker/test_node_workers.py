@@ -71,7 +71,7 @@ class Node:
                 assert self._changed.wait(deadline - time.monotonic()), self.told
 
     def kinds(self, name: str) -> list[str]:
-        """What a worker's responses were, in order."""
+        """The kinds of a worker's responses, in order."""
         return [type(response).__name__ for response in self.told if response.worker_id == name]
 
     def start(self, name: str, run: str = "", start: str = "") -> Start:

@@ -113,7 +113,7 @@ chunkings = st.lists(st.tuples(st.integers(0, 60), st.booleans()), max_size=12)
 
 
 def streamed(text: str, environment: Mapping[str, str], chunking: list[tuple[int, bool]]) -> str:
-    """What comes out of a stream into which ``text`` goes in these chunks."""
+    """The output of a stream into which ``text`` goes in these chunks."""
     beneath = io.StringIO()
     stream = Redacted(beneath, environment)
     for length, flushed in chunking:

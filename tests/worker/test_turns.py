@@ -25,7 +25,7 @@ CORES = (0, 2, 5)
 
 
 def _take_turns(path: Path, cores: tuple[int, ...], channel: Connection) -> None:
-    """What a ``Taker`` does in its process: a turn for each number of threads that it is told."""
+    """The work of a ``Taker`` in its process: a turn for each number of threads that it is told."""
     locks = Locks.of(path)
     with contextlib.suppress(EOFError):
         while threads := channel.recv():
@@ -63,7 +63,7 @@ class Taker:
         self.threads = threads
 
     def look(self, seconds: float) -> bool:
-        """Whether it has its turn within this time."""
+        """Return whether it has its turn within this time."""
         if not self.has_turn and self.channel.poll(seconds):
             assert self.channel.recv() == "turn"
             self.has_turn = True
@@ -111,7 +111,8 @@ def used(takers: list[Taker]) -> int:
 
 
 def fits(taker: Taker, takers: list[Taker]) -> bool:
-    """Whether a turn beside those leaves a core free, or needs all cores and finds them free."""
+    """Return whether a turn beside those leaves a core free, or needs all cores and finds them
+    free."""
     return used(takers) + min(taker.threads + 1, len(CORES)) <= len(CORES)
 
 

@@ -7,6 +7,8 @@ import itertools
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
 
 import pytest
 import tiny_workload
@@ -17,8 +19,10 @@ from orchestrator.domain.attempt import Attempt, RankOutcome
 from orchestrator.domain.failure import FailureClass
 from orchestrator.domain.job import Accelerator, Scalar, State
 from orchestrator.domain.topology import Card
+from orchestrator.host.processors import usable_cores
 from orchestrator.worker.acquisition import WorkerConfig
 from orchestrator.worker.card_worker import CardWorker, request_of
+from orchestrator.worker.turns import turn
 from workloads.devices.cpu import CpuDevice
 from workloads.devices.monitoring.release import CardUse
 from workloads.devices.monitoring.telemetry import Holder
@@ -68,7 +72,7 @@ def tiny(number: int = 1, precision: str = "fp32", **parameters: Scalar) -> Atte
 
 
 def details(outcome: RankOutcome) -> dict[str, str]:
-    """What the workload saw."""
+    """The workload's view of the process."""
     assert outcome.result is not None, outcome.failure
     return dict(outcome.result.details)
 
@@ -249,6 +253,23 @@ def test_one_job_does_not_change_the_next() -> None:
     assert after["random"] == first["random"]  # although the model was loaded only in the first
 
 
+def test_a_job_computes_with_the_threads_that_it_asks_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Its turn, its row and its passport know; the model stays, and the next job has the worker's
+    share again."""
+    own = partial(turn, paths=(tmp_path / "turns.lock",))
+    monkeypatch.setattr("orchestrator.worker.card_worker.turn", own)
+    worker = started(threads=1, passport=True)
+    more = len(usable_cores()) + 1
+    outcomes = [worker.run(tiny(1, threads=asked)) for asked in (more, None, 2)]
+    assert [details(each)["threads"] for each in outcomes] == [str(more), "1", "2"]
+    assert [each.worker.threads for each in outcomes if each.worker] == [more, 1, 2]
+    assert [each.turn.oversubscribed for each in outcomes if each.turn] == [True, False, more < 3]
+    assert [each.model_was_resident for each in outcomes] == [False, True, True]
+    assert outcomes[0].passport is not None and outcomes[0].passport["threads"] == more
+
+
 def test_secrets_of_the_environment_stay_out_of_the_row(monkeypatch: pytest.MonkeyPatch) -> None:
     """Message and traceback name the variable instead of its value."""
     monkeypatch.setenv("HF_TOKEN", "hf_0123456789")
@@ -331,7 +352,8 @@ def test_a_probe_makes_one_whole_pass_without_warm_up() -> None:
     measure = request_of(probe).measure
     assert (measure.warmup, measure.min_repeats, measure.max_repeats) == (0, 1, 1)
     assert request_of(measured).measure == measured.job.measure
-    assert request_of(measured).parameters == {"size": 64, "trouble": ""}  # defaults filled in
+    filled = {"size": 64, "trouble": "", "threads": None}
+    assert request_of(measured).parameters == filled
 
 
 def test_a_batch_size_that_is_not_decided_yet_is_refused() -> None:

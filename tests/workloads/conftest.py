@@ -1,4 +1,4 @@
-"""What tests of workloads share: a cache of made models."""
+"""Helpers for tests of workloads: a cache of made models."""
 
 from __future__ import annotations
 

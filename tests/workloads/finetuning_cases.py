@@ -1,4 +1,4 @@
-"""What the tests of fine-tuning share: a small job, and the rules' view of one."""
+"""Helpers for the tests of fine-tuning: a small job, and the rules' view of one."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def train(worker: Worker | None = None, **changes: Any) -> Result:
 
 
 def trained(**changes: Any) -> Result:
-    """What a small job measured, which is run once for all tests that ask for the same one."""
+    """The result of a small job, which is run once for all tests that ask for the same one."""
     key = repr(request(**changes))
     if key not in _TRAINED:
         _TRAINED[key] = train(**changes)

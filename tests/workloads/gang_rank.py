@@ -31,7 +31,7 @@ from workloads.devices import device_for
 
 
 def measured(settings: dict[str, Any], rank: int, world_size: int, collective: Any) -> Any:
-    """What one job measured on this rank."""
+    """One job's result on this rank."""
     context = generation_cases.Worker().context(
         rank=rank, world_size=world_size, collective=collective
     )
@@ -52,7 +52,7 @@ def measured(settings: dict[str, Any], rank: int, world_size: int, collective: A
 
 
 def generated(settings: dict[str, Any], context: JobContext) -> dict[str, Any]:
-    """What a job of text generation wrote and how it ended; rank 1 is slowed down by
+    """The texts and the end of a job of text generation; rank 1 is slowed down by
     ``slow_rank_s`` whenever it waits for its card, so that the ranks' clocks disagree."""
     asked = settings["generate"]
     if "measure" in asked:
@@ -76,7 +76,7 @@ def generated(settings: dict[str, Any], context: JobContext) -> dict[str, Any]:
 
 
 def split_and_whole(architecture: str, rank: int, world_size: int) -> dict[str, Any]:
-    """How far a small random model, split, is from itself whole: logits, and gradients of what
+    """The distance of a small random model, split, from itself whole: logits, and gradients of what
     stays whole, as the largest difference relative to the largest value."""
     import copy
 
@@ -140,7 +140,7 @@ def run_rank(rank: int, world_size: int, port: int, cases: dict[str, Any], chann
 
 
 def run_gang(world_size: int, cases: dict[str, Any]) -> list[dict[str, Any]]:
-    """What each rank measured. A rank that fails ends this process, and with it the others."""
+    """The results of each rank. A rank that fails ends this process, and with it the others."""
     context = multiprocessing.get_context("fork")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

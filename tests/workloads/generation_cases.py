@@ -1,4 +1,4 @@
-"""What the tests of text generation share: a request, a context, and a memory of loaded models."""
+"""Helpers for the tests of text generation: a request, a context, and a memory of loaded models."""
 
 from __future__ import annotations
 

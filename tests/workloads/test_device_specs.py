@@ -1,4 +1,4 @@
-"""What devices declare, ours and those of other packages."""
+"""Declarations of devices, ours and those of other packages."""
 
 from __future__ import annotations
 

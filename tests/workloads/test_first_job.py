@@ -48,7 +48,7 @@ class Planted:
             time.sleep(COST_S)
 
     def during(self, job: Callable[[], Result]) -> tuple[Result, dict[str, int]]:
-        """What a job measured, and how often it paid in each phase."""
+        """A job's result, and the number of its payments in each phase."""
         self.paid.clear()
         result = job()
         return result, {phase: self.paid.count(phase) for phase in self.paid}

@@ -1,4 +1,4 @@
-"""What is read of Gaudi cards from outside: recorded outputs of hl-smi, and the real pyhlml."""
+"""Readings of Gaudi cards from outside: recorded outputs of hl-smi, and the real pyhlml."""
 
 from __future__ import annotations
 

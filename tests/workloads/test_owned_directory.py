@@ -99,7 +99,7 @@ broken_markers = st.one_of(
 
 
 def vouches(content: bytes | None) -> bool:
-    """Whether a marker names, of this boot and pid namespace, a process that does not run."""
+    """Return whether a marker names a process of this boot and pid namespace that has ended."""
     try:
         values = json.loads(content or b"")
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""What a card has to get right before its first job."""
+"""The checks of a card before its first job."""
 
 from __future__ import annotations
 

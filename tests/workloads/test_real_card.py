@@ -63,7 +63,7 @@ class RealCard:
         return self.accelerator.device
 
     def use(self) -> CardUse:
-        """What is on it now."""
+        """Bytes in use on it now."""
         if self.accelerator is Accelerator.CPU:
             return holding_worker.use_of_host(self.index)
         found = device_class(self.device).use(self.index)
@@ -109,7 +109,7 @@ class RealCard:
         return process, info
 
     def found(self) -> int:
-        """What the last worker found in use on the card, just before it took it."""
+        """Bytes that the last worker found in use on the card, just before it took it."""
         told = json.loads((self.directory / f"found-{self.count}").read_text())
         taken: int = told["taken"]
         return taken

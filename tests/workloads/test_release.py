@@ -1,4 +1,4 @@
-"""When a card is free: decided by what was recorded on real cards, and by laws."""
+"""The moment at which a card is free: decided by what was recorded on real cards, and by laws."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_a_card_is_free_as_it_was_when_idle_and_not_with_a_process_more(
 
 
 def waited(readings: list[int], every_s: float = 1.0, **changes: Any) -> tuple[float, str | None]:
-    """How long a worker waits that sees these MiB one after the other, the last for ever; and why
+    """The wait of a worker that sees these MiB one after the other, the last for ever; and why
     it gives up, if it does."""
     waiting = Waiting(card_index=0, idle_bytes=5 * MIB, **changes)
     now = 1000.0

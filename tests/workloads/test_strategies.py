@@ -105,7 +105,7 @@ ARCHITECTURES = ("glm", "glm4", "llama", "qwen2", "qwen3", "phi3", "mistral", "g
 
 
 def run_gangs(gangs: list[tuple[int, dict[str, Any]]], cache: Path) -> list[Any]:
-    """What each rank of each gang measured."""
+    """The results of each rank of each gang."""
     environment = os.environ | {
         "NIGHTGRID_CACHE": str(cache),
         "PYTHONPATH": f"{ROOT}{os.pathsep}{HERE}",
@@ -151,13 +151,13 @@ def gangs(cache: Path, prompts: str) -> list[Any]:
 
 @pytest.fixture
 def two(gangs: list[Any]) -> list[dict[str, Any]]:
-    """What each of two ranks measured, by case."""
+    """The results of each of two ranks, by case."""
     return list(gangs[0])
 
 
 @pytest.fixture
 def four(gangs: list[Any]) -> list[dict[str, Any]]:
-    """What each of four ranks measured, by case."""
+    """The results of each of four ranks, by case."""
     return list(gangs[1])
 
 
@@ -298,7 +298,7 @@ def _said(case: str, two: list[dict[str, Any]]) -> str:
 
 
 def numbers(case: str, two: list[dict[str, Any]]) -> tuple[int, int]:
-    """How much was sent, and for how much."""
+    """Count the numbers or bytes sent, and those that they stand for."""
     sent, given = re.findall(r"(\d+) (?:bytes|numbers) sent for (\d+)", _said(case, two))[0]
     return int(sent), int(given)
 

@@ -1,4 +1,4 @@
-"""What the plan refuses of jobs on several cards, the layout of ranks, and DeepSpeed's
+"""Refusals of the plan for jobs on several cards, the layout of ranks, and DeepSpeed's
 configuration: all pure."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What techniques refuse in the plan, with the reason, and what their document says of them."""
+"""Refusals of techniques in the plan, with the reason, and their document."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 
 def mirrored(test: str, module: str) -> bool:
-    """Whether a test file lies in the folder that mirrors the module's."""
+    """Return whether a test file lies in the folder that mirrors the module's."""
     package, _, rest = module.rpartition("/")[0].partition("/")
     folders = {f"tests/{rest}".rstrip("/"), f"tests/{package}/{rest}".rstrip("/")}
     return test.rpartition("/")[0] in folders

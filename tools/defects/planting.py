@@ -30,7 +30,7 @@ _LOOK_S = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What a defect came to: ``caught``, ``survived``, or ``not executed`` by any test."""
+    """The outcome of a defect: ``caught``, ``survived``, or ``not executed`` by any test."""
 
     key: str
     kind: str

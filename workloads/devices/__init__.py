@@ -192,6 +192,9 @@ class DeviceSpec:
     variables: Callable[[CardProcess], Mapping[str, str]] = lambda process: {}
     groups: Callable[[int, int], Groups] = any_groups
     server_cards: int | None = None  # where all servers have as many
+    #: Cores of its host that its jobs leave to Ray, the driver and workers that start, where they
+    #: have more than one.
+    spare_cores: int = 0
 
     precisions: Mapping[str, Support]  # by name; one that is left out is unsupported
     capabilities: frozenset[str] = frozenset()

@@ -55,6 +55,7 @@ SPEC = DeviceSpec(
     ray_resource="CPU",
     ray_option="num_cpus",
     variables=_variables,
+    spare_cores=1,
     versions=lambda: {"cpu": processor()},
     precisions={
         "fp32": supported("float32 weights and products"),

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from workloads.api import Request
     from workloads.devices.base import Device
     from workloads.metrics import Metric
+    from workloads.models.loading import ModelSource
     from workloads.refusal import Asked, Refusal
     from workloads.settings import Settings
     from workloads.support import Support
@@ -216,6 +217,10 @@ class GenerationEngine(Protocol):
     @property
     def context_length(self) -> int | None:
         """Most positions the model was made for; None if it does not say."""
+
+    @property
+    def source(self) -> ModelSource:
+        """The model that was loaded."""
 
     @property
     def details(self) -> Mapping[str, str]:

@@ -227,7 +227,7 @@ def _directory(name: str, path: Path, weights: bool) -> ModelEntry:
         )
     config = read_config(path)
     if weights:
-        weight_files(path)
+        weight_files(path, protected=True)
     if is_original(config):
         sizes_of(config)  # a layout that engines can have in the form they load
     return ModelEntry(

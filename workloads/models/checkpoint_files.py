@@ -17,6 +17,8 @@ WEIGHT_FILES = (
     ("model.safetensors.index.json", "model.safetensors"),
     ("pytorch_model.bin.index.json", "pytorch_model.bin"),
 )
+#: Ending of a weight file that only a key opens (``protection.py``).
+PROTECTED = ".protected"
 #: Any of them makes a tokenizer.
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model", "vocab.txt")
 _TEXT_FILES = frozenset({".json", ".txt", ".model", ".jinja", ".py", ".md"})
@@ -60,12 +62,27 @@ def has_tokenizer(directory: Path) -> bool:
     return any((directory / name).is_file() for name in TOKENIZER_FILES)
 
 
-def weight_files(directory: Path) -> list[Path]:
+def protected_files(directory: Path) -> list[Path]:
+    """The protected weight files of a directory, by name."""
+    return sorted(directory.glob(f"*.safetensors{PROTECTED}"))
+
+
+def weight_files(directory: Path, *, protected: bool = False) -> list[Path]:
     """The files that hold a checkpoint's weights, looked for in transformers' order.
+
+    Args:
+        directory: the checkpoint.
+        protected: whether they may be protected ones (``protection.py``).
 
     Raises:
         DataMissing: there are none, or a shard that the index names is not there.
     """
+    if sealed := protected_files(directory):
+        if protected:
+            return sealed
+        raise DataMissing(
+            f"the weights in {directory} are protected, and are read here in the clear only"
+        )
     for index, single in WEIGHT_FILES:
         if os.path.isfile(directory / single):
             return [directory / single]

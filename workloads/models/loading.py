@@ -15,7 +15,7 @@ from typing import Any
 
 from workloads.cache import cached_directory
 from workloads.errors import BadConfiguration, DataMissing, Unsupported
-from workloads.models import hub, layouts, random_weights, remote_code
+from workloads.models import hub, layouts, protection, random_weights, remote_code
 from workloads.models.catalog import MADE, MINILM, ModelEntry, find_model
 from workloads.models.checkpoint_files import has_tokenizer
 from workloads.models.layouts import Layout
@@ -43,6 +43,11 @@ class ModelSource:
     random_weights: bool
     entry: ModelEntry
     remote_code: bool = False  # whether the model's own Python files may be run
+    opening: protection.Opening | None = None  # of protected weights
+
+    def metrics(self) -> dict[str, float]:
+        """Figures of its loading, by the name of the metric."""
+        return {"decryption_s": self.opening.seconds} if self.opening is not None else {}
 
 
 def open_model(name: str, *, layout: Layout = "native", weights: bool = True) -> ModelSource:
@@ -94,6 +99,7 @@ def open_model(name: str, *, layout: Layout = "native", weights: bool = True) ->
         random_weights=entry.random_weights,
         entry=entry,
         remote_code=own_code,
+        opening=protection.opening_for(path),
     )
 
 
@@ -145,6 +151,8 @@ def _load(loader: Any, title: str, source: ModelSource, arguments: Mapping[str, 
     try:
         if source.entry.kind == "random":
             return random_weights.make(loader, **{"config": load_config(source), **arguments})
+        if source.opening is not None:
+            return _from_memory(loader, source, source.opening, arguments)
         return loader.from_pretrained(
             source.path, trust_remote_code=source.remote_code, weights_only=True, **arguments
         )
@@ -162,6 +170,18 @@ def _load(loader: Any, title: str, source: ModelSource, arguments: Mapping[str, 
                 f"the model in {source.path} is not {title}: {text.splitlines()[0]}"
             ) from error
         raise
+
+
+def _from_memory(
+    loader: Any, source: ModelSource, opening: protection.Opening, arguments: Mapping[str, Any]
+) -> Any:
+    import torch
+
+    config = load_config(source)
+    with torch.device("meta"):  # of automatic classes only the class they stand for takes tensors
+        chosen = type(loader.from_config(config, trust_remote_code=source.remote_code))
+    weights = opening.state_dict(Path(source.path))
+    return chosen.from_pretrained(None, config=config, state_dict=weights, **arguments)
 
 
 def check_attention(model: Any, asked: str) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from workloads.engines import ENGINES
 from workloads.errors import WorkloadError
 from workloads.models.catalog import find_model
-from workloads.models.checkpoint_files import has_tokenizer, read_config
+from workloads.models.checkpoint_files import has_tokenizer, protected_files, read_config
 from workloads.models.checkpoint_kind import CheckpointKind
 from workloads.refusal import Asked, Refusal
 
@@ -54,6 +54,17 @@ def text_refusals(asked: Asked) -> Iterator[Refusal]:
             hint="leave out `engine:`, or name a checkpoint",
             unsupported=True,
         )
+    if protected_files(directory):
+        shared = int(parameters.get("tensor_parallel") or 1) > 1
+        if shared or (engine is not None and engine.own_loader):
+            reader = "tensor_parallel" if shared else f"the engine {asked.engine}"
+            yield Refusal(
+                setting="model",
+                reason=f"{reader} reads weights from files, and those of {asked.model} are "
+                "protected",
+                hint="name the model as it was before `nightgrid protect`, or another engine",
+                unsupported=True,
+            )
     positions = config.get("max_position_embeddings") or config.get("seq_length")
     wanted = (parameters.get("input_tokens") or 0) + (parameters.get("output_tokens") or 0)
     if isinstance(positions, int) and wanted > positions and not entry.checkpoint.encoder_decoder:

@@ -1,4 +1,4 @@
-"""A model drawn: the same stack of blocks as Unicode lines for a terminal and as an SVG file.
+"""A model as a stack of blocks, and that as Unicode lines for a terminal.
 
 Data flows downwards. Inside the frame is one decoder layer, repeated; the line at its left is the
 residual stream, which each half of the layer reads through a norm and adds to.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from html import escape
 
 from workloads.models.description import Architecture, Description, Tensor
 
@@ -157,124 +156,3 @@ def _box(block: Block) -> list[str]:
     text = f"{block.title:<16}{'; '.join(block.lines)}"
     right = short(block.parameters) if block.parameters else ""
     return [f"┌{'─' * _WIDTH}┐", _framed(text, right, "│"), f"└{'─' * _WIDTH}┘"]
-
-
-# -- SVG ------------------------------------------------------------------------------------------
-
-_COLOURS = {
-    "Embedding": "#d7e8fb",
-    "Attention": "#fde3c8",
-    "MLP": "#d9f0d3",
-    "Output layer": "#e6dcf5",
-}
-_PLAIN = "#eceff1"
-_LEFT, _BOX_WIDTH, _LINE = 90, 460, 18
-
-
-class _Svg:
-    """Elements drawn so far, and how far down the page they reach."""
-
-    def __init__(self) -> None:
-        self.elements: list[str] = []
-        self.y = 24.0
-
-    def text(self, x: float, y: float, text: str, style: str = "") -> None:
-        self.elements.append(f'<text x="{x:g}" y="{y:g}"{style}>{escape(text)}</text>')
-
-    def line(self, points: list[tuple[float, float]], arrow: bool = True) -> None:
-        path = " ".join(f"{x:g},{y:g}" for x, y in points)
-        marker = ' marker-end="url(#arrow)"' if arrow else ""
-        self.elements.append(f'<polyline points="{path}"{marker}/>')
-
-    def down(self, length: float = 22) -> None:
-        x = _LEFT + _BOX_WIDTH / 2
-        self.line([(x, self.y), (x, self.y + length)])
-        self.y += length
-
-    def block(self, block: Block) -> None:
-        height = 16 + _LINE * (1 + len(block.lines))
-        colour = _COLOURS.get(block.title, _PLAIN)
-        self.elements.append(
-            f'<rect x="{_LEFT}" y="{self.y:g}" width="{_BOX_WIDTH}" height="{height}" rx="6" '
-            f'fill="{colour}" stroke="#607d8b"/>'
-        )
-        self.text(_LEFT + 14, self.y + 22, block.title, ' font-weight="600"')
-        if block.parameters:
-            right = _LEFT + _BOX_WIDTH - 14
-            self.text(right, self.y + 22, f"{block.parameters:,}", ' text-anchor="end"')
-        for number, line in enumerate(block.lines, start=1):
-            self.text(_LEFT + 14, self.y + 22 + _LINE * number, line, ' fill="#455a64"')
-        self.y += height
-
-
-def draw_svg(picture: Picture, title: str) -> str:
-    """The picture as an SVG document of its own."""
-    svg = _Svg()
-    middle = _LEFT + _BOX_WIDTH / 2
-    svg.text(20, svg.y, title, ' font-size="16" font-weight="600"')
-    svg.y += 30
-    svg.text(middle, svg.y, "token ids", ' text-anchor="middle"')
-    svg.y += 6
-    for block in picture.above:
-        svg.down()
-        svg.block(block)
-    svg.down()
-    top = svg.y
-    svg.y += 30
-    svg.text(
-        _LEFT + _BOX_WIDTH + 20,
-        svg.y - 8,
-        f"decoder layer × {picture.layers}, {picture.layer_parameters:,} parameters each",
-        ' text-anchor="end" font-weight="600"',
-    )
-    for branch in picture.branches:
-        _draw_branch(svg, branch, picture.residual)
-    svg.y += 12
-    frame = (
-        f'<rect x="30" y="{top:g}" width="{_BOX_WIDTH + 100}" height="{svg.y - top:g}" rx="10" '
-        'fill="none" stroke="#37474f" stroke-width="2" stroke-dasharray="6 4"/>'
-    )
-    svg.elements.append(frame)
-    for block in picture.below:
-        svg.down()
-        svg.block(block)
-    svg.down()
-    svg.text(middle, svg.y + 16, "logits", ' text-anchor="middle"')
-    return _document(svg.elements, width=_BOX_WIDTH + 160, height=svg.y + 36)
-
-
-def _draw_branch(svg: _Svg, branch: tuple[Block, ...], residual: bool) -> None:
-    middle, rail = _LEFT + _BOX_WIDTH / 2, 56
-    begin = svg.y
-    for block in branch:
-        svg.down(26)
-        svg.block(block)
-    if not residual:
-        return
-    svg.down(20)
-    svg.y += 9
-    svg.line(
-        [(middle, begin + 6), (rail, begin + 6), (rail, svg.y), (middle - 10, svg.y)], arrow=True
-    )
-    svg.elements.append(
-        f'<circle cx="{middle:g}" cy="{svg.y:g}" r="9" fill="#fff" stroke="#607d8b"/>'
-    )
-    svg.text(middle, svg.y + 5, "+", ' text-anchor="middle"')
-    svg.y += 9
-
-
-def _document(elements: list[str], *, width: float, height: float) -> str:
-    return "\n".join(
-        [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" '
-            f'width="{width:g}" height="{height:g}" font-family="sans-serif" font-size="13" '
-            'fill="#212121">',
-            '<defs><marker id="arrow" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" '
-            'markerHeight="7" orient="auto"><path d="M0 0 8 4 0 8z" fill="#607d8b"/></marker>'
-            "<style>polyline{fill:none;stroke:#607d8b;stroke-width:1.5}</style></defs>",
-            f'<rect width="{width:g}" height="{height:g}" fill="#ffffff"/>',
-            *elements,
-            "</svg>",
-            "",
-        ]
-    )

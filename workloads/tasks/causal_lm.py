@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from workloads.metrics import Metric
+from workloads.models import protection
 from workloads.tasks.base import TaskSpec
 from workloads.training_metrics import LOSSES
 
@@ -23,6 +24,7 @@ SPEC = TaskSpec(
     forward={"use_cache": False},
     metrics=(
         *LOSSES,
+        *protection.METRICS,
         Metric(
             name="converted_loss",
             title="loss when converted",

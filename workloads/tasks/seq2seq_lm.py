@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from workloads.generation.encoder_figures import METRICS
+from workloads.models import protection
 from workloads.seq2seq_rules import refuse
 from workloads.seq2seq_settings import Seq2SeqParameters
 from workloads.tasks.base import TaskSpec
@@ -21,7 +22,7 @@ SPEC = TaskSpec(
         "generator": "workloads.generation.encoder_decoder:generator",
         "flops": "workloads.training.pairs:flops",
     },
-    metrics=(*LOSSES, *METRICS),
+    metrics=(*LOSSES, *METRICS, *protection.METRICS),
     settings=frozenset(Seq2SeqParameters.model_fields),
     refuse=refuse,
     forward={"use_cache": False},

@@ -27,8 +27,8 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from workloads.parallel.layout import Layout
-from workloads.parameters import WorkloadParameters
 from workloads.refusal import Asked, Refusal
+from workloads.settings import Settings
 
 if TYPE_CHECKING:
     import torch
@@ -195,7 +195,7 @@ class Training:
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
 
 
-class Technique(WorkloadParameters):
+class Technique(Settings):
     """Base of all: acts nowhere, goes together with everything."""
 
     name: ClassVar[str]  # of its file, or of its entry point

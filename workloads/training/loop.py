@@ -125,6 +125,7 @@ def _run(request: Request, context: JobContext, ending: contextlib.ExitStack) ->
         "host_memory_peak": host_memory.method,
     }
     metrics, flag = _losses(measured.samples, context.collective.gather, steps.evaluate(make(0)))
+    metrics |= loaded.base.source.metrics()
     details |= flag
     if not request.probe:
         if source.held_out:

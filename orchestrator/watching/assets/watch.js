@@ -11,6 +11,10 @@ function duration(seconds) {
   if (whole < 3600) return `${Math.floor(whole / 60)} min ${String(whole % 60).padStart(2, "0")} s`;
   return `${Math.floor(whole / 3600)} h ${String(Math.floor(whole % 3600 / 60)).padStart(2, "0")} min`;
 }
+function left(status) {
+  if (status.eta_low_s == null || status.eta_high_s == null) return duration(status.eta_s);
+  return `${duration(status.eta_low_s)} to ${duration(status.eta_high_s)}`;
+}
 function number(value) {
   if (value >= 100) return Math.round(value).toLocaleString("en");
   return String(Number(value.toPrecision(3)));
@@ -46,7 +50,7 @@ function key(state) {
     facts.push(["Jobs done", `${status.done.toLocaleString("en")} of ${status.total.toLocaleString("en")}`, ""]);
     facts.push(["Cards assigned", `${status.assigned} of ${status.cards.length}`, ""]);
     facts.push(["Duration", duration(status.at - status.started_at), ""]);
-    if (!status.finished && status.eta_s) facts.push(["Time left, estimated", duration(status.eta_s), ""]);
+    if (!status.finished && status.eta_s) facts.push(["Time left, estimated", left(status), ""]);
     for (const rate of status.rates)
       facts.push([`Of finished jobs`, `${number(rate.per_s)} ${rate.unit}`, `while timed, ${plural(rate.jobs, "job")}`]);
     if (status.jobs_per_h) facts.push(["Pace", `${number(status.jobs_per_h)} jobs/h`, ""]);

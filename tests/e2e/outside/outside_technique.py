@@ -7,7 +7,7 @@ from workloads.techniques.base import Technique, Training
 
 
 class SignOfGradients(Technique):
-    """Whether a step looks at the signs of gradients alone."""
+    """Return whether a step looks at the signs of gradients alone."""
 
     name: ClassVar[str] = "gradient-signs"
     title: ClassVar[str] = "signs of gradients"

@@ -12,7 +12,7 @@ from workloads.workloads.base import WorkloadSpec
 
 
 class ProductParameters(WorkloadParameters):
-    """How much of the matrix is used."""
+    """The part of the matrix that is used."""
 
     size: int = setting(8, role="work", loads=True, ge=1, description="Rows and columns.")
 

@@ -22,7 +22,7 @@ from workloads.api import Item, Sample
 
 
 def looked_at(rows: Sequence[Measurement]) -> list[bool]:
-    """Whether each row is stopped, by its plain columns or as one that needs a closer look."""
+    """The verdict on each row: stopped by its plain columns or as one that needs a closer look."""
     lean = [replace(row, samples=(), items=()) for row in rows]
     raw = [replace(row, metrics=Metrics()) for row in rows]  # of any numbers, as tables are not
     batch = to_table(raw).select(list(COLUMNS)).to_batches()[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import xml.etree.ElementTree as ElementTree
 
@@ -11,7 +12,9 @@ import pytest
 from orchestrator.cli import main
 from workloads.errors import BadConfiguration, DataMissing
 from workloads.models.description import describe_model
+from workloads.models.drawing import draw_svg
 from workloads.models.picture import draw_text, picture_of
+from workloads.models.slide import draw_slide
 
 CHATGLM3_6B = {
     **reference.CONFIG,
@@ -152,3 +155,21 @@ def test_what_cannot_be_described(tmp_path, capsys):
     with pytest.raises(SystemExit):
         main(["describe", "tiny-chatglm3", "--lora-rank", "0"])
     assert "whole number from 1" in capsys.readouterr().err
+
+
+def test_the_slide_has_the_picture_and_lies_within_its_edges(six_billion, tmp_path):
+    """Every line of the SVG file stands on it, as shapes of one slide, none beyond the margin."""
+    pptx = pytest.importorskip("pptx")
+    assert main(["describe", "tiny-chatglm3", "--pptx", str(tmp_path / "tiny.pptx")]) == 0
+    assert len(pptx.Presentation(tmp_path / "tiny.pptx").slides) == 1
+    picture = picture_of(six_billion)
+    (slide,) = pptx.Presentation(io.BytesIO(draw_slide(picture, "six"))).slides
+    texts = [shape.text_frame.text for shape in slide.shapes if shape.has_text_frame]
+    svg = ElementTree.fromstring(draw_svg(picture, "six"))
+    lines = [element.text for element in svg.iter() if element.tag.endswith("}text")]
+    assert sorted(text for text in texts if text) == sorted(line for line in lines if line != "+")
+    boxes = [
+        shape for shape in slide.shapes if not (shape.has_text_frame and shape.text_frame.text)
+    ]
+    assert all(shape.left > 0 and shape.left + shape.width < 12_192_000 for shape in boxes)
+    assert all(shape.top > 0 and shape.top + shape.height < 6_858_000 for shape in slide.shapes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from operator import attrgetter
 
 from orchestrator.domain.measurement import Measurement
 from orchestrator.domain.repeats import Totals
@@ -26,12 +27,15 @@ _COUNTS: dict[str, Callable[[Totals], int]] = {
 }
 
 #: Figures of which none may exceed the next.
-_ASCENDING = (
-    ("throughput_low", "throughput", "throughput_high"),
-    ("ttft_s", "ttft_p95_s"),
-    ("tpot_p50_s", "tpot_p95_s", "tpot_p99_s"),
-    ("latency_p50_s", "latency_p95_s"),
-    ("generated_tokens_per_s", "total_tokens_per_s"),
+_ASCENDING = tuple(
+    (names, attrgetter(*names))
+    for names in (
+        ("throughput_low", "throughput", "throughput_high"),
+        ("ttft_s", "ttft_p95_s"),
+        ("tpot_p50_s", "tpot_p95_s", "tpot_p99_s"),
+        ("latency_p50_s", "latency_p95_s"),
+        ("generated_tokens_per_s", "total_tokens_per_s"),
+    )
 )
 
 Percentiles = tuple[tuple[str, int], ...]
@@ -45,8 +49,9 @@ def _admitted(row: Measurement) -> str | None:
 
 
 def _order(row: Measurement) -> str | None:
-    for names in _ASCENDING:
-        known = [(n, v) for n in names if (v := getattr(row.metrics, n)) is not None]
+    for names, values_of in _ASCENDING:
+        values = values_of(row.metrics)
+        known = [pair for pair in zip(names, values, strict=True) if pair[1] is not None]
         for (name, value), (above, limit) in pairwise(known):
             if value > limit * (1 + 1e-9) and not near(value, limit):
                 return f"{name} is {number(value)} and {above} only {number(limit)}"

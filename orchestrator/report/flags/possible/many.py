@@ -17,6 +17,7 @@ import numpy as np
 from orchestrator.domain.measurement import Measurement
 from orchestrator.report.flags.possible import card, counts, figures, times
 from orchestrator.report.flags.possible.recount import ROUNDING
+from orchestrator.results import arrays
 from workloads.api import Item, Sample
 
 if TYPE_CHECKING:
@@ -272,7 +273,7 @@ class _Nested:
 
     def __init__(self, column: Any) -> None:
         self._values = column.flatten()
-        lengths = column.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
+        lengths = _lengths(column)
         self.row = np.repeat(np.arange(len(column)), lengths)
 
     def has(self, name: str) -> bool:
@@ -285,26 +286,24 @@ class _Nested:
     def __getitem__(self, name: str) -> Numbers:
         if name in _OPTIONAL and not self.has(name):
             return np.full(len(self.row), np.nan)
-        return np.asarray(self.array(name).to_numpy(zero_copy_only=False))
+        return arrays.as_numbers(self.array(name))
 
     def valid(self, name: str) -> Numbers:
         if name in _OPTIONAL and not self.has(name):
             return np.zeros(len(self.row), bool)
-        return np.asarray(self.array(name).is_valid().to_numpy(zero_copy_only=False))
+        return arrays.as_numbers(self.array(name).is_valid())
 
     def sizes(self, name: str) -> Numbers:
         """The bytes of texts; NaN where there is none."""
         import pyarrow.compute as pc
 
-        sizes = pc.binary_length(self.array(name)).cast("float64")
-        return np.asarray(sizes.to_numpy(zero_copy_only=False))
+        return arrays.as_numbers(pc.binary_length(self.array(name)).cast("float64"))
 
     def offsets(self, name: str) -> tuple[Numbers, Numbers]:
         """All values of a field of lists, and where each list begins."""
         lists = self.array(name)
-        lengths = lists.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
-        values = np.asarray(lists.flatten().to_numpy(zero_copy_only=False))
-        return values, np.concatenate(([0], np.cumsum(lengths))).astype(np.int64)
+        begins = np.concatenate(([0], np.cumsum(_lengths(lists)))).astype(np.int64)
+        return arrays.as_numbers(lists.flatten()), begins
 
 
 class _Part:
@@ -339,6 +338,11 @@ class _Part:
         kept = self._chosen[owner]
         number = np.cumsum(self._chosen) - 1
         return values[kept], number[owner[kept]]
+
+
+def _lengths(lists: Any) -> Numbers:
+    """The length of each list; 0 where there is none."""
+    return np.nan_to_num(arrays.as_numbers(lists.value_lengths())).astype(np.int64)
 
 
 def _changes(values: Numbers) -> Numbers:

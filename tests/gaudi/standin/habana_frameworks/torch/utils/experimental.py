@@ -1,4 +1,4 @@
-"""What kind of card this is."""
+"""The kind of this card."""
 
 from enum import Enum
 

@@ -1,0 +1,143 @@
+"""A worker process: one per card, it runs one attempt after another and stays warm between them.
+
+It builds the worker that its owner (``card_process.py``) names, answers each request, and reports
+on its own which phase it is in. No Ray here and, before the first attempt, no torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import sys
+import threading
+import time
+import traceback
+from multiprocessing.connection import Connection
+from typing import Any, Protocol
+
+from orchestrator.domain.attempt import Attempt, RankOutcome, WorkerInfo
+from orchestrator.domain.executor import Progress
+from orchestrator.domain.failure import Failure, classify
+from orchestrator.worker.card_process import TAIL_BYTES
+from orchestrator.worker.redaction import finish_output, redact, redact_output
+from orchestrator.worker.wire import pickled, send
+
+_REPORT_INTERVAL_S = 0.25
+
+
+class Worker(Protocol):
+    """The object that ``serve`` drives (``worker.CardWorker``)."""
+
+    def start(self) -> WorkerInfo:
+        """Acquire what the worker needs and say what it is."""
+
+    def listen(self, address: str) -> Any:
+        """Open the rendezvous of a gang's next attempt; for rank 0."""
+
+    def run(self, attempt: Attempt, rank: int, rendezvous: Any) -> RankOutcome:
+        """Run one rank of an attempt."""
+
+    def progress(self) -> Progress | None:
+        """Its current activity; called from another thread."""
+
+    def failure(self, error: BaseException) -> Failure:
+        """The record of what ``start`` or ``listen`` raised."""
+
+
+def serve(fd: int) -> int:
+    """Build a worker and answer requests until the channel closes; the process's exit status."""
+    redact_output(os.environ)
+    try:
+        return _serve(fd)
+    finally:
+        finish_output()
+
+
+def _serve(fd: int) -> int:
+    ours = _Output()
+    channel = Connection(fd)
+    factory, config = channel.recv()
+    module, _, name = factory.partition(":")
+    worker: Worker | None = None
+    try:
+        worker = getattr(importlib.import_module(module), name)(config)
+        info = worker.start()
+    except Exception as error:
+        _print_traceback()
+        send(channel, ("failed", worker.failure(error) if worker else _failure_of(error)))
+        return 1
+    send(channel, ("answer", info))
+    sending = threading.Lock()
+    threading.Thread(target=_report, args=(worker, channel, sending), daemon=True).start()
+    while True:
+        try:
+            method, arguments = channel.recv()
+        except EOFError:
+            return 0
+        try:
+            message = ("answer", _call(worker, method, arguments))
+        except Exception as error:
+            _print_traceback()
+            message = ("failed", worker.failure(error))
+        ours.restore()
+        with sending:
+            send(channel, message)
+
+
+class _Output:
+    """Standard output and error as they were before a job, which may close or replace them."""
+
+    def __init__(self) -> None:
+        self._streams = sys.stdout, sys.stderr
+        self._files = [os.dup(fd) for fd in (1, 2)]
+
+    def restore(self) -> None:
+        """Let out what waits, and put back what the next job begins with."""
+        for stream in (sys.stdout, sys.stderr, *self._streams):
+            with contextlib.suppress(Exception):
+                stream.flush()
+        for fd, file in enumerate(self._files, 1):
+            os.dup2(file, fd)
+        sys.stdout, sys.stderr = self._streams
+
+
+def _print_traceback() -> None:
+    """Print the error that is being handled; the job may have closed or replaced the stream."""
+    with contextlib.suppress(Exception):
+        traceback.print_exc()
+
+
+def _call(worker: Worker, method: str, arguments: tuple[Any, ...]) -> Any:
+    if method == "listen":
+        return worker.listen(*arguments)
+    attempt, rank, rendezvous = arguments
+    return pickled(worker.run(Attempt.from_json(attempt), rank, rendezvous))
+
+
+def _failure_of(error: Exception) -> Failure:
+    """The failure record of an exception that no worker was there to describe."""
+    text = redact(str(error).strip(), os.environ) or type(error).__name__
+    tail = redact("".join(traceback.format_exception(error)), os.environ)
+    return Failure(
+        failure_class=classify(error), message=text.splitlines()[0], tail=tail[-TAIL_BYTES:]
+    )
+
+
+def _report(worker: Worker, channel: Connection, sending: threading.Lock) -> None:
+    """Send each change of phase; a process that is stuck has reported where."""
+    last: Progress | None = None
+    while True:
+        time.sleep(_REPORT_INTERVAL_S)
+        now = worker.progress()
+        if now != last:
+            last = now
+            with contextlib.suppress(OSError), sending:
+                send(channel, ("progress", now))
+
+
+if __name__ == "__main__":
+    # This module is __main__ here; what it sends must be of the importable one.
+    from orchestrator.worker.worker_main import serve as importable_serve
+
+    sys.exit(importable_serve(int(sys.argv[1])))

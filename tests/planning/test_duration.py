@@ -1,0 +1,134 @@
+"""Range of a run's duration: what is known of its start, its jobs and its cards."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from schedule_cases import job, node, planned
+
+from orchestrator.domain.history import PastRow
+from orchestrator.domain.job import MAX, Job, State
+from orchestrator.domain.span import NOTHING, Span
+from orchestrator.planning.duration import (
+    CLUSTER,
+    IN_PROCESS,
+    PRIVATE,
+    Startup,
+    duration,
+    work,
+)
+from orchestrator.planning.plan import Action
+from orchestrator.scheduling.estimate import Estimator
+
+REAL = node(cards=1, emulated=False)
+
+
+def past(of: Job, busy_s: float, *, load_s: float = 0.0, queued_s: float = 0.0) -> PastRow:
+    """A successful row of a job."""
+    assert isinstance(of.batch_size, int)
+    return PastRow(
+        job_id=of.job_id,
+        state=State.SUCCEEDED,
+        final=True,
+        emulated=False,
+        workload=of.workload,
+        model=of.model,
+        precision=of.precision,
+        batch_size=of.batch_size,
+        accelerator=of.accelerator,
+        cards=of.cards,
+        busy_s=busy_s,
+        load_s=load_s,
+        queued_s=queued_s,
+    )
+
+
+def knowing(*rows: PastRow) -> Estimator:
+    """An estimator as a plan's duration has it."""
+    return Estimator.from_history(rows, queued=False)
+
+
+def test_cards_share_the_work_and_nothing_is_faster_than_its_longest_job() -> None:
+    """Four jobs of 100 s take 400 s on a card, 100 s on four and on forty."""
+    jobs = [job(f"j{number}", batch_size=number + 1) for number in range(4)]
+    estimator = knowing(*(past(each, 100.0, load_s=0.001) for each in jobs))
+    for cards, seconds in ((1, 400.0), (4, 100.0), (40, 100.0)):
+        span = work(planned(*jobs), [node(cards=cards, emulated=False)], estimator, 2)
+        assert span.middle_s == pytest.approx(seconds, rel=0.01)
+
+
+def test_emulated_cards_are_worth_as_many_as_have_a_turn() -> None:
+    """Sixteen of them on two processors do one job at a time, on nine processors eight."""
+    jobs = [job(f"j{number}", batch_size=number + 1) for number in range(16)]
+    estimator = knowing(*(past(each, 10.0, load_s=0.001) for each in jobs))
+    nodes = [node(cards=16, emulated=True)]
+    assert work(planned(*jobs), nodes, estimator, 2).middle_s == pytest.approx(160, rel=0.01)
+    assert work(planned(*jobs), nodes, estimator, 9).middle_s == pytest.approx(20, rel=0.01)
+
+
+def test_waiting_for_a_turn_is_no_part_of_a_jobs_own_time() -> None:
+    """A job that waited 90 s of its 100 s for others takes 10 s of the run."""
+    this = job("x")
+    span = work(planned(this), [REAL], knowing(past(this, 100.0, queued_s=90.0)), 2)
+    assert span.low_s < 10.0 < span.high_s < 90.0
+
+
+def test_what_is_known_makes_the_range_narrower() -> None:
+    """Nothing, another precision, the job itself, the job itself many times."""
+    this = job("x")
+    other = job("x", precision="int8")
+    histories = (
+        [],
+        [past(other, 20.0)],
+        [past(this, 20.0)],
+        [past(this, 20.0 + number % 2) for number in range(60)],
+    )
+    widths = []
+    for rows in histories:
+        run, _ = knowing(*rows).guess(this)
+        widths.append(run.high_s / run.low_s)
+    assert sorted(widths, reverse=True) == widths and widths[-1] <= 4
+
+
+def test_the_start_is_learnt_from_earlier_ones_and_stands_before_the_work() -> None:
+    """A private Ray of sixteen cards takes longer to start than one card in this process."""
+    assert Startup(kind=PRIVATE).span(16).middle_s > Startup(kind=PRIVATE).span(1).middle_s
+    assert Startup(kind=IN_PROCESS).span(1).high_s < Startup(kind=CLUSTER).span(1).high_s
+    known = Startup(kind=PRIVATE, earlier_s=(30.0, 90.0, 40.0)).span(16)
+    assert (known.middle_s, known.high_s) == (40.0, 120.0) and known.low_s < 30.0
+    jobs = planned(job("x"))
+    whole = duration(jobs, [REAL], Estimator(), Startup(earlier_s=(40.0,)))
+    assert whole.middle_s == 40.0 + work(jobs, [REAL], Estimator(), 1).middle_s
+
+
+def test_a_plan_that_runs_nothing_takes_no_time() -> None:
+    """No Ray is started for it either."""
+    jobs = [replace(each, action=Action.REUSE) for each in planned(job("x"))]
+    assert duration(jobs, [REAL], Estimator(), Startup()) == NOTHING
+
+
+@given(
+    batches=st.lists(st.one_of(st.integers(1, 64), st.just(MAX)), min_size=1, max_size=8),
+    cards=st.integers(1, 16),
+    emulated=st.booleans(),
+    busy_s=st.one_of(st.none(), st.floats(0.1, 1e4)),
+)
+def test_a_range_is_in_order_and_grows_with_the_work_alone(
+    batches: list[int | str], cards: int, emulated: bool, busy_s: float | None
+) -> None:
+    """More jobs never take less, more cards never take more."""
+    jobs = [job(f"j{number}", batch_size=size) for number, size in enumerate(batches)]
+    rows = [] if busy_s is None else [past(job("known", batch_size=4), busy_s)]
+    estimator = knowing(*rows)
+
+    def span(count: int, of_cards: int) -> Span:
+        nodes = [node(cards=of_cards, emulated=emulated)]
+        return work(planned(*jobs[:count]), nodes, estimator, 4)
+
+    whole = span(len(jobs), cards)
+    assert 0 < whole.low_s <= whole.middle_s <= whole.high_s
+    assert span(len(jobs) - 1, cards).high_s <= whole.high_s * (1 + 1e-9)
+    assert span(len(jobs), cards + 1).low_s <= whole.low_s * (1 + 1e-9)

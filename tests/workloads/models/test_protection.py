@@ -1,0 +1,210 @@
+"""Protected weight files: what opens them, what does not, and a model that is run from them."""
+
+from __future__ import annotations
+
+import io
+import os
+from pathlib import Path
+
+import pytest
+from finetuning_cases import losses, trained
+from generation_cases import Worker, write_dataset
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.cli import main
+from workloads.errors import BadConfiguration, DataMissing
+from workloads.models import protection
+from workloads.models.loading import open_model
+from workloads.models.model_rules import text_refusals
+from workloads.refusal import Asked
+
+KEY = bytes(range(32))
+PIECE_BYTES = 64
+
+
+def write(file: Path, content: bytes, key: bytes = KEY) -> Path:
+    """A protected file of small pieces."""
+    file.unlink(missing_ok=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(protection, "PIECE_BYTES", PIECE_BYTES)
+        protection.write(file, io.BytesIO(content), key)
+    return file
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One for the files of a law, which sees many."""
+    return tmp_path_factory.mktemp("protected")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The tiny model protected by the command, and its key."""
+    base = tmp_path_factory.mktemp("model")
+    key = base / "model.key"
+    plain = open_model("tiny-chatglm3").path
+    assert main(["protect", plain, str(base / "sealed"), "--key-file", str(key), "--new-key"]) == 0
+    return base / "sealed", key
+
+
+# ---------------------------------------------------------------- files
+
+
+@given(content=st.binary(max_size=5 * PIECE_BYTES))
+def test_what_was_protected_is_read_back(directory: Path, content: bytes) -> None:
+    """Of any length; and nothing of it stands in the file."""
+    file = write(directory / "a.protected", content)
+    assert protection.read(file, KEY) == content
+    if len(content) > 32:  # no part of a header is as long
+        assert content not in file.read_bytes()
+
+
+@given(data=st.data(), content=st.binary(min_size=1, max_size=3 * PIECE_BYTES))
+def test_no_altered_byte_is_read(directory: Path, data: st.DataObject, content: bytes) -> None:
+    """Wherever it stands: in the header, in a piece, in a seal."""
+    file = write(directory / "a.protected", content)
+    sealed = bytearray(file.read_bytes())
+    sealed[data.draw(st.integers(0, len(sealed) - 1))] ^= data.draw(st.integers(1, 255))
+    file.write_bytes(sealed)
+    with pytest.raises(DataMissing, match=r"a\.protected"):
+        protection.read(file, KEY)
+
+
+@given(data=st.data())
+def test_no_truncated_file_is_read(directory: Path, data: st.DataObject) -> None:
+    """Not even one that ends where a piece does."""
+    sealed = write(directory / "a.protected", bytes(3 * PIECE_BYTES)).read_bytes()
+    ends = st.integers(0, len(sealed) - 1)
+    seal = PIECE_BYTES + 16
+    pieces = st.sampled_from([len(sealed) - seal, len(sealed) - 2 * seal])
+    (directory / "a.protected").write_bytes(sealed[: data.draw(ends | pieces)])
+    with pytest.raises(DataMissing, match=r"a\.protected"):
+        protection.read(directory / "a.protected", KEY)
+
+
+def test_a_truncated_file_says_how_much_is_missing(directory: Path) -> None:
+    """So that somebody who copied it knows what happened."""
+    file = write(directory / "a.protected", bytes(100))
+    file.write_bytes(file.read_bytes()[:-5])
+    with pytest.raises(DataMissing, match=r"has 2\d\d of its 2\d\d bytes: copy it again"):
+        protection.read(file, KEY)
+
+
+def test_reordered_pieces_are_not_read(directory: Path) -> None:
+    """Two pieces of one file, each intact."""
+    file = write(directory / "a.protected", os.urandom(3 * PIECE_BYTES))
+    sealed, seal = file.read_bytes(), PIECE_BYTES + 16
+    first = len(sealed) - 3 * seal
+    parts = [sealed[first + n * seal :][:seal] for n in (1, 0, 2)]
+    file.write_bytes(sealed[:first] + b"".join(parts))
+    with pytest.raises(DataMissing, match="piece 1 of 3 does not open"):
+        protection.read(file, KEY)
+
+
+def test_a_piece_of_another_file_is_not_read(directory: Path) -> None:
+    """Of the same key, name and place."""
+    file = write(directory / "a.protected", bytes(2 * PIECE_BYTES))
+    other = file.read_bytes()
+    sealed = write(file, bytes(2 * PIECE_BYTES)).read_bytes()
+    file.write_bytes(sealed[: -(PIECE_BYTES + 16)] + other[-(PIECE_BYTES + 16) :])
+    with pytest.raises(DataMissing, match="piece 2 of 2 does not open"):
+        protection.read(file, KEY)
+
+
+def test_a_wrong_key_is_told_from_a_damaged_file(directory: Path) -> None:
+    """The key is what to look for, not the copy."""
+    file = write(directory / "a.protected", bytes(100), key=bytes(32))
+    with pytest.raises(DataMissing, match="was not protected with this key"):
+        protection.read(file, KEY)
+
+
+def test_a_shard_under_another_shards_name_is_not_read(directory: Path) -> None:
+    """Its tensors would be loaded for others."""
+    file = write(directory / "a.protected", bytes(100)).rename(directory / "b.protected")
+    with pytest.raises(DataMissing, match=r"b.protected was a.protected"):
+        protection.read(file, KEY)
+
+
+# ---------------------------------------------------------------- keys
+
+
+@pytest.mark.parametrize(
+    ("mode", "content", "word"),
+    [
+        (0o644, "00" * 32, "may be read or written by others .mode 0644.: chmod 600"),
+        (0o620, "00" * 32, "mode 0620"),
+        (0o600, "00" * 31, "64 hexadecimal digits"),
+        (0o600, "password", "64 hexadecimal digits"),
+    ],
+)
+def test_a_key_file_is_refused(tmp_path: Path, mode: int, content: str, word: str) -> None:
+    """One that others may read, and one without a key; the key itself is not in the message."""
+    file = tmp_path / "key"
+    file.write_text(content)
+    file.chmod(mode)
+    with pytest.raises(BadConfiguration, match=word) as caught:
+        protection.read_key(file)
+    assert content not in str(caught.value)
+
+
+def test_a_key_is_made_once_and_for_its_owner(tmp_path: Path) -> None:
+    """A second one would lock out what the first protected."""
+    protection.write_key(tmp_path / "key")
+    assert (tmp_path / "key").stat().st_mode & 0o777 == 0o600
+    first = protection.read_key(tmp_path / "key")
+    with pytest.raises(FileExistsError):
+        protection.write_key(tmp_path / "key")
+    assert len(first) == 32
+
+
+# ---------------------------------------------------------------- models
+
+
+def test_a_protected_model_writes_the_same_texts(model: tuple[Path, Path], tmp_path: Path) -> None:
+    """As the plain one, in fp32; its row says what opening it took, and no tensor lies on disk."""
+    sealed, key = model
+    assert not list(sealed.glob("*.safetensors"))
+    dataset = write_dataset(tmp_path / "prompts.json")
+    plain = Worker().run(dataset, prompts=2)
+    with protection.key_named(key):
+        opened = Worker().run(dataset, prompts=2, model=str(sealed))
+    assert opened.items[0].output_text == plain.items[0].output_text
+    assert 0 < opened.metrics["decryption_s"] < opened.load_s
+    assert "decryption_s" not in plain.metrics
+
+
+def test_a_protected_model_is_trained_as_the_plain_one(model: tuple[Path, Path]) -> None:
+    """Step by step the same loss."""
+    sealed, key = model
+    with protection.key_named(key):
+        assert losses(trained(model=str(sealed))) == losses(trained())
+
+
+def test_without_a_key_the_weights_are_not_found(model: tuple[Path, Path]) -> None:
+    """What is to be named is said."""
+    with pytest.raises(BadConfiguration, match=r"are protected: .* --key-file FILE"):
+        open_model(str(model[0]))
+
+
+@pytest.mark.parametrize(
+    ("changes", "reader"),
+    [({"engine": "vllm"}, "the engine vllm"), ({"tensor_parallel": 2}, "tensor_parallel")],
+)
+def test_who_reads_files_cannot_have_it(
+    model: tuple[Path, Path], changes: dict[str, object], reader: str
+) -> None:
+    """Said in the plan, before anything starts."""
+    engine = str(changes.pop("engine", "transformers"))
+    asked = Asked(
+        model=str(model[0]),
+        dataset="english-prompts",
+        precision="bf16",
+        device="cuda",
+        batch_size=1,
+        cards=2,
+        parameters={"input_tokens": 8, "output_tokens": 8, **changes},
+        engine=engine,
+    )
+    [refusal] = text_refusals(asked)
+    assert refusal.unsupported and refusal.reason.startswith(f"{reader} reads weights from files")

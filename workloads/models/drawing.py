@@ -1,0 +1,182 @@
+"""A model's stack of blocks drawn once, onto an SVG file or a slide.
+
+A canvas has pixels, with the origin at the top left, and knows five kinds of marks.
+"""
+
+from __future__ import annotations
+
+from html import escape
+from typing import Protocol
+
+from workloads.models.picture import Block, Picture
+
+_COLOURS = {
+    "Embedding": "#d7e8fb",
+    "Attention": "#fde3c8",
+    "MLP": "#d9f0d3",
+    "Output layer": "#e6dcf5",
+}
+_PLAIN = "#eceff1"
+_STROKE = "#607d8b"
+_LEFT, _BOX_WIDTH, _LINE = 90.0, 460.0, 18.0
+_MIDDLE, _RIGHT = _LEFT + _BOX_WIDTH / 2, _LEFT + _BOX_WIDTH
+_RESIDUAL = 56.0  # from the left, of the line around a branch
+WIDTH = _BOX_WIDTH + 160
+
+Point = tuple[float, float]
+
+
+class Canvas(Protocol):
+    """Something to draw on."""
+
+    def text(
+        self, at: Point, text: str, *, align: str = "left", bold: bool = False, pale: bool = False
+    ) -> None:
+        """Write a line of text: its baseline is at ``at``, ``align`` says of which of its ends."""
+
+    def heading(self, at: Point, text: str) -> None:
+        """Write a larger line of text."""
+
+    def box(self, at: Point, size: Point, colour: str) -> None:
+        """Draw a filled rectangle with round corners, from its left upper corner."""
+
+    def frame(self, at: Point, size: Point) -> None:
+        """Draw a dashed rectangle with nothing inside."""
+
+    def arrow(self, points: list[Point]) -> None:
+        """Draw a line through points, with a head at its end."""
+
+    def sum(self, at: Point, radius: float) -> None:
+        """Draw a circle with a plus, about ``at``."""
+
+
+def draw(picture: Picture, title: str, canvas: Canvas) -> float:
+    """Draw a picture from the top of a canvas that is ``WIDTH`` wide; its height."""
+    pen = _Pen(canvas)
+    canvas.heading((20, pen.y), title)
+    pen.y += 30
+    canvas.text((_MIDDLE, pen.y), "token ids", align="middle")
+    pen.y += 6
+    for block in picture.above:
+        pen.down()
+        pen.block(block)
+    pen.down()
+    top = pen.y
+    pen.y += 30
+    each = f"decoder layer × {picture.layers}, {picture.layer_parameters:,} parameters each"
+    canvas.text((_RIGHT + 20, pen.y - 8), each, align="right", bold=True)
+    for branch in picture.branches:
+        pen.branch(branch, picture.residual)
+    pen.y += 12
+    canvas.frame((30, top), (_BOX_WIDTH + 100, pen.y - top))
+    for block in picture.below:
+        pen.down()
+        pen.block(block)
+    pen.down()
+    canvas.text((_MIDDLE, pen.y + 16), "logits", align="middle")
+    return pen.y + 36
+
+
+class _Pen:
+    """A canvas, and how far down the drawing reaches."""
+
+    def __init__(self, canvas: Canvas) -> None:
+        self.canvas = canvas
+        self.y = 24.0
+
+    def down(self, length: float = 22) -> None:
+        self.canvas.arrow([(_MIDDLE, self.y), (_MIDDLE, self.y + length)])
+        self.y += length
+
+    def block(self, block: Block) -> None:
+        height = 16 + _LINE * (1 + len(block.lines))
+        colour = _COLOURS.get(block.title, _PLAIN)
+        self.canvas.box((_LEFT, self.y), (_BOX_WIDTH, height), colour)
+        self.canvas.text((_LEFT + 14, self.y + 22), block.title, bold=True)
+        if block.parameters:
+            right = (_RIGHT - 14, self.y + 22)
+            self.canvas.text(right, f"{block.parameters:,}", align="right")
+        for number, line in enumerate(block.lines, start=1):
+            self.canvas.text((_LEFT + 14, self.y + 22 + _LINE * number), line, pale=True)
+        self.y += height
+
+    def branch(self, branch: tuple[Block, ...], residual: bool) -> None:
+        begin = self.y
+        for block in branch:
+            self.down(26)
+            self.block(block)
+        if not residual:
+            return
+        self.down(20)
+        self.y += 9
+        around = [(_MIDDLE, begin + 6), (_RESIDUAL, begin + 6), (_RESIDUAL, self.y)]
+        self.canvas.arrow([*around, (_MIDDLE - 10, self.y)])
+        self.canvas.sum((_MIDDLE, self.y), 9)
+        self.y += 9
+
+
+# ---------------------------------------------------------------- SVG
+
+_ANCHORS = {"left": "start", "middle": "middle", "right": "end"}
+
+
+class Svg:
+    """Elements of an SVG document."""
+
+    def __init__(self) -> None:
+        self.elements: list[str] = []
+
+    def text(
+        self, at: Point, text: str, *, align: str = "left", bold: bool = False, pale: bool = False
+    ) -> None:
+        style = f' text-anchor="{_ANCHORS[align]}"' if align != "left" else ""
+        style += ' font-weight="600"' if bold else ""
+        style += ' fill="#455a64"' if pale else ""
+        self.elements.append(f'<text x="{at[0]:g}" y="{at[1]:g}"{style}>{escape(text)}</text>')
+
+    def heading(self, at: Point, text: str) -> None:
+        style = 'font-size="16" font-weight="600"'
+        self.elements.append(f'<text x="{at[0]:g}" y="{at[1]:g}" {style}>{escape(text)}</text>')
+
+    def box(self, at: Point, size: Point, colour: str) -> None:
+        self._rectangle(at, size, f'rx="6" fill="{colour}" stroke="{_STROKE}"')
+
+    def frame(self, at: Point, size: Point) -> None:
+        style = 'rx="10" fill="none" stroke="#37474f" stroke-width="2" stroke-dasharray="6 4"'
+        self._rectangle(at, size, style)
+
+    def _rectangle(self, at: Point, size: Point, style: str) -> None:
+        self.elements.append(
+            f'<rect x="{at[0]:g}" y="{at[1]:g}" width="{size[0]:g}" height="{size[1]:g}" {style}/>'
+        )
+
+    def arrow(self, points: list[Point]) -> None:
+        path = " ".join(f"{x:g},{y:g}" for x, y in points)
+        self.elements.append(f'<polyline points="{path}" marker-end="url(#arrow)"/>')
+
+    def sum(self, at: Point, radius: float) -> None:
+        x, y = at
+        self.elements.append(
+            f'<circle cx="{x:g}" cy="{y:g}" r="{radius:g}" fill="#fff" stroke="{_STROKE}"/>'
+        )
+        self.text((x, y + 5), "+", align="middle")
+
+
+def draw_svg(picture: Picture, title: str) -> str:
+    """The picture as an SVG document of its own."""
+    svg = Svg()
+    height = draw(picture, title, svg)
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH:g} {height:g}" '
+            f'width="{WIDTH:g}" height="{height:g}" font-family="sans-serif" font-size="13" '
+            'fill="#212121">',
+            '<defs><marker id="arrow" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" '
+            'markerHeight="7" orient="auto"><path d="M0 0 8 4 0 8z" fill="#607d8b"/></marker>'
+            "<style>polyline{fill:none;stroke:#607d8b;stroke-width:1.5}</style></defs>",
+            f'<rect width="{WIDTH:g}" height="{height:g}" fill="#ffffff"/>',
+            *svg.elements,
+            "</svg>",
+            "",
+        ]
+    )
