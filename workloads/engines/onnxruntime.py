@@ -97,6 +97,19 @@ def _refuse(asked: Asked) -> Iterator[Refusal]:
         )
 
 
+def _refuse_images(asked: Asked) -> Iterator[Refusal]:
+    """A graph is compiled by no one else, and chooses its own layout."""
+    yield from _refuse(asked)
+    for setting_name in ("torch_compile", "channels_last"):
+        if asked.parameters.get(setting_name):
+            yield Refusal(
+                setting=setting_name,
+                reason="it is one of torch's modules, and the U-Net is a graph",
+                hint="use the engine diffusers",
+                unsupported=True,
+            )
+
+
 def _refuse_calibration(asked: Asked) -> Iterator[Refusal]:
     """Ranges are those of the plain graph."""
     yield from _refuse(asked)
@@ -137,8 +150,19 @@ SPEC = EngineSpec(
     abilities={
         "generate": Ability(
             function="workloads.onnx_graphs.decoder:load",
-            tasks=("causal-lm",),
+            tasks=("causal-lm", "seq2seq-lm"),
             refuse=_refuse,
+            settings=GraphSettings,
+        ),
+        "encode": Ability(
+            function="workloads.onnx_graphs.encoder:load",
+            tasks=("masked-lm",),
+            refuse=_refuse,
+            settings=GraphSettings,
+        ),
+        "images": Ability(
+            function="workloads.onnx_graphs.denoiser:load",
+            refuse=_refuse_images,
             settings=GraphSettings,
         ),
         "calibrate-activations": Ability(

@@ -78,6 +78,9 @@ SPEC = EngineSpec(
             refuse=_refuse_generation,
             settings=GenerationSettings,
         ),
+        "encode": Ability(
+            function="workloads.encoding.transformers_encoder:load", tasks=("masked-lm",)
+        ),
         "train": Ability(function="workloads.training.loop:run"),
     },
     install="pip install transformers",

@@ -25,7 +25,14 @@ from workloads.generation.loaded import LoadedModel
 from workloads.generation.transformers_engine import Batch, end_token_ids_of, pad_token_id_of
 from workloads.models.loading import ModelSource, load_tokenizer, open_model
 from workloads.onnx_graphs import proof
-from workloads.onnx_graphs.export import GRAPH, Options, Sample, export, exported_directory
+from workloads.onnx_graphs.export import (
+    GRAPH,
+    Options,
+    Sample,
+    drawn_ids,
+    export,
+    exported_directory,
+)
 from workloads.onnx_graphs.opened import open_graph
 from workloads.onnx_graphs.session import Execution, Graph
 from workloads.registry import task_for
@@ -105,6 +112,7 @@ class OnnxDecoder(LoadedModel):
     pad_token_id: int
 
     def prepare(self, prompts: Sequence[Sequence[int]]) -> Batch:
+        self.decoder.graph.take_threads()
         return left_padded(prompts, self.pad_token_id)
 
     def generate(
@@ -155,12 +163,16 @@ def left_padded(prompts: Sequence[Sequence[int]], pad: int) -> Batch:
     return Batch(ids, mask)
 
 
-def load(request: Request, device: Device) -> OnnxDecoder:
+def load(request: Request, device: Device) -> Any:
     """Open the graph of ``request.model``, exporting it if need be; see ``EngineLoader``."""
     transformers_logging.disable_progress_bar()  # a worker's log is no terminal
     precisions.require(request.precision, device.name, request.engine)
     source = open_model(request.model)
     tokenizer = load_tokenizer(source)
+    if "generator" in task_for(request.workload, source.entry).functions:
+        from workloads.onnx_graphs import seq2seq
+
+        return seq2seq.load(request, device, source, tokenizer)
     base = graph_directory(request, source, tokenizer, device)
     opened = open_graph(base, request, device)
     decoder = DecoderGraph.of(opened.graph)
@@ -207,7 +219,7 @@ def graph_directory(request: Request, source: ModelSource, tokenizer: Any, devic
 
 def _sample(model: Any) -> Sample:
     """Two rows of unlike length that go on behind a cache, with several new tokens each."""
-    batch = left_padded(_prompts(model, (7, 4)), 0)
+    batch = left_padded(drawn_ids(model, (7, 4)), 0)
     ids, mask = batch.input_ids, batch.attention_mask
     with torch.no_grad():
         first = model(**_text(_takes(model), ids[:, :4], mask[:, :4]), use_cache=True)
@@ -225,7 +237,7 @@ def _sample(model: Any) -> Sample:
 @torch.no_grad()
 def _proof(model: Any) -> dict[str, torch.Tensor]:
     """A padded batch, the tokens that torch writes after it, and their logits."""
-    batch = left_padded(_prompts(model, _PROOF_LENGTHS), 0)
+    batch = left_padded(drawn_ids(model, _PROOF_LENGTHS), 0)
     ids, mask, cache = batch.input_ids, batch.attention_mask, None
     tokens, logits = [], []
     for _ in range(_PROOF_STEPS):
@@ -255,13 +267,6 @@ def differs(decoder: DecoderGraph, directory: Path) -> proof.Difference:
         ids = kept["tokens"][:, step : step + 1]
         mask = torch.cat([mask, mask.new_ones(len(mask), 1)], dim=1)
     return proof.difference(torch.stack(found), kept["logits"])
-
-
-def _prompts(model: Any, lengths: Sequence[int]) -> list[list[int]]:
-    """Token ids of these lengths, spread over the vocabulary."""
-    drawn = torch.Generator().manual_seed(0)
-    size = int(model.get_input_embeddings().num_embeddings)
-    return [torch.randint(size, (length,), generator=drawn).tolist() for length in lengths]
 
 
 def _text(taken: Container[str], ids: torch.Tensor, mask: torch.Tensor) -> dict[str, torch.Tensor]:

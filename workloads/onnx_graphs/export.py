@@ -15,7 +15,7 @@ import json
 import logging
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -100,9 +100,18 @@ def facts_of(directory: Path) -> dict[str, Any]:
     return found
 
 
-def export(model: Any, sample: Sample, options: Options, path: Path) -> dict[str, Any]:
-    """Write a model of transformers as a graph, with its weights in a file beside it; what is to be
-    known of it.
+def graphs_of(directory: Path) -> list[str]:
+    """The files of the graphs in a directory."""
+    return list(facts_of(directory).get("graphs", [GRAPH]))
+
+
+def export(
+    model: Any, sample: Sample, options: Options, path: Path, *, dropped: str = ""
+) -> dict[str, Any]:
+    """Write a model as a graph, with its weights in a file beside it; what is to be known of it.
+
+    Args:
+        dropped: outputs with this in their names are left out, "": none.
 
     Raises:
         Unsupported: transformers has no exporter here, or cannot export this model.
@@ -127,6 +136,9 @@ def export(model: Any, sample: Sample, options: Options, path: Path) -> dict[str
             raise Unsupported(
                 f"{type(model).__name__} cannot be exported to ONNX: {text:.300}"
             ) from error
+    if dropped:
+        kept = [output for output in found.graph.outputs if dropped not in (output.name or "")]
+        found.graph.outputs[:] = kept
     return write_graph(found, options, path)
 
 
@@ -141,6 +153,13 @@ def write_graph(graph: Any, options: Options, path: Path) -> dict[str, Any]:
         facts["operators_passed_by_slices"] = move_slices_forward(graph)
     onnx_ir.save(graph, str(path), external_data=f"{path.name}.data")
     return facts
+
+
+def drawn_ids(model: Any, lengths: Sequence[int]) -> list[list[int]]:
+    """Token ids of these lengths, spread over the vocabulary."""
+    drawn = torch.Generator().manual_seed(0)
+    size = int(model.get_input_embeddings().num_embeddings)
+    return [torch.randint(size, (length,), generator=drawn).tolist() for length in lengths]
 
 
 def _shapes(model: Any, sample: Sample) -> dict[str, Any]:
@@ -158,6 +177,8 @@ def _shapes(model: Any, sample: Sample) -> dict[str, Any]:
 def _axes(given: Any, varying: tuple[int, ...]) -> Any:
     if isinstance(given, torch.Tensor):
         return dict.fromkeys(varying, torch.export.Dim.AUTO)
+    if isinstance(given, dict) and type(given) is dict:
+        return {name: _axes(each, varying) for name, each in given.items()}
     node = torch.utils._pytree.SUPPORTED_NODES.get(type(given))
     if node is None:
         return None

@@ -13,7 +13,7 @@ from workloads.api import Request
 from workloads.cache import cached_directory
 from workloads.devices.base import Device
 from workloads.onnx_graphs import operators
-from workloads.onnx_graphs.export import GRAPH, facts_of, key_of
+from workloads.onnx_graphs.export import GRAPH, facts_of, graphs_of, key_of
 from workloads.onnx_graphs.proof import Difference
 from workloads.onnx_graphs.session import Execution, Graph
 from workloads.onnx_graphs.variants import in_precision
@@ -40,24 +40,33 @@ class Opened:
 
     def weights(self) -> ModelWeights:
         """Bytes, count and format of the weights, as stored."""
-        path = self.directory / GRAPH
-        share = operators.share_in(path, "INT8", "UINT8")
+        share = operators.share_in(self._graphs(self.directory), "INT8", "UINT8")
         return ModelWeights(
-            weight_bytes=operators.stored_bytes(path),
+            weight_bytes=self._bytes(),
             parameter_count=int(self.facts["parameter_count"]),
             quantized_share=share,
             detail=self.means + (f"; {share:.0%} of the weights, the rest in fp32" * bool(share)),
         )
 
+    def also(self, name: str) -> Graph:
+        """Another graph of the same directory, opened alike."""
+        return Graph(self.directory / name, self.execution)
+
+    def _graphs(self, directory: Path) -> list[Path]:
+        return [directory / name for name in graphs_of(self.base)]
+
+    def _bytes(self) -> int:
+        return sum(map(operators.stored_bytes, self._graphs(self.directory)))
+
     def told(self, difference: Difference) -> tuple[dict[str, float], dict[str, str]]:
         """Figures and details of the row."""
-        exported = operators.operators_of(self.base / GRAPH)
-        stored = operators.operators_of(self.directory / GRAPH)
+        exported = operators.operators_of(*self._graphs(self.base))
+        stored = operators.operators_of(*self._graphs(self.directory))
         run = _operators_run(self.directory, self.execution)
         figures = {
             "export_s": float(self.facts["export_s"]),
             "session_start_s": self.graph.start_s,
-            "graph_bytes": float(operators.stored_bytes(self.directory / GRAPH)),
+            "graph_bytes": float(self._bytes()),
             "graph_nodes_exported": float(sum(exported.values())),
             "graph_nodes_run": float(sum(run.values())),
             **difference.figures(),
@@ -105,9 +114,10 @@ def _operators_run(directory: Path, execution: Execution) -> dict[str, int]:
     seen = [directory.name, execution.graph_optimization, execution.provider]
 
     def count(to: Path) -> None:
-        written = to / GRAPH
-        Graph(directory / GRAPH, execution, written_to=written)
-        counts = dict(operators.operators_of(written))
+        names = graphs_of(directory)
+        for name in names:
+            Graph(directory / name, execution, written_to=to / name)
+        counts = dict(operators.operators_of(*(to / name for name in names)))
         for file in to.iterdir():  # the weights are in it once more
             file.unlink()
         (to / _COUNTS).write_text(json.dumps(counts, indent=1, sort_keys=True) + "\n", "utf-8")

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 
-def operators_of(path: Path) -> Counter[str]:
-    """Nodes by operator, those of inner graphs and functions included."""
+def operators_of(*paths: Path) -> Counter[str]:
+    """Nodes of graphs by operator, those of inner graphs and functions included."""
     import onnx
 
-    model = onnx.load(str(path), load_external_data=False)
     found: Counter[str] = Counter()
-    for graph in (model.graph, *model.functions):
-        _count(graph.node, found)
+    for path in paths:
+        model = onnx.load(str(path), load_external_data=False)
+        for graph in (model.graph, *model.functions):
+            _count(graph.node, found)
     return found
 
 
@@ -47,18 +49,15 @@ def stored_bytes(path: Path) -> int:
     return path.stat().st_size + (data.stat().st_size if data.is_file() else 0)
 
 
-def share_in(path: Path, *types: str) -> float:
-    """Share of a graph's weights that are stored in these types of numbers."""
+def share_in(paths: Iterable[Path], *types: str) -> float:
+    """Share of the weights of graphs that are stored in these types of numbers."""
     import onnx
 
-    model = onnx.load(str(path), load_external_data=False)
     wanted = {getattr(onnx.TensorProto, name) for name in types}
     sizes: dict[bool, int] = {True: 0, False: 0}
-    for tensor in model.graph.initializer:
-        count = 1
-        for size in tensor.dims:
-            count *= size
-        sizes[tensor.data_type in wanted] += count
+    for path in paths:
+        for tensor in onnx.load(str(path), load_external_data=False).graph.initializer:
+            sizes[tensor.data_type in wanted] += math.prod(tensor.dims)
     return sizes[True] / max(sum(sizes.values()), 1)
 
 

@@ -86,6 +86,9 @@ class Execution:
         options.log_severity_level = 3  # a warning for each node that stays on the host
         if written_to is not None:
             options.optimized_model_filepath = str(written_to)
+            options.add_session_config_entry(  # a file of graphs has 2 GB at most
+                "session.optimized_model_external_initializers_file_name", f"{written_to.name}.data"
+            )
         return options
 
     def details(self) -> dict[str, str]:
@@ -96,7 +99,6 @@ class Execution:
             "onnxruntime_version": onnxruntime.__version__,
             "providers": self.provider,
             "graph_optimization": self.graph_optimization,
-            "threads": str(torch.get_num_threads()),
             "spinning": "allowed" if self.spins else "off",
         }
 
@@ -110,24 +112,34 @@ class Graph:
         Raises:
             DataMissing: its file is missing, cut short, or of a newer format.
         """
+        self._path, self._execution = path, execution
+        self._card = torch.device(execution.device.torch_device)
+        self._open(written_to)
+        self.inputs = {spec.name: _TYPES[spec.type] for spec in self._session.get_inputs()}
+        self.outputs = [spec.name for spec in self._session.get_outputs()]
+
+    def _open(self, written_to: Path | None = None) -> None:
         import onnxruntime
 
-        began = time.perf_counter()
-        card = torch.device(execution.device.torch_device)
-        provider: Any = execution.provider
-        if card.type != "cpu":
-            provider = (provider, {"device_id": str(card.index or 0)})
+        began, path = time.perf_counter(), self._path
+        self._threads = torch.get_num_threads()
+        provider: Any = self._execution.provider
+        if self._card.type != "cpu":
+            provider = (provider, {"device_id": str(self._card.index or 0)})
         try:
             self._session = onnxruntime.InferenceSession(
-                str(path), execution.options(written_to), providers=[provider]
+                str(path), self._execution.options(written_to), providers=[provider]
             )
         except Exception as error:  # the library's own classes, by release
             text = str(error).splitlines()[0]
             raise DataMissing(f"ONNX Runtime cannot open {path}: {text:.500}") from error
         self.start_s = time.perf_counter() - began
-        self.inputs = {spec.name: _TYPES[spec.type] for spec in self._session.get_inputs()}
-        self.outputs = [spec.name for spec in self._session.get_outputs()]
-        self._card, self._device = card, execution.device
+
+    def take_threads(self) -> None:
+        """Open the graph anew if this job computes with another number of threads than the one
+        that it was opened for: a session's number is fixed."""
+        if self._threads != torch.get_num_threads():
+            self._open()
 
     def shape(self, name: str) -> tuple[int | None, ...]:
         """The shape of an input; None for each axis that varies."""
@@ -165,7 +177,7 @@ class Graph:
             )
         for name in self.outputs:
             binding.bind_output(name, self._card.type, self._card.index or 0)
-        self._device.synchronize()  # ONNX Runtime has a stream of its own
+        self._execution.device.synchronize()  # ONNX Runtime has a stream of its own
         self._session.run_with_iobinding(binding)
         binding.synchronize_outputs()
         found = [torch.from_dlpack(value) for value in binding.get_outputs()]

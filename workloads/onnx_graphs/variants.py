@@ -18,7 +18,7 @@ from typing import Any
 from workloads.cache import cached_directory
 from workloads.errors import BadConfiguration, Unsupported
 from workloads.onnx_graphs.calibrations import find_calibration
-from workloads.onnx_graphs.export import GRAPH, facts_of, key_of, write_facts
+from workloads.onnx_graphs.export import GRAPH, facts_of, graphs_of, key_of, write_facts
 
 #: Operators whose weights are stored in 8 bits.
 _QUANTIZED = ("MatMul", "Gemm")
@@ -59,7 +59,8 @@ def _made(
     """The directory of a variant, with what is known of its base beside the graph."""
 
     def build(directory: Path) -> None:
-        write(base / GRAPH, directory / GRAPH)
+        for name in graphs_of(base):
+            write(base / name, directory / name)
         write_facts(directory, facts_of(base))
         for file in base.glob("*.safetensors"):
             shutil.copy(file, directory / file.name)

@@ -160,6 +160,19 @@ def test_a_graph_that_ignores_padding_is_refused(job, plain, cache, tmp_path) ->
         whole.check("fp16", tmp_path / GRAPH)
 
 
+def test_a_session_takes_the_threads_of_the_job(plain, cache) -> None:
+    """A model stays loaded between jobs, which may compute with other numbers of threads."""
+    (directory,) = cache.glob("onnx-decoder-*")
+    graph = Graph(directory / GRAPH, Execution(device=device_for("cpu"), graph_optimization="all"))
+    before = torch.get_num_threads()
+    torch.set_num_threads(before + 1)
+    try:
+        graph.take_threads()
+        assert graph._session.get_session_options().intra_op_num_threads == before + 1
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_a_file_that_is_no_graph_is_named(tmp_path: Path) -> None:
     """Cut short, or a graph of something else."""
     path = tmp_path / GRAPH
