@@ -196,7 +196,10 @@ def _versions() -> list[str]:
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Silence what exporters tell of every operator that they know."""
-    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch._export", "transformers")]
+    loggers = [
+        logging.getLogger(name)
+        for name in ("torch.onnx", "torch._export", "torch.__trace", "transformers")
+    ]
     levels = [logger.level for logger in loggers]
     try:
         for logger in loggers:

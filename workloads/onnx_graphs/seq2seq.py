@@ -52,7 +52,7 @@ class Pair:
     decoder: Graph
 
     def read(self, batch: Batch) -> dict[str, torch.Tensor]:
-        """What the decoder needs of the sources, by the names of its inputs."""
+        """Inputs of the decoder that come from the sources, by name."""
         found = self.encoder(input_ids=batch.input_ids, attention_mask=batch.attention_mask)
         crossed = [found[name] for name in self.encoder.outputs if name != "hidden"]
         names = [name for name in self.decoder.inputs if _CROSS in name]
@@ -218,7 +218,7 @@ class _Reader(torch.nn.Module):
             use_cache=True,
         )
         layers = found.past_key_values.cross_attention_cache.layers
-        crossed = {}
+        crossed: dict[str, torch.Tensor] = {}
         for number, layer in enumerate(layers):
             crossed |= {f"keys_{number}": layer.keys, f"values_{number}": layer.values}
         return {**crossed, "hidden": found.encoder_last_hidden_state}

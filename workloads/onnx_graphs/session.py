@@ -122,7 +122,6 @@ class Graph:
         import onnxruntime
 
         began, path = time.perf_counter(), self._path
-        self._threads = torch.get_num_threads()
         provider: Any = self._execution.provider
         if self._card.type != "cpu":
             provider = (provider, {"device_id": str(self._card.index or 0)})
@@ -135,10 +134,15 @@ class Graph:
             raise DataMissing(f"ONNX Runtime cannot open {path}: {text:.500}") from error
         self.start_s = time.perf_counter() - began
 
+    @property
+    def threads(self) -> int:
+        """Threads that the open session computes with."""
+        return int(self._session.get_session_options().intra_op_num_threads)
+
     def take_threads(self) -> None:
         """Open the graph anew if this job computes with another number of threads than the one
         that it was opened for: a session's number is fixed."""
-        if self._threads != torch.get_num_threads():
+        if self.threads != torch.get_num_threads():
             self._open()
 
     def shape(self, name: str) -> tuple[int | None, ...]:

@@ -168,7 +168,7 @@ def test_a_session_takes_the_threads_of_the_job(plain, cache) -> None:
     torch.set_num_threads(before + 1)
     try:
         graph.take_threads()
-        assert graph._session.get_session_options().intra_op_num_threads == before + 1
+        assert graph.threads == before + 1
     finally:
         torch.set_num_threads(before)
 
