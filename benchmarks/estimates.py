@@ -1,4 +1,4 @@
-"""How often the promised range of a run's duration held: past runs, replayed.
+"""Frequency with which the promised range of a run's duration held: past runs, replayed.
 
 Each run is foretold as `nightgrid plan` would have: from nothing; from what it had measured after a
 third and two thirds of its jobs (what is left then, without a start, as when a run is gone on
@@ -45,7 +45,7 @@ class Case:
 
     @property
     def held(self) -> bool:
-        """Whether it took as long as was promised."""
+        """Return whether it took as long as was promised."""
         return self.promised.low_s <= self.took_s <= self.promised.high_s
 
     @property

@@ -7,6 +7,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping
 
+from domain_cases import a_job, a_worker
+
 from orchestrator.domain.attempt import Attempt, Outcome, RankOutcome, WorkerInfo
 from orchestrator.domain.events import (
     AttemptEnded,
@@ -69,17 +71,7 @@ def node(name: str = "hpu-1", cards: int = 2, *, emulated: bool = True) -> Node:
 
 def job(batch_size: int = 1, **changes: object) -> Job:
     """A text-generation job; ``changes`` are fields of ``Job``."""
-    fields: dict[str, object] = {
-        "experiment": "case",
-        "workload": "text-generation",
-        "model": "tiny-chatglm3",
-        "dataset": "advertisegen-synthetic",
-        "accelerator": Accelerator.HPU,
-        "cards": 1,
-        "precision": "fp32",
-        "batch_size": batch_size,
-    }
-    return Job(**(fields | changes))  # type: ignore[arg-type]
+    return a_job(batch_size=batch_size, **changes)
 
 
 def plan(*jobs: Job, nodes: tuple[Node, ...] = (), estimate_s: float = 10.0) -> Plan:
@@ -228,16 +220,8 @@ class FakeExecutor:
 
     def info(self, worker_id: str) -> WorkerInfo:
         """The provenance a fake worker gives."""
-        return WorkerInfo(
-            worker_id=worker_id,
-            node_name=self._names[self._held[worker_id].node_id],
-            pid=1,
-            device_name="fake",
-            driver_version="0",
-            emulated=True,
-            visible_cards="0",
-            threads=1,
-            niceness=0,
+        return a_worker(
+            worker_id=worker_id, node_name=self._names[self._held[worker_id].node_id], pid=1
         )
 
     def _end(self, command: RunAttempt) -> list[Event]:

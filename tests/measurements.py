@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from domain_cases import a_job, a_worker
+
 from orchestrator.domain.attempt import Attempt, Outcome, RankOutcome, WorkerInfo
 from orchestrator.domain.events import RecordRow
-from orchestrator.domain.job import Accelerator, Job, State
+from orchestrator.domain.job import Job, State
 from orchestrator.domain.measurement import Measurement
 from orchestrator.domain.topology import Card
 from orchestrator.results.derive import metrics_of
@@ -19,16 +21,11 @@ def job(**changes: Any) -> Job:
     """A one-card text-generation job."""
     values: dict[str, Any] = {
         "experiment": "tiny",
-        "workload": "text-generation",
-        "model": "tiny-chatglm3",
-        "dataset": "advertisegen-synthetic",
-        "accelerator": Accelerator.HPU,
-        "cards": 1,
         "precision": "bf16",
         "batch_size": 8,
         "parameters": (("ignore_eos", True), ("output_tokens", 25)),
     }
-    return Job(**{**values, **changes})
+    return a_job(**{**values, **changes})
 
 
 def sample(**changes: Any) -> Sample:
@@ -50,19 +47,7 @@ def sample(**changes: Any) -> Sample:
 
 def worker(**changes: Any) -> WorkerInfo:
     """The statement of a worker on an emulated card."""
-    values: dict[str, Any] = {
-        "worker_id": "w",
-        "node_name": "hpu-1",
-        "pid": 4711,
-        "device_name": "emulated HPU on CPU",
-        "driver_version": "",
-        "emulated": True,
-        "visible_cards": "0",
-        "threads": 1,
-        "niceness": 0,
-        "versions": {"python": "3.11.7", "torch": "2.9.0"},
-    }
-    return WorkerInfo(**{**values, **changes})
+    return a_worker(**{"versions": {"python": "3.11.7", "torch": "2.9.0"}, **changes})
 
 
 def rank(number: int = 0, result: Result | None = None, **changes: Any) -> RankOutcome:

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
-from orchestrator.domain.attempt import Attempt, Outcome, RankOutcome, WorkerInfo
+from domain_cases import a_job, a_worker
+
+from orchestrator.domain.attempt import Attempt, Outcome, RankOutcome
 from orchestrator.domain.events import (
     AttemptEnded,
     Command,
@@ -55,17 +57,7 @@ def result_of(size: int, rate: float) -> Result:
 
 def job(name: str = "a", **changes: object) -> Job:
     """A job; ``name`` makes it another one without changing its residency key."""
-    fields: dict[str, object] = {
-        "experiment": "case",
-        "workload": "text-generation",
-        "model": "tiny",
-        "dataset": name,
-        "accelerator": Accelerator.HPU,
-        "cards": 1,
-        "precision": "fp32",
-        "batch_size": 1,
-    }
-    return Job(**(fields | changes))  # type: ignore[arg-type]
+    return a_job(**{"model": "tiny", "dataset": name, **changes})
 
 
 def planned(*jobs: Job) -> list[PlannedJob]:
@@ -183,17 +175,7 @@ class Cluster:
         commands = []
         for worker_id in worker_ids or tuple(self.starting):
             self.up[worker_id] = self.starting.pop(worker_id)
-            info = WorkerInfo(
-                worker_id=worker_id,
-                node_name="n",
-                pid=1,
-                device_name="d",
-                driver_version="",
-                emulated=True,
-                visible_cards="",
-                threads=1,
-                niceness=0,
-            )
+            info = a_worker(worker_id=worker_id)
             commands += self.see(WorkerReady(at=self.now, worker_id=worker_id, info=info))
         return commands
 

@@ -19,6 +19,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from domain_cases import a_job
+
 from orchestrator import __version__
 from orchestrator.domain.job import Accelerator, Job
 from orchestrator.domain.topology import Node
@@ -114,16 +116,7 @@ class OneNode:
 
 def waiting(number: int) -> Job:
     """A job that lasts until the test has seen enough."""
-    return Job(
-        experiment="e",
-        workload="text-generation",
-        model="sleep:0",
-        dataset=str(HOME / "go-on"),
-        accelerator=Accelerator.HPU,
-        cards=1,
-        precision="fp32",
-        batch_size=number,
-    )
+    return a_job(model="sleep:0", dataset=str(HOME / "go-on"), batch_size=number)
 
 
 def main() -> list[dict[str, Any]]:

@@ -29,6 +29,7 @@ from workloads.errors import OutOfMemory, Unsupported, WorkloadError
 from workloads.models.layouts import fingerprint
 from workloads.models.loading import open_model
 from workloads.one_pass import by_prompt, generate_once
+from workloads.parameters import WorkloadParameters
 from workloads.seq2seq_settings import SourceParameters
 from workloads.training.adapters import find_adapter
 from workloads.workloads.quality_reference import QualityReferenceParameters
@@ -173,7 +174,7 @@ def beside_speed(
     All ranks compare, since cards that split a model have to write together. ``known`` keeps the
     figures for as long as the engine is resident.
     """
-    alike = ("adapter", *SourceParameters.model_fields)
+    alike = {"adapter", *SourceParameters.model_fields} - WorkloadParameters.model_fields.keys()
     parameters = QualityReferenceParameters(
         **{name: request.parameters[name] for name in alike if name in request.parameters}
     )

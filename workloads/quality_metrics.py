@@ -40,4 +40,12 @@ METRICS = (
         description="Steps up to the first difference of each text from the plain path's.",
         better="higher",
     ),
+    Metric(
+        name="answer_loss",
+        title="loss on the dataset's answers",
+        unit="nats",
+        description="Mean negative log-probability of the tokens of the dataset's first 8 answers, "
+        "each read after its prompt, whose own tokens do not count.",
+        better="lower",
+    ),
 )

@@ -19,6 +19,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from workloads.api import END_TOKEN_IDS, Item, JobContext, Request, Result
+from workloads.data.catalog import load_dataset
 from workloads.devices.monitoring.host_memory import HostMemoryPeak, resident_bytes
 from workloads.engines import engine_function, find_engine
 from workloads.engines.base import EngineLoader, Generated, GenerationEngine, figures_of
@@ -32,6 +33,7 @@ from workloads.warmup import WarmupPlan
 from workloads.workloads.text_generation import TextGenerationParameters
 
 if TYPE_CHECKING:
+    from workloads.data.examples import Example
     from workloads.generation.continuous_generation import ContinuousGeneration
     from workloads.quality import Figures
 
@@ -67,7 +69,8 @@ def run(request: Request, context: JobContext) -> Result:
     resident, load_s = _resident(request, context)
     engine = resident.engine
     began = context.clock()
-    prompts, synthetic = _prompts(request, parameters, engine, context)
+    dataset = load_dataset(request.dataset, parameters.reading())
+    prompts = _prompts(request, parameters, engine, context, dataset.examples)
     tokenization_s = context.clock() - began
     # Asked of all ranks, so that all refuse a prompt that only one of them has.
     longest = max(context.collective.gather(max(len(prompt.ids) for prompt in prompts)))
@@ -113,11 +116,7 @@ def run(request: Request, context: JobContext) -> Result:
     peak_device_memory_bytes = context.device.peak_memory_bytes()
     quality, compared = _NOT_ASKED
     if parameters.quality and not request.probe:
-        from workloads.quality import beside_speed
-
-        quality, compared = beside_speed(
-            engine, request, context, parameters.reading(), known=resident.quality
-        )
+        quality, compared = _quality(resident, request, context, dataset.examples)
     items, detokenization_s = generation.texts.told(measured.representative_repeat, context.clock)
     return Result(
         samples=measured.samples,
@@ -133,7 +132,7 @@ def run(request: Request, context: JobContext) -> Result:
         tokenization_s=tokenization_s,
         detokenization_s=detokenization_s,
         random_weights=engine.random_weights,
-        synthetic_data=synthetic,
+        synthetic_data=dataset.synthetic,
         precision_detail=engine.weights.detail,
         metrics={
             **figures_of(engine),
@@ -189,6 +188,23 @@ def _resident(request: Request, context: JobContext) -> tuple[_Resident, float]:
     return loaded, took[0] if took else 0.0
 
 
+def _quality(
+    resident: _Resident, request: Request, context: JobContext, examples: Sequence[Example]
+) -> Figures:
+    """Figures of quality of a loaded engine, taken once for as long as it is loaded."""
+    from workloads import answer_loss
+    from workloads.quality import beside_speed
+
+    reading = TextGenerationParameters.model_validate(dict(request.parameters)).reading()
+    known = resident.quality
+    compared = beside_speed(resident.engine, request, context, reading, known=known)
+    name = f"answers of {request.dataset} {reading}"
+    found = known.get(name) or answer_loss.beside_speed(resident.engine, examples, context)
+    if found[0]:
+        known[name] = found
+    return {**compared[0], **found[0]}, {**compared[1], **found[1]}
+
+
 def _layout(parameters: TextGenerationParameters, context: JobContext) -> Layout:
     return Layout(
         rank=context.rank,
@@ -202,12 +218,9 @@ def _prompts(
     parameters: TextGenerationParameters,
     engine: GenerationEngine,
     context: JobContext,
-) -> tuple[list[Prompt], bool]:
-    """This rank's prompts of a repeat, in order, and whether the dataset is synthetic."""
-    from workloads.data.catalog import load_dataset
-
-    dataset = load_dataset(request.dataset, parameters.reading())
-    examples = dataset.examples
+    examples: Sequence[Example],
+) -> list[Prompt]:
+    """This rank's prompts of a repeat, in order."""
     layout = _layout(parameters, context)
     total = max(parameters.prompts, request.batch_size * layout.data_size)
     encoded: dict[int, tuple[int, ...]] = {}
@@ -220,7 +233,7 @@ def _prompts(
                 ids = bring_to_length(ids, parameters.input_tokens)
             encoded[index] = tuple(ids)
         prompts.append(Prompt(index=index, ids=encoded[index]))
-    return prompts, dataset.synthetic
+    return prompts
 
 
 def _batches(prompts: list[Prompt], size: int, batching: str) -> list[list[Prompt]]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from workloads import registry
-from workloads.api import JobContext, MeasureSettings, Request, Result
+from workloads.api import JobContext, MeasureSettings, Request, Result, Sample
 from workloads.collective import OneCard
 from workloads.devices import device_for
 
@@ -27,6 +27,16 @@ def request(workload: str, *, parameters: dict[str, Any], **fields: Any) -> Requ
     usual |= fields
     own, engines = registry.find_workload(workload).split(parameters, usual["engine"])
     return Request(parameters=own, settings=engines, **usual)
+
+
+def timed(steps: Sequence[Sample]) -> dict[str, float]:
+    """Work and time of all steps but the first, as ``timed_trainer`` counts them."""
+    rest = steps[1:]
+    return {
+        "work": sum(step.items for step in rest),
+        "wall_s": sum(step.wall_s for step in rest),
+        "cpu_s": sum(step.cpu_s for step in rest),
+    }
 
 
 class Alone:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from benchmarks.contender import serve
-from benchmarks.contenders.alone import Alone, request
+from benchmarks.contenders.alone import Alone, request, timed
 
 
 def main() -> None:
@@ -31,9 +31,7 @@ def main() -> None:
     def turn() -> dict[str, Any]:
         steps = alone.run(asked).samples
         return {
-            "work": sum(step.items for step in steps),
-            "wall_s": sum(step.wall_s for step in steps),
-            "cpu_s": sum(step.cpu_s for step in steps),
+            **timed(steps),
             "losses": [step.loss for step in steps],
             "positions": sum(step.computed_tokens for step in steps),
             "threads": torch.get_num_threads(),

@@ -1,8 +1,6 @@
 """transformers' Trainer with peft's LoRA; needs torch, transformers, peft and accelerate only.
 
-    finetune_peer.py MODEL_DIRECTORY SAMPLES.json fixed|dynamic MAX_LENGTH BATCH_SIZE ADAPTER.json
-
-Timed is from the beginning of the first step to the end of the last: no loading, no setting up.
+finetune_peer.py MODEL_DIRECTORY SAMPLES.json fixed|dynamic MAX_LENGTH BATCH_SIZE ADAPTER.json
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from benchmarks.contender import serve
-from benchmarks.contenders.alone import Alone, request
+from benchmarks.contenders.alone import Alone, request, timed
 
 
 def main() -> None:
@@ -24,6 +24,7 @@ def main() -> None:
             "samples": int(steps) * int(batch_size),
             "max_length": int(max_length),
             "learning_rate": float(rate),
+            "optimizer": "adamw-fused",  # the Trainer's default
         },
     )
     alone = Alone()
@@ -31,9 +32,7 @@ def main() -> None:
     def turn() -> dict[str, Any]:
         done = alone.run(asked).samples
         return {
-            "work": sum(step.items for step in done),
-            "wall_s": sum(step.wall_s for step in done),
-            "cpu_s": sum(step.cpu_s for step in done),
+            **timed(done),
             "losses": [step.loss for step in done],
             "threads": torch.get_num_threads(),
         }

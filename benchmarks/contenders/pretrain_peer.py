@@ -2,8 +2,7 @@
 
     pretrain_peer.py MODEL_DIRECTORY CHUNKS.json own|given BATCH_SIZE LEARNING_RATE
 
-Masks are those of the library's collator, or given. All else is the Trainer's default. Timed is
-from the beginning of the first step to the end of the last: no loading, no setting up.
+Masks are those of the library's collator, or given. All else is the Trainer's default.
 """
 
 from __future__ import annotations

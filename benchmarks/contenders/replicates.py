@@ -1,8 +1,9 @@
 """Replicates of a grid: each turn runs every cell once, on a worker in a process of its own.
 
 ``replicates.py GRID REPLICATES OUT FIRST``: turns are numbered from FIRST; turn n is replicate
-n % REPLICATES + 1 of run n // REPLICATES and writes its rows to OUT/rows-n.parquet. As in a run,
-processes are forked from one that has imported the libraries and computed nothing.
+n % REPLICATES + 1 of run n // REPLICATES and writes its rows to OUT/rows-n.parquet, and the
+processor's passport to OUT/turn-n. As in a run, processes are forked from one that has imported the
+libraries and computed nothing.
 """
 
 from __future__ import annotations
@@ -27,15 +28,20 @@ from orchestrator.domain.attempt import Attempt, Outcome
 from orchestrator.domain.events import RecordRow
 from orchestrator.domain.job import Accelerator, Job, State
 from orchestrator.domain.measurement import Measurement
+from orchestrator.domain.passport import Passport
 from orchestrator.domain.topology import Card
 from orchestrator.grid.reader import load_grid
+from orchestrator.results import paths
 from orchestrator.results.derive import measurement_of
+from orchestrator.results.passports import passports_table
 from orchestrator.results.tables import to_table
 from orchestrator.scheduling.replicates import drawn
 from orchestrator.worker import card_worker
 from orchestrator.worker.acquisition import WorkerConfig
 from orchestrator.worker.card_worker import CardWorker
 from orchestrator.worker.turns import turn as turn_of_host
+from workloads.devices import device_for
+from workloads.passport import measure_passport
 
 CARD = Card(node_id="here", index=0, accelerator=Accelerator("CPU"))
 
@@ -56,7 +62,9 @@ def main() -> None:
             status = 1
             try:
                 run, replicate = divmod(number, replicates)
-                rows = _rows(jobs, run, replicate + 1)
+                rows, passport = _rows(jobs, run, replicate + 1)
+                (directory := out / f"turn-{number}").mkdir(exist_ok=True)
+                (directory / paths.PASSPORTS).write_bytes(passports_table([passport]))
                 pq.write_table(to_table(rows), unnamed := out / "rows.partial")
                 unnamed.rename(out / f"rows-{number}.parquet")
                 status = 0
@@ -72,16 +80,28 @@ def main() -> None:
     serve(turn)
 
 
-def _rows(jobs: list[Job], run: int, replicate: int) -> list[Measurement]:
-    """The rows of all cells, in an order that the run's seed draws; a model is loaded once."""
+def _rows(jobs: list[Job], run: int, replicate: int) -> tuple[list[Measurement], Passport]:
+    """The rows of all cells, in an order that the run's seed draws, and the processor's passport
+    before them; a model is loaded once."""
     mine = sorted(
         (replace(job, replicate=replicate) for job in jobs),
         key=lambda job: (drawn(run, f"{job.residency_key}|{replicate}"), drawn(run, job.job_id)),
     )
     config = WorkerConfig(worker_id="one", card=CARD, node_name="here", emulated=False, threads=1)
     worker = CardWorker(config)
-    worker.start()
-    return [_row(worker, job, run) for job in mine]
+    info = worker.start()
+    passport = Passport(
+        run=str(run),
+        taken_at=time.time(),
+        node=info.node_name,
+        card_index=CARD.index,
+        accelerator=str(CARD.accelerator),
+        device_name=info.device_name,
+        emulated=False,
+        threads=info.threads,
+        **measure_passport(device_for(CARD.accelerator.device)),
+    )
+    return [_row(worker, job, run) for job in mine], passport
 
 
 def _row(worker: CardWorker, job: Job, run: int) -> Measurement:

@@ -4,8 +4,7 @@ transformers and accelerate only.
     summarize_peer.py MODEL_DIRECTORY PAIRS.json BATCH_SIZE SETTINGS.json
 
 Pairs are tokenized as ``run_summarization.py`` does: the prefix before every article, both sides
-cut at their length, labels masked at padding. Timed is from the beginning of the first step to the
-end of the last: no loading, no setting up.
+cut at their length, labels masked at padding.
 """
 
 from __future__ import annotations

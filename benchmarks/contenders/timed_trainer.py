@@ -1,6 +1,7 @@
 """One timed training by a trainer of transformers', for the peers of our training workloads.
 
-Timed is from the beginning of the first step to the end of the last: no loading, no setting up.
+Timed is from the end of the first step to the end of the last: no loading, no setting up, and not
+the step in which memory is taken and kernels are chosen.
 """
 
 from __future__ import annotations
@@ -26,18 +27,14 @@ def _in_order(trainer: Any) -> Any:
 
 
 class _Clock(TrainerCallback):
-    """Begins and ends of steps, and their losses."""
+    """Ends of steps, and their losses."""
 
     def __init__(self) -> None:
-        self.began: tuple[float, float] | None = None
-        self.ended = (0.0, 0.0)
+        self.ended: list[tuple[float, float]] = []
         self.losses: list[float] = []
 
-    def on_step_begin(self, *_: Any, **__: Any) -> None:
-        self.began = self.began or (time.perf_counter(), time.process_time())
-
     def on_step_end(self, *_: Any, **__: Any) -> None:
-        self.ended = (time.perf_counter(), time.process_time())
+        self.ended.append((time.perf_counter(), time.process_time()))
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
         if logs and "loss" in logs:
@@ -53,7 +50,8 @@ def timed(
     arguments: Any = TrainingArguments,
     **settings: Any,
 ) -> dict[str, Any]:
-    """Train once over the samples in their order, with these settings beside the common ones."""
+    """Train once over the samples in their order, whole batches of them, with these settings beside
+    the common ones."""
     clock = _Clock()
     with tempfile.TemporaryDirectory() as output:
         told = arguments(
@@ -74,11 +72,11 @@ def timed(
             data_collator=collate,
             callbacks=[clock],
         ).train()
-    assert clock.began is not None
+    first, last = clock.ended[0], clock.ended[-1]
     return {
-        "work": len(samples),
-        "wall_s": clock.ended[0] - clock.began[0],
-        "cpu_s": clock.ended[1] - clock.began[1],
+        "work": len(samples) - told.per_device_train_batch_size,
+        "wall_s": last[0] - first[0],
+        "cpu_s": last[1] - first[1],
         "losses": clock.losses,
         "threads": torch.get_num_threads(),
     }

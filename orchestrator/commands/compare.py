@@ -77,7 +77,8 @@ def run(args: argparse.Namespace) -> int:
         NotComparable: no pair of rows may be compared.
     """
     from orchestrator.errors import NotComparable
-    from orchestrator.report.comparison import RULES, compare
+    from orchestrator.report.comparability import RULES
+    from orchestrator.report.comparison import compare
 
     forgivable = [rule.key for rule in RULES if rule.effect == "blocks" and rule.forgivable]
     for key in args.allow:
@@ -137,10 +138,13 @@ def newest_rows(results: Path, run: str) -> tuple[Measurement, ...]:
     from orchestrator.report.grouping import newest_final, settings_of
     from orchestrator.report.replicates import join
     from orchestrator.results.finding import find_run
+    from orchestrator.results.passports import spread_between_runs
 
-    rows = newest_final(find_run(run, results).measurements())
+    store = find_run(run, results)
+    rows = newest_final(store.measurements())
     raised = raised_by_job(rows)
-    return join(rows, settings_of(rows, raised), raised).rows
+    differ = spread_between_runs(store.path)
+    return join(rows, settings_of(rows, raised), raised, runs=differ).rows
 
 
 def share(text: str) -> float:

@@ -25,6 +25,7 @@ EPILOG = """\
 examples:
   nightgrid dataset lengths alpaca.jsonl                          in tokens: prompts, answers
   nightgrid dataset advertisegen AdvertiseGen/ --tiny tiny.json   the same, and 100 samples
+  nightgrid dataset probe /data                                   MB/s, files/s where data lies
   nightgrid dataset synthetic made/ --count 1000                  a made-up twin to try things with
 """
 
@@ -60,6 +61,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         )
         kind.add_argument("--json", action="store_true", help="print JSON instead of text")
         kind.add_argument("--force", action="store_true", help="overwrite OUT")
+    probe = kinds.add_parser(
+        "probe", help="measure how fast the storage under a directory reads and writes"
+    )
+    probe.add_argument("directory", type=Path, metavar="DIR", help="where the data lies")
+    probe.add_argument("--json", action="store_true", help="print JSON instead of text")
     twin = kinds.add_parser(
         "synthetic", help="write a made-up train.json and dev.json of AdvertiseGen's shape"
     )
@@ -75,6 +81,8 @@ def run(args: argparse.Namespace) -> int:
     """Carry the command out; see ``add_arguments``."""
     if args.kind == "synthetic":
         return _synthetic(args)
+    if args.kind == "probe":
+        return _probe(args)
     if args.kind == "advertisegen":
         from workloads.data.advertisegen import read_directory
 
@@ -153,6 +161,37 @@ def _synthetic(args: argparse.Namespace) -> int:
     return 0
 
 
+def _probe(args: argparse.Namespace) -> int:
+    from workloads.data import storage
+
+    found = _writing(
+        args.directory,
+        lambda: storage.measure(
+            args.directory,
+            large_bytes=storage.LARGE_BYTES,
+            small_files=storage.SMALL_FILES,
+        ),
+    )
+    if args.json:
+        output.say_json(asdict(found), indent=2)
+        return 0
+    rates = (
+        ("one large file, read", f"{found.read_bytes_per_s / 1e6:,.0f} MB/s"),
+        ("one large file, written", f"{found.write_bytes_per_s / 1e6:,.0f} MB/s"),
+        ("small files, read", f"{found.files_read_per_s:,.0f} files/s"),
+        ("small files, written", f"{found.files_written_per_s:,.0f} files/s"),
+        ("sizes, renames, removals", f"{found.operations_per_s:,.0f} operations/s"),
+    )
+    output.say(f"storage under {args.directory}")
+    for name, rate in rates:
+        output.say(f"  {name:26}{rate:>22}")
+    size = f"{found.large_bytes / 1e6:,.0f} MB, and {found.small_files:,} files of 4 KiB"
+    output.say(f"of {size}; written until durable, nothing is left behind")
+    if not found.cache_dropped:
+        output.say("reading may have come from memory: this system keeps what was written there")
+    return 0
+
+
 def _refuse_overwriting(paths: list[Path], force: bool) -> None:
     there = [str(path) for path in paths if path.exists()]
     if there and not force:
@@ -170,7 +209,8 @@ def _writing(path: Path, act: Callable[[], T]) -> T:
 def _text(name: str, tokenizer: str, description: Description) -> str:
     total = sum(description.counts.values())
     counts = ", ".join(f"{name} {count:,}" for name, count in description.counts.items())
-    lines = [f"{name}: {total:,} examples ({counts})"]
+    each = f" ({counts})" if len(description.counts) > 1 else ""
+    lines = [f"{name}: {total:,} example{'s' * (total != 1)}{each}"]
     if description.synthetic:
         lines.append("SYNTHETIC: these texts were made up by a program")
     lines.append(f"length in tokens of {tokenizer}, without the prompt layout")

@@ -102,7 +102,7 @@ def slow_card_findings(results: Path) -> list[Finding]:
     from orchestrator.doctor.facts import Finding, Level
     from orchestrator.errors import StoreError
     from orchestrator.results.passports import read_passports, slow_cards_of
-    from orchestrator.results.store import runs
+    from orchestrator.results.stored_run import runs
 
     with contextlib.suppress(StoreError):
         newest = next((name for name in runs(results) if read_passports(results / name)), None)

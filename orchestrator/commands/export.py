@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 from orchestrator.commands.options import add_results_argument, add_runs_argument
 from orchestrator.errors import StoreError
 from orchestrator.host import output
+from orchestrator.trackers import TRACKERS
 
 if TYPE_CHECKING:
     from orchestrator.domain.measurement import Measurement
     from orchestrator.report.atlas import Atlas
-
-TARGETS = ("datasets", "mlflow")
+    from orchestrator.trackers.base import Tracker
 
 EPILOG = """\
 examples:
@@ -27,15 +27,17 @@ datasets: a directory for Hugging Face `datasets`, with the configurations rows,
   from datasets import load_dataset
   load_dataset("DEST", "rows", split="train")
 
-mlflow: the tracking server at the address DEST, such as http://127.0.0.1:5000; one experiment a
-run, one MLflow run a job. What is there already is left alone, so it can be done every morning.
+mlflow: the tracking server or database DEST, http://127.0.0.1:5000 or sqlite:///mlflow.db; one
+experiment a run, one MLflow run a job. wandb: the project DEST of Weights & Biases; its files lie
+beside the rows. What is there already is left alone, so it can be done every morning.
+`nightgrid run --log-to` does the same while rows come.
 
 --atlas: one JSON file with every cell of the grid, and where it was run (by nobody, emulated by
 the card's own libraries, on a card) with dates, by the rows of this results directory. Another site
 merges it into its own with --merge; bundles can be merged in any order, and again.
 
 exit codes: 0 written; 4 no runs, a run cannot be read, or DEST cannot be written;
-7 mlflow is not installed
+7 mlflow or wandb is not installed
 """
 
 
@@ -46,10 +48,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "destination",
         metavar="DEST",
-        help="datasets: a new directory; mlflow: a tracking URI; --atlas: a file",
+        help="datasets: a new directory; mlflow: a tracking URI; wandb: [ENTITY/]PROJECT; "
+        "--atlas: a file",
     )
     target = parser.add_mutually_exclusive_group(required=True)
-    target.add_argument("--to", choices=TARGETS, help="what to write")
+    target.add_argument("--to", choices=("datasets", *TRACKERS), help="what to write")
     target.add_argument("--atlas", metavar="GRID", help="write the atlas of this grid")
     parser.add_argument(
         "--merge",
@@ -69,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
 
     Raises:
         StoreError: there are no runs, one cannot be read, or the destination cannot be written.
-        ExtraMissing: mlflow is not installed.
+        ExtraMissing: the tracker's package is not installed.
         GridError: the atlas's grid is refused.
     """
     if args.merge and not args.atlas:
@@ -78,11 +81,9 @@ def run(args: argparse.Namespace) -> int:
         destination = args.destination
         written = _write_atlas(args)
         told = ", ".join(f"{count:,} cells by {status}" for status, count in written.items())
-    elif args.to == "mlflow":
-        from orchestrator.report.export_mlflow import export_mlflow
-
+    elif args.to != "datasets":
         destination = args.destination
-        written = export_mlflow(args.results, destination, args.run_names)
+        written = dict(_track(TRACKERS[args.to], args))
         told = ", ".join(f"{count:,} new jobs of {name}" for name, count in written.items())
     else:
         from orchestrator.report.export_datasets import export_datasets
@@ -96,6 +97,19 @@ def run(args: argparse.Namespace) -> int:
     else:
         output.say(f"{destination}: {told}")
     return 0
+
+
+def _track(tracker: Tracker, args: argparse.Namespace) -> Iterator[tuple[str, int]]:
+    """Write the newest final rows of each run to a tracker; by run, how many were new there."""
+    from orchestrator.report.grouping import newest_final
+    from orchestrator.results.finding import existing_runs, find_run
+    from orchestrator.trackers.base import write_rows
+
+    destination = tracker.destination_of(args.destination)
+    for name in args.run_names or sorted(existing_runs(args.results)):
+        store = find_run(name, args.results)
+        rows = newest_final(store.measurements(samples=False))
+        yield name, write_rows(tracker, destination, name, store.path, rows)
 
 
 def _write_atlas(args: argparse.Namespace) -> dict[str, int]:

@@ -93,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
         with args.file.open("w" if args.force else "x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError:
-        already = f"{args.file} is there already; name another file, or give --force"
+        already = f"{args.file} exists already; name another file, or give --force"
         raise StoreError(already) from None
     except OSError as error:
         raise StoreError(f"{args.file} cannot be written: {error}") from error

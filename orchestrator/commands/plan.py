@@ -47,7 +47,7 @@ def add_grid_arguments(parser: argparse.ArgumentParser, *, optional: bool = Fals
         "--run",
         metavar="NAME",
         dest="run_name",  # `args.run` is the command itself
-        help="the run to resume (default: the grid's name)",
+        help="name of the run: a new one, or one to go on with (default: the grid's name)",
     )
     parser.add_argument(
         "--retry-failed", action="store_true", help="run jobs again that failed earlier"

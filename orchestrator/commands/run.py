@@ -42,7 +42,7 @@ LAST_S = 20.0
 EPILOG = """\
 examples:
   nightgrid run grids/smoke.yaml --emulate 2x8      emulated cards of this machine
-  nightgrid run grids/smoke.yaml                    the Ray cluster that this shell is in
+  nightgrid run grids/smoke.yaml                    of RAY_ADDRESS, else this machine's cards
   nightgrid run grids/smoke.yaml --retry-failed     only what is missing, and what failed
   nightgrid run grids/smoke.yaml --set axes.batch_size=1..8    another axis than the file's
   nightgrid run --resume --adopt 3f0c9a51d2b7       and rows that a full disk kept elsewhere
@@ -51,7 +51,8 @@ exit codes:
   0    every job succeeded, or is known not to fit or not to exist here
        (SUCCEEDED, OUT_OF_MEMORY, PRUNED, UNSUPPORTED)
   10   some job FAILED, TIMED_OUT, was LOST or NOT_STARTED; the report names them
-  2    the grid file is refused;  3  no usable cluster;  4  results cannot be read or written
+  2    the grid file is refused;  3  no usable cluster;  4  results cannot be read or written;
+  7    an optional package is missing
   130  ended at once by a third signal; run the same command again to go on
 
 The first Ctrl-C (or SIGTERM) lets running jobs end and starts no more, a second stops them too;
@@ -135,6 +136,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_priority_argument(parser)
     add_deadline_arguments(parser)
     add_notify_argument(parser)
+    parser.add_argument(
+        "--log-to",
+        metavar="TRACKER",
+        action="append",
+        default=[],
+        help="give every row, as it comes, to mlflow=URI (default: $MLFLOW_TRACKING_URI) or "
+        "wandb=[ENTITY/]PROJECT (without a key: its offline mode); may be repeated",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -243,6 +252,7 @@ def _asked(args: argparse.Namespace, charge: Charge | None) -> tuple[Path, RunOp
     options = RunOptions(
         results=args.results,
         results_address=args.results_address,
+        log_to=tuple(args.log_to),
         name=args.run_name,
         overrides=tuple(args.overrides),
         emulate=args.emulate,
@@ -287,9 +297,7 @@ def _measure_and_report(
         with _report_in_any_case(options.name or grid.name, options):
             outcome = run_grid(grid, options, output.say)
         if not outcome.result.finished:
-            output.say(
-                f"Interrupted ({outcome.result.reason}). The same command goes on from here."
-            )
+            output.say(f"Interrupted ({outcome.result.reason}). The same command resumes the run.")
             return outcome, None, ()
     page, document = _report(outcome.store, as_json=as_json, verbose=verbose)
     if outcome.mirror is not None:

@@ -20,11 +20,30 @@ from orchestrator.domain.job import Job, Scalar
 if TYPE_CHECKING:
     from orchestrator.domain.measurement import Measurement
 
-Labelled: TypeAlias = "Job | Measurement"
+Labelled: TypeAlias = "Job | Measurement | Named"
 #: With more settings of one role that vary, only those that are not as usual are named.
 MOST_NAMED = 3
 #: Digits of a job's id where no setting tells two jobs apart.
 ID_DIGITS = 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Named:
+    """The columns of a row that make its label."""
+
+    job_id: str
+    workload: str
+    model: str
+    dataset: str
+    accelerator: str
+    cards: int
+    precision: str
+    batch_size: int | None
+    batch_size_requested: str
+    engine: str
+    isolation: str
+    replicate: int
+    parameters: Mapping[str, Scalar]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +89,7 @@ def labels_of(jobs: Sequence[Labelled]) -> dict[str, Label]:
             batch=_once(shared, batch_word(job)) if names.batches else "",
             rest=_once(shared, *(word(job) for word in names.rest), of_choice),
         )
-        if not str(label):
+        if not any((label.where, label.work, label.precision, label.batch, label.rest)):
             label = replace(label, precision=job.precision, batch=batch_word(job))
         found[job.job_id] = label
         (twice if label in known else known).add(label)

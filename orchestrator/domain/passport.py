@@ -7,9 +7,12 @@ have all become slower in the second.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+
+from workloads.confidence import Spread
 
 #: Shares of the usual figure below which a card is called slow. Emulated cards share a processor,
 #: whose caches and clock are no card's own: what a busy neighbour costs is no slow card.
@@ -93,6 +96,34 @@ def slow_cards(now: Sequence[Passport], before: Iterable[Passport] = ()) -> tupl
                 if slow is not None and (known is None or slow.share < known.share):
                     found[card.card] = slow
     return tuple(sorted(found.values(), key=lambda slow: slow.share))
+
+
+def spread_of_runs(passports: Iterable[Passport]) -> Spread:
+    """Spread of the cards' speed from run to run, by the figure that varies most; none where there
+    are fewer than ``LEAST_HISTORY`` runs.
+
+    A run's speed is the median over its cards, each held against its own mean over all runs: other
+    cards are no difference between runs, and one slow card is none either. The noise of passports
+    is in it, so it is not too small.
+    """
+    alike: dict[object, list[Passport]] = {}
+    for each in passports:
+        alike.setdefault((each.card, each.device_name, each.threads), []).append(each)
+    found = [Spread()]
+    for figure in FIGURES:
+        of_cards: dict[str, list[float]] = {}  # by run
+        for own in alike.values():
+            by_run: dict[str, list[float]] = {}
+            for each in own:
+                if (value := getattr(each, figure)) is not None and value > 0:
+                    by_run.setdefault(each.run, []).append(math.log(value))
+            means = {run: statistics.fmean(values) for run, values in by_run.items()}
+            for run, mean in means.items():
+                of_cards.setdefault(run, []).append(mean - statistics.fmean(means.values()))
+        if len(of_cards) >= LEAST_HISTORY:
+            speeds = [statistics.median(means) for means in of_cards.values()]
+            found.append(Spread(deviation=statistics.stdev(speeds), values=len(speeds)))
+    return max(found, key=lambda spread: spread.deviation)
 
 
 def _alike(one: Passport, other: Passport) -> bool:

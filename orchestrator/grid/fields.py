@@ -260,17 +260,25 @@ def _not_among(value: object, names: Iterable[str], noun: str, meant: str = "") 
     names = list(names)
     if value in names:
         return None
+    parts = [part.strip() for part in str(value).split(",")]
+    if len(parts) > 1 and set(parts) <= set(names):
+        return Fault(f"{shown(value)} is no {noun}", f"a list is written [{', '.join(parts)}]")
     return Fault(f"{shown(value)} is no {noun}", suggestion(str(value), names, meant))
+
+
+#: Names that are listed beside one that is close.
+MOST_LISTED = 15
 
 
 def suggestion(word: str, names: Iterable[str], meant: str = "") -> str:
     """``did you mean …?`` when a name is meant or close, else the names there are."""
     names = list(names)
     folded = {name.casefold(): name for name in names}
-    close = difflib.get_close_matches(word.casefold()[:80], folded, n=1, cutoff=0.6)
+    close = difflib.get_close_matches(word.casefold()[:80], folded, n=1, cutoff=0.7)
     listed = ", ".join(names)
     if meant in names or close:
-        return f"did you mean {meant if meant in names else folded[close[0]]}? There is: {listed}"
+        told = f"did you mean {meant if meant in names else folded[close[0]]}?"
+        return f"{told} There is: {listed}" if len(names) <= MOST_LISTED else told
     return f"there is: {listed}" if names else "there is none"
 
 

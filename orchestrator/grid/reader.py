@@ -44,8 +44,30 @@ _HABITS = {  # what people write, and where it belongs
     "sweep": "the axes of an experiment go under `axes:`",
     "jobs": "a grid has `experiments:`",
     "device": f"write `accelerator: {own_devices()[0].accelerator}`, or another kind of card",
-    "dtype": "write `precision:`",
-    "max_new_tokens": "write `output_tokens:`",
+    "epochs": "a job trains for `steps:`, each of `batch_size:` samples a card",
+    "repeats": "write `measure: {max_repeats: 5}`",
+}
+#: Words of other programs, and the keys that mean the same here.
+MEANT = {
+    "output_tokens": ("max_new_tokens", "max_tokens"),
+    "input_tokens": ("prompt_tokens", "prompt_length", "input_length"),
+    "prompts": ("num_prompts",),
+    "batch_size": ("bs", "per_device_train_batch_size", "per_device_batch_size"),
+    "cards": ("gpus", "num_gpus", "n_gpus", "hpus", "devices", "world_size"),
+    "precision": ("dtype", "torch_dtype", "quantization"),
+    "dataset": ("data", "data_path", "train_file"),
+    "attention": ("attn_implementation",),
+    "tensor_parallel": ("tp", "tensor_parallel_size"),
+    "steps": ("max_steps", "num_steps", "iterations"),
+    "max_length": ("max_seq_length", "max_seq_len", "seq_len", "cutoff_len"),
+    "rank": ("r", "lora_r", "lora_rank"),
+    "alpha": ("lora_alpha",),
+    "targets": ("target_modules", "lora_target"),
+    "learning_rate": ("lr",),
+    "learning_rate_schedule": ("lr_scheduler_type",),
+    "gradient_accumulation": ("gradient_accumulation_steps", "accumulate_grad_batches"),
+    "max_gradient_norm": ("max_grad_norm",),
+    "optimizer": ("optim",),
 }
 
 
@@ -159,17 +181,22 @@ class GridReader:
     def unknown_key(self, path: Path_, names: Any) -> None:
         """Note that the last key of ``path`` is none of ``names``."""
         name = str(path[-1])
-        hint = _HABITS.get(name) or self._elsewhere(name) or suggestion(name, names)
+        names = list(names)
+        own = next((each for each, words in MEANT.items() if name in words), "")
+        hint = _HABITS.get(name) or self._elsewhere(name)
+        if own and not hint:
+            hint = f"write `{own}:`" if own in names else self._elsewhere(own, f"`{own}:`")
+        hint = hint or suggestion(name, names)
         self.complain((*path[:-1], name), f"unknown key {shown(name)}", hint, key=True)
 
-    def _elsewhere(self, name: str) -> str:
+    def _elsewhere(self, name: str, called: str = "it") -> str:
         """The workloads that have a setting of this name; empty when none has."""
         having = [
             workload
             for workload in self.vocabulary.workloads
             if name in self.vocabulary.parameter_names(workload)
         ]
-        return f"it is a setting of `workload: {'` or `'.join(having)}`" if having else ""
+        return f"{called} is a setting of `workload: {'` or `'.join(having)}`" if having else ""
 
     def _measure(self, raw: Any, path: Path_, inherited: MeasureSettings) -> MeasureSettings:
         if raw == {}:  # the usual case; its model need not be built
@@ -178,11 +205,12 @@ class GridReader:
         settings = replace(inherited, **good)
         if settings.min_repeats > settings.max_repeats:
             blamed = "min_repeats" if "min_repeats" in good else "max_repeats"
+            other = "max_repeats" if blamed == "min_repeats" else "min_repeats"
             self.complain(
                 (*path, blamed),
                 f"min_repeats ({settings.min_repeats}) is more than max_repeats "
                 f"({settings.max_repeats})",
-                "max_repeats is 20 unless it is set",
+                f"set {other} as well: it is {getattr(MeasureSettings(), other)} unless it is set",
             )
             return inherited  # said once; experiments need not repeat it
         return settings

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
     from orchestrator.domain.measurement import Measurement
     from orchestrator.report.summary import Summary
-    from orchestrator.results.store import Contents, Store
+    from orchestrator.results.store import Store
+    from orchestrator.results.stored_run import Contents
     from orchestrator.runtime.status import RunStatus
 
 
@@ -139,7 +140,7 @@ def _read(store: Store, read: Callable[[], Contents]) -> tuple[Summary, tuple[Me
     from orchestrator.report.progress import underway_of
     from orchestrator.report.reference_data import reference
     from orchestrator.report.summary import summarize
-    from orchestrator.results.passports import slow_cards_of
+    from orchestrator.results.passports import slow_cards_of, spread_between_runs
 
     status = read_status(store)  # before the rows, so that it never counts more of them
     contents = read()
@@ -149,6 +150,7 @@ def _read(store: Store, read: Callable[[], Contents]) -> tuple[Summary, tuple[Me
         underway=underway_of(status, time.time()),
         reference=reference(),
         slow_cards=slow_cards_of(store.path),
+        runs_differ=spread_between_runs(store.path),
         planned=status.total if status is not None else None,
     )
     return summary, contents.measurements
@@ -176,7 +178,7 @@ def write_aside(path: Path, content: str | bytes | Iterable[str]) -> Path:
     if not path.name or "\0" in str(path):
         raise StoreError(f"{str(path)!r} does not name a file to write")
     if os.path.lexists(path) and not os.path.isfile(path):  # a device would be replaced, for one
-        raise StoreError(f"cannot write {path}: it is there and no ordinary file")
+        raise StoreError(f"cannot write {path}: it exists and is not a regular file")
     aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -7,9 +7,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from orchestrator.domain.labels import labels_of
 from orchestrator.domain.measurement import Measurement
 from orchestrator.errors import StoreError
 from orchestrator.report import units
+from orchestrator.report.answers import best_text
 from orchestrator.report.comparison import RunComparison, compare
 from orchestrator.report.contests import hold_contests
 from orchestrator.report.drawing import svg, text_at
@@ -97,8 +99,6 @@ def _others(store: Store) -> Iterator[tuple[str, Sequence[Measurement]]]:
 
 def since_text(found: RunComparison, most: int = 3) -> str:
     """``Since smoke-1: 1 slower (bf16 b=8 0.91×), 2 faster (…), 21 unchanged.``"""
-    from orchestrator.domain.labels import labels_of
-
     labels = labels_of([one.after for one in found.every])
     told = []
     for word, sign in (("slower", -1), ("faster", 1)):
@@ -176,8 +176,8 @@ def spark(trend: Trend, title: str) -> str:
     marks = "".join(
         f"M{(x(nights[one.at - 1]) + x(nights[one.at])) / 2:.1f} 0V{HIGH}" for one in trend.changes
     )
-    dots = "".join(f"M{x(p.night) - 2:.1f} {y(p.value):.1f}a2 2 0 1 0 4 0a2 2 0 1 0-4 0z"
-                   for p in trend.points)  # fmt: skip
+    dot = "a2 2 0 1 0 4 0a2 2 0 1 0-4 0z"
+    dots = "".join(f"M{x(p.night) - 2:.1f} {y(p.value):.1f}{dot}" for p in trend.points)
     parts = [
         f'<path class="ideal" d="{marks}"/>' if marks else "",
         f'<g class="p2"><path class="bar" d="{bars}"/><path class="line" d="{line}"/>'
@@ -195,11 +195,8 @@ def _line(results: Path, run: str, rows: Sequence[Measurement]) -> RunLine:
     fastest = ""
     if contests:
         best = max(contests, key=lambda one: one.contenders)
-        row = best.fastest
-        figure = f"{units.number(row.metrics.throughput)} {best.unit}"
-        fastest = (
-            f"{row.model} {row.precision} b={row.batch_size} on {best.setting.where}: {figure}"
-        )
+        label = labels_of(newest)[best.fastest.job_id]
+        fastest = best_text(best, label.choices or str(label))
     ends = [at for row in rows if (at := row.recorded_at or row.ended_at) is not None]
     page = f"{run}/{paths.REPORT}"
     return RunLine(

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from orchestrator.domain.measurement import Measurement
-from orchestrator.report import units
+from orchestrator.report import cells, units
 from orchestrator.report.contests import Contest, Verdict
 from orchestrator.report.grouping import precision_rank
 from orchestrator.report.head_to_head import HeadToHead
@@ -26,7 +26,7 @@ _REASON_LENGTH = 160
 def answers(summary: Summary) -> tuple[str, ...]:
     """The sentences, the most important first; empty where no row was written."""
     if not summary.contests:
-        return _nothing_measured(summary)
+        return _nothing_ranked(summary) if summary.measured else _nothing_measured(summary)
     told = [*filter(None, map(_sides, summary.head_to_head))]
     # A row that nothing was compared with is no answer where others are.
     held = [one for one in summary.contests if one.verdict is not Verdict.ALONE]
@@ -38,12 +38,31 @@ def answers(summary: Summary) -> tuple[str, ...]:
     return tuple(told)
 
 
+def best_text(contest: Contest, chosen: str) -> str:
+    """The fastest setting of a contest in one line; ``chosen`` is its label."""
+    row = contest.fastest
+    figure = f"{cells.figure(row)} {contest.unit} {cells.plus_minus(row)}".rstrip()
+    tied = f" (tied with {len(contest.tied)} more)" if contest.tied else ""
+    rank = "Best" if contest.winner else "Fastest"
+    return f"{rank} of {row.model}, {contest.setting.where}: {chosen}, {figure}{tied}"
+
+
 def place(contest: Contest) -> str:
     """The device of a contest in a word or two: ``Gaudi2``, ``4 × HPU emulated``."""
     setting = contest.setting
     name = setting.accelerator if setting.emulated else setting.device or setting.accelerator
     cards = f"{setting.cards} × " if setting.cards > 1 else ""
     return f"{cards}{name}{' emulated' if setting.emulated else ''}"
+
+
+def _nothing_ranked(summary: Summary) -> tuple[str, ...]:
+    measured = units.plural(summary.measured, "measured job")
+    if not summary.flagged:
+        return (f"Nothing can be ranked: {measured}, none of them with a throughput.",)
+    flags = [f"{len(one.rows):,} {one.flag.name}" for one in summary.flagged]
+    why = one_line(summary.flagged[0].rows[0][1], _REASON_LENGTH)
+    told = f"Nothing can be ranked: of {measured} {len(summary.raised):,} are flagged"
+    return (f"{told} ({units.listed(flags)}), as in: {why}.",)
 
 
 def _nothing_measured(summary: Summary) -> tuple[str, ...]:

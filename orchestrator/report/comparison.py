@@ -3,183 +3,28 @@
 Jobs are matched by identity, which a later version's settings do not change unless they are set.
 Jobs that one run alone has are matched by the settings that both runs know, where that is not
 ambiguous, and the comparison says so. A pair that differs in what a number depends on is refused,
-and the keys that differ are named (``RULES``: which differences block, which only warn). For the
-others the ratio of throughputs is computed from the raw repeats of both runs, with Welch's interval
-on the logarithm (``ratio.py``).
-
-Two guards keep it from crying at noise. Repeats do not show what differs from one process to the
-next, so the scatter of all jobs' ratios around their median, beyond what repeats explain, is taken
-for the noise between runs (at least ``LEAST_NOISE``; that alone with fewer than ``ENOUGH_JOBS``).
-And many jobs are many chances of an accident, so significance is Benjamini and Hochberg's: of the
-changes called significant at most 1 - confidence are expected to be false.
+and the keys that differ are named (``comparability.py``). For the others the ratio of throughputs
+is computed from the raw repeats of both runs, with Welch's interval on the logarithm
+(``ratio.py``). ``noise.py`` decides what is significant: of the changes called so at most
+1 - confidence are expected to be false.
 """
 
 from __future__ import annotations
 
 import math
-import statistics
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from orchestrator.domain.job import State
 from orchestrator.domain.measurement import Measurement
-from orchestrator.report.flags import barred, league_of, raised_on
+from orchestrator.report.comparability import DEVICE, Difference, differences
+from orchestrator.report.noise import between_runs, significant
 from orchestrator.report.ratio import KNOWN, Rate, Ratio, rate_of, ratio_of
 from orchestrator.results.derive import metrics_of
 from workloads import registry
 
-#: Relative standard deviation between two runs of a quiet machine; never assumed to be less.
-LEAST_NOISE = 0.005
-#: With fewer jobs their scatter says little, and this is assumed.
-ASSUMED_NOISE = 0.02
-ENOUGH_JOBS = 8
-
-#: Text of a row without flags.
-NO_FLAGS = "none"
-
 #: Ends that say nothing of a job. One that had succeeded and ends otherwise has got worse.
 _NO_ANSWER = frozenset({State.LOST, State.NOT_STARTED, State.PENDING, State.RUNNING})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
-    """A key on which two rows of one job may differ, and what then follows."""
-
-    key: str
-    effect: Literal["blocks", "warns"]
-    value: Callable[[Measurement], str]
-    why: str
-    forgivable: bool = True  # whether --allow KEY turns blocking into a warning
-    only: str | None = None  # the one value that both rows must have; None: any, if it is one
-    goes_with: str = ""  # a key that, where it is allowed, allows this one too
-
-
-def _versions(row: Measurement) -> str:
-    return ", ".join(f"{name} {value}" for name, value in sorted(row.versions.items()))
-
-
-def _text(value: object) -> str:
-    if value is None:
-        return "unknown"
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _flags(row: Measurement) -> str:
-    raised = raised_on(row)
-    return ", ".join(one.flag.name for one in raised) if barred(raised) else NO_FLAGS
-
-
-#: With this key allowed, jobs are matched across accelerators, too.
-DEVICE = "device"
-
-#: docs/compare.md shows this table; a test holds the two together.
-RULES: tuple[Rule, ...] = (
-    Rule(
-        key="emulated",
-        effect="blocks",
-        value=lambda row: _text(row.emulated),
-        why="a processor's number is never a card's",
-        forgivable=False,
-    ),
-    Rule(
-        key="throughput_unit",
-        effect="blocks",
-        value=lambda row: row.metrics.throughput_unit,
-        why="tokens and samples are not the same thing",
-        forgivable=False,
-    ),
-    Rule(
-        key=DEVICE,
-        effect="blocks",
-        value=lambda row: _text(row.device_name),
-        why="another card is another experiment",
-    ),
-    Rule(
-        key="batch_size",
-        effect="blocks",
-        value=lambda row: _text(row.batch_size),
-        why="a search for the largest batch may find another one",
-    ),
-    Rule(
-        key="flags",
-        effect="blocks",
-        value=_flags,
-        why="a figure that was disturbed or cannot be true proves nothing",
-        only=NO_FLAGS,
-    ),
-    Rule(
-        key="league",
-        effect="blocks",
-        value=lambda row: league_of(row, raised_on(row)) or "none",
-        why="some flagged rows compare with their like only",
-    ),
-    Rule(
-        key="threads",
-        effect="blocks",
-        value=lambda row: _text(row.threads),
-        why="host threads set the speed on a processor and of data loading",
-        goes_with=DEVICE,
-    ),
-    Rule(
-        key="random_weights",
-        effect="blocks",
-        value=lambda row: _text(row.random_weights),
-        why="other weights may end texts at other places",
-    ),
-    Rule(
-        key="synthetic_data",
-        effect="blocks",
-        value=lambda row: _text(row.synthetic_data),
-        why="other data has other lengths",
-    ),
-    Rule(
-        key="precision_detail",
-        effect="blocks",
-        value=lambda row: _text(row.precision_detail),
-        why="the same name of a precision meant another arithmetic",
-        goes_with=DEVICE,
-    ),
-    Rule(
-        key="niceness",
-        effect="warns",
-        value=lambda row: _text(row.niceness),
-        why="a nicer process waits for others",
-    ),
-    Rule(
-        key="driver",
-        effect="warns",
-        value=lambda row: _text(row.driver_version),
-        why="may be the very change that is asked about",
-    ),
-    Rule(
-        key="versions",
-        effect="warns",
-        value=_versions,
-        why="may be the very change that is asked about",
-    ),
-    Rule(
-        key="git_commit",
-        effect="warns",
-        value=lambda row: _text(row.git_commit),
-        why="may be the very change that is asked about",
-    ),
-    Rule(
-        key="nodes",
-        effect="warns",
-        value=lambda row: ", ".join(row.nodes) or "unknown",
-        why="servers of one kind still differ a little",
-    ),
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
-    """A key on which the two rows differ."""
-
-    key: str
-    before: str
-    after: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -360,60 +205,6 @@ def _settings(row: Measurement, names: set[str], across_devices: bool) -> tuple[
         *(row.precision, row.batch_size_requested, row.engine, row.isolation),
     )
     return (*fields, *(f"{name}={row.parameters[name]!r}" for name in sorted(names)))
-
-
-def differences(
-    before: Measurement, after: Measurement, allow: Collection[str] = frozenset()
-) -> tuple[tuple[Difference, ...], tuple[Difference, ...]]:
-    """Differences between two rows of one job: those that forbid a comparison, and those that are
-    only worth knowing."""
-    blocking: list[Difference] = []
-    warning: list[Difference] = []
-    for rule in RULES:
-        old, new = rule.value(before), rule.value(after)
-        if old != new or (rule.only is not None and old != rule.only):
-            forgiven = rule.forgivable and (rule.key in allow or rule.goes_with in allow)
-            found = Difference(key=rule.key, before=old, after=new)
-            (blocking if rule.effect == "blocks" and not forgiven else warning).append(found)
-    if before.job_id != after.job_id and set(before.parameters) != set(after.parameters):
-        old, new = _unknown_there(before, after), _unknown_there(after, before)
-        warning.append(Difference(key="parameters", before=old, after=new))
-    return tuple(blocking), tuple(warning)
-
-
-def _unknown_there(row: Measurement, other: Measurement) -> str:
-    """The parameters that only ``row`` knows, with their values."""
-    names = sorted(set(row.parameters) - set(other.parameters))
-    return ", ".join(f"{name}={row.parameters[name]}" for name in names) or "unknown"
-
-
-def between_runs(pairs: Sequence[tuple[Rate, Rate]]) -> tuple[float, float]:
-    """The noise between runs that the jobs' own ratios show, and its degrees of freedom.
-
-    The spread of the logarithms around their median (by the median of absolute deviations, which
-    a few real changes do not move), less what repeats explain. A change that all jobs share moves
-    the median and is not taken for noise.
-    """
-    told = [(math.log(b.value / a.value), a.error, b.error) for a, b in pairs]
-    known = [(log, a, b) for log, a, b in told if a is not None and b is not None]
-    if len(known) < ENOUGH_JOBS:
-        return ASSUMED_NOISE, KNOWN
-    middle = statistics.median(log for log, _, _ in known)
-    spread = 1.4826 * statistics.median(abs(log - middle) for log, _, _ in known)
-    within = statistics.median(a**2 + b**2 for _, a, b in known)
-    noise = math.sqrt(max(0.0, spread**2 - within))
-    # The median of absolute deviations has about 37 % of the normal's efficiency.
-    return max(noise, LEAST_NOISE), max(1.0, 0.37 * (len(known) - 1))
-
-
-def significant(p_values: Sequence[float | None], level: float) -> list[bool]:
-    """Benjamini and Hochberg's step-up rule; a comparison without a p-value never is."""
-    order = sorted((p, index) for index, p in enumerate(p_values) if p is not None)
-    last = max(
-        (rank for rank, (p, _) in enumerate(order, 1) if p <= level * rank / len(order)), default=0
-    )
-    chosen = {index for _, index in order[:last]}
-    return [index in chosen for index in range(len(p_values))]
 
 
 def _rate(row: Measurement, confidence: float) -> Rate | None:

@@ -215,6 +215,10 @@ def baseline(seen: Sequence[Choices], defaults: Choices, *, share: float = 0.0) 
     """
     found = {}
     for name in defaults:
+        values = {choices[name] for choices in seen}
+        if len(values) == 1:  # as most have
+            (found[name],) = values
+            continue
         counts = Counter(choices[name] for choices in seen)
         most = max(counts.values())
         usual = defaults[name]

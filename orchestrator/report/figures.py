@@ -26,7 +26,7 @@ from orchestrator.report.drawing import (
     x_axis,
     y_axis,
 )
-from orchestrator.report.tables import BATCH, SETTING, Table
+from orchestrator.report.tables import BATCH, SETTING, Table, uneven
 
 #: An interval that reaches beyond this many times the largest value is clipped there: a bar of
 #: three wild repeats must not press all curves into the bottom of the figure.
@@ -79,8 +79,8 @@ def throughput_curve(table: Table, title: str) -> str:
 
 def _y_axis(points: Sequence[_Point], table: Table) -> Axis:
     """From zero; logarithmic where one value would press all others to the bottom."""
-    if table.log:
-        values = [point.value for point in points if point.value > 0]
+    values = [point.value for point in points if point.value > 0]  # those of flagged rows, too
+    if uneven(values):
         return y_axis(values, f"{table.unit}, logarithmic", short_number, log=True)
     highest = max(point.value for point in points) * TALLEST_BAR
     top = min(max(point.high for point in points), highest)

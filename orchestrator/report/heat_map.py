@@ -41,9 +41,11 @@ def heat_map(table: Table, title: str, index: Mapping[str, int] | None = None) -
             row = table.cells.get((line, column))
             if row is not None:
                 parts += _cell(table, row, (line, column), (left + wide * x, top, wide), index)
-    foot = HEAD + HIGH * len(table.lines) + 18
-    scale = ", colours on a logarithmic scale" if table.log else ""
-    parts.append(text_at(left, foot, f"{table.unit or 'state'}{scale}"))
+    foot = HEAD + HIGH * len(table.lines)
+    if table.unit:
+        foot += 18
+        scale = ", colours on a logarithmic scale" if table.log else ""
+        parts.append(text_at(left, foot, f"{table.unit}{scale}"))
     across = max(left + 190, left + wide * len(table.columns))
     drawn = svg(title, *parts, size=(across, foot + 6), kind="curve heat-map")
     return drawn.replace("<svg ", f'<svg style="width:{across}px" ', 1)

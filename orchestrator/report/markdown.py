@@ -29,7 +29,7 @@ def to_markdown(summary: Summary) -> str:
     ]
     parts = [
         _headline(summary),
-        *(measured if summary.contests else ()),
+        *(measured if summary.measured else ()),
         _causes(summary),
         _cards(summary),
         _provenance(summary),

@@ -43,8 +43,8 @@ class Underway:
         words = [f"{self.done:,} of {plural(self.total, 'job')} done"]
         if self.driver_died:
             return (
-                f"Not finished: {words[0]}. Its driver died; the same `nightgrid run` goes on from "
-                f"there. Last heard of at {moment(self.at)}."
+                f"Not finished: {words[0]}. Its driver died; the same `nightgrid run` resumes "
+                f"it. Last heard of at {moment(self.at)}."
             )
         if self.stale:
             return (

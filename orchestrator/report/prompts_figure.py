@@ -64,7 +64,7 @@ def prompts_figure(rows: Sequence[Measurement], points: Mapping[str, Any], title
             f'<path class="mark dot p{precision_style(precision)}" '
             f'data-precision="{escape(visible(precision))}" d="{"".join(marks)}"/>'
         )
-    parts += _legend(list(placed))
+    parts.append(f'<g class="drawn-legend">{"".join(_legend(list(placed)))}</g>')
     if len(points["row"]) < points["total"]:
         part = f"A random {len(points['row']):,} of {points['total']:,} prompts, the slowest kept"
         parts.append(text_at(0, HIGH - 6, part, "small"))

@@ -17,8 +17,9 @@ from functools import lru_cache
 from pathlib import PurePosixPath
 from typing import TypeAlias
 
-from orchestrator.domain.job import State
+from orchestrator.domain.job import Scalar, State
 from orchestrator.domain.measurement import Measurement
+from orchestrator.report.grouping import scalar
 from orchestrator.report.reference_data import Published, reference
 from orchestrator.report.roofline import sheet_of
 from orchestrator.report.units import number, seconds, times
@@ -265,10 +266,8 @@ def _as_published(row: Measurement, figure: Published, value: float) -> Publishe
     )
 
 
-def _plain_value(value: object) -> str:
-    if value is None:
-        return "null"
-    return str(value).lower() if isinstance(value, bool) else str(value)
+def _plain_value(value: Scalar) -> str:
+    return "null" if value is None else scalar(value)
 
 
 def _last_part(dataset: str) -> str:

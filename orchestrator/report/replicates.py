@@ -24,7 +24,7 @@ from orchestrator.report.grouping import Setting
 from orchestrator.report.provenance import Banner
 from orchestrator.report.ratio import rate_of
 from orchestrator.results.series import LEAST_SAMPLES, LEVEL, mann_kendall, slope_of
-from workloads.confidence import NestedInterval, nested_interval
+from workloads.confidence import ALIKE, NestedInterval, Spread, nested_interval
 
 _SUMS = ("repeats", "measure_s", "cpu_s", "energy_j")
 _OWN = ("drift", "hump_ratio")  # of one process alone
@@ -69,9 +69,18 @@ def join(
     rows: Sequence[Measurement],
     settings: Mapping[str, Setting],
     raised: Mapping[str, tuple[Raised, ...]],
+    *,
+    runs: Spread = ALIKE,
 ) -> Joined:
-    """Join the replicates among the newest final rows of a run. Without any, rows stay as they
-    are."""
+    """Join the replicates among the newest final rows of a run. Without any, rows stay as they are.
+
+    Args:
+        rows: one a job.
+        settings: of the rows, by job id.
+        raised: the flags of those that have some, by job id.
+        runs: of the cards' speed from run to run (``results/passports.py``): all processes of a
+            run have it in common.
+    """
     if all(row.replicate == 1 for row in rows):
         return Joined(rows=tuple(rows))
     groups: dict[object, list[Measurement]] = {}
@@ -85,7 +94,7 @@ def join(
         if len(numbers) < len(group) or numbers == {1}:  # rows that only look alike
             found += group
             continue
-        cell = _cell(sorted(group, key=lambda row: row.replicate), raised)
+        cell = _cell(sorted(group, key=lambda row: row.replicate), raised, runs)
         cells.append(cell)
         found.append(cell.row)
     return Joined(
@@ -111,7 +120,9 @@ def drift_banner(drift: Drift | None) -> tuple[Banner, ...]:
     return (banner,)
 
 
-def _cell(group: Sequence[Measurement], raised: Mapping[str, tuple[Raised, ...]]) -> Cell:
+def _cell(
+    group: Sequence[Measurement], raised: Mapping[str, tuple[Raised, ...]], runs: Spread
+) -> Cell:
     """One cell of replicates in order."""
     measured = [row for row in group if row.state is State.SUCCEEDED and row.metrics.throughput]
     counted = [row for row in measured if not barred(raised.get(row.job_id, ()))] or measured
@@ -123,7 +134,7 @@ def _cell(group: Sequence[Measurement], raised: Mapping[str, tuple[Raised, ...]]
     processes = _by_process(counted)
     means = [math.fsum(_throughputs(rows)) / len(rows) for rows in processes]
     errors = [_error(rows[0]) if len(rows) == 1 else None for rows in processes]
-    spread = nested_interval(means, errors, counted[0].measure.confidence)
+    spread = nested_interval(means, errors, counted[0].measure.confidence, runs=runs)
     if spread is None:
         return Cell(row=counted[0], replicates=tuple(group), counted=tuple(counted[:1]))
     metrics = replace(

@@ -55,6 +55,7 @@ from orchestrator.report.steps import StepTime, step_times_of
 from orchestrator.report.tables import Table, tables_of
 from orchestrator.report.timeline import Timeline, timeline_of
 from orchestrator.report.units import plural
+from workloads.confidence import ALIKE, Spread
 
 #: Text of a cell without a number, short enough for a column of figures.
 SHORT_STATE: Mapping[State, str] = {
@@ -168,6 +169,11 @@ class Summary:
         return sum(count for state, count in self.counts.items() if state not in SETTLED)
 
     @property
+    def measured(self) -> int:
+        """Jobs that have a figure, if a flagged one."""
+        return self.counts.get(State.SUCCEEDED, 0)
+
+    @property
     def verdict(self) -> str:
         """Say in one sentence whether the night finished."""
         if self.underway is not None:
@@ -175,18 +181,18 @@ class Summary:
         if not self.rows:
             return "No row has been written yet."
         jobs = len(self.rows)
-        measured = self.counts.get(State.SUCCEEDED, 0)
         if self.planned is not None and jobs < self.planned:
             missing = plural(self.planned - jobs, "job")
             damaged = plural(len(self.damaged), "file")
             why = f"; {damaged} could not be read" if self.damaged else ""
-            return f"{missing} of {self.planned:,} planned have no row{why}; {measured:,} measured."
+            told = f"{missing} of {self.planned:,} planned have no row{why}"
+            return f"{told}; {self.measured:,} measured."
         if not self.unsettled:
             every = "The only job has" if jobs == 1 else f"All {jobs:,} jobs have"
-            return f"{every} an answer; {measured:,} measured."
+            return f"{every} an answer; {self.measured:,} measured."
         return (
             f"{plural(self.unsettled, 'job')} of {jobs:,} ended without an answer; "
-            f"{measured:,} measured."
+            f"{self.measured:,} measured."
         )
 
 
@@ -197,6 +203,7 @@ def summarize(
     underway: Underway | None = None,
     reference: Reference | None = None,
     slow_cards: Sequence[SlowCard] = (),
+    runs_differ: Spread = ALIKE,
     planned: int | None = None,
 ) -> Summary:
     """The summary of one run's rows, in the order in which they were written.
@@ -207,13 +214,14 @@ def summarize(
         underway: how far the run is, where it is not finished.
         reference: what others published, to compare with.
         slow_cards: of the run, by their passports.
+        runs_differ: the spread of the cards' speed from run to run.
         planned: jobs of the run's last plan, where its driver said so.
     """
     reference = reference or Reference()
     rows = newest_final(measurements)
     raised = raised_by_job(rows)
     settings = settings_of(rows, raised)
-    joined = join(rows, settings, raised)
+    joined = join(rows, settings, raised, runs=runs_differ)
     fit = ranked(joined.rows, raised)
     labels = _labels(rows, joined)
     counted = Counter(row.state for row in rows)

@@ -77,6 +77,11 @@ class Table:
         return round(value / self.top, 3)
 
 
+def uneven(values: Sequence[float]) -> bool:
+    """Return whether the highest value would bleach the others on a scale that starts at zero."""
+    return bool(values) and median(values) < PALE * max(values)
+
+
 def tables_of(
     rows: Sequence[Measurement],
     settings: Mapping[str, Setting],
@@ -209,7 +214,8 @@ def _table(
     contests = hold_contests(fit, settings, brief=True)
     # A table has one unit; were there two, the one with more rows is ranked.
     largest = max(contests, key=lambda contest: contest.contenders, default=None)
-    unit = largest.unit if largest is not None else ""
+    units = [row.metrics.throughput_unit for row in rows if row.metrics.throughput_unit]
+    unit = largest.unit if largest is not None else next(iter(units), "")  # all are flagged
     own = [contest for contest in contests if contest.unit == unit]
     figures = [row.metrics.throughput for row in fit if row.metrics.throughput_unit == unit]
     values = [value for value in figures if value and math.isfinite(value) and value > 0]
@@ -230,7 +236,7 @@ def _table(
         flagged=frozenset({row.job_id for row in rows} - {row.job_id for row in fit}),
         low=min(values, default=0.0),
         top=top,
-        log=bool(values) and median(values) < PALE * top,
+        log=uneven(values),
     )
 
 

@@ -52,7 +52,7 @@ def print_summary(
         page: path of the HTML page, for the last line.
     """
     _headline(summary, console)
-    if summary.contests:
+    if summary.measured:
         _tables(summary, console)
         _findings(summary, console)
         _flagged(summary, console)

@@ -5,7 +5,7 @@ device. A change point is the split of a series whose two parts differ most, hel
 scatter within rows (their own intervals) and between nights; every part is then searched again.
 
 The scatter between nights is that of all jobs' steps from night to night, less what all jobs share
-(``comparison.between_runs``, on steps whose night's median is taken out). A split is the best of
+(``noise.between_runs``, on steps whose night's median is taken out). A split is the best of
 many, so its p-value is multiplied by their number; and many jobs are many chances of an accident,
 so what is called significant is chosen by Benjamini and Hochberg's rule over all jobs.
 """
@@ -20,8 +20,8 @@ from dataclasses import dataclass, replace
 from orchestrator.domain.job import State
 from orchestrator.domain.labels import labels_of
 from orchestrator.domain.measurement import Measurement
-from orchestrator.report.comparison import ASSUMED_NOISE, ENOUGH_JOBS, LEAST_NOISE, significant
 from orchestrator.report.flags import barred, raised_on
+from orchestrator.report.noise import ASSUMED_NOISE, ENOUGH_JOBS, LEAST_NOISE, significant
 from orchestrator.report.ratio import KNOWN, rate_of
 from workloads.confidence import student_t_two_sided
 

@@ -32,7 +32,8 @@ from workloads.api import MeasureSettings
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from orchestrator.results.store import Contents, Store
+    from orchestrator.results.store import Store
+    from orchestrator.results.stored_run import Contents
 
 #: Rows of a table that are converted together: enough to be fast, few enough to stay small.
 ROWS_TOGETHER = 8192
@@ -88,7 +89,7 @@ def read_lean(store: Store) -> Contents:
     """
     import pyarrow as pa
 
-    from orchestrator.results.store import Contents
+    from orchestrator.results.stored_run import Contents
 
     scan = scan_rows(store.tables_path, column_names(raw=False))
     rows: list[Measurement] = []

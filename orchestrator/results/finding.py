@@ -8,7 +8,8 @@ from pathlib import Path
 from orchestrator.errors import StoreError
 from orchestrator.results import paths
 from orchestrator.results.directory import default_results_dir
-from orchestrator.results.store import Store, runs
+from orchestrator.results.store import Store
+from orchestrator.results.stored_run import runs
 
 MOST_LISTED = 20
 

@@ -14,9 +14,10 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.domain.passport import Passport, SlowCard, slow_cards
+from orchestrator.domain.passport import Passport, SlowCard, slow_cards, spread_of_runs
 from orchestrator.errors import StoreError
 from orchestrator.results import disk, paths
+from workloads.confidence import Spread
 from workloads.files import SMALL_BYTES
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def read_passports(run: Path) -> tuple[Passport, ...]:
 
 def earlier_passports(run: Path) -> tuple[Passport, ...]:
     """The passports of the other runs beside this one, of the newest."""
-    from orchestrator.results.store import runs
+    from orchestrator.results.stored_run import runs
 
     with contextlib.suppress(StoreError):
         others = [name for name in runs(run.parent) if name != run.name][:_MOST_RUNS]
@@ -67,6 +68,15 @@ def slow_cards_of(run: Path) -> tuple[SlowCard, ...]:
     """The slow cards of a run, held against their neighbours and against earlier runs."""
     now = read_passports(run)
     return slow_cards(now, earlier_passports(run)) if now else ()
+
+
+def spread_between_runs(run: Path) -> Spread:
+    """By how much the runs of a results directory differ in the speed of the cards of this one;
+    none where too few have passports of them."""
+    now = read_passports(run)
+    cards = {each.card for each in now}
+    earlier = (each for each in earlier_passports(run) if each.card in cards)
+    return spread_of_runs([*now, *earlier]) if now else Spread()
 
 
 def _schema() -> pa.Schema:

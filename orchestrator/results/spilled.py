@@ -91,7 +91,7 @@ class SpilledRows:
             if each.run_id == run_id and identity.has_id(each.path, run_id):
                 raise StoreError(
                     f"the rows of run id {run_id} belong to {each.path}, which is there: "
-                    "`nightgrid run --resume` of that run brings them home"
+                    "`nightgrid run --resume` of that run moves them back"
                 )
         spilled = _spilled_rows(run_id)
         if not spilled:

@@ -1,11 +1,9 @@
 """Results on disk: one immutable Parquet fragment per row, which any reader can open.
 
-``paths.py`` names the files of a run.
-A row is durable when ``append`` returns. Readers need no lock and may read while a run writes.
-Our own reader verifies every file, reports damage (``Contents.damaged``) and sees each row once,
-even while ``compact`` replaces many fragments by one file, which a writer of a big run does when
-it ends. A *plain* reader may see rows twice for the moment between the two; the pair
-(invocation_id, attempt_id) tells copies of a row. (An attempt that was given up and brings its
+``paths.py`` names the files of a run, ``stored_run.py`` reads them.
+A row is durable when ``append`` returns. A writer of a big run compacts it when it ends: many
+fragments become one file. A *plain* reader may see rows twice for the moment between the two; the
+pair (invocation_id, attempt_id) tells copies of a row. (An attempt that was given up and brings its
 result after all has two rows that differ; the later one is never final.)
 """
 
@@ -13,24 +11,20 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 from collections.abc import Iterable
-from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from orchestrator.domain.history import PastRow
 from orchestrator.errors import StoreError, StoreFull
 from orchestrator.results import disk, fragments, identity, paths
-from orchestrator.results.fragments import Damage
 from orchestrator.results.lock import SILENCE_S, Holder, RunLock
-from orchestrator.results.past_rows import past_rows
 from orchestrator.results.row_file import row_file
-from orchestrator.results.scan import Scan, scan_rows
+from orchestrator.results.scan import scan_rows
 from orchestrator.results.spilled import SpilledRows
+from orchestrator.results.stored_run import StoredRun, runs
 
 if TYPE_CHECKING:
     from orchestrator.domain.measurement import Measurement
@@ -43,51 +37,15 @@ COMPACT_FROM = 200
 _RESERVE_BYTES = 64 * 2**10
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Contents:
-    """All that a run's directory holds: the rows in the order of recording, and what is damaged."""
-
-    measurements: tuple[Measurement, ...]
-    damaged: tuple[Damage, ...]
-
-
-def runs(results_dir: Path) -> list[str]:
-    """Names of the runs in a results directory, the one written last first.
-
-    Raises:
-        StoreError: the directory is there and cannot be read.
-    """
-    try:
-        names = disk.names(results_dir)
-    except (FileNotFoundError, NotADirectoryError, ValueError):  # a NUL in the name
-        return []
-    except OSError as error:
-        raise StoreError(f"{results_dir} cannot be read: {error.strerror or error}") from error
-    written: dict[str, float] = {}
-    for name in names:  # os.path, since Path's own questions raise where it may not look
-        rows = results_dir / name / paths.ROWS
-        with contextlib.suppress(OSError):
-            if os.path.isdir(rows):
-                written[name] = os.stat(rows).st_mtime
-    return sorted(written, key=lambda name: written[name], reverse=True)
-
-
-class Store:
-    """The rows of one run.
+class Store(StoredRun):
+    """The rows of one run, to read and to write.
 
     Reading needs nothing; ``with store:`` makes this process the run's one writer, sets aside
     what a crashed predecessor left torn, and gives the lock back at the end.
     """
 
     def __init__(self, results_dir: Path, run: str) -> None:
-        self.run = fragments.valid_name(run, "run name")
-        self.path = Path(results_dir) / self.run
-        self.tables_path = self.path / paths.ROWS
-        self.quarantine_path = self.path / paths.QUARANTINE
-        for path in (self.path, self.tables_path, self.quarantine_path, self.path / paths.LOGS):
-            # os.path.realpath, since Path.resolve raises where links go round in a circle
-            if not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(results_dir)):
-                raise StoreError(f"{path} leads out of {results_dir}; link the latter instead")
+        super().__init__(results_dir, run)
         self.taken_over_from: Holder | None = None
         self.interrupted: tuple[str, ...] = ()  # attempts that a predecessor's death ended
         self.notes: tuple[str, ...] = ()  # about the run's id, for the user
@@ -97,7 +55,7 @@ class Store:
             run=self.run,
             tables_path=self.tables_path,
             quarantine_path=self.quarantine_path,
-            recorded=self._attempts_recorded,
+            recorded=self.attempts_recorded,
         )
         self._lock = RunLock(self.path)
 
@@ -129,11 +87,6 @@ class Store:
     def rescued(self) -> int:
         """Number of rows recovered that an earlier driver had spilled to another disk."""
         return self._spilled.rescued
-
-    @property
-    def exists(self) -> bool:
-        """Return whether the run was ever started."""
-        return os.path.isdir(self.tables_path)
 
     # ------------------------------------------------------------ the one writer
 
@@ -295,7 +248,7 @@ class Store:
             begun, reason = read_begun(path)
         except OSError as error:
             begun, reason = [], str(error)
-        known = self._attempts_recorded() if begun else set()
+        known = self.attempts_recorded() if begun else set()
         lost = [row for row in begun if (row.job_id, row.attempt_number) not in known]
         if lost:
             self.append(*lost)
@@ -305,15 +258,6 @@ class Store:
         else:
             disk.remove(path)
         return tuple(sorted(row.attempt_id for row in lost))
-
-    def _attempts_recorded(self) -> set[tuple[str, int]]:
-        """Job and number of each attempt that has a row."""
-        scan = scan_rows(self.tables_path, ("job_id", "attempt_number"))
-        return {
-            (row["job_id"], row["attempt_number"])
-            for table in scan.tables.values()
-            for row in table.to_pylist()
-        }
 
     @property
     def run_id(self) -> str:
@@ -374,45 +318,3 @@ class Store:
             with contextlib.suppress(FileNotFoundError):
                 disk.remove(self.tables_path / name)
         disk.sync_directory(self.tables_path)
-
-    # ------------------------------------------------------------ readers
-
-    def read(self, *, samples: bool = True) -> Contents:
-        """Every sound row, and every damaged file, those set aside earlier included.
-
-        Raises:
-            SchemaMismatch: a row was written by a newer version.
-        """
-        from orchestrator.results.schema import column_names
-
-        scan = scan_rows(self.tables_path, column_names(raw=samples))
-        rows = tuple(_measurements(scan))
-        earlier = fragments.set_aside_earlier(self.quarantine_path)
-        return Contents(measurements=rows, damaged=(*scan.damaged, *earlier))
-
-    def measurements(self, samples: bool = True) -> list[Measurement]:
-        """The rows in the order of recording; without ``samples`` it is faster."""
-        return list(self.read(samples=samples).measurements)
-
-    def attempts_set_aside(self, job_ids: Iterable[str]) -> dict[str, int]:
-        """The highest number, by job id, of an attempt at one of these jobs whose row may be among
-        the damaged ones: no other attempt may be called the same."""
-        numbers: dict[str, int] = {}
-        for damage in fragments.set_aside_earlier(self.quarantine_path):
-            if attempt := fragments.attempt_of(damage.path.name):
-                numbers[attempt[0]] = max(attempt[1], numbers.get(attempt[0], 0))
-        of_any = numbers.pop(fragments.TOGETHER, 0)
-        return {job_id: most for job_id in job_ids if (most := max(of_any, numbers.get(job_id, 0)))}
-
-    def history(self) -> list[PastRow]:
-        """The columns of each row that planning and estimating need, oldest first."""
-        return past_rows(self.tables_path)
-
-
-def _measurements(scan: Scan) -> list[Measurement]:
-    """The rows of a scan in the order of recording."""
-    from orchestrator.results.tables import from_table
-
-    rows = from_table(scan.joined(), source=str(scan.directory)) if scan.tables else []
-    rows.sort(key=lambda row: (row.recorded_at or 0.0, row.attempt_id, row.invocation_id))
-    return rows

@@ -82,6 +82,7 @@ class Driver:
     view: View
     write_status: Callable[[str], object] = lambda _: None  # replaces status.json
     publish: Callable[[RunStatus], object] = lambda _: None  # to whoever monitors the cluster
+    logged: Callable[[Measurement], object] = lambda _: None  # each row, when it is safe
     trouble: Callable[[], str] = lambda: ""  # what is wrong with the cluster, while work goes on
     waiting: Callable[[], str] = lambda: ""  # whose cards the run waits for, while it has none
     asked_to_stop: Callable[[], tuple[int, str]] = lambda: (0, "")  # how often, and by whom
@@ -122,6 +123,7 @@ class Driver:
             patience=self._patience,
             clock=self.clock,
             wall=self.wall,
+            logged=self.logged,
         )
 
     def drive(self) -> DriveResult:

@@ -45,7 +45,7 @@ def clear_up(store: Store, say: Callable[[str], None]) -> None:
     if ended:
         some = ", ".join(f"{each.pid} {each.command[:40]}" for each in ended[:3])
         more = f" and {len(ended) - 3} more" if len(ended) > 3 else ""
-        say(f"ended what it left running here: {some}{more}")
+        say(f"ended its leftover processes here: {some}{more}")
     if store.rescued:
         rows = "row" if store.rescued == 1 else "rows"
         say(f"recovered {store.rescued} {rows} spilled to another disk")

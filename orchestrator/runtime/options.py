@@ -27,6 +27,7 @@ class RunOptions:
 
     results: Path = field(default_factory=default_results_dir)
     results_address: str = ""  # of an object store, to which a copy goes
+    log_to: tuple[str, ...] = ()  # trackers that get every row: NAME or NAME=DESTINATION
     name: str | None = None  # of the run; None: the grid's
     overrides: tuple[str, ...] = ()  # PATH=VALUE each, set in the grid's file
     emulate: str | None = None  # e.g. "2x8"; None: the Ray cluster, unless ``in_process``

@@ -103,6 +103,7 @@ class RowWriter:
     patience: Patience
     clock: Callable[[], float]
     wall: Callable[[], float]  # the time of day, for notes
+    logged: Callable[[Measurement], object] = lambda _: None  # to whoever follows experiments
     held: Held | None = None  # while there is no room for results
     _unwritten: list[Row] = field(default_factory=list)
     _write_by: float = 0.0  # when the oldest of them must be written
@@ -174,6 +175,7 @@ class RowWriter:
         now = self.clock()
         self.board.did(command, now)
         self.board.measured(command, measurement, now)
+        self.logged(measurement)
         if command.attempt is not None:  # the others are many at a time: see ``unrun_lines``
             self.view.line(row_line(command, measurement, self.board))
 
@@ -252,6 +254,6 @@ class RowWriter:
         where = "they are printed above"
         if places:
             where = f"kept in {', '.join(sorted(places))}, from where the next `nightgrid run "
-            where += "--resume` on this host brings them home"
+            where += "--resume` on this host moves them back"
         if left:
             self.view.line(f"rows that are not written, {why}: {len(left)}; {where}")

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from orchestrator.results.mirror import Mirror
     from orchestrator.results.store import Store
     from orchestrator.runtime.driver import DriveResult
+    from orchestrator.runtime.row_log import RowLog
     from orchestrator.runtime.session import Session
     from orchestrator.runtime.status import RunStatus
 
@@ -80,9 +81,12 @@ def run_grid(
     """
     from orchestrator.results.stop_file import forget_requests
     from orchestrator.results.store import Store
+    from orchestrator.runtime.row_log import RowLog
+    from orchestrator.trackers import tracker_of
     from workloads.models import protection, remote_code
 
     grid = grid_of(source, options)
+    trackers = [tracker_of(text) for text in options.log_to]
     _check_models(grid, options.remote_code)
     store = Store.open(options.results, options.name or grid.name)
     _tell(options, run=store.run, results=str(options.results.resolve()))
@@ -110,13 +114,18 @@ def run_grid(
             _announce(session, plan, store, deadline, say)
             clear_up(store, say)
             mirror = _mirror(options, store, say)
+            logs = [RowLog(store, *each) for each in trackers]
             store.write_file(paths.GRID, grid.text)
             seed = seed_of(store.path)
             store.write_file(
                 paths.OPTIONS, kept_options(options, seed, cards_by_kind(session.nodes))
             )
             with contextlib.closing(mirror) if mirror else contextlib.nullcontext():
-                result = _drive(options, session, plan, store, deadline, seed, say, mirror)
+                for log in logs:
+                    log.start()
+                result = _drive(options, session, plan, store, deadline, seed, say, mirror, logs)
+                for log in logs:
+                    say(log.close(hurry=deadline is not None or not result.finished))
             forget_requests(store.path)
             states = final_states(plan, store.history()) if result.finished else {}
     return RunOutcome(store=store, plan=plan, result=result, states=states, mirror=mirror)
@@ -130,7 +139,8 @@ def grid_to_resume(options: RunOptions) -> tuple[Path, str]:
         StoreError: there is no such run.
     """
     from orchestrator.errors import StoreError
-    from orchestrator.results.store import Store, runs
+    from orchestrator.results.store import Store
+    from orchestrator.results.stored_run import runs
 
     known = runs(options.results)
     if options.name is None and not known:
@@ -260,6 +270,7 @@ def _drive(
     seed: int,
     say: Say,
     mirror: Mirror | None = None,
+    logs: Sequence[RowLog] = (),
 ) -> DriveResult:
     """Run the plan on the session's executor, which is started only if anything is to run."""
     from orchestrator.domain.events import RecordRow
@@ -319,6 +330,7 @@ def _drive(
             executor = stack.enter_context(contextlib.closing(InProcessExecutor([])))
         stop = signals.enter_context(StopSignal().on_signals())
         view = stack.enter_context(contextlib.closing(open_view(quiet=options.quiet)))
+        outer = (executor, mirror, *logs)  # they may be in trouble while work goes on
         history = history_of(store)
         settings = ScheduleSettings(
             seed=seed,
@@ -348,7 +360,10 @@ def _drive(
             board=board,
             view=CleanView(view),
             publish=publish,
-            trouble=lambda: getattr(executor, "trouble", "") or (mirror.trouble if mirror else ""),
+            logged=lambda row: [log.take(row) for log in logs],
+            trouble=lambda: next(
+                filter(None, (getattr(each, "trouble", "") for each in outer)), ""
+            ),
             waiting=lambda: getattr(executor, "waiting", ""),
             asked_to_stop=lambda: requested(store.path),
             write_status=lambda text: store.write_file(paths.STATUS, redact(text, os.environ)),
@@ -357,3 +372,9 @@ def _drive(
             watchdog=None if options.in_process else Watchdog(),
             stop=stop,
         ).drive()
+
+
+def _trouble(edge: object) -> str:
+    """The trouble of an executor, a mirror or a log, while work goes on; "" for none."""
+    told: str = getattr(edge, "trouble", "")
+    return told

@@ -79,7 +79,7 @@ class Supervisor:
                     return self._as_it_ended(decision.code)
                 fate = self._lives[-1].fate
                 if isinstance(decision, GiveUp):
-                    _say(f"{fate}; {decision.reason}. The same command goes on from here.")
+                    _say(f"{fate}; {decision.reason}. The same command resumes the run.")
                     self._report("failed", f"{fate}; {decision.reason}", decision.code)
                     return decision.code
                 _say(f"{fate}. What was measured is safe; another driver goes on with the run")
@@ -87,7 +87,7 @@ class Supervisor:
                     self._report("interrupted", f"{fate}; it is started again", None)
                 trouble = self._wait(decision.pause_s)
                 if trouble:
-                    _say(f"{trouble}. The same command goes on from here.")
+                    _say(f"{trouble}. The same command resumes the run.")
                     code = INTERRUPTED if self._stops else 3
                     ending = "stopped" if self._stops else "failed"
                     self._report(ending, f"{fate}; {trouble}", code)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
 import stat
 import threading
 import time
@@ -21,7 +22,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.domain.job import State
+from orchestrator.domain.job import Scalar, State
+from orchestrator.domain.labels import Label, Named, labels_of
 from orchestrator.errors import StoreError
 from orchestrator.report.progress import STALE_AFTER_S, as_it_stands, underway_of
 from orchestrator.report.safe import one_line
@@ -42,20 +44,13 @@ Row = dict[str, Any]
 NEWEST_ROWS = 20
 REASON_LENGTH = 300
 READING_PATIENCE_S = 2.0
+_NAMING = tuple(field.name for field in dataclasses.fields(Named))
 _COLUMNS = (
-    "job_id",
+    *_NAMING,
     "state",
     "final",
     "reason",
     "failure_class",
-    "experiment",
-    "workload",
-    "model",
-    "precision",
-    "batch_size",
-    "batch_size_requested",
-    "accelerator",
-    "cards",
     "nodes",
     "card_indices",
     "emulated",
@@ -92,6 +87,7 @@ class RunFeed:
         self._tables: Mapping[str, pa.Table] = {}
         self._of_file: dict[str, list[Row]] = {}
         self._rows: list[Row] = []
+        self._labels: Mapping[str, Label] = {}  # by job id
         self._damaged = 0
         self._rows_trouble = ""
         self._reader: threading.Thread | None = None
@@ -116,7 +112,9 @@ class RunFeed:
             "emulated": any(row["emulated"] for row in self._rows)
             or (status is not None and status.emulated),
             "status": None if status is None else _status_values(status),
-            "rows": [_row_values(row) for row in self._rows[:NEWEST_ROWS]],
+            "rows": [
+                _row_values(row, self._labels[row["job_id"]]) for row in self._rows[:NEWEST_ROWS]
+            ],
             "row_count": len(self._rows),
             # The driver counts this invocation alone; rows may be of earlier ones, too.
             "states": _final_states(self._rows) if status is None else dict(status.counts),
@@ -168,8 +166,11 @@ class RunFeed:
             name: self._of_file.get(name) or _with_all_columns(table.to_pylist())
             for name, table in scan.tables.items()
         }
-        rows = itertools.chain.from_iterable(self._of_file.values())
-        self._rows = sorted(rows, key=_recorded_at, reverse=True)
+        every = itertools.chain.from_iterable(self._of_file.values())
+        rows = sorted(every, key=_recorded_at, reverse=True)
+        # First, and with those of rows that have gone: a snapshot may be made in between.
+        self._labels = {**self._labels, **_labels(rows)}
+        self._rows = rows
 
     def _silent_s(self, now: float) -> float:
         if self._status is None:
@@ -214,7 +215,24 @@ def _status_values(status: RunStatus) -> dict[str, Any]:
     return values
 
 
-def _row_values(row: Row) -> dict[str, Any]:
+def _labels(rows: Iterable[Row]) -> dict[str, Label]:
+    """The label of each job, as the report has it; ``rows`` newest first."""
+    chosen: dict[str, Row] = {}
+    for row in rows:
+        known = chosen.setdefault(row["job_id"], row)
+        if row["final"] and not known["final"]:
+            chosen[row["job_id"]] = row
+    shared: dict[tuple[tuple[str, str], ...], dict[str, Scalar]] = {}  # few serve all jobs
+    named = []
+    for row in chosen.values():
+        pairs = tuple(row["parameters"] or ())
+        if pairs not in shared:
+            shared[pairs] = {name: json.loads(text) for name, text in pairs}
+        named.append(Named(**{n: row[n] for n in _NAMING} | {"parameters": shared[pairs]}))
+    return labels_of(named)
+
+
+def _row_values(row: Row, label: Label) -> dict[str, Any]:
     nodes, indices = row["nodes"] or [], row["card_indices"] or []
     where = ""
     if nodes:
@@ -225,14 +243,11 @@ def _row_values(row: Row) -> dict[str, Any]:
         figure = f"{number(row['throughput'])} {row['throughput_unit']}"
         if row["relative_half_width"] is not None:
             figure += f" ±{100 * row['relative_half_width']:.1f}%"
-    batch = row["batch_size_requested"] if row["batch_size"] is None else row["batch_size"]
-    words = [row["model"], row["workload"], row["precision"], f"b={batch}"]
-    words += [f"×{row['cards']}"] if row["cards"] > 1 else []
     return {
         "at": _recorded_at(row) or None,
         "state": row["state"],
         "final": row["final"],
-        "job": one_line(" ".join(words), REASON_LENGTH),
+        "job": one_line(str(label), REASON_LENGTH),
         "where": one_line(where),
         "figure": figure,
         "reason": "" if row["state"] == State.SUCCEEDED else _reason(row),

@@ -22,9 +22,9 @@ REASON_LENGTH = 160
 #: After so many requests to stop: what happens, what another one does, and how to go on.
 _NEXT_STOP = {
     1: "; running jobs end first and no more start. A second one stops them, too, each with its "
-    "row. The same command goes on from here",
+    "row. The same command resumes the run",
     2: "; running jobs are stopped, each with its row. A third one ends at once. The same command "
-    "goes on from here",
+    "resumes the run",
 }
 
 
@@ -72,7 +72,7 @@ def summary_line(status: RunStatus) -> str:
     if status.stopping:
         parts.append(f"stopping: {status.stopping}")
     if status.driver_died:
-        parts.append("NO DRIVER: it died; the same `nightgrid run` goes on from here")
+        parts.append("NO DRIVER: it died; the same `nightgrid run` resumes it")
     return " | ".join(parts)
 
 

@@ -10,13 +10,12 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from orchestrator.report import cells
 from orchestrator.report.all_runs import since_text
+from orchestrator.report.answers import best_text
 from orchestrator.report.comparison import RunComparison
 from orchestrator.report.contests import Contest
 from orchestrator.report.safe import finite, one_line
 from orchestrator.report.summary import Summary
-from orchestrator.report.units import number
 
 NOTICE_VERSION = 1
 BEST_SHOWN = 5  # in the text; the field ``best`` has them all
@@ -134,15 +133,6 @@ def _best(contest: Contest) -> dict[str, Any]:
         "emulated": row.emulated,
         "job_id": row.job_id,
     }
-
-
-def best_text(contest: Contest, chosen: str) -> str:
-    """The fastest setting of a contest in one line; ``chosen`` is its label."""
-    row = contest.fastest
-    figure = f"{number(row.metrics.throughput)} {contest.unit} {cells.plus_minus(row)}".rstrip()
-    tied = f" (tied with {len(contest.tied)} more)" if contest.tied else ""
-    rank = "Best" if contest.winner else "Fastest"
-    return f"{rank} of {row.model}, {contest.setting.where}: {chosen}, {figure}{tied}"
 
 
 def _plain(text: str) -> str:

@@ -55,7 +55,7 @@ def run_entries(results: Path, most: int) -> list[RunEntry]:
 
 def _entry(store: Store) -> RunEntry:
     from orchestrator.report import read_status, read_summary
-    from orchestrator.watching.notice import best_text
+    from orchestrator.report.answers import best_text
 
     best, note = "", ""
     try:

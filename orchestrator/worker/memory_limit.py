@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 STATUS = Path("/proc/self/status")
-_M_MMAP_THRESHOLD = -3  # <malloc.h>
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # <malloc.h>
 
 
 class LimitUnavailable(Exception):
@@ -42,10 +42,12 @@ def private_bytes() -> int:
 
 def _return_freed_memory() -> None:
     """Make glibc map every block of a megabyte or more by itself, so that freeing it gives it
-    back. By default it learns to keep ever larger blocks in its heap, and what a job freed would
-    stay counted against the next."""
+    back, and so with the end of its heap. By default it learns to keep ever larger blocks there,
+    and what a job freed would stay counted against the next."""
     with contextlib.suppress(OSError, AttributeError):  # not glibc: its own allocator's business
-        ctypes.CDLL("libc.so.6").mallopt(_M_MMAP_THRESHOLD, 1 << 20)
+        glibc = ctypes.CDLL("libc.so.6")
+        glibc.mallopt(_M_TRIM_THRESHOLD, 1 << 20)
+        glibc.mallopt(_M_MMAP_THRESHOLD, 1 << 20)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,25 +7,29 @@ import random
 import pytest
 
 from benchmarks.intervals import Told, coverage
-from workloads.confidence import mean_interval, nested_interval
+from workloads.confidence import ALIKE, Spread, mean_interval, nested_interval
 
 
-def runs(between: float, within: float, *, joined: bool) -> list[dict[str, Told]]:
-    """Ten runs of 200 cells in three processes of six repeats; or of the first process alone."""
+def runs(
+    between: float, within: float, *, joined: bool, night: float = 0.0, known: Spread = ALIKE
+) -> list[dict[str, Told]]:
+    """Ten runs of 200 cells in three processes of six repeats; or of the first process alone.
+    ``night`` is what a run has in common, by cell, and ``known`` what intervals are made with."""
     chance = random.Random(f"{between} {within}")
     found = []
     for _ in range(10):
         told: dict[str, Told] = {}
         for cell in range(200):
             means, errors, first = [], [], None
+            common = chance.gauss(0, night)
             for _ in range(3):
-                level = 100 * (cell + 1) * (1 + chance.gauss(0, between))
+                level = 100 * (cell + 1) * (1 + common + chance.gauss(0, between))
                 one = mean_interval([level * (1 + chance.gauss(0, within)) for _ in range(6)])
                 assert one is not None
                 means.append(one.mean)
                 errors.append((one.high - one.low) / 2 / 2.571)
                 first = first or one
-            made = nested_interval(means, errors) if joined else first
+            made = nested_interval(means, errors, runs=known) if joined else first
             assert made is not None
             told[str(cell)] = (made.mean, made.low, made.high)
         found.append(told)
@@ -42,6 +46,14 @@ def test_intervals_over_processes_cover_the_mean_of_the_other_runs(
     widened, _ = coverage(found, (10 / 9) ** 0.5)
     assert pairs == 2000
     assert 0.92 <= plain <= widened <= 0.97
+
+
+def test_what_a_run_has_in_common_is_covered_only_where_it_is_known() -> None:
+    """Each run's processes agree with each other, and runs do not."""
+    told = {"between": 0.03, "within": 0.01, "joined": True, "night": 0.03}
+    blind, _ = coverage(runs(**told))  # type: ignore[arg-type]
+    seeing, _ = coverage(runs(**told, known=Spread(deviation=0.03, values=10)))  # type: ignore[arg-type]
+    assert blind < 0.87 and 0.93 < seeing < 0.99
 
 
 def test_intervals_within_one_process_do_not() -> None:

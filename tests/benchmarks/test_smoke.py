@@ -15,6 +15,8 @@ from benchmarks.setting import Setting
 #: Those that start Ray, or several processes that import large libraries, take 13 s of CPU each and
 #: more: `make bench` has them, and what they compute has tests of its own.
 LONG = (
+    "generation",
+    "finetuning",
     "images",
     "pretraining",
     "summarization",
@@ -37,14 +39,6 @@ def test_a_benchmark_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
     rates = [value for line in lines if line.unit for value in (*line.ours, *line.theirs)]
     assert rates and all(value > 0 for value in rates)
     json.dumps(facts)
-    if name == "generation":
-        equal = facts["texts equal to generate's in batches of 8"]
-        assert set(equal.values()) == {facts["prompts"]}
-    if name == "finetuning":
-        far = facts["greatest distance of a step's loss from the Trainer's with dynamic padding"][
-            "nightgrid, packing apart, learned logits"
-        ]
-        assert far < 1e-3
 
 
 @pytest.mark.parametrize("name", NAMES)

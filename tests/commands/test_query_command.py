@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import tiny_workload
 from measurements import row
 
 from orchestrator.cli import main
@@ -247,6 +248,80 @@ def test_mlflow_gets_a_run_for_each_job_once(
     assert again.data.params["parameters.output_tokens"] == "25"
     assert again.data.tags["emulated"] == "true" and again.info.status == "FINISHED"
     assert again.info.end_time - again.info.start_time == 9500
+
+
+def test_mlflow_gets_the_rows_of_a_run_as_they_come(
+    tracking: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """`--log-to`: the same runs that an export would make, so that one afterwards adds nothing. A
+    tracker that is not there is said, and the run ends as it would without."""
+    from mlflow import MlflowClient
+
+    tiny_workload.register(monkeypatch)
+    text = (
+        "name: live\nexperiments:\n  - {name: e, workload: tiny, model: tiny-chatglm3, "
+        "accelerator: HPU, axes: {trouble: ['', unsupported]}}\n"
+        "measure: {warmup: 0, min_repeats: 1, max_repeats: 1}\n"
+    )
+    (tmp_path / "g.yaml").write_text(text, encoding="utf-8")
+    run = ["run", "g.yaml", "--in-process", "--quiet", "--results", str(tmp_path / "r")]
+    assert main([*run, "--log-to", f"mlflow={tracking}", "--log-to", "mlflow=nowhere://x"]) == 0
+    said = capsys.readouterr().out
+    assert f"every row is in MLflow at {tracking}" in said
+    assert "MLflow at nowhere://x: MLflow knows no such address" in said
+    client = MlflowClient(tracking_uri=tracking)
+    experiment = client.get_experiment_by_name("nightgrid/live")
+    found = client.search_runs([experiment.experiment_id])
+    assert sorted(run.data.tags["state"] for run in found) == ["SUCCEEDED", "UNSUPPORTED"]
+    assert main(["export", tracking, "--to", "mlflow", "--results", str(tmp_path / "r")]) == 0
+    assert "0 new jobs of live" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("destination", "told"),
+    [
+        ("sqlite:////there/m.db", "pip install mlflow, or name a server, http://HOST:5000"),
+        ("./plain", "MLflow writes no plain directories any more; name a server"),
+        ("there", "MLflow writes no plain directories any more; name a server"),
+        ("foo://x", "MLflow knows no such address; name a server"),
+        ("http://127.0.0.1:1", "no server answers there: [Errno 111] Connection refused"),
+    ],
+)
+def test_an_export_that_mlflow_refuses_is_explained(
+    destination: str,
+    told: str,
+    results: Path,
+    tracking: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In fewer words than MLflow's, and with the way out; exit code 4."""
+    monkeypatch.delenv("MLFLOW_ALLOW_FILE_STORE")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    monkeypatch.setitem(sys.modules, "sqlalchemy", None)
+    assert main(["export", destination, "--to", "mlflow", "--results", str(results)]) == 4
+    assert told in capsys.readouterr().err
+
+
+def test_a_tracker_is_refused_before_anything_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where its name is not known, or no destination is."""
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    for name, told in (
+        ("neptune", "no rows can be logged to 'neptune'; there is: mlflow, wandb"),
+        (
+            "mlflow",
+            "give a server or database, mlflow=http://HOST:5000, or set MLFLOW_TRACKING_URI",
+        ),
+    ):
+        command = ["run", "smoke", "--in-process", "--results", str(tmp_path / "r")]
+        assert main([*command, "--log-to", name]) == 4
+        assert told in capsys.readouterr().err
+    assert not (tmp_path / "r").exists()
 
 
 def test_without_mlflow_the_way_out_is_said(

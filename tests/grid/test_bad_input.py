@@ -15,7 +15,8 @@ import pytest
 
 from orchestrator.cli import main
 from orchestrator.errors import GridError
-from orchestrator.grid.reader import load_grid, parse_grid
+from orchestrator.grid.fields import FIELD_NAMES, Vocabulary
+from orchestrator.grid.reader import MEANT, load_grid, parse_grid
 from orchestrator.runtime.grid_plan import planned_nodes
 
 TOP = "name: g\ndefaults: {workload: text-generation, model: tiny-chatglm3}\nexperiments:\n"
@@ -63,6 +64,26 @@ BAD: list[tuple[str, str | bytes, int | None, int | None, str, str]] = [
     ("unknown key at the top", "nmae: x\n" + ONE, 1, 1, 'unknown key "nmae"', "mean name?"),
     ("unknown key", ONE + "    batchsize: 1\n", 5, 5, 'key "batchsize"', "mean batch_size?"),
     ("a habit", ONE + "    matrix: {}\n", 5, 5, 'unknown key "matrix"', "under `axes:`"),
+    ("another's key", ONE + "    max_new_tokens: 1\n", 5, 5, "unknown key", "`output_tokens:`"),
+    (
+        "another's key of another workload",
+        ONE + "    lr: 1\n",
+        5,
+        5,
+        'unknown key "lr"',
+        "`learning_rate:` is a setting of `workload: finetuning` or",
+    ),
+    ("no epochs", ONE + "    epochs: 3\n", 5, 5, 'key "epochs"', "a job trains for `steps:`"),
+    ("a list as text", ONE + "    precision: 'fp32, bf16'\n", 5, 16, "is no", "[fp32, bf16]"),
+    ("no such task", ONE.replace("text-gen", "gen"), 2, 22, "is no workload", "text-generation"),
+    (
+        "an architecture without weights",
+        ONE.replace("tiny-chatglm3", "chatglm3-6b"),
+        2,
+        46,
+        "did you mean random:chatglm3-6b, its shape without its weights, or tiny-chatglm3?",
+        "",
+    ),
     ("nested parameters", ONE + "    parameters: {}\n", 5, 5, '"parameters"', "beside `name:`"),
     (
         "unknown default",
@@ -183,6 +204,14 @@ BAD: list[tuple[str, str | bytes, int | None, int | None, str, str]] = [
     # Measure
     ("unknown measure key", ONE + "measure: {warm_up: 1}\n", 5, 11, '"warm_up"', "mean warmup?"),
     ("measure out of range", ONE + "measure: {confidence: 95}\n", 5, 23, "95: should be less", ""),
+    (
+        "fewer than the fewest",
+        ONE + "    measure: {max_repeats: 2}\n",
+        5,
+        28,
+        "(3) is more than max_repeats (2)",
+        "set min_repeats as well: it is 3 unless it is set",
+    ),
     ("contradiction", ONE + "    measure: {min_repeats: 50}\n", 5, 28, "(50) is more than", "20"),
     # Cards
     ("illegal card count", ONE + "    cards: 3\n", 5, 12, "no job can have 3 HPU", "1, 2, 4, 8"),
@@ -249,6 +278,14 @@ def test_defaults_may_name_a_setting_of_any_workload_of_the_file(
         problems = error.problems
     found = [p.path for p in problems if p.path.startswith("defaults.") and "unknown" in p.message]
     assert found == [f"defaults.{name}" for name in unknown], problems
+
+
+def test_words_of_other_programs_mean_settings_that_there_are() -> None:
+    """A key that is offered instead of another exists, and no word means two."""
+    words = [word for each in MEANT.values() for word in each]
+    assert len(words) == len(set(words))
+    known = {*FIELD_NAMES, *Vocabulary.installed(check_data=False).parameter_names()}
+    assert MEANT.keys() <= known and not known & set(words)
 
 
 def test_all_problems_come_at_once_in_the_order_of_the_file(

@@ -14,7 +14,7 @@ from shapes import Tally
 
 #: ``NIGHTGRID_SEED=17 pytest tests/night`` looks at other nights.
 FIRST = int(os.environ.get("NIGHTGRID_SEED", "0"))
-IN_MEMORY = 400
+IN_MEMORY = 200
 ON_DISK = 24
 BATCH = 25
 
@@ -60,7 +60,7 @@ def test_nights_with_the_real_store_on_a_disk_that_fails(first: int) -> None:
 
 def test_requests_arrive_once_and_in_order_whatever_calls_are_lost() -> None:
     """Calls between a driver and a node that get lost, come twice, or overtake others."""
-    for seed in range(FIRST, FIRST + IN_MEMORY // 4):
+    for seed in range(FIRST, FIRST + IN_MEMORY // 2):
         TOTAL.add(run_exchange(seed))
 
 

@@ -144,6 +144,11 @@ def test_unsupported_precisions_carry_the_tables_reason() -> None:
         assert entry.reason in planned.reason
 
 
+def test_every_model_takes_the_settings_that_all_workloads_have() -> None:
+    """Threads are no setting of encoders alone."""
+    assert make_plan(one("threads: 2"), EMULATED, []).jobs[0].action is Action.RUN
+
+
 def test_packages_of_precisions_that_will_run_are_imported_once_on_a_processor() -> None:
     """Before workers are forked: of int4, and not of fp8, which does not run on this card."""
     made = one("engine: transformers\naxes: {precision: [fp32, fp8, int4]}")

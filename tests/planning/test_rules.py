@@ -10,8 +10,9 @@ from itertools import product
 from pickle import dumps, loads
 
 import pytest
+from domain_cases import a_job
 
-from orchestrator.domain.job import Accelerator, Job, Scalar
+from orchestrator.domain.job import Job, Scalar
 from orchestrator.grid.reader import parse_grid
 from orchestrator.planning.rules import Rule, Rules
 from workloads.refusal import Asked, Refusal
@@ -19,13 +20,8 @@ from workloads.registry import WORKLOADS, refusals, refusals_by
 
 
 def job(precision: str = "bf16", batch_size: int = 1, **parameters: Scalar) -> Job:
-    return Job(
-        experiment="one",
+    return a_job(
         workload="made-up",
-        model="m",
-        dataset="d",
-        accelerator=Accelerator.CPU,
-        cards=1,
         precision=precision,
         batch_size=batch_size,
         parameters=tuple(sorted(parameters.items())),

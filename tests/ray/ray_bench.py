@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from domain_cases import a_job
 from patience import patience
 
 from orchestrator.domain.attempt import Attempt
@@ -21,7 +22,7 @@ from orchestrator.domain.events import (
     WorkerReady,
     WorkerStopped,
 )
-from orchestrator.domain.job import Accelerator, Job
+from orchestrator.domain.job import Accelerator
 from orchestrator.domain.topology import Card, CardSet, Node
 from orchestrator.on_ray.cluster import EmulatedCluster
 from orchestrator.on_ray.executor import RayExecutor
@@ -97,16 +98,7 @@ class Bench:
 
     def run(self, cards: CardSet, workers: list[WorkerReady], model: str) -> str:
         """Start an attempt; ``model`` says what the fake worker does. The attempt's id."""
-        job = Job(
-            experiment="e",
-            workload="text-generation",
-            model=model,
-            dataset="d",
-            accelerator=cards[0].accelerator,
-            cards=len(cards),
-            precision="fp32",
-            batch_size=1,
-        )
+        job = a_job(model=model, accelerator=cards[0].accelerator, cards=len(cards))
         attempt_id = f"{job.job_id}-{next(_numbers)}"
         attempt = Attempt(attempt_id=attempt_id, job_id=job.job_id, number=1, job=job, cards=cards)
         ids = tuple(worker.worker_id for worker in workers)

@@ -18,6 +18,7 @@ from orchestrator.results.store import Store
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests"))
 
+from patience import patience  # noqa: E402
 from small_disks import fill, small_disk  # noqa: E402
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
@@ -69,7 +70,7 @@ def test_a_run_whose_logs_have_no_room_measures_everything(tmp_path: Path) -> No
         while not gone.wait(0.05) and number_of_rows(rows) < 4:
             pass
         ballast.unlink()  # before the tables
-        assert gone.wait(120)
+        assert gone.wait(patience(120))
         said = (disk / "night.log").read_text()
         worker_logs = {path.name: path.stat().st_size for path in logs.iterdir()}
     assert driver.returncode == 0, said

@@ -312,7 +312,7 @@ def test_a_hang_that_holds_the_interpreter_is_stopped(bench: Bench) -> None:
     asked = time.monotonic()
     bench.executor.perform(StopWorker(worker_id=worker.worker_id, reason="no progress for 600 s"))
     stopped = bench.stopped(worker.worker_id, timeout_s=10)
-    assert time.monotonic() - asked < 5 and stopped.failure is None
+    assert time.monotonic() - asked < patience(5) and stopped.failure is None
     assert not alive(worker.info.pid)
     outcome = bench.ended(attempt_id).outcome
     assert outcome.state is State.LOST and outcome.failure is not None
@@ -341,7 +341,7 @@ def test_one_dead_rank_ends_its_gang(bench: Bench) -> None:
     workers = bench.start(*cards)
     started = time.monotonic()
     outcome = bench.ended(bench.run(cards, workers, "rank:1=17"), timeout_s=20).outcome
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < patience(10)
     assert outcome.state is State.FAILED and outcome.failure is not None
     assert "exited with 17" in outcome.failure.message
     assert [rank.state for rank in outcome.ranks] == [State.LOST, State.FAILED]
@@ -360,7 +360,7 @@ def test_a_stopped_rank_ends_its_gang_and_a_silent_one_does_not(bench: Bench) ->
     os.kill(workers[1].info.pid, signal.SIGSTOP)
     began = time.monotonic()
     outcome = bench.ended(attempt_id).outcome
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < patience(30)
     assert outcome.failure is not None and outcome.failure.failure_class is FailureClass.HANG
     assert f"process {workers[1].info.pid} of this rank" in outcome.failure.message
     for worker in workers:

@@ -20,6 +20,7 @@ import psutil
 import pytest
 import ray
 from network_namespace import OtherHost, other_host
+from patience import patience
 from ray_bench import Bench
 
 from orchestrator.domain.events import NodeJoined
@@ -133,7 +134,7 @@ def test_everything_listens_on_the_loopback_address(bench: Bench, elsewhere: Oth
     )
     ports = [str(port) for port in sockets]
     scan = elsewhere.python("-c", code, elsewhere.gateway, *ports)
-    done = subprocess.run(scan, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(scan, capture_output=True, text=True, timeout=patience(120))
     assert done.stdout.split() == ["done"], done.stderr
 
 

@@ -12,6 +12,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from domain_cases import a_job
+
 from orchestrator.domain.events import RecordRow
 from orchestrator.domain.job import Accelerator, Job
 from orchestrator.domain.measurement import Measurement
@@ -39,16 +41,7 @@ class Known:
 
 
 def sleeper(name: str, seconds: float, cards: int = 1) -> Job:
-    return Job(
-        experiment="e",
-        workload="text-generation",
-        model=f"sleep:{seconds}",
-        dataset=name,
-        accelerator=Accelerator.HPU,
-        cards=cards,
-        precision="fp32",
-        batch_size=1,
-    )
+    return a_job(model=f"sleep:{seconds}", dataset=name, cards=cards)
 
 
 def main() -> dict[str, Any]:

@@ -11,12 +11,14 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
+import domain_cases
+
 from orchestrator.domain.job import MAX, Accelerator, Job, State
 from orchestrator.domain.measurement import Measurement
 from orchestrator.results.derive import metrics_of
 from orchestrator.results.timed import derived_figures
 from workloads import registry
-from workloads.api import Item, MeasureSettings, Sample
+from workloads.api import Item, Sample
 
 START = 1_770_000_000.0
 GIB = 2**30
@@ -256,17 +258,12 @@ def a_job(**changes: object) -> Job:
     """One job of a ChatGLM3 precision grid."""
     known: dict[str, object] = {
         "experiment": "precision",
-        "workload": "text-generation",
         "model": "chatglm3-6b",
-        "dataset": "advertisegen-synthetic",
-        "accelerator": Accelerator.HPU,
-        "cards": 1,
         "precision": "bf16",
         "batch_size": 8,
         "parameters": (("attention", "sdpa"), ("output_tokens", 128)),
-        "measure": MeasureSettings(),
     }
-    return Job(**{**known, **changes})  # type: ignore[arg-type]
+    return domain_cases.a_job(**{**known, **changes})
 
 
 def precision_grid(

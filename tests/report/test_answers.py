@@ -15,11 +15,13 @@ from orchestrator.domain.labels import labels_of
 from orchestrator.domain.measurement import Measurement
 from orchestrator.report import units
 from orchestrator.report.answers import answers
+from orchestrator.report.figures import throughput_curve
 from orchestrator.report.heat_map import heat_map
 from orchestrator.report.markdown import to_markdown
 from orchestrator.report.page import render
 from orchestrator.report.summary import Summary, summarize
 from orchestrator.report.terminal import print_summary
+from orchestrator.results.schema import OUT_OF_RANGE
 
 
 def measured(rate: float, half: float | None = 1.0, **changes: object) -> Measurement:
@@ -85,6 +87,21 @@ def test_when_nothing_was_measured_failures_come_first() -> None:
     for name in ("best", "prompts", "head-1", "fronts", "effects", "training"):
         assert f'id="{name}"' not in page
     assert printed(summary).rstrip().endswith(told)
+
+
+def test_measured_rows_that_all_have_a_flag_are_shown_with_the_reason() -> None:
+    """A busy machine disturbs every row: tables and flags are there, and nothing claims that
+    nothing was measured."""
+    rows = [replace(measured(9.0, batch_size=size), processor_wait_share=0.76) for size in (1, 2)]
+    failed = Night(emulated=False).add(a_job(batch_size=4), State.FAILED, reason="no driver")
+    summary = summarize([*rows, failed])
+    (told,) = answers(summary)
+    assert told == (
+        "Nothing can be ranked: of 2 measured jobs 2 are flagged (2 disturbed), as in: it waited "
+        "for a processor for 76% of its timed part; the most is 5%."
+    )
+    for text in (printed(summary), to_markdown(summary)):
+        assert text.count("9.000") == 2 and "Flagged rows" in text and "no driver" in text
 
 
 def test_versions_and_cards_are_printed_when_asked_for() -> None:
@@ -193,6 +210,11 @@ def test_one_value_does_not_bleach_the_rest() -> None:
     assert "logarithmic" in heat_map(table, "t")
     (even,) = summarize(rows[:3]).tables
     assert not even.log and [even.heat(row) for row in rows[:3]] == [0.25, 0.5, 1.0]
+    flagged = replace(rows[3], details={OUT_OF_RANGE: "x"})
+    (odd,) = summarize([*rows[:3], flagged]).tables
+    assert not odd.log and "logarithmic" in throughput_curve(odd, "t"), "its point is drawn"
+    (alone,) = summarize([flagged]).tables
+    assert alone.unit == flagged.metrics.throughput_unit != ""
 
 
 # ------------------------------------------------------------------ training, shared facts

@@ -18,16 +18,9 @@ from measurements import job, row, sample
 from orchestrator.cli import main
 from orchestrator.domain.job import Accelerator, State
 from orchestrator.domain.measurement import Measurement
-from orchestrator.report.comparison import (
-    ASSUMED_NOISE,
-    LEAST_NOISE,
-    RULES,
-    RunComparison,
-    between_runs,
-    compare,
-    differences,
-    significant,
-)
+from orchestrator.report.comparability import RULES, differences
+from orchestrator.report.comparison import RunComparison, compare
+from orchestrator.report.noise import ASSUMED_NOISE, LEAST_NOISE, between_runs, significant
 from orchestrator.report.ratio import Rate, ratio_of
 from orchestrator.results.derive import metrics_of
 from orchestrator.results.store import Store

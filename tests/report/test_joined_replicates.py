@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import replace
 from typing import Any
@@ -18,7 +19,7 @@ from orchestrator.report.flags import raised_by_job
 from orchestrator.report.grouping import settings_of
 from orchestrator.report.replicates import Joined, join
 from orchestrator.report.summary import summarize
-from workloads.confidence import mean_interval
+from workloads.confidence import Spread, mean_interval
 
 
 def replicate(number: int, value: float, pid: int | None = None, **changes: Any) -> Measurement:
@@ -164,3 +165,20 @@ def test_runs_are_compared_by_their_cells() -> None:
     (change,) = found.changes
     assert change.ratio.value == pytest.approx(1.03)
     assert not change.significant and change.ratio.low is not None and change.ratio.low < 0.9
+
+
+def test_what_runs_differ_by_widens_the_interval() -> None:
+    """It is common to all processes of a run, so it shows in none of them; within one process
+    nothing is added."""
+    rows = [replicate(n, value) for n, value in ((1, 100.0), (2, 103.0), (3, 106.0))]
+    raised, differ = raised_by_job(rows), Spread(deviation=0.02, values=5)
+    plain = join(rows, settings_of(rows, raised), raised).rows[0].metrics
+    wider = join(rows, settings_of(rows, raised), raised, runs=differ).rows[0].metrics
+    assert plain.relative_half_width and wider.relative_half_width
+    common = 2.776 * 0.02
+    assert wider.relative_half_width == pytest.approx(
+        math.hypot(plain.relative_half_width, common), rel=1e-3
+    )
+    assert wider.throughput == plain.throughput
+    again = summarize(rows, runs_differ=differ).rows
+    assert [each.metrics for each in again] == [each.metrics for each in rows]

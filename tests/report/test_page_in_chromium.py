@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from headless_chromium import Page, chromium, find_chromium
 from measurement_factory import Night, a_job, every_state
+from patience import patience
 
 from orchestrator.domain.job import State
 from orchestrator.report.page import render
@@ -269,20 +270,20 @@ def test_without_scripts_the_tables_remain(browser: Page, report: Path) -> None:
 def test_ten_thousand_rows_open_fast(browser: Page, tmp_path: Path, large_page: str) -> None:
     """A page of 10,000 rows is loaded, laid out and drawn within seconds, and can be searched.
 
-    The target is 2 s on an idle machine; the limit here leaves room for a busy one.
+    The target is 2 s on an idle machine.
     """
     path = tmp_path / "large.html"
     path.write_text(large_page, encoding="utf-8")
     elapsed = browser.open(path)
     assert browser.errors == []
-    assert elapsed < 10
+    assert elapsed < patience(10)
     assert browser.evaluate("document.getElementById('rows-count').textContent") == "10,000 rows"
     searched = browser.evaluate(
         "(() => { const t = performance.now(); const f = document.getElementById('filters');"
         "f.elements.text.value = 'int8 64'; f.dispatchEvent(new Event('input'));"
         "return new Promise(r => setTimeout(() => r(performance.now() - t), 120)); })()"
     )
-    assert searched < 3000
+    assert searched < patience(3000)
     assert "of 10,000 rows" in browser.evaluate("document.getElementById('rows-count').textContent")
 
 

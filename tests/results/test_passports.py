@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,12 +15,18 @@ from orchestrator.commands.status import run_lines
 from orchestrator.doctor.facts import Level
 from orchestrator.domain.events import RecordRow
 from orchestrator.domain.job import State
-from orchestrator.domain.passport import Passport, slow_cards
+from orchestrator.domain.passport import Passport, slow_cards, spread_of_runs
 from orchestrator.report import read_summary
 from orchestrator.results import paths
-from orchestrator.results.passports import earlier_passports, passports_table, read_passports
+from orchestrator.results.passports import (
+    earlier_passports,
+    passports_table,
+    read_passports,
+    spread_between_runs,
+)
 from orchestrator.results.store import Store
 from orchestrator.runtime.passports import PassportBook
+from workloads.confidence import ALIKE
 
 
 def passport(index: int, speed: float = 1e12, **changes: object) -> Passport:
@@ -115,6 +122,29 @@ def test_a_slow_card_is_named_while_it_runs_and_afterwards(tmp_path: Path) -> No
     assert finding.level is Level.WARNING and finding.where == "hpu-1/HPU1"
     assert not slow_card_findings(tmp_path / "nothing")
     assert len(earlier_passports(tmp_path / "slow")) == 9
+
+
+def test_runs_differ_by_what_the_cards_have_in_common(tmp_path: Path) -> None:
+    """Of three runs the middle one was 10 % slower on all cards; a slow card, a card of other runs
+    and one of other threads are no difference between runs."""
+    speeds = {"a": 1.0, "b": 0.9, "c": 1.0}
+    runs = {run: [passport(n, s * 1e12, run=run) for n in range(3)] for run, s in speeds.items()}
+    together = [each for own in runs.values() for each in own]
+    wanted = pytest.approx(-math.log(0.9) / math.sqrt(3))
+    assert spread_of_runs(together).deviation == wanted and spread_of_runs(together).values == 3
+    assert spread_of_runs([*runs["a"], *runs["b"]]) == ALIKE  # too few to tell
+    others = [passport(7, 5e11, run="b"), passport(0, 2e12, run="c", threads=1)]
+    runs["a"][0] = replace(runs["a"][0], matmul_flops=4e11)
+    assert spread_of_runs([*together[1:], runs["a"][0], *others]).deviation == pytest.approx(
+        0.06, abs=0.02
+    )
+    absent = {"a": [passport(9, 1e9, run="a")], "b": [passport(9, 9e9, run="b")], "c": []}
+    for run, own in runs.items():  # one card is in the others' and not in the last one's
+        with Store.open(tmp_path, run) as store:
+            store.write_file(paths.PASSPORTS, passports_table([*own, *absent[run]]))
+            store.append(row())
+    assert spread_between_runs(tmp_path / "c").deviation == pytest.approx(0.06, abs=0.02)
+    assert spread_between_runs(tmp_path / "none") == ALIKE
 
 
 def test_the_status_names_slow_cards(tmp_path: Path) -> None:

@@ -17,7 +17,8 @@ from orchestrator.domain.job import Accelerator, State
 from orchestrator.errors import SchemaMismatch, StoreError, StoreFull
 from orchestrator.results import disk, fragments, scan
 from orchestrator.results import store as store_module
-from orchestrator.results.store import Store, runs
+from orchestrator.results.store import Store
+from orchestrator.results.stored_run import runs
 
 
 def filled(results: Path, count: int) -> Store:

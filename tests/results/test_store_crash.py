@@ -94,10 +94,10 @@ def test_a_compaction_killed_between_any_two_system_calls(tmp_path: Path) -> Non
 
 @pytest.mark.slow
 def test_a_writer_killed_at_random_moments(tmp_path: Path) -> None:
-    """kill -9 forty times, anywhere: every acknowledged row is there, once, and none is torn."""
+    """kill -9, 24 times, anywhere: every acknowledged row is there, once, and none is torn."""
     seed = int(os.environ.get("NIGHTGRID_SEED", "20261121"))
     moments = random.Random(seed)
-    for part in range(5):  # several runs, since each look reads a whole one
+    for part in range(3):  # several runs, since each look reads a whole one
         results, acknowledged, started = tmp_path / str(part), set[int](), 0
         for _ in range(8):
             acknowledged |= killed_writer(results, started, moments.uniform(0.0, 0.05))

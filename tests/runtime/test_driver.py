@@ -479,7 +479,7 @@ def test_the_first_signal_asks_for_an_orderly_end() -> None:
     assert result.finished and result.reason == "stopped: SIGTERM received"
     assert signal.getsignal(signal.SIGTERM) is before
     (told,) = [line for line in case.view.lines if line.startswith("stopping: SIGTERM received; ")]
-    assert "A second one stops them" in told and "same command goes on from here" in told
+    assert "A second one stops them" in told and "same command resumes the run" in told
 
 
 def test_every_signal_is_passed_on_and_the_third_ends_at_once() -> None:

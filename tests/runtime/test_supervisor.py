@@ -150,7 +150,7 @@ def test_what_keeps_dying_is_given_up_and_told_so(supervised: Callable[..., Supe
     """The exit code says that there is no usable cluster; one notice at first and one at last."""
     run = supervised(*["drives vanish:1"] * 9)
     code, _, err = run.end()
-    assert code == 3 and "The same command goes on from here" in err
+    assert code == 3 and "The same command resumes the run" in err
     assert len(run.lives) == 5
     assert [told["ending"] for told in run.told] == ["interrupted", "failed"]
 

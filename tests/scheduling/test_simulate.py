@@ -234,10 +234,10 @@ def calls_per_event(jobs: list[PlannedJob], count: int) -> float:
 @pytest.mark.parametrize("faulty", [False, True], ids=["mixed", "one card"])
 def test_the_cost_of_a_decision_does_not_grow_with_the_jobs(faulty: bool) -> None:
     """Counted in calls, not in seconds: eight times the jobs, about the same cost an event."""
-    few, many = mixed(250), mixed(2000)
+    few, many = mixed(125), mixed(1000)
     if faulty:
-        few = planned(*[job(str(n), model=f"m{n % 50}") for n in range(250)])
-        many = planned(*[job(str(n), model=f"m{n % 50}") for n in range(2000)])
+        few = planned(*[job(str(n), model=f"m{n % 50}") for n in range(125)])
+        many = planned(*[job(str(n), model=f"m{n % 50}") for n in range(1000)])
     assert calls_per_event(many, 4) < 1.3 * calls_per_event(few, 4)
 
 

@@ -13,6 +13,7 @@ from run_directory import RunDirectory
 
 from orchestrator.domain.job import State
 from orchestrator.domain.measurement import Metrics
+from orchestrator.report import read_summary
 from orchestrator.report.progress import STALE_AFTER_S
 from orchestrator.watching import feed as feed_module
 from orchestrator.watching.feed import NEWEST_ROWS, RunFeed
@@ -167,9 +168,22 @@ def test_gangs_probes_and_rates_without_an_interval_read_well(directory: RunDire
         metrics=Metrics(throughput=12.5, throughput_unit="samples/s", relative_half_width=0.021),
     )
     (shown,) = RunFeed(directory.store).snapshot()["rows"]
-    assert shown["job"] == f"{row().model} text-generation bf16 b=1 ×2"
+    assert shown["job"] == "bf16 b=1"
     assert shown["where"] == "hpu-1/HPU0 and 1 more"
     assert shown["figure"] == "12.50 samples/s ±2.1%" and shown["final"] is False
+
+
+def test_jobs_have_the_labels_of_the_report(directory: RunDirectory) -> None:
+    """All that varies in the grid, and nothing else; an attempt has the label of its job."""
+    directory.append(0, precision="bf16", parameters={"output_tokens": 8})
+    directory.append(1, precision="fp16", parameters={"output_tokens": 8})
+    directory.append(2, precision="fp16", parameters={"output_tokens": 32}, cards=2)
+    directory.append(2, final=False, attempt_number=2, precision="fp16", cards=2)
+    shown = [row["job"] for row in RunFeed(directory.store).snapshot()["rows"]]
+    summary, _ = read_summary(directory.store)
+    labels = [str(label) for label in summary.labels.values()]
+    assert set(shown) == set(labels) and len(shown) == 4 and len(set(labels)) == 3
+    assert "output tokens 32" in max(labels, key=len) and row().model not in "".join(labels)
 
 
 def test_states_are_those_of_the_invocation_under_way(directory: RunDirectory) -> None:

@@ -201,5 +201,5 @@ def test_a_picture_does_not_take_the_place_of_a_pipe(tmp_path: Path) -> None:
         timeout=50,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
     )
-    assert done.returncode == 4 and "no ordinary file" in done.stderr
+    assert done.returncode == 4 and "not a regular file" in done.stderr
     assert svg.is_fifo()

@@ -348,6 +348,33 @@ def test_the_cpu_has_a_name_and_its_memory_is_the_hosts() -> None:
     cpu.release_memory()
 
 
+def test_memory_that_a_step_freed_serves_the_next_until_it_is_released() -> None:
+    """A process of its own: the allocator's settings are the process's."""
+    program = """
+import resource
+from workloads.devices import device_for
+from workloads.devices.monitoring.host_memory import resident_bytes
+
+def step():
+    blocks = [b"x" * (megabytes << 20) for megabytes in (3, 17, 40, 2)]
+
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+cpu = device_for("cpu")
+step()
+before = faults()
+for _ in range(4):
+    step()
+held = resident_bytes()
+print(faults() - before, held - (cpu.release_memory() or resident_bytes()))
+"""
+    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    faults, given_back = map(int, told.stdout.split())
+    assert faults < 500  # of 63,000 pages that the steps touch
+    assert given_back > 50 << 20
+
+
 def test_seeding_repeats_all_random_numbers() -> None:
     """Python, NumPy and torch start over together."""
     import random

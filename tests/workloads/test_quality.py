@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,10 @@ from generation_cases import MODEL, PROMPTS, Worker, request, write_dataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workloads import quality, quality_reference, text_generation
+from workloads import answer_loss, quality, quality_reference, text_generation
 from workloads.api import Result
-from workloads.data.catalog import Reading
-from workloads.errors import OutOfMemory
+from workloads.data.catalog import Reading, load_dataset
+from workloads.errors import OutOfMemory, Unsupported
 from workloads.quality import Reference, compare, load, save
 from workloads.workloads.quality_reference import QualityReferenceParameters
 
@@ -162,3 +163,85 @@ def test_other_prompts_have_another_reference(dataset: str, tmp_path: Path) -> N
         )
     }
     assert len(names) == 4
+
+
+# ---------------------------------------------------------------- on the dataset's own answers
+
+
+@pytest.fixture(scope="module")
+def answered(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Prompts of which two have an answer."""
+    answers = ["这条裙子很显瘦，适合夏天。", "", "宽松的裤子穿着舒服，不挑身材。", " "]
+    lines = [
+        json.dumps({"content": prompt, "summary": answer}, ensure_ascii=False)
+        for prompt, answer in zip(PROMPTS, answers, strict=False)
+    ]
+    path = tmp_path_factory.mktemp("answered") / "pairs.json"
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return str(path)
+
+
+def own_loss(worker: Worker, key: str, dataset: str) -> tuple[float, int]:
+    """transformers' own loss of the answers, whose prompts have no labels, and their tokens."""
+    engine = worker.loaded[key].engine
+    texts = answer_loss.answered(engine, load_dataset(dataset).examples)
+    summed = count = 0.0
+    for text in texts:
+        read: dict[str, list[int]] = {"input_ids": [*text.prompt, *text.answer]}
+        read["labels"] = [-100] * len(text.prompt) + list(text.answer)
+        if engine.model.config.is_encoder_decoder:
+            read = {"input_ids": list(text.prompt), "labels": list(text.answer)}
+        with torch.no_grad():
+            mean = engine.model(**{name: torch.tensor([ids]) for name, ids in read.items()}).loss
+        summed += float(mean) * len(text.answer)
+        count += len(text.answer)
+    return summed / count, int(count)
+
+
+@pytest.mark.parametrize(
+    ("engine", "precision", "model"),
+    [
+        ("transformers", "fp32", MODEL),
+        ("transformers", "bf16", MODEL),
+        ("graph", "fp32", MODEL),
+        ("transformers", "fp32", "tiny-t5"),
+    ],
+)
+def test_the_loss_on_answers_is_that_of_transformers(
+    worker: Worker, answered: str, engine: str, precision: str, model: str
+) -> None:
+    """Of the two examples that have an answer; the prompts' tokens do not count."""
+    if model != MODEL:
+        answered = "cnn-dailymail-synthetic"
+    changes: dict[str, Any] = {"model": model, "prompts": 2, "batch_size": 2}
+    asked = request(answered, quality=True, output_tokens=2, precision=precision, **changes)
+    plain = text_generation.run(asked, worker.context())
+    loss, tokens = own_loss(worker, f"{model}|{precision}|transformers", answered)
+    if engine != "transformers":
+        asked = request(
+            answered, quality=True, output_tokens=2, precision=precision, engine=engine, **changes
+        )
+        plain = text_generation.run(asked, worker.context())
+    assert plain.metrics["answer_loss"] == pytest.approx(loss, abs=1e-4)
+    assert plain.metrics["answer_loss"] > 1
+    answers = 2 if model == MODEL else answer_loss.ANSWERS
+    assert plain.details["answer_loss"] == f"of {tokens:,} tokens of {answers} answers"
+
+
+def test_without_answers_or_logits_the_row_says_so(
+    worker: Worker, dataset: str, answered: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Plain prompts; an engine that tells no logits; figures that are taken once."""
+    assert rows(worker, dataset).details["answer_loss"].startswith("not known: no example")
+    first = rows(worker, answered)
+
+    def silent(self: Any, texts: Any) -> Any:
+        raise Unsupported("no logits")
+
+    engine = worker.loaded[f"{MODEL}|fp32|transformers"].engine
+    monkeypatch.setattr(type(engine), "answer_logits", silent)
+    assert rows(worker, answered).metrics == first.metrics
+    worker.loaded[f"{MODEL}|fp32|transformers"].quality.clear()
+    told = rows(worker, answered)
+    assert told.details["answer_loss"] == "not known: Unsupported: no logits"
+    assert "answer_loss" not in told.metrics and told.samples

@@ -31,7 +31,7 @@ FP32 = {"precision": "fp32"}
             "matmul_precision",
             "none is left in fp32",
         ),
-        ({"prefetch_batches": 4}, "prefetch_batches", "nobody makes batches ahead"),
+        ({"prefetch_batches": 4}, "prefetch_batches", "only data loading workers prefetch batches"),
         ({"non_blocking_copies": True}, "non_blocking_copies", "waited for in any case"),
         ({"padding": "packing", "length_window": 4}, "length_window", "does not sort"),
         ({"save_mode": "async"}, "save_mode", "nothing is saved"),

@@ -136,6 +136,8 @@ def find_dataset(name: str, reading: Reading | None = None) -> DatasetEntry:
     if entry.path is None:
         return entry
     first = _first(entry.path, changed_at(name))
+    if not first:
+        raise _no_examples(name)
     if reading is not None:
         _examples(iter(first), name, reading)
     synthetic = any(isinstance(r, dict) and r.get("synthetic") is True for _, r in first[:1])
@@ -229,8 +231,14 @@ def _examples(
             columns = columns_of(record, where)
         examples.append(columns.example(record, where))
     if columns is None or not examples:
-        raise DataMissing(f"{name} holds no examples; one JSON object a line is expected")
+        raise _no_examples(name)
     return examples, columns
+
+
+def _no_examples(name: str) -> DataMissing:
+    return DataMissing(
+        f"{name} holds no examples; expected a JSON object a line, or a table with a line of names"
+    )
 
 
 def _records(path: Path) -> Iterator[Placed]:

@@ -41,10 +41,14 @@ def records(path: Path) -> Iterator[Placed]:
             yield from _parquet(path)
         elif path.suffix in TABLES:
             yield from _table(path)
-        elif _begins_a_list(path):
+        elif (first := _first_character(path)) == b"[":
             yield from _json_list(path)
-        else:
+        elif first in (b"{", b"") or path.suffix in ENDINGS:
             yield from _json_lines(path)
+        else:
+            raise BadExample(
+                f"{path}: its name ends in none of {', '.join(ENDINGS)}, and it is no JSON"
+            )
     except OSError as error:
         raise DataMissing(f"cannot read {path}: {error.strerror or error}") from error
 
@@ -72,12 +76,15 @@ def _json(text: bytes, where: str) -> Any:
     except UnicodeDecodeError as error:
         raise BadExample(f"{where}: not UTF-8 (byte {error.start + 1}); {wanted}") from error
     except (ValueError, RecursionError) as error:
-        raise BadExample(f"{where}: not JSON ({error}); {wanted}") from error
+        told = str(error)
+        if isinstance(error, json.JSONDecodeError) and error.lineno == 1:
+            told = f"{error.msg}, column {error.colno}"
+        raise BadExample(f"{where}: not JSON ({told}); {wanted}") from error
 
 
-def _begins_a_list(path: Path) -> bool:
+def _first_character(path: Path) -> bytes:
     with files.opened(path) as content:
-        return content.read(4096).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[")
+        return content.read(4096).lstrip(b"\xef\xbb\xbf \t\r\n")[:1]
 
 
 def _parquet(path: Path) -> Iterator[Placed]:
@@ -101,8 +108,14 @@ def _table(path: Path) -> Iterator[Placed]:
         files.opened(path) as content,
         io.TextIOWrapper(content, encoding="utf-8-sig", newline="") as text,
     ):
-        table = csv.DictReader(text, delimiter=TABLES[path.suffix], strict=True)
+        comma = TABLES[path.suffix]
+        table = csv.DictReader(text, delimiter=comma, strict=True)
         try:
+            names = table.fieldnames or ()
+            if len(names) == 1 and (other := next((c for c in ";\t,|" if c in names[0]), "")):
+                raise BadExample(
+                    f"{path}:1: the columns are divided by {other!r}; {path.suffix} wants {comma!r}"
+                )
             for record in table:
                 where = f"{path}:{table.line_num}"
                 if None in record or None in record.values():
@@ -110,4 +123,7 @@ def _table(path: Path) -> Iterator[Placed]:
                     raise BadExample(f"{where}: not one value for each of the columns {columns}")
                 yield where, record
         except (csv.Error, UnicodeDecodeError) as error:
-            raise BadExample(f"{path}:{table.line_num + 1}: {error}") from error
+            told = f"{path}:{table.line_num + 1}: {error}"
+            if "unexpected end" in str(error):
+                told += '; a field that begins with " ends with one, and "" stands for one inside'
+            raise BadExample(told) from error

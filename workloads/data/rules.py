@@ -8,9 +8,18 @@ from workloads.data.catalog import Reading, changed_at, find_dataset
 from workloads.errors import BadConfiguration, DataMissing
 from workloads.refusal import Asked, Refusal
 
+#: Settings that only datasets of the hub have, with their defaults.
+_OF_THE_HUB = {"split": "train", "revision": "", "subset": ""}
+
 
 def dataset_refusals(asked: Asked) -> tuple[Refusal, ...]:
     """A dataset that no node could read as it is asked for; one that is not here is not judged."""
+    for name, value in asked.parameters.items():
+        if value not in (_OF_THE_HUB.get(name, value), "") and not _is_of_the_hub(asked.dataset):
+            reason = f"{asked.dataset} is no dataset of the hub, which alone has a {name}"
+            return (
+                Refusal(setting=name, reason=reason, hint="leave it out; name the file to read"),
+            )
     columns = str(asked.parameters.get("columns") or "")
     message = _objection(asked.dataset, columns, changed_at(asked.dataset))
     if not message:
@@ -27,3 +36,11 @@ def _objection(name: str, columns: str, _changed_at_ns: int) -> str:
     except DataMissing:
         return ""
     return ""
+
+
+def _is_of_the_hub(name: str) -> bool:
+    """Return whether it is, or may be where a node reads it."""
+    try:
+        return find_dataset(name).kind == "hub"
+    except (BadConfiguration, DataMissing):
+        return True

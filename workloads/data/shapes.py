@@ -46,6 +46,7 @@ class Shape:
     needs: tuple[str, ...]  # columns that each example has
     may_have: tuple[str, ...] = ()
     learned: str  # what fine-tuning learns of an example, as the row says it
+    written: str  # an example as JSON, for messages
     read: Callable[[Record], Example]
 
     @property
@@ -103,6 +104,7 @@ SHAPES = (
         needs=("content",),
         may_have=("summary",),
         learned=ANSWER,
+        written='{"content": "…", "summary": "…"}',
         read=_content,
     ),
     Shape(
@@ -110,6 +112,7 @@ SHAPES = (
         needs=("article",),
         may_have=("highlights",),
         learned="the highlights",
+        written='{"article": "…", "highlights": "…"}',
         read=_article,
     ),
     Shape(
@@ -117,18 +120,38 @@ SHAPES = (
         needs=("instruction", "output"),
         may_have=("input",),
         learned=ANSWER,
+        written='{"instruction": "…", "input": "", "output": "…"}',
         read=_alpaca,
     ),
-    Shape(name="chat", needs=("messages",), learned=_LAST, read=_messages),
-    Shape(name="ShareGPT", needs=("conversations",), learned=_LAST, read=_conversations),
+    Shape(
+        name="chat",
+        needs=("messages",),
+        learned=_LAST,
+        written='{"messages": [{"role": "user", "content": "…"}, {"role": "assistant", …}]}',
+        read=_messages,
+    ),
+    Shape(
+        name="ShareGPT",
+        needs=("conversations",),
+        learned=_LAST,
+        written='{"conversations": [{"from": "human", "value": "…"}, {"from": "gpt", …}]}',
+        read=_conversations,
+    ),
     Shape(
         name="prompt and completion",
         needs=("prompt",),
         may_have=("completion",),
         learned=ANSWER,
+        written='{"prompt": "…", "completion": "…"}',
         read=_prompt,
     ),
-    Shape(name="text", needs=("text",), learned=WHOLE_TEXT, read=_plain),
+    Shape(
+        name="text",
+        needs=("text",),
+        learned=WHOLE_TEXT,
+        written='{"text": "…"}',
+        read=_plain,
+    ),
 )
 
 
@@ -146,18 +169,26 @@ class Columns:
             BadExample: it has another shape; the message begins with ``where``.
         """
         if not isinstance(record, Mapping):
-            raise BadExample(f"{where}: a {type(record).__name__}; {_expected()}")
+            raise BadExample(f"{where}: {_kind(record)}; {_expected()}")
         if self.names:
             record = {ours: record.get(theirs) for ours, theirs in self._all()}
         try:
             example = self.shape.read(record)
         except _Wrong as error:
-            raise BadExample(f"{where}: {self._in_their_words(error)}; {_expected()}") from None
+            told = f"{self._in_their_words(error)}; expected {self._written()}"
+            raise BadExample(f"{where}: {told}") from None
         return replace(example, synthetic=record.get("synthetic", False) is True)
 
     def _all(self) -> list[tuple[str, str]]:
         names = dict(self.names)
         return [(ours, names.get(ours, ours)) for ours in (*self.shape.columns, "synthetic")]
+
+    def _written(self) -> str:
+        """An example of the shape, in the dataset's own names."""
+        text = self.shape.written
+        for ours, theirs in self.names:
+            text = text.replace(f'"{ours}":', f'"{theirs}":')
+        return text
 
     def _in_their_words(self, error: _Wrong) -> str:
         name = dict(self.names).get(error.column, error.column)
@@ -198,18 +229,27 @@ def columns_of(record: object, where: str) -> Columns:
         BadExample: it is none that is known.
     """
     if not isinstance(record, Mapping):
-        raise BadExample(f"{where}: a {type(record).__name__}; {_expected()}")
+        raise BadExample(f"{where}: {_kind(record)}; {_expected()}")
     for shape in SHAPES:
         if all(name in record for name in shape.needs):
             return Columns(shape)
     found = ", ".join(map(str, record)) or "nothing"
-    hint = "or name them, such as columns: prompt=question, completion=reply"
+    texts = [str(name) for name, value in record.items() if isinstance(value, str)]
+    asked, answer = texts[:2] if len(texts) > 1 else ("question", "reply")
+    hint = f"or name them, such as columns: prompt={asked:.40}, completion={answer:.40}"
     raise BadExample(f"{where}: has {found:.200}; {_expected()}, {hint}")
 
 
 def _expected() -> str:
     shapes = "; ".join(", ".join(shape.columns) for shape in SHAPES)
     return f"expected the columns of one of these: {shapes}"
+
+
+def _kind(value: object) -> str:
+    """A value's type in the words of JSON."""
+    kinds = ((bool, "true or false"), ((int, float), "a number"), (str, "a text"), (list, "a list"))
+    known = (name for kind, name in kinds if isinstance(value, kind))
+    return next(known, "nothing" if value is None else f"a {type(value).__name__}")
 
 
 class _Wrong(Exception):
@@ -226,7 +266,7 @@ def _text(record: Record, name: str, *, empty: bool = False) -> str:
     if value is None and empty:
         return ""
     if not isinstance(value, str) and not (value is None or isinstance(value, (list, Mapping))):
-        raise _Wrong(name, f"{{column}} is a {type(value).__name__}, no text")
+        raise _Wrong(name, f"{{column}} is {_kind(value)}, no text")
     if not isinstance(value, str) or (not empty and not value.strip()):
         raise _Wrong(name, "no text under {column}")
     return value
@@ -239,7 +279,7 @@ def _turns(record: Record, name: str) -> list[Turn]:
     turns = []
     for number, entry in enumerate(value, 1):
         if not isinstance(entry, Mapping):
-            raise _Wrong(name, f"turn {number} of {{column}} is a {type(entry).__name__}")
+            raise _Wrong(name, f"turn {number} of {{column}} is {_kind(entry)}")
         role = _ROLES.get(str(entry.get("role", entry.get("from"))).lower())
         text = entry.get("content", entry.get("value"))
         if role is None:

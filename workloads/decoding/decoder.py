@@ -133,6 +133,13 @@ class Generator:
         on_step()
         return whole.chosen[:steps, : prompts.rows].t(), logits, steps
 
+    @torch.inference_mode()
+    def read_logits(self, ids: Sequence[int], first: int) -> torch.Tensor:
+        """Logits [positions, vocabulary] of one text from position ``first`` on; none is chosen."""
+        prompts = self.prepare([ids])
+        hidden = self._read_layers(self._ready(1, prompts.longest), prompts)
+        return layers.output(self.decoder, hidden[0, first:])
+
     def _ready(self, texts: int, positions: int) -> Slots:
         """The slots of so many texts; new ones, and no launches, where there are too few."""
         rows = slots.rows_for(texts)
@@ -243,7 +250,8 @@ class Generator:
 
         return read
 
-    def _read_now(self, state: Slots, prompts: Prompts) -> None:
+    def _read_layers(self, state: Slots, prompts: Prompts) -> torch.Tensor:
+        """Output of the last layer for these prompts; their keys and values are in the slots."""
         decoder, rows = self.decoder, prompts.rows
         hidden = decoder.embedding[prompts.ids]
         cos, sin = (table[: prompts.longest, None] for table in (decoder.cos, decoder.sin))
@@ -251,8 +259,13 @@ class Generator:
             hidden = layers.read_layer(
                 decoder, layer, hidden, cos, sin, keys[:rows], values[:rows], self._expanded
             )
+        return hidden
+
+    def _read_now(self, state: Slots, prompts: Prompts) -> None:
+        rows = prompts.rows
+        hidden = self._read_layers(state, prompts)
         last = hidden[torch.arange(rows, device=hidden.device), prompts.lengths - 1]
-        state.logits[:rows].copy_(layers.output(decoder, last))
+        state.logits[:rows].copy_(layers.output(self.decoder, last))
         state.position.zero_()
         state.position[:rows].copy_(prompts.lengths - 1)
         state.cursor.zero_()

@@ -9,7 +9,7 @@ tokens and the end of a batch are told, since a wait for each step would keep th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -21,7 +21,7 @@ from workloads.decoding import description
 from workloads.decoding.decoder import Generator, Prompts
 from workloads.decoding.parts import Decoder, Layer
 from workloads.devices.base import Device
-from workloads.engines.base import Generated
+from workloads.engines.base import Answered, Generated
 from workloads.errors import Unsupported
 from workloads.generation.loaded import LoadedModel
 from workloads.generation.transformers_engine import end_token_ids_of, pad_token_id_of
@@ -66,6 +66,11 @@ class GraphEngine(LoadedModel):
             computed_tokens=computed,
             logits=[step.float().cpu() for step in logits],
         )
+
+    def answer_logits(self, texts: Sequence[Answered]) -> Iterator[torch.Tensor]:
+        for text in texts:
+            read = self.generator.read_logits([*text.prompt, *text.answer], len(text.prompt) - 1)
+            yield read[:-1].float().cpu()
 
 
 def load(request: Request, device: Device) -> GraphEngine:

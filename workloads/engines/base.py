@@ -16,7 +16,7 @@ has it can run the workload. An ability is a name that both agree on, so package
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -194,6 +194,18 @@ class Generated:
     encoder_s: float | None = None  # of the whole time; None: the model has no encoder
 
 
+class Answered(Protocol):
+    """A prompt and the answer that follows it, as ids."""
+
+    @property
+    def prompt(self) -> Sequence[int]:
+        """Ids of the prompt."""
+
+    @property
+    def answer(self) -> Sequence[int]:
+        """Ids of the answer."""
+
+
 class GenerationEngine(Protocol):
     """One loaded model that generates text: what text generation asks, whichever library it is.
 
@@ -229,6 +241,9 @@ class GenerationEngine(Protocol):
     def encode(self, text: str, earlier: Sequence[Turn] = ()) -> list[int]:
         """Ids of one prompt, in the layout that the model was trained to answer."""
 
+    def encode_answer(self, text: str, answer: str, earlier: Sequence[Turn] = ()) -> list[int]:
+        """Ids of an answer as they follow those of its prompt, the one that ends it included."""
+
     def decode(self, ids: Sequence[int]) -> str:
         """The text of generated ids, without special tokens."""
 
@@ -253,6 +268,14 @@ class GenerationEngine(Protocol):
         ``on_step`` is called after each step, when the step's tokens are queued or done; or, where
         waiting for each would keep the card idle, after the first and at the end. The returned
         function fetches what came out, and is called when the clock has stopped.
+        """
+
+    def answer_logits(self, texts: Sequence[Answered]) -> Iterator[Any]:
+        """For each text the float32 logits [tokens of the answer, vocabulary] on the host, each
+        from all that stands before its token: the answer is read, not chosen.
+
+        Raises:
+            Unsupported: the engine's library tells no logits.
         """
 
 

@@ -19,10 +19,10 @@ from transformers import GenerationConfig
 from workloads.api import Request
 from workloads.data.examples import Example, Turn
 from workloads.devices.base import Device
-from workloads.engines.base import Generated
+from workloads.engines.base import Answered, Generated
 from workloads.errors import BadConfiguration
 from workloads.generation.transformers_engine import Batch, TransformersEngine
-from workloads.seq2seq_settings import source_length
+from workloads.seq2seq_settings import TARGET_TOKENS, source_length
 from workloads.training.pairs import begin_token_id, source_text
 
 
@@ -100,6 +100,25 @@ class SourceReader:
             return replace(found, computed_tokens=computed, encoder_s=sum(took))
 
         return apart
+
+    def encode_answer(self, text: str, answer: str, earlier: Sequence[Turn] = ()) -> list[int]:
+        cut = {"max_length": TARGET_TOKENS, "truncation": True}
+        return list(self.tokenizer(text_target=answer, **cut)["input_ids"])
+
+    @torch.inference_mode()
+    def answer_logits(self, texts: Sequence[Answered]) -> Iterator[torch.Tensor]:
+        begin = begin_token_id(self.model.config)
+        for text in texts:
+            source = self.prepare([text.prompt])
+            target = torch.tensor([[begin, *text.answer[:-1]]], device=self.device.torch_device)
+            read = self.model(
+                input_ids=source.input_ids,
+                attention_mask=source.attention_mask,
+                decoder_input_ids=target,
+                use_cache=False,
+            )
+            self.device.mark_step()
+            yield read.logits[0].float().cpu()
 
     def new_from(self, prompt_positions: int) -> int:
         return 1  # behind the token that the decoder begins with

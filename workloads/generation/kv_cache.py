@@ -144,7 +144,7 @@ def attend(
         [1, all tokens, heads, width] or [slots, 1, heads, width], and None for the weights.
     """
     if cache_pass is None:
-        raise Unsupported("this model does not hand on to its attention what it is called with")
+        raise Unsupported("this model does not pass its keyword arguments on to its attention")
     refuse_unknown("attention over the KV cache", others)
     keys, values = cache_pass.cache.layer(int(module.layer_idx), key, value)  # type: ignore[arg-type]
     if isinstance(cache_pass, Prefill):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from workloads.data.examples import Turn
+from workloads.engines.base import Answered
+from workloads.errors import Unsupported
 from workloads.models.loading import ModelSource, encode_prompt
+from workloads.models.prompt import encode_answer
 from workloads.weights import ModelWeights
 
 
@@ -30,8 +33,14 @@ class LoadedModel:
     def encode(self, text: str, earlier: Sequence[Turn] = ()) -> list[int]:
         return encode_prompt(self.tokenizer, self.source, text, earlier)
 
+    def encode_answer(self, text: str, answer: str, earlier: Sequence[Turn] = ()) -> list[int]:
+        return encode_answer(self.tokenizer, text, answer, earlier)
+
     def decode(self, ids: Sequence[int]) -> str:
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
 
     def padded_length(self, longest: int) -> int:
         return longest
+
+    def answer_logits(self, texts: Sequence[Answered]) -> Iterator[Any]:
+        raise Unsupported("the library of this engine tells no logits of a given text")

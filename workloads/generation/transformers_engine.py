@@ -10,7 +10,7 @@ two models would otherwise not do the same work, and one job's settings would le
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +26,7 @@ from workloads import precision as precisions
 from workloads import weights
 from workloads.api import Request
 from workloads.devices.base import Device
-from workloads.engines.base import Generated
+from workloads.engines.base import Answered, Generated
 from workloads.errors import Unsupported
 from workloads.generation.loaded import LoadedModel
 from workloads.models.loading import (
@@ -110,6 +110,27 @@ class TransformersEngine(LoadedModel):
             )
 
         return fetch
+
+    @torch.inference_mode()
+    def answer_logits(self, texts: Sequence[Answered]) -> Iterator[torch.Tensor]:
+        for text, length in zip(texts, self._lengths(texts), strict=True):
+            # On the right: what is causal does not see it, and real tokens keep their positions.
+            ids = [*text.prompt, *text.answer]
+            filled = [*ids, *[self.pad_token_id] * (length - len(ids))]
+            mask = [1] * len(ids) + [0] * (length - len(ids))
+            read = self.model(
+                input_ids=torch.tensor([filled], device=self.device.torch_device),
+                attention_mask=torch.tensor([mask], device=self.device.torch_device),
+                use_cache=False,
+            )
+            self.device.mark_step()
+            first = len(text.prompt) - 1
+            yield read.logits[0, first : first + len(text.answer)].float().cpu()
+
+    def _lengths(self, texts: Sequence[Answered]) -> list[int]:
+        """Positions that each text is padded to: all to one where each shape is compiled."""
+        own = [len(text.prompt) + len(text.answer) for text in texts]
+        return own if self.device.spec.can("dynamic_shapes") else [max(own)] * len(own)
 
     def new_from(self, prompt_positions: int) -> int:
         """Position of the first new token in what ``generate`` returns."""

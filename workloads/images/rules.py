@@ -31,8 +31,8 @@ def _of_sizes(asked: Asked) -> Iterator[Refusal]:
             lower = side - side % SIDE_MULTIPLE
             yield Refusal(
                 setting=name,
-                reason=f"{side} is not divisible by {SIDE_MULTIPLE}, which is how many pixels a "
-                "latent's stands for",
+                reason=f"{side} is not divisible by {SIDE_MULTIPLE}, the pixels for each element "
+                "of a latent",
                 hint=f"write {max(lower, SIDE_MULTIPLE)} or {lower + SIDE_MULTIPLE}",
             )
 

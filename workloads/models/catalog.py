@@ -143,6 +143,8 @@ def _unknown(name: str) -> str:
     if "/" in name or name.startswith(("~", ".")):
         return f"there is no directory {name}"
     close = difflib.get_close_matches(name, EMBEDDED, n=2, cutoff=0.4)
+    if name in random_weights.architectures():
+        close = [f"{random_weights.PREFIX}{name}, its shape without its weights,", *close[:1]]
     hint = f"; did you mean {' or '.join(close)}?" if close else "."
     return (
         f"there is no model named {name!r}{hint} A model is an embedded one "

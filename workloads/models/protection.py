@@ -193,7 +193,7 @@ def protect(source: Path, destination: Path, key: bytes) -> list[Path]:
             "safetensors first"
         )
     if os.path.lexists(destination):
-        raise BadConfiguration(f"{destination} is there already: name a directory that is not")
+        raise BadConfiguration(f"{destination} exists already: name a new directory")
     destination.mkdir(parents=True, mode=0o700)
     try:
         for file in sorted(source.iterdir()):

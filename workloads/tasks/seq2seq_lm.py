@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from workloads.generation.encoder_figures import METRICS
 from workloads.models import protection
+from workloads.parameters import WorkloadParameters
 from workloads.seq2seq_rules import refuse
 from workloads.seq2seq_settings import Seq2SeqParameters
 from workloads.tasks.base import TaskSpec
@@ -23,7 +24,7 @@ SPEC = TaskSpec(
         "flops": "workloads.training.pairs:flops",
     },
     metrics=(*LOSSES, *METRICS, *protection.METRICS),
-    settings=frozenset(Seq2SeqParameters.model_fields),
+    settings=frozenset(Seq2SeqParameters.model_fields.keys() - WorkloadParameters.model_fields),
     refuse=refuse,
     forward={"use_cache": False},
 )

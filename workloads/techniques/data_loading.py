@@ -62,7 +62,7 @@ class DataLoading(Technique):
         if self.prefetch_batches is not None and not self.data_workers:
             yield Refusal(
                 setting="prefetch_batches",
-                reason="without workers nobody makes batches ahead",
+                reason="only data loading workers prefetch batches, and there are none",
                 hint="write data_workers: 1 or more, or leave prefetch_batches out",
             )
         if self.non_blocking_copies and not self.pin_memory:

@@ -96,7 +96,7 @@ class Strategy(Technique):
             if value != info.default and (name, value) != ("tensor_parallel", 1):
                 yield Refusal(
                     setting=name,
-                    reason="there is one card, and nobody to share with",
+                    reason="the job has one card, and a strategy takes several",
                     hint=f"write cards: 2 or more, or leave {name} out",
                 )
 

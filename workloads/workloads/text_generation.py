@@ -99,8 +99,8 @@ class TextGenerationParameters(SourceParameters, DatasetParameters):
         False,
         role="neutral",
         description="Compare what the model writes with the plain path (transformers in fp32), "
-        "after the timed part: share of equal tokens, KL divergence, loss. The plan adds the "
-        "reference, once for a model and dataset.",
+        "after the timed part: share of equal tokens, KL divergence, loss; and take the loss on "
+        "the dataset's own answers. The plan adds the reference, once for a model and dataset.",
     )
 
 

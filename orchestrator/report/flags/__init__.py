@@ -33,8 +33,9 @@ def raised_on(row: Measurement) -> tuple[Raised, ...]:
     """The flags that apply to a row; none to a row without a figure."""
     if row.state is not State.SUCCEEDED:
         return ()
-    told = ((flag, flag.reason(row)) for flag in every_flag())
-    return tuple(Raised(flag, reason) for flag, reason in told if reason is not None)
+    return tuple(
+        Raised(flag, reason) for flag in every_flag() if (reason := flag.reason(row)) is not None
+    )
 
 
 def raised_by_job(rows: Iterable[Measurement]) -> dict[str, tuple[Raised, ...]]:

@@ -17,8 +17,11 @@ def _reason(row: Measurement) -> str | None:
     lost = waited + stolen * min(1.0, row.processor_cores or 0.0)
     if not lost > MOST:
         return None
-    parts = [f"it waited for a processor for {waited:.0%} of its timed part"] if waited else []
-    parts += [f"{stolen:.0%} of the host's processor time was stolen"] if stolen else []
+    told = (
+        (waited, f"it waited for a processor for {waited:.0%} of its timed part"),
+        (stolen, f"{stolen:.0%} of the host's processor time was stolen"),
+    )
+    parts = [text for share, text in told if share >= 0.005]
     return f"{' and '.join(parts)}; the most is {MOST:.0%}"
 
 

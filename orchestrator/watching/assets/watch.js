@@ -198,7 +198,7 @@ function heard() {
   if (!status || status.finished) { setClass(node, "quiet asof"); setText(node, ""); return; }
   setClass(node, stale ? "quiet asof lost" : silent > QUIET_AFTER_S ? "quiet asof old" : "quiet asof");
   setText(node, stale
-    ? "Its driver may be dead, or cannot reach this storage. The same nightgrid run command goes on from here."
+    ? "Its driver may be dead, or cannot reach this storage. The same nightgrid run command resumes the run."
     : silent > QUIET_AFTER_S ? `No word from the driver for ${duration(silent)}.` : "The driver is there.");
 }
 

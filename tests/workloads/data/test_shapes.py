@@ -120,13 +120,13 @@ def test_columns_that_fit_nothing_are_refused(tmp_path: Path, columns: str, comp
 @pytest.mark.parametrize(
     ("record", "complaint"),
     [
-        ({"instruction": "x", "output": 3}, r'd\.jsonl:2: "output" is a int'),
+        ({"instruction": "x", "output": 3}, r'd\.jsonl:2: "output" is a number'),
         ({"messages": []}, r'd\.jsonl:2: "messages" is no list of turns'),
         ({"messages": "hello"}, "no list of turns"),
         ({"messages": [{"role": "robot", "content": "x"}]}, "none of the roles system, user"),
         ({"messages": [{"role": "user"}]}, 'turn 1 of "messages" has no text'),
         ({"messages": [{"role": "assistant", "content": "x"}]}, "no turn of the user"),
-        ({"messages": [3]}, 'turn 1 of "messages" is a int'),
+        ({"messages": [3]}, 'turn 1 of "messages" is a number'),
     ],
 )
 def test_an_example_of_another_shape_is_refused_in_the_plan(

@@ -192,7 +192,7 @@ def load(request: Request, device: Device) -> OptimumHabanaEngine:
     static = _static_shapes(model)
     model.eval()
     model = model.to(device.torch_device)
-    end_token_ids = _end_token_ids(source, model, tokenizer)
+    end_token_ids = _end_token_ids(model, tokenizer)
     pad_token_id = pad_token_id_of(model, tokenizer)
     found_weights = weights.inspect(model, request.precision, device.name, ENGINE)
     attention = str(request.parameters.get("attention", "sdpa"))
@@ -314,7 +314,7 @@ def _compile(model: Any, device: HpuDevice) -> str:
     raise Unsupported(f"hpu_mode compile: {type(model).__name__} has no decoder of a known name")
 
 
-def _end_token_ids(source: ModelSource, model: Any, tokenizer: Any) -> frozenset[int]:
+def _end_token_ids(model: Any, tokenizer: Any) -> frozenset[int]:
     """ChatGLM3's config in its original layout names only one of the ids that end a text."""
     if getattr(model.config, "model_type", "") != "chatglm":
         return end_token_ids_of(model, tokenizer)

@@ -1,0 +1,114 @@
+"""Files of data that somebody might name in a first grid and that are not what it can read.
+
+Each is refused by `nightgrid plan` before anything starts: with the grid's line, the file's line or
+row, what is wrong there, and what would be right.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from orchestrator.cli import main
+
+GRID = """\
+name: g
+experiments:
+  - name: e
+    workload: finetuning
+    model: tiny-chatglm3
+    accelerator: CPU
+    dataset: {name}
+    {more}
+"""
+PAIR = b'{"prompt": "a", "completion": "b"}\n'
+CHAT = 'expected {"messages": [{"role": "user", "content": "…"}, {"role": "assistant"'
+
+#: The file, its content, a further line of the grid, and words of the message.
+BAD: list[tuple[str, bytes | None, str, tuple[str, ...]]] = [
+    ("missing.jsonl", None, "", ("7:14", "no dataset 'missing.jsonl'", ".jsonl, .parquet, .csv")),
+    ("empty.jsonl", b"", "", ("7:14", "holds no examples", "a JSON object a line, or a table")),
+    ("blank.jsonl", b"\n \n", "", ("holds no examples", "a JSON object a line, or a table")),
+    ("empty.json", b"[]", "", ("holds no examples",)),
+    (
+        "empty.csv",
+        b"prompt,completion\n",
+        "",
+        ("holds no examples", "a table with a line of names"),
+    ),
+    ("a.jsonl", PAIR + b"hello\n", "", ("a.jsonl:2", "not JSON", "column 1", "one JSON object")),
+    ("a.jsonl", b'{"text": "a"', "", ("a.jsonl:1: not JSON", 'such as {"content"')),
+    ("a.jsonl", "{'text': 'é'}".encode("latin-1"), "", ("a.jsonl:1: not UTF-8 (byte 11)",)),
+    ("a.jsonl", '{"text": "x"}'.encode("utf-16"), "", ("not UTF-8 (byte 1)",)),
+    ("a.json", b"[1, 2]", "", ("a.json: example 1: a number", "expected the columns of one")),
+    ("a.jsonl", b'{"data": []}', "", ("a.jsonl:1: has data", "expected the columns of one")),
+    (
+        "a.jsonl",
+        b'{"id": 1, "input": "a", "output": "b"}',
+        "",
+        ("has id, input, output", "instruction, output, input", "prompt=input, completion=output"),
+    ),
+    ("a.jsonl", b'{"prompt": 5}', "", ('"prompt" is a number', 'expected {"prompt": "…"')),
+    ("a.jsonl", PAIR + b'{"completion": "b"}', "", ("a.jsonl:2", 'no text under "prompt"')),
+    ("a.jsonl", b'{"messages": "hi"}', "", ('"messages" is no list of turns', CHAT)),
+    ("a.jsonl", b'{"messages": []}', "", ('"messages" is no list of turns', CHAT)),
+    (
+        "a.jsonl",
+        b'{"messages": [{"role": "boss", "content": "x"}]}',
+        "",
+        ("turn 1", "none of the roles system, user, human, assistant, gpt, bot", CHAT),
+    ),
+    (
+        "a.jsonl",
+        b'{"messages": [{"role": "user", "content": [{"type": "text"}]}]}',
+        "",
+        ('turn 1 of "messages" has no text', CHAT),
+    ),
+    (
+        "a.jsonl",
+        b'{"messages": [{"role": "assistant", "content": "x"}]}',
+        "",
+        ("no turn of the user stands before the last answer", CHAT),
+    ),
+    ("a.parquet", b"PAR1 nonsense", "", ("a.parquet: no Parquet file",)),
+    ("a.csv", b'prompt,completion\n"a,b\n', "", ('a field that begins with " ends with one',)),
+    ("a.csv", b"prompt,completion\na\n", "", ("a.csv:2", "each of the columns prompt, completion")),
+    ("a.csv", b"prompt;completion\na;b\n", "", ("a.csv:1", "divided by ';'; .csv wants ','")),
+    ("a.xlsx", b"PK\x03\x04", "", ("ends in none of .json, .jsonl, .parquet", "it is no JSON")),
+    ("a.jsonl.gz", b"\x1f\x8b\x08", "", ("ends in none of .json",)),
+    ("a.jsonl", PAIR, "columns: prompt", ("8:14", "'prompt' is no pair", "prompt=question, comp")),
+    ("a.jsonl", PAIR, "columns: promt=a", ("8:14", "there is no 'promt'", "did you mean prompt?")),
+    (
+        "a.jsonl",
+        PAIR,
+        "columns: prompt=x",
+        ('no text under "x"', 'expected {"x": "…", "completion'),
+    ),
+    ("a.jsonl", PAIR, "split: test", ("8:12", "no dataset of the hub", "leave it out")),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "more", "words"),
+    BAD,
+    ids=[f"{number}-{case[0]}" for number, case in enumerate(BAD)],
+)
+def test_data_that_cannot_be_read_is_refused_in_the_plan(
+    tmp_path: Path,
+    name: str,
+    content: bytes | None,
+    more: str,
+    words: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """One problem, at the line of the grid, with what is wrong and what would be right."""
+    monkeypatch.chdir(tmp_path)
+    if content is not None:
+        Path(name).write_bytes(content)
+    Path("g.yaml").write_text(GRID.format(name=name, more=more))
+    assert main(["plan", "g.yaml"]) == 2
+    said = capsys.readouterr().err
+    assert not [word for word in words if word not in said], said
+    assert said.startswith("nightgrid plan: g.yaml:") and "1 problem; nothing was" in said

@@ -1,0 +1,51 @@
+"""The speed of storage: what is written and read is counted, and nothing stays."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+
+import pytest
+
+from orchestrator.cli import main
+from workloads.data import storage
+from workloads.files import MIB
+
+
+def test_rates_are_what_was_done_over_its_time(tmp_path: Path) -> None:
+    """By a clock that goes on a second whenever it is asked; the directory is as it was."""
+    ticks = itertools.count()
+    found = storage.measure(
+        tmp_path, large_bytes=4 * MIB, small_files=3, limit_s=99, clock=lambda: next(ticks)
+    )
+    assert (found.large_bytes, found.small_files) == (4 * MIB, 3)
+    assert found.write_bytes_per_s == 4 * MIB  # asked at the beginning and at the end
+    assert found.read_bytes_per_s == pytest.approx(4 * MIB)
+    assert found.files_written_per_s == pytest.approx(3 / 4)
+    assert found.operations_per_s == pytest.approx(9 / 4)
+    assert not list(tmp_path.iterdir())
+
+
+def test_each_part_ends_when_its_time_is_over(tmp_path: Path) -> None:
+    """After one piece at the least, so that there is a rate."""
+    ticks = itertools.count()
+    found = storage.measure(
+        tmp_path, large_bytes=64 * MIB, small_files=50, limit_s=2, clock=lambda: next(ticks)
+    )
+    assert 4 * MIB <= found.large_bytes < 64 * MIB
+    assert 1 <= found.small_files < 50
+
+
+def test_the_command_says_it_in_words_and_as_json(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same figures; a directory that is not there is named."""
+    monkeypatch.setattr(storage, "LARGE_BYTES", MIB)
+    monkeypatch.setattr(storage, "SMALL_FILES", 20)
+    assert main(["dataset", "probe", str(tmp_path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["read_bytes_per_s"] > 0
+    assert main(["dataset", "probe", str(tmp_path)]) == 0
+    assert "files/s" in capsys.readouterr().out
+    assert main(["dataset", "probe", str(tmp_path / "none")]) == 1
+    assert "none" in capsys.readouterr().err
